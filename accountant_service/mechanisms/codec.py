@@ -1,0 +1,319 @@
+"""JSON to mechanism tree and back. One table says what each kind holds; everything reads it.
+
+Limits are checked on the raw document, before anything recurses into it, so that no input can
+exhaust the stack or the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Final
+
+from accountant_service.mechanisms.tree import (
+    Composed,
+    DiagonalGaussian,
+    DpSgd,
+    FixedSizeSampled,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    PoissonSampled,
+    Repeated,
+)
+
+DEPTH_MAX: Final = 32  # nested mechanisms
+NODES_MAX: Final = 10_000  # mechanisms in one tree
+COORDINATES_MAX: Final = 100_000  # of one diagonal_gaussian
+COUNT_MAX: Final = 1_000_000_000  # repetitions, steps, records
+NOISE_MIN: Final = 0.01  # noise multipliers outside are refused: double precision ends there
+NOISE_MAX: Final = 1e6
+
+Json = Any  # a parsed JSON document
+
+
+class MechanismError(ValueError):
+    """A description that means nothing, with the JSON pointer of each fault.
+
+    Attributes:
+        faults: pairs of a pointer relative to the mechanism and what was expected there.
+    """
+
+    def __init__(self, *faults: tuple[str, str]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(f"{pointer or '/'} {message}" for pointer, message in faults))
+
+
+@dataclass(frozen=True)
+class _Field:
+    """How one value is read and how it is announced in the JSON schema."""
+
+    schema: Mapping[str, Json]
+    read: Callable[[Json, str], Any]
+
+
+def _number(low: float, high: float, *, open_low: bool = False, whole: bool = False) -> _Field:
+    kind = "a whole number" if whole else "a number"
+    sign = ">" if open_low else "≥"
+    expected = f"must be {kind} {sign} {low:g} and ≤ {high:g}"
+
+    def read(value: Json, pointer: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise MechanismError((pointer, expected))
+        if not (low <= value <= high) or (open_low and value == low) or (whole and value % 1):
+            raise MechanismError((pointer, expected))
+        return int(value) if whole else float(value)
+
+    bound = "exclusiveMinimum" if open_low else "minimum"
+    return _Field({"type": "integer" if whole else "number", bound: low, "maximum": high}, read)
+
+
+def _numbers() -> _Field:
+    positive = _number(0.0, 1e150, open_low=True)
+
+    def read(value: Json, pointer: str) -> tuple[float, ...]:
+        if not isinstance(value, list) or not 1 <= len(value) <= COORDINATES_MAX:
+            raise MechanismError((pointer, f"must be a list of 1 to {COORDINATES_MAX} numbers > 0"))
+        return tuple(positive.read(item, f"{pointer}/{i}") for i, item in enumerate(value))
+
+    items = {"type": "array", "items": positive.schema, "minItems": 1, "maxItems": COORDINATES_MAX}
+    return _Field(items, read)
+
+
+def _one_of(*options: str) -> _Field:
+    def read(value: Json, pointer: str) -> str:
+        if value not in options:
+            raise MechanismError((pointer, "must be one of " + ", ".join(options)))
+        return str(value)
+
+    return _Field({"type": "string", "enum": list(options)}, read)
+
+
+_REFERENCE: Final = {"$ref": "#/components/schemas/Mechanism"}
+_NOISE: Final = _number(NOISE_MIN, NOISE_MAX)
+_RATE: Final = _number(0.0, 1.0)
+_COUNT: Final = _number(0, COUNT_MAX, whole=True)
+_SIZE: Final = _number(1, COUNT_MAX, whole=True)
+_NODE: Final = _Field(_REFERENCE, lambda value, pointer: _read(value, pointer))
+_NODES: Final = _Field(
+    {"type": "array", "items": _REFERENCE, "maxItems": NODES_MAX},
+    lambda value, pointer: _read_all(value, pointer),
+)
+
+_FIELDS: Final[Mapping[type, Mapping[str, _Field]]] = {
+    Gaussian: {"noise_multiplier": _NOISE},
+    Laplace: {"noise_multiplier": _NOISE},
+    DiagonalGaussian: {"sensitivities": _numbers(), "noise_stds": _numbers()},
+    PoissonSampled: {"sample_rate": _RATE, "mechanism": _NODE},
+    FixedSizeSampled: {"dataset_size": _SIZE, "batch_size": _SIZE, "mechanism": _NODE},
+    Repeated: {"count": _COUNT, "mechanism": _NODE},
+    Composed: {"mechanisms": _NODES},
+    DpSgd: {
+        "noise_multiplier": _NOISE,
+        "sample_rate": _RATE,
+        "steps": _COUNT,
+        "dataset_size": _SIZE,
+        "batch_size": _SIZE,
+        "epochs": _number(0.0, 1e6),
+        "sampling": _one_of("poisson", "fixed_size", "shuffled", "none"),
+    },
+}
+_KINDS: Final[Mapping[str, type]] = {str(cls.kind): cls for cls in _FIELDS}  # type: ignore[attr-defined]
+
+_EXAMPLES: Final[Mapping[str, Json]] = {
+    "gaussian": {"kind": "gaussian", "noise_multiplier": 1.1},
+    "laplace": {"kind": "laplace", "noise_multiplier": 2.0},
+    "diagonal_gaussian": {
+        "kind": "diagonal_gaussian",
+        "sensitivities": [12, 6],
+        "noise_stds": [17, 8.5],
+    },
+    "poisson_sampled": {
+        "kind": "poisson_sampled",
+        "sample_rate": 0.01,
+        "mechanism": {"kind": "gaussian", "noise_multiplier": 1.1},
+    },
+    "fixed_size_sampled": {
+        "kind": "fixed_size_sampled",
+        "dataset_size": 60000,
+        "batch_size": 600,
+        "mechanism": {"kind": "gaussian", "noise_multiplier": 1.1},
+    },
+    "repeated": {
+        "kind": "repeated",
+        "count": 1000,
+        "mechanism": {"kind": "gaussian", "noise_multiplier": 40.0},
+    },
+    "composed": {
+        "kind": "composed",
+        "mechanisms": [
+            {"kind": "gaussian", "noise_multiplier": 4.0},
+            {"kind": "laplace", "noise_multiplier": 2.0},
+        ],
+    },
+    "dp_sgd": {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000},
+}
+
+
+def from_json(document: Json) -> Mechanism:
+    """Read a mechanism from a parsed JSON document.
+
+    Raises:
+        MechanismError: with the pointer of every fault found and what was expected there.
+    """
+    _check_size(document)
+    return _read(document, "")
+
+
+def to_json(mechanism: Mechanism) -> dict[str, Json]:
+    """The JSON form of a mechanism: `from_json` reads it back to an equal tree."""
+    return {"kind": mechanism.kind} | {
+        field.name: _write(value)
+        for field in fields(mechanism)
+        if (value := getattr(mechanism, field.name)) is not None
+    }
+
+
+def json_schema() -> dict[str, Json]:
+    """JSON schemas by component name: one per kind, and `Mechanism`, their discriminated union."""
+    components = {_component(cls): _kind_schema(cls) for cls in _FIELDS}
+    references = {name: f"#/components/schemas/{name}" for name in components}
+    union = {
+        "oneOf": [{"$ref": reference} for reference in references.values()],
+        "discriminator": {
+            "propertyName": "kind",
+            "mapping": {
+                kind: references[_component(cls)] for kind, cls in _KINDS.items()
+            },
+        },
+        "examples": [_EXAMPLES["dp_sgd"]],
+    }
+    return components | {"Mechanism": union}
+
+
+def _component(cls: type) -> str:
+    return cls.__name__ + "Mechanism"
+
+
+def _kind_schema(cls: Any) -> dict[str, Json]:
+    required = [f.name for f in fields(cls) if f.default is MISSING]
+    return {
+        "type": "object",
+        "description": (cls.__doc__ or "").strip(),
+        "properties": {"kind": {"const": cls.kind}}
+        | {name: dict(field.schema) for name, field in _FIELDS[cls].items()},
+        "required": ["kind", *required],
+        "additionalProperties": False,
+        "examples": [_EXAMPLES[cls.kind]],
+    }
+
+
+def _write(value: Any) -> Json:
+    if isinstance(value, tuple):
+        return [_write(item) for item in value]
+    return to_json(value) if type(value) in _FIELDS else value
+
+
+def _check_size(document: Json) -> None:
+    """Bound depth and number of nodes without recursion."""
+    waiting, nodes = [(document, 1)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        nodes += 1
+        if depth > DEPTH_MAX or nodes > NODES_MAX:
+            limit = f"must hold at most {NODES_MAX} mechanisms, nested at most {DEPTH_MAX} deep"
+            raise MechanismError(("", limit))
+        if isinstance(node, dict):
+            children = node.get("mechanisms")
+            waiting += [(child, depth + 1) for child in children] if isinstance(children, list) else []
+            waiting += [(node["mechanism"], depth + 1)] if "mechanism" in node else []
+
+
+def _read(document: Json, pointer: str) -> Mechanism:
+    kinds = ", ".join(_KINDS)
+    if not isinstance(document, dict):
+        raise MechanismError((pointer, f"must be an object with a `kind`: one of {kinds}"))
+    kind = document.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise MechanismError((f"{pointer}/kind", f"must be one of {kinds}"))
+    cls = _KINDS[kind]
+    mechanism: Mechanism = cls(**_read_fields(cls, document, pointer))
+    _check_meaning(mechanism, pointer)
+    return mechanism
+
+
+def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[str, Any]:
+    known, values, faults = _FIELDS[cls], {}, []
+    for name in document.keys() - known.keys() - {"kind"}:
+        faults.append((f"{pointer}/{_escape(name)}", "is not a field of " + cls.kind))
+    for field in fields(cls):
+        if field.name not in document:
+            if field.default is MISSING:
+                faults.append((f"{pointer}/{field.name}", "is required"))
+            continue
+        try:
+            values[field.name] = known[field.name].read(
+                document[field.name], f"{pointer}/{field.name}"
+            )
+        except MechanismError as error:
+            faults += error.faults
+    if faults:
+        raise MechanismError(*sorted(faults))
+    return values
+
+
+def _read_all(document: Json, pointer: str) -> tuple[Mechanism, ...]:
+    if not isinstance(document, list):
+        raise MechanismError((pointer, "must be a list of mechanisms"))
+    return tuple(_read(item, f"{pointer}/{i}") for i, item in enumerate(document))
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _check_meaning(mechanism: Mechanism, pointer: str) -> None:
+    """What no single field can show: sizes that belong together, fields that exclude each other."""
+    match mechanism:
+        case DiagonalGaussian(sensitivities, noise_stds):
+            if len(sensitivities) != len(noise_stds):
+                raise MechanismError(
+                    (f"{pointer}/noise_stds", f"must have {len(sensitivities)} numbers, as many as sensitivities")
+                )
+            _check_diagonal(mechanism, pointer)
+        case FixedSizeSampled(dataset_size, batch_size):
+            if batch_size > dataset_size:
+                raise MechanismError((f"{pointer}/batch_size", "must be at most dataset_size"))
+        case DpSgd():
+            _check_dp_sgd(mechanism, pointer)
+        case _:
+            pass
+
+
+def _check_diagonal(mechanism: DiagonalGaussian, pointer: str) -> None:
+    try:
+        equivalent = mechanism.noise_multiplier()
+    except (OverflowError, ZeroDivisionError):
+        equivalent = math.nan
+    if not NOISE_MIN <= equivalent <= NOISE_MAX:
+        message = f"must be equivalent to a noise multiplier ≥ {NOISE_MIN:g} and ≤ {NOISE_MAX:g}"
+        raise MechanismError((f"{pointer}/noise_stds", message))
+
+
+def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
+    sizes = run.dataset_size is not None and run.batch_size is not None
+    partial = (run.dataset_size is None) != (run.batch_size is None)
+    if partial or sizes == (run.sample_rate is not None):
+        given = "sample_rate, or dataset_size and batch_size"
+        raise MechanismError((pointer, f"must give either {given}"))
+    if (run.steps is None) == (run.epochs is None) or (run.epochs is not None and not sizes):
+        raise MechanismError((pointer, "must give either steps, or epochs beside dataset_size"))
+    if run.dataset_size is not None and (run.batch_size or 0) > run.dataset_size:
+        raise MechanismError((f"{pointer}/batch_size", "must be at most dataset_size"))
+    if run.sampling == "fixed_size" and not sizes:
+        raise MechanismError((pointer, "fixed_size sampling needs dataset_size and batch_size"))
+    if run.sampling == "none" and run.rate() != 1.0:
+        raise MechanismError((pointer, "sampling none uses all the data: sample_rate must be 1"))
+    if run.step_count() > COUNT_MAX:
+        raise MechanismError((f"{pointer}/epochs", f"must make at most {COUNT_MAX} steps"))

@@ -1,0 +1,148 @@
+"""The mechanism tree: seven kinds and one shorthand, immutable, complete.
+
+A description says everything an accountant may need and nothing about how it is accounted. The
+meaning of a released kind never changes; a new idea is a new kind or a new optional field.
+
+`noise_multiplier` is the noise over the clip norm C whatever the neighbouring relation; that a
+relation may double the sensitivity is the accountants' business, never the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Literal
+
+Sampling = Literal["poisson", "fixed_size", "shuffled", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian:
+    """Adds N(0, (σC)²) to a sum of vectors of ℓ2 norm at most C; `noise_multiplier` is σ."""
+
+    kind: ClassVar = "gaussian"
+    noise_multiplier: float
+
+
+@dataclass(frozen=True, slots=True)
+class Laplace:
+    """Adds Laplace noise to a sum of ℓ1 norm at most C; `noise_multiplier` is its scale b over C.
+
+    The scale, not the standard deviation (which is √2·b): the unsampled release is (C/b)-DP.
+    """
+
+    kind: ClassVar = "laplace"
+    noise_multiplier: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiagonalGaussian:
+    """Gaussian noise of its own deviation on each coordinate or block of coordinates.
+
+    Papers/000, Lemma 1: as private as a Gaussian with σ* = (Σⱼ sⱼ²/σⱼ²)^(−1/2).
+    """
+
+    kind: ClassVar = "diagonal_gaussian"
+    sensitivities: tuple[float, ...]
+    noise_stds: tuple[float, ...]
+
+    def noise_multiplier(self) -> float:
+        """σ* of Lemma 1, the same for any order of the coordinates."""
+        ratios = sorted(
+            (s / deviation) ** 2
+            for s, deviation in zip(self.sensitivities, self.noise_stds, strict=True)
+        )
+        return 1.0 / math.sqrt(math.fsum(ratios))
+
+
+@dataclass(frozen=True, slots=True)
+class PoissonSampled:
+    """Runs `mechanism` on a sample that contains each record independently at `sample_rate`."""
+
+    kind: ClassVar = "poisson_sampled"
+    sample_rate: float
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSizeSampled:
+    """Runs `mechanism` on a uniform sample of exactly `batch_size` of `dataset_size` records."""
+
+    kind: ClassVar = "fixed_size_sampled"
+    dataset_size: int
+    batch_size: int
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Runs `mechanism` `count` times with fresh randomness, each adaptively."""
+
+    kind: ClassVar = "repeated"
+    count: int
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """Runs every one of `mechanisms`, each adaptively."""
+
+    kind: ClassVar = "composed"
+    mechanisms: tuple[Mechanism, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DpSgd:
+    """Shorthand for a training run: `steps` sampled Gaussian releases.
+
+    Either `sample_rate` and `steps`, or `dataset_size`, `batch_size` and one of `steps` and
+    `epochs`. Part of an epoch counts as whole steps: steps = ⌈epochs·dataset_size/batch_size⌉.
+    """
+
+    kind: ClassVar = "dp_sgd"
+    noise_multiplier: float
+    sample_rate: float | None = None
+    steps: int | None = None
+    dataset_size: int | None = None
+    batch_size: int | None = None
+    epochs: float | None = None
+    sampling: Sampling = "poisson"
+
+    def rate(self) -> float:
+        """The share of the data in one batch."""
+        return self.sample_rate if self.sample_rate is not None else float(self._share())
+
+    def step_count(self) -> int:
+        """How many releases the run makes."""
+        if self.steps is not None:
+            return self.steps
+        return math.ceil(Fraction(self.epochs or 0) / self._share())
+
+    def _share(self) -> Fraction:
+        """Batch size over dataset size; the codec has checked that both are there when needed."""
+        return Fraction(self.batch_size or 0, self.dataset_size or 1)
+
+    def epoch_count(self) -> int:
+        """How many passes over shuffled data the run makes, a started pass counted whole.
+
+        A product within 1e-9 of a whole number is that number: 1 000 steps at a rate of 0.01
+        are ten passes although 0.01 has no exact double.
+        """
+        if self.epochs is not None:
+            return math.ceil(self.epochs)
+        passes = self.step_count() * self.rate()
+        nearest = round(passes)
+        return nearest if abs(passes - nearest) <= 1e-9 * passes else math.ceil(passes)
+
+
+Mechanism = (
+    Gaussian
+    | Laplace
+    | DiagonalGaussian
+    | PoissonSampled
+    | FixedSizeSampled
+    | Repeated
+    | Composed
+    | DpSgd
+)

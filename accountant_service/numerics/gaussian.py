@@ -1,0 +1,74 @@
+"""The Gaussian mechanism, exactly: its privacy profile δ(ε) and the inverse.
+
+A Gaussian mechanism is described by μ = sensitivity / noise deviation, so T releases with noise
+multiplier σ have μ = √T/σ. The profile (Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8) is
+
+    δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from scipy import special
+
+from accountant_service.numerics.special import LOG_SQRT_TWO_PI, Array, log_normal_tail
+
+_SQRT_HALF_PI: Final = math.sqrt(math.pi / 2)
+
+
+def _mills(x: Array) -> Array:
+    """Mills' ratio P(Z > x)/φ(x)."""
+    return _SQRT_HALF_PI * special.erfcx(x / math.sqrt(2.0))
+
+
+def log_delta(epsilon: Array | float, mu: Array | float) -> Array:
+    """log δ(ε) of a Gaussian mechanism, accurate in relative terms down to any δ.
+
+    With c = ε/μ, both terms of the profile carry the factor φ(c − μ/2) (because
+    e^ε φ(c + μ/2) = φ(c − μ/2)), so δ = φ(c − μ/2)·[m(c − μ/2) − m(c + μ/2)] with m Mills' ratio.
+
+    Args:
+        epsilon: ε ≥ 0, any shape.
+        mu: μ > 0, broadcast against `epsilon`.
+
+    Returns:
+        log δ, with the broadcast shape.
+    """
+    epsilon, mu = np.broadcast_arrays(np.asarray(epsilon, float), np.asarray(mu, float))
+    low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    log_density = -0.5 * low * low - LOG_SQRT_TWO_PI
+    near = np.maximum(low, -5.0)  # left of −5 Mills' ratio grows like e^{x²/2}: use the tail
+    difference = np.maximum(_mills(near) - _mills(high), 5e-324)
+    central = log_density + np.log(difference)
+    log_tail = log_normal_tail(low)
+    with np.errstate(under="ignore"):
+        correction = np.exp(log_density - log_tail) * _mills(high)
+    return np.where(low < -5.0, log_tail + np.log1p(-correction), central)
+
+
+def epsilon(delta: Array | float, mu: Array | float) -> Array:
+    """The smallest ε ≥ 0 with δ(ε) ≤ `delta`, from above: bisection keeps the upper end.
+
+    Args:
+        delta: in (0, 1], any shape.
+        mu: μ ≥ 0, broadcast against `delta`; zero costs nothing.
+
+    Returns:
+        ε with the broadcast shape, good to a relative 1e-13.
+    """
+    delta, mu = np.broadcast_arrays(np.asarray(delta, float), np.asarray(mu, float))
+    safe_mu = np.maximum(mu, 1e-300)
+    log_target = np.log(delta)
+    # δ(ε) ≤ P(loss > ε) ≤ exp(−(ε − μ²/2)²/(2μ²)): at this ε the target certainly holds.
+    high = safe_mu * safe_mu / 2 + safe_mu * np.sqrt(np.maximum(-2 * log_target, 0.0))
+    free = (mu <= 1e-300) | (log_delta(np.zeros_like(safe_mu), safe_mu) <= log_target)
+    low = np.zeros_like(high)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        fits = log_delta(middle, safe_mu) <= log_target
+        high = np.where(fits, middle, high)
+        low = np.where(fits, low, middle)
+    return np.where(free, 0.0, high)

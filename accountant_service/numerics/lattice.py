@@ -1,0 +1,338 @@
+"""Two-sided composition of privacy losses on a lattice, with every error added outward.
+
+The proofs are in docs/accountants/pld.md; in short, for releases with losses on a lattice of
+spacing h:
+
+* **Upper bound.** Each cell's P-mass moves to its two edges so that P- and Q-mass are both kept
+  ("connect the dots", Doroshenko et al. 2022, arXiv 2207.04380): the new pair dominates the old,
+  and dominance survives composition.
+* **Lower bound.** Any event A gives δ(ε) ≥ P(A) − e^ε·Q(A). Take A_t = {Σ l̃ ≥ t}, l̃ the loss
+  rounded to the nearest lattice point: P(A_t) and Q(A_t) are lattice convolutions, no more.
+* **Composition** convolves the exponentially tilted masses p(l)·e^{sl}/M(s) by FFT, so that the
+  mass that matters is near the centre and the transform's error is relative to it.
+
+Added outward: the FFT's rounding (a norm bound), what wraps around the window (Chernoff), what
+lies beyond the cells, and the rounding of each cell's mass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from scipy import fft, special
+
+from accountant_service.numerics.privacy_loss import Cells, Direction, Release
+from accountant_service.numerics.special import Array
+
+_EPS: Final = float(np.finfo(float).eps)
+_LOG_WRAP: Final = -46.0  # natural log of the tilted mass allowed outside the window
+_LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond the cells
+CELLS_MAX: Final = 1 << 20  # cells of one release, and points of one window
+
+Composition = Sequence[tuple[Release, int]]  # releases with their counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Masses of one release on the lattice: index of the first, the masses, the count."""
+
+    first: int
+    mass: Array
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tilted:
+    """The composed, tilted masses on a window of the lattice.
+
+    The mass at lattice point j is e^{log_scale − tilt·(l_j − centre)}·(mass_j ± error), and at
+    most e^{log_above} (e^{log_below}) of the tilted mass lies above (below) the window.
+    """
+
+    losses: Array
+    mass: Array
+    error: float
+    tilt: float
+    log_scale: float
+    rounding: float
+    centre: float
+    log_above: float
+    log_below: float
+
+    def weights(self) -> Array:
+        """e^{−tilt·(l − centre)}: from tilted back to true mass, up to e^log_scale."""
+        return np.exp(-self.tilt * (self.losses - self.centre))
+
+    def trimmed(self) -> _Tilted:
+        """Without the points so far left that their weight would overflow."""
+        first = int(np.searchsorted(self.losses, self.centre - 300.0 / (1.0 + self.tilt)))
+        return self.last(len(self.losses) - first)
+
+    def last(self, points: int) -> _Tilted:
+        """Only the `points` of greatest loss."""
+        return replace(self, losses=self.losses[-points:], mass=self.mass[-points:])
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """P- and Q-mass of {loss ≥ t} for every t of a window, as one-sided bounds.
+
+    Attributes:
+        p, q: tail masses times e^{−log_scale_p}, e^{−log_scale_q}, by increasing t.
+        slack: added to every δ: mass that the tails do not count.
+        floor: an upper bound says nothing about ε below this loss; −∞ for lower bounds.
+    """
+
+    p: Array
+    q: Array
+    log_scale_p: float
+    log_scale_q: float
+    slack: float = 0.0
+    floor: float = -math.inf
+
+    def epsilon(self, delta: float) -> float:
+        """max over t of log((P(A_t) − δ)/Q(A_t)), at least 0; ∞ if the slack alone exceeds δ."""
+        target = delta - self.slack
+        if target <= 0:
+            return math.inf
+        gain = self.p - math.exp(math.log(target) - self.log_scale_p)
+        useful = (gain > 0) & (self.q > 0)
+        if not useful.any():
+            return max(0.0, self.floor)
+        log_ratio = np.log(gain[useful]) - np.log(self.q[useful])
+        best = float(log_ratio.max()) + self.log_scale_p - self.log_scale_q
+        return max(0.0, best, self.floor)
+
+    def delta(self, epsilon: float) -> float:
+        """max over t of P(A_t) − e^ε·Q(A_t), plus the slack; between 0 and 1."""
+        if epsilon < self.floor:
+            return 1.0
+        q = self.q * math.exp(min(epsilon + self.log_scale_q - self.log_scale_p, 700.0))
+        best = float(np.max(self.p - q, initial=0.0))
+        log_best = math.log(best) + self.log_scale_p if best > 0 else -math.inf
+        return min(1.0, math.exp(min(log_best, 0.0)) + self.slack)
+
+
+def reach_for(steps: int, log_delta: float) -> float:
+    """Deviations to cover so that what `steps` releases leave out is e^_LOG_CUT of δ."""
+    return math.sqrt(2 * (math.log(steps) - log_delta - _LOG_CUT))
+
+
+def upper_profile(
+    releases: Composition, direction: Direction, spacing: float, tilt: float, log_delta: float
+) -> Profile:
+    """Tail masses of a pair that dominates the composition: its δ(ε) is an upper bound."""
+    reach = reach_for(sum(count for _, count in releases), log_delta)
+    steps, infinite = [], 0.0
+    for release, count in releases:
+        cells = _cut(release, direction, spacing, reach)
+        first, mass, beyond = _connect_the_dots(cells, spacing)
+        steps.append(_Steps(first, mass, count))
+        infinite += count * beyond
+    tilted = _compose(steps, spacing, tilt).trimmed()
+    mass = np.maximum(tilted.mass, 0.0) + tilted.error
+    p = mass * tilted.weights()
+    q = p * np.exp(-(tilted.losses - tilted.centre))
+    log_scale = tilted.log_scale + tilted.rounding
+    top = log_scale - tilt * float(tilted.losses[-1] - tilted.centre)
+    slack = infinite + math.exp(min(tilted.log_above + top, 0.0))
+    floor = float(tilted.losses[0])
+    return Profile(
+        _tail_sums(p), _tail_sums(q), log_scale, log_scale - tilted.centre, slack, floor
+    )
+
+
+def lower_profile(
+    releases: Composition, direction: Direction, spacing: float, tilt: float, log_delta: float
+) -> Profile:
+    """Tail masses of the attacker's events A_t: its δ(ε) is a lower bound."""
+    reach = reach_for(sum(count for _, count in releases), log_delta)
+    cut = [(_cut(r, direction, spacing, reach, half=True), count) for r, count in releases]
+    p_steps = [_Steps(c.first, np.maximum(c.p - c.rounding, 0.0), count) for c, count in cut]
+    q_steps = [_Steps(c.first, c.q + c.rounding, count) for c, count in cut]
+    whole = _compose(p_steps, spacing, tilt)
+    p = whole.trimmed()
+    q = _compose(q_steps, spacing, tilt + 1.0, window=(whole.losses, whole.centre)).trimmed()
+    points = min(len(p.losses), len(q.losses))
+    p, q = p.last(points), q.last(points)
+    p_weights, q_weights = p.weights(), q.weights()
+    outside = math.exp(p.log_above) + math.exp(p.log_below)  # aliases of what lies outside
+    p_tails = _tail_sums((p.mass - p.error) * p_weights) - outside * p_weights
+    q_tails = _tail_sums((np.maximum(q.mass, 0.0) + q.error) * q_weights)
+    q_tails = q_tails + math.exp(q.log_above) * q_weights[-1]
+    return Profile(p_tails, q_tails, p.log_scale - p.rounding, q.log_scale + q.rounding)
+
+
+def _tail_sums(values: Array) -> Array:
+    return np.cumsum(values[::-1])[::-1]
+
+
+def _cut(
+    release: Release, direction: Direction, spacing: float, reach: float, *, half: bool = False
+) -> Cells:
+    """Cells between lattice points, or around them when `half` (for rounding to the nearest)."""
+    low, high = release.loss_limits(direction, reach)
+    first, last = math.floor(low / spacing), math.ceil(high / spacing)
+    count = max(last - first, 1)
+    if count > CELLS_MAX:
+        raise LatticeTooLargeError(count)
+    return release.cells(direction, first, count, spacing, offset=0.5 if half else 0.0)
+
+
+def _connect_the_dots(cells: Cells, spacing: float) -> tuple[int, Array, float]:
+    """Masses on the edges, keeping P- and Q-mass of each cell; what lies above goes to ∞.
+
+    A cell's share for its upper edge is θ = (P − Q·e^{low})/(P·(1 − e^{−h})); rounding moves mass
+    up, never down. What lies below the first edge moves up to it.
+    """
+    inner, rounding = cells.p[1:-1] + cells.rounding[1:-1], cells.rounding
+    upward = (cells.gap + cells.gap_rounding) / -math.expm1(-spacing) + rounding[1:-1]
+    upward = np.clip(upward, 0.0, inner)
+    mass = np.zeros(len(inner) + 1)
+    mass[:-1] += inner - upward
+    mass[1:] += upward
+    mass[0] += cells.p[0] + rounding[0]
+    return cells.first, mass, float(cells.p[-1] + rounding[-1])
+
+
+def _compose(
+    steps: Sequence[_Steps],
+    spacing: float,
+    tilt: float,
+    window: tuple[Array, float] | None = None,
+) -> _Tilted:
+    """Convolve every step's tilted masses `count` times, on a window chosen by Chernoff's bound."""
+    tilted, log_scale = [], 0.0
+    for step in steps:
+        losses = (step.first + np.arange(len(step.mass))) * spacing
+        with np.errstate(divide="ignore"):
+            exponent = np.log(step.mass) + tilt * losses
+        log_moment = float(special.logsumexp(exponent))
+        tilted.append(_Steps(step.first, np.exp(exponent - log_moment), step.count))
+        log_scale += step.count * log_moment
+    moments = _Moments(tilted, spacing)
+    if window is None:
+        low, high = moments.window()
+        first = math.floor(low / spacing)
+        size = fft.next_fast_len(math.ceil(high / spacing) - first + 1, real=True)
+        size += size % 2
+        if size > CELLS_MAX:
+            raise LatticeTooLargeError(size)
+        losses, centre = (first + np.arange(size)) * spacing, moments.mean
+    else:
+        losses, centre = window
+        first, size = round(float(losses[0]) / spacing), len(losses)
+    mass, error = _convolve(tilted, first, size)
+    return _Tilted(
+        losses,
+        mass,
+        error,
+        tilt,
+        log_scale - tilt * centre,
+        16 * _EPS * (abs(tilt * centre) + sum(step.count for step in steps)),
+        centre,
+        moments.log_tail(float(losses[-1]), upper=True),
+        moments.log_tail(float(losses[0]), upper=False),
+    )
+
+
+class LatticeTooLargeError(ValueError):
+    """The spacing asked for needs more lattice points than one request may have."""
+
+
+class _Moments:
+    """Log-moments of the composed tilted loss, for Chernoff bounds of its tails."""
+
+    def __init__(self, steps: Sequence[_Steps], spacing: float) -> None:
+        coarse = [(*_coarsen(step, spacing), step.count) for step in steps]
+        means = [float(mass @ losses) for losses, mass, _ in coarse]
+        variances = [
+            count * float(mass @ (losses - mean) ** 2)
+            for (losses, mass, count), mean in zip(coarse, means, strict=True)
+        ]
+        self.mean = math.fsum(
+            mean * count for (_, _, count), mean in zip(coarse, means, strict=True)
+        )
+        deviation = math.sqrt(max(math.fsum(variances), spacing * spacing))
+        self.rates = np.array([0.25, 0.5, 1, 2, 4, 6, 8, 10, 13, 18, 30]) / deviation
+        self.upper, self.lower = np.zeros_like(self.rates), np.zeros_like(self.rates)
+        for losses, mass, count in coarse:
+            exponent, log_mass = self.rates[:, None] * losses, np.log(mass)
+            self.upper += count * special.logsumexp(log_mass + exponent, axis=1)
+            self.lower += count * special.logsumexp(log_mass - exponent, axis=1)
+
+    def window(self) -> tuple[float, float]:
+        """Losses outside which at most e^_LOG_WRAP of the mass lies, on either side."""
+        high = float(np.min((self.upper - _LOG_WRAP) / self.rates))
+        low = float(np.max(-(self.lower - _LOG_WRAP) / self.rates))
+        return low, high
+
+    def log_tail(self, edge: float, *, upper: bool) -> float:
+        """Log of Chernoff's bound of the mass beyond `edge`."""
+        exponent = self.upper - self.rates * edge if upper else self.lower + self.rates * edge
+        return min(0.0, float(exponent.min()))
+
+
+def _coarsen(step: _Steps, spacing: float) -> tuple[Array, Array]:
+    """Losses and masses of few points whose every exponential moment is at least the step's.
+
+    Neighbouring points form at most 4096 blocks; a block's mass moves to its two ends with its
+    mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.
+    """
+    points = len(step.mass)
+    block = -(-points // 4096)
+    starts = np.arange(0, points, block)
+    losses = (step.first + np.arange(points)) * spacing
+    mass = np.add.reduceat(step.mass, starts)
+    low, high = losses[starts], losses[np.minimum(starts + block, points) - 1]
+    offset = np.add.reduceat(step.mass * (losses - np.repeat(low, block)[:points]), starts)
+    upward = np.clip(offset / np.maximum(high - low, spacing), 0.0, mass)
+    ends, masses = np.concatenate([low, high]), np.concatenate([mass - upward, upward])
+    return ends[masses > 0], masses[masses > 0]
+
+
+def _convolve(steps: Sequence[_Steps], first: int, size: int) -> tuple[Array, float]:
+    """The composed masses at lattice points first, …, first+size−1 (cyclically), and their error.
+
+    Errors: a transform of N points has 2-norm error at most η = 7·eps·log₂N relative to its
+    result (Higham, *Accuracy and Stability*, Theorem 24.2, with room). An error e in φᵢ grows to
+    count·|Φ/φᵢ|·e; by Cauchy–Schwarz a point of the inverse transform is then off by at most
+    Σᵢ countᵢ·‖pᵢ‖₂·‖Φ/φᵢ‖₂/√N·η, and powers and products add a few eps·count of ‖Φ‖₂/√N.
+    """
+    log_size = np.zeros(size // 2 + 1)
+    angle = np.zeros(size // 2 + 1)
+    transforms = []
+    for step in steps:
+        transform = fft.rfft(_fold(step.mass, size))
+        log_abs = np.log(np.maximum(np.abs(transform), 1e-300))
+        log_size += step.count * log_abs
+        angle += step.count * np.angle(transform)
+        transforms.append((log_abs if len(steps) <= 64 else None, step))
+    shift = (sum(step.first * step.count for step in steps) - first) % size
+    product = np.exp(log_size + 1j * angle)
+    mass = np.roll(fft.irfft(product, size), shift)
+    eta = 7 * _EPS * math.log2(size)
+    total_norm = _parseval(log_size, size)
+    error = eta * total_norm
+    for log_abs, step in transforms:
+        partner = _parseval(log_size - log_abs, size) if log_abs is not None else 1.0
+        own = float(np.linalg.norm(step.mass))
+        error += step.count * (eta * own * partner + 8 * _EPS * total_norm)
+    return mass, error
+
+
+def _parseval(log_abs: Array, size: int) -> float:
+    """2-norm of the sequence whose half transform has these log-magnitudes."""
+    return math.sqrt(2 * float(np.exp(2 * np.minimum(log_abs, 0.0)).sum()) / size)
+
+
+def _fold(mass: Array, size: int) -> Array:
+    """The masses added up modulo `size`."""
+    if len(mass) <= size:
+        return np.pad(mass, (0, size - len(mass)))
+    padded = np.pad(mass, (0, -len(mass) % size))
+    return padded.reshape(-1, size).sum(axis=0)

@@ -1,0 +1,180 @@
+"""One release as a pair of distributions, cut into cells of its privacy loss.
+
+A base pair (N₀, N₁) of noise without and with the record's contribution is described by the law
+of Λ = log(dN₁/dN₀) under each. A sampled release is the mixture M = (1−q)·N₀ + q·N₁ against N₀;
+its privacy loss is l = log(1 − q + q·e^Λ), an increasing function of Λ. The two directions of
+add-or-remove are
+
+    removing:  P = M,  Q = N₀, loss  l        adding:  P = N₀,  Q = M, loss −l,
+
+dominating pairs for Poisson sampling (Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import numpy as np
+from scipy import special
+
+from accountant_service.numerics.special import Array, normal_interval
+
+Direction = Literal["removing", "adding"]
+DIRECTIONS: Final[tuple[Direction, Direction]] = ("removing", "adding")
+
+_EPS: Final = float(np.finfo(float).eps)
+
+
+class Ratio(Protocol):
+    """The law of Λ = log(dN₁/dN₀) under N₀ and N₁."""
+
+    def masses(self, edges: Array) -> tuple[Array, Array, Array]:
+        """N₀- and N₁-mass of each interval (edge, next edge], and a bound on their rounding."""
+        ...
+
+    def limits(self, reach: float) -> tuple[float, float]:
+        """An interval of Λ outside which both laws have at most the normal tail of `reach`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianRatio:
+    """Λ of a Gaussian shift: N(∓μ²/2, μ²) under N₀ and N₁, with μ = sensitivity / deviation."""
+
+    mu: float
+
+    def masses(self, edges: Array) -> tuple[Array, Array, Array]:
+        """See `Ratio.masses`."""
+        scaled = edges / self.mu
+        masses, roundings = [], []
+        for shift in (self.mu / 2, -self.mu / 2):
+            z = np.clip(scaled + shift, -40.0, 40.0)  # beyond lies less than the least double
+            masses.append(normal_interval(z[:-1], z[1:]))
+            magnitude = special.ndtr(-np.abs(z)) * (1 + z * z)
+            roundings.append(8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]))
+        return masses[0], masses[1], np.maximum(*roundings)
+
+    def limits(self, reach: float) -> tuple[float, float]:
+        """See `Ratio.limits`."""
+        half = self.mu * self.mu / 2
+        return -half - reach * self.mu, half + reach * self.mu
+
+
+@dataclass(frozen=True, slots=True)
+class LaplaceRatio:
+    """Λ of a Laplace shift by one sensitivity: within ±1/b, with an atom at either end."""
+
+    inverse_scale: float
+
+    def masses(self, edges: Array) -> tuple[Array, Array, Array]:
+        """See `Ratio.masses`."""
+        bound = self.inverse_scale
+
+        def below(ratio: Array) -> Array:  # P(Λ ≤ ratio) under N₀
+            inside = 1 - 0.5 * np.exp(-0.5 * (np.clip(ratio, -bound, bound) + bound))
+            return np.where(ratio >= bound, 1.0, np.where(ratio < -bound, 0.0, inside))
+
+        def above(ratio: Array) -> Array:  # P(Λ > ratio) under N₁: the mirror image, P(Λ < −ratio)
+            inside = 1 - 0.5 * np.exp(-0.5 * (bound - np.clip(ratio, -bound, bound)))
+            return np.where(ratio >= bound, 0.0, np.where(ratio < -bound, 1.0, inside))
+
+        zero, one = np.diff(below(edges)), -np.diff(above(edges))
+        return zero, one, np.full_like(zero, 8 * _EPS)
+
+    def limits(self, reach: float) -> tuple[float, float]:  # noqa: ARG002
+        """See `Ratio.limits`: the whole support."""
+        return -self.inverse_scale, self.inverse_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A release's outcomes grouped by privacy loss, in order of increasing loss.
+
+    Attributes:
+        first: lattice index k of the lowest edge: finite edges are k·h, (k+1)·h, …
+        p: P-mass of: all below the first edge, each cell, all above the last edge.
+        q: Q-mass of the same.
+        gap: P − Q·e^{low edge} of each inner cell, computed without cancellation.
+        rounding: a bound on the floating-point error of each mass.
+        gap_rounding: the same for `gap`.
+        shrink: e^{−l} at the edge the gap was taken at.
+    """
+
+    first: int
+    p: Array
+    q: Array
+    gap: Array
+    rounding: Array
+    gap_rounding: Array
+    shrink: Array
+
+    def reversed(self) -> Cells:
+        """The other direction: P and Q swapped, every loss negated."""
+        back = slice(None, None, -1)
+        return Cells(
+            self.first,
+            self.q[back],
+            self.p[back],
+            (-self.gap * self.shrink)[back],
+            self.rounding[back],
+            (self.gap_rounding * self.shrink)[back],
+            (1 / self.shrink)[back],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release: a base pair and the rate of Poisson sampling in front of it."""
+
+    ratio: Ratio
+    sample_rate: float = 1.0
+
+    def loss_limits(self, direction: Direction, reach: float) -> tuple[float, float]:
+        """The losses outside which P has at most the normal tail of `reach`, on either side."""
+        low, high = (float(self._loss(np.asarray(x))) for x in self.ratio.limits(reach))
+        return (low, high) if direction == "removing" else (-high, -low)
+
+    def cells(
+        self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
+    ) -> Cells:
+        """Cut at `count` + 1 edges (first + offset)·h, …, with all beyond in two end cells."""
+        if direction == "removing":
+            low = (np.arange(first, first + count + 1) + offset) * spacing
+            return self._cells(first, low, low[:-1])
+        low = (np.arange(-first - count, -first + 1) - offset) * spacing
+        return self._cells(first, low, low[1:]).reversed()
+
+    def _cells(self, first: int, edges: Array, anchor: Array) -> Cells:
+        """Cells between `edges` of l, seen from P = M; `anchor` is each cell's edge of lower loss.
+
+        The gap P − Q·e^{loss} is q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding,
+        minus that times e^{−l}: `reversed` supplies the sign and the factor.
+        """
+        cuts = np.concatenate([[-np.inf], self._ratio_at(edges), [np.inf]])
+        zero, one, rounding = self.ratio.masses(cuts)
+        difference = self.sample_rate * (one - zero)
+        mixed = (1 - self.sample_rate) * zero + self.sample_rate * one
+        rise = np.expm1(anchor)
+        gap = difference[1:-1] - zero[1:-1] * rise
+        gap_rounding = rounding[1:-1] * (self.sample_rate + np.abs(rise)) + 4 * _EPS * (
+            np.abs(difference[1:-1]) + zero[1:-1] * np.abs(rise)
+        )
+        return Cells(first, mixed, zero, gap, rounding, gap_rounding, np.exp(-anchor))
+
+    def _loss(self, ratio: Array) -> Array:
+        """l = log(1 − q + q·e^Λ)."""
+        if self.sample_rate == 1.0:
+            return ratio
+        log_rate = math.log(self.sample_rate)
+        return np.logaddexp(math.log1p(-self.sample_rate), log_rate + ratio)
+
+    def _ratio_at(self, loss: Array) -> Array:
+        """Λ = log(1 + (e^l − 1)/q), −∞ where no Λ has so small a loss."""
+        if self.sample_rate == 1.0:
+            return loss
+        capped = np.minimum(loss, 500.0)
+        relative = np.maximum(np.expm1(capped) / self.sample_rate, -1.0)
+        with np.errstate(divide="ignore"):
+            return np.log1p(relative) + (loss - capped)

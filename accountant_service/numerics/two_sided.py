@@ -1,0 +1,243 @@
+"""The certified interval: where to tilt, how fine a lattice, and when to stop refining.
+
+The saddle point that minimises Chernoff's bound (T·K(s) − log δ)/s puts the tilted mass where ε
+will be; it decides accuracy, never validity. The lattice of `lattice.py` then proves both sides.
+Both bounds err by about T·s·h²/12, so one measured width tells the spacing that is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import special
+
+from accountant_service.numerics import rounding
+from accountant_service.numerics.lattice import (
+    CELLS_MAX,
+    Composition,
+    LatticeTooLargeError,
+    Profile,
+    lower_profile,
+    reach_for,
+    upper_profile,
+)
+from accountant_service.numerics.privacy_loss import DIRECTIONS, Direction
+from accountant_service.numerics.special import Array
+
+_COARSE_NODES: Final = 512
+_ROUNDS_MAX: Final = 6
+EPSILON_NEGLIGIBLE: Final = 0.05  # the tolerance is relative to ε, but never to less than this
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A proved enclosure of a value: lower ≤ value ≤ upper (upper may be infinite)."""
+
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Saddle:
+    """Where one direction's mass is tilted to, and what a lattice there must resolve."""
+
+    direction: Direction
+    tilt: float
+    epsilon: float
+    deviation: float
+    loss_range: float
+
+
+def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bounds:
+    """A proved interval around the smallest ε with which the composition is (ε, δ)-DP.
+
+    Args:
+        releases: each release with its count (≥ 1), at least one.
+        delta: in (0, 1).
+        tolerance: the width to reach, relative to max(ε, `EPSILON_NEGLIGIBLE`).
+
+    Returns:
+        The interval, as narrow as the lattice limit allows when the tolerance is out of reach.
+    """
+    log_delta = math.log(delta)
+    saddles = [_saddle(releases, d, log_delta, None) for d in DIRECTIONS]
+
+    def wide(bounds: Bounds) -> float:
+        if math.isinf(bounds.upper):
+            return math.inf
+        return (bounds.upper - bounds.lower) / max(bounds.upper, EPSILON_NEGLIGIBLE)
+
+    return _refine(
+        releases, saddles, log_delta, tolerance, wide, lambda profile: profile.epsilon(delta)
+    )
+
+
+def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bounds:
+    """A proved interval around the composition's δ(ε).
+
+    Args:
+        releases: each release with its count (≥ 1), at least one.
+        epsilon: at least 0.
+        tolerance: the width to reach, relative to δ divided by the tilt (so that it corresponds
+            to the same relative width in ε).
+    """
+    saddles = [_saddle(releases, d, None, epsilon) for d in DIRECTIONS]
+    steepest = max(saddle.tilt for saddle in saddles)
+    log_delta = max(
+        -600.0, min(_log_chernoff(releases, saddle, epsilon) for saddle in saddles) - 10.0
+    )
+
+    def wide(bounds: Bounds) -> float:
+        if bounds.upper <= 1e-250:
+            return 0.0
+        scale = 1.0 + steepest * max(epsilon, EPSILON_NEGLIGIBLE)
+        return (bounds.upper - bounds.lower) / (bounds.upper * scale)
+
+    return _refine(
+        releases, saddles, log_delta, tolerance, wide, lambda profile: profile.delta(epsilon)
+    )
+
+
+def _refine(
+    releases: Composition,
+    saddles: list[_Saddle],
+    log_delta: float,
+    tolerance: float,
+    width: Callable[[Bounds], float],
+    read: Callable[[Profile], float],
+) -> Bounds:
+    """Narrow each direction's lattice until the interval of the costlier one is as asked.
+
+    A direction whose upper bound lies below the other's lower bound no longer matters.
+    """
+    steps = sum(count for _, count in releases)
+    sides = [_Side(saddle, _first_spacing(saddle, steps, tolerance)) for saddle in saddles]
+    sides.sort(key=lambda side: -side.saddle.epsilon)  # the costlier first: it settles the other
+    for _ in range(_ROUNDS_MAX):
+        for side in sides:
+            best = max(side.lower for side in sides)
+            reached = width(side.against(best))
+            if reached <= tolerance or side.exhausted:
+                continue
+            if math.isfinite(reached):
+                side.refine(math.sqrt(tolerance / reached))
+            side.evaluate(releases, log_delta, read, best)
+    return Bounds(
+        rounding.down(max(side.lower for side in sides)),
+        rounding.up(max(side.upper for side in sides)),
+    )
+
+
+class _Side:
+    """One direction: its best bounds so far and the spacing to try next."""
+
+    def __init__(self, saddle: _Saddle, spacing: float) -> None:
+        self.saddle = saddle
+        self.finest = saddle.loss_range / (CELLS_MAX - 2)
+        self.spacing = max(spacing, self.finest)
+        self.lower, self.upper = 0.0, math.inf
+        self.exhausted = False
+
+    def against(self, lower: float) -> Bounds:
+        """This side's upper bound beside the best lower bound of either side."""
+        return Bounds(lower, max(lower, self.upper))
+
+    def evaluate(
+        self,
+        releases: Composition,
+        log_delta: float,
+        read: Callable[[Profile], float],
+        best: float,
+    ) -> None:
+        """Tighten the bounds at the present spacing; coarsen it until the lattice fits."""
+        direction, tilt = self.saddle.direction, self.saddle.tilt
+        try:
+            upper = upper_profile(releases, direction, self.spacing, tilt, log_delta)
+            self.upper = min(self.upper, read(upper))
+            if self.upper > best:
+                lower = lower_profile(releases, direction, self.spacing, tilt, log_delta)
+                self.lower = max(self.lower, read(lower))
+        except LatticeTooLargeError:
+            self.finest = self.spacing = 1.4 * self.spacing
+            self.evaluate(releases, log_delta, read, best)
+            return
+        self.exhausted = self.spacing <= self.finest
+
+    def refine(self, factor: float) -> None:
+        """A finer spacing for the next round, within the lattice limit."""
+        self.spacing = max(self.finest, self.spacing * min(0.7, max(0.1, 0.85 * factor)))
+
+
+def _first_spacing(saddle: _Saddle, steps: int, tolerance: float) -> float:
+    """A guess of the spacing that meets the tolerance, from T·(s+1)·h²/8 ≈ width.
+
+    Quantised to quarter powers of two, so that neighbouring questions share a lattice and ε is
+    monotone between them.
+    """
+    width = tolerance * max(saddle.epsilon, EPSILON_NEGLIGIBLE)
+    wanted = min(math.sqrt(4 * width / (steps * (saddle.tilt + 1))), saddle.deviation / 4)
+    return float(2.0 ** (math.floor(4 * math.log2(wanted)) / 4))
+
+
+def _coarse_losses(
+    releases: Composition, direction: Direction, reach: float
+) -> list[tuple[Array, Array, int]]:
+    """Each release's log P-mass and loss on a few hundred cells: for choosing, not for proving."""
+    coarse = []
+    for release, count in releases:
+        low, high = release.ratio.limits(reach)
+        zero, one, _ = release.ratio.masses(np.linspace(low - 1e-12, high + 1e-12, _COARSE_NODES))
+        mixed = (1 - release.sample_rate) * zero + release.sample_rate * one
+        p, q = (mixed, zero) if direction == "removing" else (zero, mixed)
+        kept = (p > 0) & (q > 0)
+        coarse.append((np.log(p[kept]), np.log(p[kept] / q[kept]), count))
+    return coarse
+
+
+def _cumulants(coarse: list[tuple[Array, Array, int]], tilts: Array) -> Array:
+    """T·K(s) for each tilt s."""
+    total = np.zeros_like(tilts)
+    for log_p, loss, count in coarse:
+        total += count * special.logsumexp(log_p + tilts[:, None] * loss, axis=1)
+    return total
+
+
+def _saddle(
+    releases: Composition, direction: Direction, log_delta: float | None, epsilon: float | None
+) -> _Saddle:
+    """The tilt for a given δ, where Chernoff's ε is least, or for a given ε, where δ is."""
+    steps = sum(count for _, count in releases)
+    reach = reach_for(steps, -40.0 if log_delta is None else log_delta)
+    coarse = _coarse_losses(releases, direction, reach)
+
+    def cost(tilts: Array) -> Array:
+        if epsilon is not None:
+            return _cumulants(coarse, tilts) - tilts * epsilon
+        return (_cumulants(coarse, tilts) - (log_delta or 0.0)) / tilts
+
+    tilts = np.geomspace(1e-3, 1e5, 57)
+    for _ in range(2):
+        best = int(np.argmin(cost(tilts)))
+        tilts = np.geomspace(tilts[max(best - 1, 0)], tilts[min(best + 1, len(tilts) - 1)], 17)
+    tilt = float(tilts[int(np.argmin(cost(tilts)))])
+    mean, variance = 0.0, 0.0
+    for log_p, loss, count in coarse:
+        weight = special.softmax(log_p + tilt * loss)
+        centre = float(weight @ loss)
+        mean += count * centre
+        variance += count * float(weight @ (loss - centre) ** 2)
+    limits = [release.loss_limits(direction, reach) for release, _ in releases]
+    loss_range = max(high - low for low, high in limits)
+    least = mean if epsilon is None else epsilon
+    return _Saddle(direction, tilt, max(least, 0.0), math.sqrt(variance), loss_range)
+
+
+def _log_chernoff(releases: Composition, saddle: _Saddle, epsilon: float) -> float:
+    """Chernoff's log δ at the saddle point."""
+    reach = reach_for(sum(count for _, count in releases), -40.0)
+    coarse = _coarse_losses(releases, saddle.direction, reach)
+    return float(_cumulants(coarse, np.array([saddle.tilt]))[0]) - saddle.tilt * epsilon

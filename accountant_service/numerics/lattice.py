@@ -99,7 +99,7 @@ class Profile:
         target = delta - self.slack
         if target <= 0:
             return math.inf
-        gain = self.p - math.exp(math.log(target) - self.log_scale_p)
+        gain = self.p - math.exp(min(math.log(target) - self.log_scale_p, 700.0))
         useful = (gain > 0) & (self.q > 0)
         if not useful.any():
             return max(0.0, self.floor)
@@ -176,8 +176,8 @@ def _cut(
 ) -> Cells:
     """Cells between lattice points, or around them when `half` (for rounding to the nearest)."""
     low, high = release.loss_limits(direction, reach)
-    first, last = math.floor(low / spacing), math.ceil(high / spacing)
-    count = max(last - first, 1)
+    first, last = math.floor(low / spacing) - 1, math.ceil(high / spacing) + 1
+    count = last - first  # one cell to spare on either side, for atoms at the very ends
     if count > CELLS_MAX:
         raise LatticeTooLargeError(count)
     return release.cells(direction, first, count, spacing, offset=0.5 if half else 0.0)

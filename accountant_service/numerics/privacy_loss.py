@@ -24,6 +24,7 @@ from accountant_service.numerics.special import Array, normal_interval
 Direction = Literal["removing", "adding"]
 DIRECTIONS: Final[tuple[Direction, Direction]] = ("removing", "adding")
 
+LOSS_MAX: Final = 600.0
 _EPS: Final = float(np.finfo(float).eps)
 
 
@@ -132,8 +133,13 @@ class Release:
     sample_rate: float = 1.0
 
     def loss_limits(self, direction: Direction, reach: float) -> tuple[float, float]:
-        """The losses outside which P has at most the normal tail of `reach`, on either side."""
-        low, high = (float(self._loss(np.asarray(x))) for x in self.ratio.limits(reach))
+        """The losses outside which P has at most the normal tail of `reach`, on either side.
+
+        Never beyond ±`LOSS_MAX`, where e^loss nears the end of double precision: an outcome with
+        a greater loss counts as infinite.
+        """
+        ends = np.clip(self._loss(np.asarray(self.ratio.limits(reach))), -LOSS_MAX, LOSS_MAX)
+        low, high = float(ends[0]), float(ends[1])
         return (low, high) if direction == "removing" else (-high, -low)
 
     def cells(

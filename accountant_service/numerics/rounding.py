@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 MARGIN: Final = 1e-10
 
 
@@ -21,3 +24,8 @@ def up(value: float) -> float:
 def down(value: float) -> float:
     """Round a non-negative lower bound down, past the floating-point error of its formula."""
     return value * (1.0 - MARGIN)
+
+
+def up_each(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`up` for an array of non-negative upper bounds."""
+    return values * (1.0 + MARGIN)

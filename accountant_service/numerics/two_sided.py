@@ -1,6 +1,6 @@
 """The certified interval: where to tilt, how fine a lattice, and when to stop refining.
 
-The saddle point that minimises Chernoff's bound (T·K(s) − log δ)/s puts the tilted mass where ε
+The saddle point that minimises a Rényi bound of ε (or of δ) puts the tilted mass where ε
 will be; it decides accuracy, never validity. The lattice of `lattice.py` then proves both sides.
 Both bounds err by about T·s·h²/12, so one measured width tells the spacing that is needed.
 """
@@ -48,7 +48,6 @@ class _Saddle:
     direction: Direction
     tilt: float
     epsilon: float
-    deviation: float
     loss_range: float
 
 
@@ -92,6 +91,8 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
     )
 
     def wide(bounds: Bounds) -> float:
+        if math.isinf(bounds.upper):
+            return math.inf
         if bounds.upper <= 1e-250:
             return 0.0
         scale = 1.0 + steepest * max(epsilon, EPSILON_NEGLIGIBLE)
@@ -179,7 +180,7 @@ def _first_spacing(saddle: _Saddle, steps: int, tolerance: float) -> float:
     monotone between them.
     """
     width = tolerance * max(saddle.epsilon, EPSILON_NEGLIGIBLE)
-    wanted = min(math.sqrt(4 * width / (steps * (saddle.tilt + 1))), saddle.deviation / 4)
+    wanted = min(math.sqrt(4 * width / (steps * (saddle.tilt + 1))), saddle.loss_range / 8)
     return float(2.0 ** (math.floor(4 * math.log2(wanted)) / 4))
 
 
@@ -215,25 +216,24 @@ def _saddle(
     coarse = _coarse_losses(releases, direction, reach)
 
     def cost(tilts: Array) -> Array:
+        # δ ≤ e^{K(s) − sε}·sˢ/(s + 1)^{s+1}: Canonne, Kamath & Steinke's conversion at α = s + 1
+        moments = _cumulants(coarse, tilts) - np.log1p(tilts) - tilts * np.log1p(1 / tilts)
         if epsilon is not None:
-            return _cumulants(coarse, tilts) - tilts * epsilon
-        return (_cumulants(coarse, tilts) - (log_delta or 0.0)) / tilts
+            return moments - tilts * epsilon
+        return (moments - (log_delta or 0.0)) / tilts
 
     tilts = np.geomspace(1e-3, 1e5, 57)
     for _ in range(2):
         best = int(np.argmin(cost(tilts)))
         tilts = np.geomspace(tilts[max(best - 1, 0)], tilts[min(best + 1, len(tilts) - 1)], 17)
     tilt = float(tilts[int(np.argmin(cost(tilts)))])
-    mean, variance = 0.0, 0.0
-    for log_p, loss, count in coarse:
-        weight = special.softmax(log_p + tilt * loss)
-        centre = float(weight @ loss)
-        mean += count * centre
-        variance += count * float(weight @ (loss - centre) ** 2)
+    mean = math.fsum(
+        count * float(special.softmax(log_p + tilt * loss) @ loss) for log_p, loss, count in coarse
+    )
     limits = [release.loss_limits(direction, reach) for release, _ in releases]
     loss_range = max(high - low for low, high in limits)
     least = mean if epsilon is None else epsilon
-    return _Saddle(direction, tilt, max(least, 0.0), math.sqrt(variance), loss_range)
+    return _Saddle(direction, tilt, max(least, 0.0), loss_range)
 
 
 def _log_chernoff(releases: Composition, saddle: _Saddle, epsilon: float) -> float:

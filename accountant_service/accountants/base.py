@@ -1,0 +1,236 @@
+"""The protocol every accounting method follows, and what they share.
+
+A method answers two questions about a mechanism, ε at a δ and δ at an ε; the solver turns these
+into noise, steps and rates. It first looks at the whole mechanism and refuses, by name, a part it
+has no formula for; then it says which hypotheses of its theorem hold; then it computes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from accountant_service.errors import MethodNotApplicableError, NoFiniteEpsilonError
+from accountant_service.guarantee import (
+    Assumption,
+    Guarantee,
+    Interval,
+    NeighbouringRelation,
+    Status,
+)
+from accountant_service.mechanisms import Atom, CanonicalForm
+from accountant_service.numerics import rounding, search
+
+DELTA_MIN: Final = 1e-300  # where a search for δ ends, and what is claimed below it
+_DELTA_MAX: Final = 1 - 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A release with what an accountant needs to know of it.
+
+    Attributes:
+        atom: the release.
+        count: how often it is made, at least 1.
+        sigma: noise over the sensitivity that the neighbouring relation implies.
+        rate: the probability that a given record takes part.
+    """
+
+    atom: Atom
+    count: int
+    sigma: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A mechanism, and the notion of neighbours it is to protect."""
+
+    form: CanonicalForm
+    relation: NeighbouringRelation
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The releases, with their effective noise.
+
+        A batch of fixed size keeps its size when a record leaves it: another takes its place, so
+        its sum moves by up to 2C under every relation.
+        """
+        return tuple(
+            Part(
+                atom,
+                count,
+                atom.noise_multiplier
+                / (2.0 if atom.sampling == "fixed_size" else self.relation.sensitivity),
+                1.0 if atom.sampling == "shuffled" else atom.sample_rate,
+            )
+            for atom, count in self.form.parts
+        )
+
+    @property
+    def sampling(self) -> str:
+        """The one kind of sampling, `mixed` if there are several, `none` if nothing is released."""
+        kinds = {atom.sampling for atom, _ in self.form.parts}
+        return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a formula gives: the value, and how it came about."""
+
+    value: float
+    order: float | None = None
+    conversion: str | None = None
+    interval: Interval | None = None
+
+
+class Accountant(ABC):
+    """One accounting method.
+
+    Attributes:
+        name: the method's name on the wire.
+        title, source, needs, proves: what `GET /v1/methods` says of it.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    needs: ClassVar[str]
+    proves: ClassVar[str]
+
+    @abstractmethod
+    def assumptions(self, question: Question) -> tuple[Assumption, ...]:
+        """The theorem's hypotheses and whether they hold, before anything is computed.
+
+        Raises:
+            MethodNotApplicableError: the method has no formula for a part, which it names.
+            TooExpensiveError: answering would exceed the work limit.
+        """
+
+    @abstractmethod
+    def epsilon_bound(self, question: Question, delta: float) -> Bound:
+        """ε at δ, rounded up. At least one part; 0 < delta < 1."""
+
+    def delta_bound(self, question: Question, epsilon: float) -> Bound:
+        """δ at ε, rounded up: by default the least δ found whose ε is small enough."""
+
+        def excess(delta: float) -> float:
+            return self.epsilon_bound(question, delta).value - epsilon
+
+        if excess(_DELTA_MAX) > 0:
+            return Bound(1.0)
+        if excess(DELTA_MIN) <= 0:
+            return Bound(DELTA_MIN)
+        delta = search.boundary(excess, fit=_DELTA_MAX, unfit=DELTA_MIN, relative_width=1e-10)
+        return Bound(min(1.0, rounding.up(delta)))
+
+    def epsilon(self, question: Question, delta: float) -> Guarantee:
+        """The guarantee at δ.
+
+        Raises:
+            AccountingError: see `errors`.
+        """
+        assumptions = self._assumptions(question)
+        bound = self.epsilon_bound(question, delta) if question.form.parts else Bound(0.0)
+        if not math.isfinite(bound.value) or bound.value > 1e15:
+            raise NoFiniteEpsilonError(
+                f"{self.name} finds no finite ε at δ = {delta:g}: add noise, or allow a larger δ"
+            )
+        return self._guarantee(question, bound, assumptions, bound.value, delta, "epsilon")
+
+    def delta(self, question: Question, epsilon: float) -> Guarantee:
+        """The guarantee at ε."""
+        assumptions = self._assumptions(question)
+        bound = self.delta_bound(question, epsilon) if question.form.parts else Bound(0.0)
+        return self._guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
+
+    def _assumptions(self, question: Question) -> tuple[Assumption, ...]:
+        if not question.form.parts:
+            return (Assumption("nothing is released", True, "definition of privacy"),)
+        _require_known_atoms(self.name, question)
+        return (*_relation_assumptions(question), *self.assumptions(question))
+
+    def _guarantee(
+        self,
+        question: Question,
+        bound: Bound,
+        assumptions: tuple[Assumption, ...],
+        epsilon: float,
+        delta: float,
+        solved_for: str,
+    ) -> Guarantee:
+        interval = bound.interval if question.form.parts else Interval(0.0, 0.0)
+        return Guarantee(
+            epsilon=epsilon,
+            delta=delta,
+            solved_for=solved_for,
+            method=self.name,
+            status=Status.PROVEN if all(a.holds for a in assumptions) else Status.ESTIMATE,
+            neighbouring_relation=question.relation,
+            sampling=question.sampling,
+            assumptions=assumptions,
+            mechanism_hash=question.form.hash,
+            certified=interval,
+            optimal_order=bound.order,
+            conversion=bound.conversion,
+        )
+
+
+def _require_known_atoms(method: str, question: Question) -> None:
+    for atom, _ in question.form.parts:
+        if atom.noise == "mixture":
+            raise MethodNotApplicableError(
+                f"{method} has no formula for a sample on which different releases are made; "
+                "describe each release with its own sampling",
+                atom.pointer,
+            )
+
+
+def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
+    """What the sampling asks of the neighbouring relation, whatever the method."""
+    if not any(atom.sampling == "shuffled" for atom, _ in question.form.parts):
+        return ()
+    return (
+        Assumption(
+            "shuffled batches are a fixed partition, which has no neighbour with one record more "
+            "or less: use zero_out_one or replace_one",
+            question.relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE,
+            "arXiv 2403.17673, arXiv 2411.10614",
+        ),
+    )
+
+
+def require_noise(method: str, question: Question, allowed: Sequence[str]) -> None:
+    """Refuse, by place, a release whose noise the method has no formula for."""
+    for atom, _ in question.form.parts:
+        if atom.noise not in allowed:
+            raise MethodNotApplicableError(
+                f"{method} has no formula for {atom.noise} noise", atom.pointer
+            )
+
+
+def single_part(method: str, question: Question) -> Part:
+    """The only part, for theorems about one release repeated."""
+    parts = question.parts
+    if len(parts) > 1:
+        raise MethodNotApplicableError(
+            f"{method} has a formula for one release repeated, not for different ones composed",
+            parts[1].atom.pointer,
+        )
+    return parts[0]
+
+
+def sampled_as(question: Question, allowed: Sequence[str], statement: str, source: str) -> Assumption:
+    """The hypothesis that every release's batches are drawn as the theorem says."""
+    holds = all(atom.sampling in allowed for atom, _ in question.form.parts)
+    return Assumption(statement, holds, source)
+
+
+def related_as(
+    question: Question, allowed: Sequence[NeighbouringRelation], statement: str, source: str
+) -> Assumption:
+    """The hypothesis that neighbours are what the theorem says."""
+    return Assumption(statement, question.relation in allowed, source)

@@ -1,0 +1,76 @@
+"""Optimal homogeneous composition of amplified steps (Kairouz, Oh & Viswanath 2015)."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from accountant_service.accountants import amplified
+from accountant_service.accountants.base import Accountant, Bound, Question, single_part
+from accountant_service.errors import TooExpensiveError
+from accountant_service.guarantee import Assumption
+from accountant_service.numerics import rounding
+from accountant_service.numerics.special import binomial_window, log_binomial_pmf
+
+_SOURCE: Final = "Kairouz, Oh & Viswanath 2015, arXiv 1311.0776v4, Theorem 3.3"
+_TERMS_MAX: Final = 3_000_000
+
+
+class OptimalComposition(Accountant):
+    """The exact composition of T steps of which only (ε₁, δ₁) is known, the best of 37 splits.
+
+    T randomised responses of ε₁ have a binomial privacy loss (T − 2l)·ε₁ with
+    l ∼ Binom(T, 1/(1 + e^{ε₁})), and the total δ is 1 − (1 − δ₁)^T·(1 − δ(ε)). The ε at a given δ
+    is the largest of log((P(A) − δ)/Q(A)) over the events A = {loss ≥ t}.
+    """
+
+    name = "optimal_composition"
+    title = "Optimal composition of amplified steps"
+    source = f"{_SOURCE}; {amplified.SOURCE}"
+    needs = "one Gaussian or Laplace release repeated"
+    proves = "an upper bound of ε, the least that (ε₁, δ₁) of the steps alone can give"
+
+    def assumptions(self, question: Question) -> tuple[Assumption, ...]:
+        """The hypotheses of amplification by sampling."""
+        part = single_part(self.name, question)
+        if 20 * math.sqrt(part.count) > _TERMS_MAX:
+            raise TooExpensiveError(
+                f"{part.count} steps spread over too many terms to sum; use subsampled_rdp or pld"
+            )
+        return amplified.assumptions(self.name, question)
+
+    def epsilon_bound(self, question: Question, delta: float) -> Bound:
+        """The least ε over the splits of δ between the steps and the composition."""
+        part = single_part(self.name, question)
+        step_deltas = (1 - amplified.DELTA_SHARES) * delta / part.count
+        epsilons = amplified.step_epsilons(part, step_deltas)
+        best = math.inf
+        for step_epsilon, step_delta in zip(epsilons, step_deltas, strict=True):
+            # 1 − (1 − δ₁)^T·(1 − δ′) ≤ δ, solved for δ′
+            slack = -math.expm1(math.log1p(-delta) - part.count * math.log1p(-step_delta))
+            best = min(best, _epsilon(float(step_epsilon), part.count, slack))
+        return Bound(rounding.up(best))
+
+
+def _epsilon(step_epsilon: float, count: int, delta: float) -> float:
+    """ε at δ of `count` randomised responses, at most their sum."""
+    if delta <= 0 or step_epsilon == 0:
+        return count * step_epsilon
+    if step_epsilon > 30:  # e^{−ε₁} is below rounding: the sum is all there is
+        return count * step_epsilon
+    probability = 1 / (1 + math.exp(step_epsilon))
+    log_tail = math.log(delta) - 30.0
+    first, last = binomial_window(count, probability, log_tail)
+    lies = np.arange(first, last + 1, dtype=float)
+    log_p = log_binomial_pmf(lies, count, probability)
+    loss = (count - 2 * lies) * step_epsilon
+    # From the largest loss down; what lies before `first` is counted as infinite loss.
+    p = np.cumsum(np.exp(log_p))
+    log_q = np.logaddexp.accumulate(log_p - loss)
+    gain = p - delta * (1 - 1e-12) + math.exp(log_tail) * (first > 0)
+    useful = gain > 0
+    if not useful.any():
+        return max(0.0, float(loss[-1]))
+    return max(0.0, float(np.max(np.log(gain[useful]) - log_q[useful])))

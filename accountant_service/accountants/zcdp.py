@@ -1,0 +1,54 @@
+"""Zero-concentrated differential privacy (Bun & Steinke 2016)."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from accountant_service.accountants.base import Accountant, Bound, Question, require_noise
+from accountant_service.guarantee import Assumption
+from accountant_service.numerics import rounding
+
+_SOURCE: Final = "Bun & Steinke 2016, arXiv 1605.02065v1, Propositions 1.3, 1.4 and 1.6"
+
+
+class Zcdp(Accountant):
+    """ρ = Σ T/(2σ²) and ε = ρ + 2·√(ρ·log(1/δ)): the accounting of the EXP and AGD baselines.
+
+    Concentrated privacy does not gain from sampling in this form, so a sampled release is charged
+    as if it used all the data: by joint convexity that is still an upper bound.
+    """
+
+    name = "zcdp"
+    title = "Zero-concentrated DP"
+    source = _SOURCE
+    needs = "Gaussian releases; Laplace noise counts as (1/b)²/2"
+    proves = "an upper bound of ε, without any amplification by sampling"
+
+    def assumptions(self, question: Question) -> tuple[Assumption, ...]:
+        """No sampling, or sampling that is not made use of: both hold always."""
+        require_noise(self.name, question, ["gaussian", "laplace"])
+        sampled = any(part.rate < 1 for part in question.parts)
+        statement = (
+            "sampling can only help: each release is charged as if it used all the data"
+            if sampled
+            else "the releases use all the data"
+        )
+        return (Assumption(statement, True, _SOURCE),)
+
+    def epsilon_bound(self, question: Question, delta: float) -> Bound:
+        """ε = ρ + 2·√(ρ·log(1/δ))."""
+        rho = _rho(question)
+        return Bound(rounding.up(rho + 2 * math.sqrt(-rho * math.log(delta))))
+
+    def delta_bound(self, question: Question, epsilon: float) -> Bound:
+        """δ = exp(−(ε − ρ)²/(4ρ)) for ε > ρ, else 1."""
+        rho = _rho(question) * (1 + rounding.MARGIN)
+        if epsilon <= rho:
+            return Bound(1.0)
+        return Bound(min(1.0, rounding.up(math.exp(-((epsilon - rho) ** 2) / (4 * rho)))))
+
+
+def _rho(question: Question) -> float:
+    """Σ T/(2σ²): Gaussian by Proposition 1.6, (1/b)-DP Laplace by Proposition 1.4."""
+    return math.fsum(part.count / (2 * part.sigma**2) for part in question.parts)

@@ -1,0 +1,163 @@
+"""How much noise, how many steps, how large a sample: any accountant, always on the safe side.
+
+Each answer has been evaluated: its guarantee satisfies ε ≤ target at the value returned. A step
+count fits while the next one does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from accountant_service.accountants import Accountant, Question, verdict
+from accountant_service.errors import NoFiniteEpsilonError, UnreachableTargetError
+from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.mechanisms import DpSgd, canonical_form
+from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.numerics import search
+
+_RELATIVE_WIDTH: Final = 1e-6  # how far a continuous answer may be from the boundary
+_RATE_MIN: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the solved run must satisfy, and who says so."""
+
+    accountant: Accountant
+    relation: NeighbouringRelation
+    epsilon: float
+    delta: float
+
+    def guarantee(self, run: DpSgd) -> Guarantee:
+        """The run's guarantee at the target's δ, judged by the referee."""
+        return verdict.epsilon(self.accountant, self._question(run), self.delta)
+
+    def excess(self, run: DpSgd) -> float:
+        """log(ε/target): at most 0 where the run fits, infinite where no ε is finite."""
+        try:
+            epsilon = self.accountant.epsilon(self._question(run), self.delta).epsilon
+        except NoFiniteEpsilonError:
+            return math.inf
+        return _log(epsilon) - _log(self.epsilon)
+
+    def _question(self, run: DpSgd) -> Question:
+        return Question(canonical_form(run), self.relation)
+
+
+def _log(epsilon: float) -> float:
+    """log ε, with 0 far below any target."""
+    return math.log(max(epsilon, 1e-30))
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A solved value with the guarantee it was chosen for.
+
+    Attributes:
+        value: noise multiplier, steps or sample rate.
+        guarantee: at that value; satisfies the target.
+        next: for steps, the guarantee one step later; does not satisfy it.
+    """
+
+    value: float
+    guarantee: Guarantee
+    next: Guarantee | None = None
+
+
+def noise_multiplier(run: DpSgd, target: Target) -> Solution:
+    """The least noise multiplier with which a run meets the target, to a relative 1e-6.
+
+    Args:
+        run: the run; its own noise multiplier is ignored.
+        target: ε, δ and the accountant.
+
+    Raises:
+        UnreachableTargetError: even the largest noise multiplier is too little.
+    """
+
+    def with_noise(sigma: float) -> DpSgd:
+        return replace(run, noise_multiplier=sigma)
+
+    sigma = _solve(with_noise, target, 1.0, NOISE_MAX, NOISE_MIN, "noise multiplier")
+    return Solution(sigma, target.guarantee(with_noise(sigma)))
+
+
+def sample_rate(run: DpSgd, target: Target) -> Solution:
+    """The largest sample rate with which a run meets the target, to a relative 1e-6.
+
+    Args:
+        run: the run in `sample_rate` and `steps`; its own rate is ignored.
+        target: ε, δ and the accountant.
+
+    Raises:
+        UnreachableTargetError: even the smallest sample rate is too large.
+    """
+
+    def with_rate(rate: float) -> DpSgd:
+        return replace(run, sample_rate=rate)
+
+    rate = _solve(with_rate, target, 0.01, _RATE_MIN, 1.0, "sample rate")
+    return Solution(rate, target.guarantee(with_rate(rate)))
+
+
+def steps(run: DpSgd, target: Target) -> Solution:
+    """The largest number of steps that meets the target: one more does not.
+
+    Args:
+        run: the run; its own step count is ignored.
+        target: ε, δ and the accountant.
+
+    Raises:
+        UnreachableTargetError: any number of steps meets the target.
+    """
+
+    def with_steps(count: int) -> DpSgd:
+        return replace(run, steps=count, epochs=None)
+
+    count = search.largest_integer(lambda n: target.excess(with_steps(n)), COUNT_MAX)
+    if count is None:
+        raise UnreachableTargetError(
+            f"even {COUNT_MAX} steps cost no more than ε = {target.epsilon:g}: ask for a smaller ε"
+        )
+    return Solution(
+        count, target.guarantee(with_steps(count)), target.guarantee(with_steps(count + 1))
+    )
+
+
+def _solve(
+    with_value: Callable[[float], DpSgd],
+    target: Target,
+    start: float,
+    best: float,
+    worst: float,
+    what: str,
+) -> float:
+    """The value nearest `worst` that meets the target, bracketed outward from `start`."""
+
+    def excess(value: float) -> float:
+        return target.excess(with_value(value))
+
+    fit, unfit = start, start
+    if excess(start) <= 0:
+        while excess(unfit := _towards(worst, fit)) <= 0:
+            if unfit == worst:
+                return worst
+            fit = unfit
+    else:
+        while excess(fit := _towards(best, unfit)) > 0:
+            if fit == best:
+                raise UnreachableTargetError(
+                    f"no {what} between {min(best, worst):g} and {max(best, worst):g} reaches "
+                    f"ε = {target.epsilon:g} at δ = {target.delta:g} with "
+                    f"{target.accountant.name}: allow a larger ε or δ, or fewer steps"
+                )
+            unfit = fit
+    return search.boundary(excess, fit=fit, unfit=unfit, relative_width=_RELATIVE_WIDTH)
+
+
+def _towards(end: float, value: float) -> float:
+    """The next value to try: four times nearer in ratio, or the end itself."""
+    return min(value * 4, end) if end > value else max(value / 4, end)

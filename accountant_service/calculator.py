@@ -39,7 +39,9 @@ def epsilon(
     Raises:
         AccountingError: the method has no formula, no ε is finite, or the work is too much.
     """
-    return verdict.epsilon(ACCOUNTANTS[method], Question(canonical_form(mechanism), relation), delta)
+    return verdict.epsilon(
+        ACCOUNTANTS[method], Question(canonical_form(mechanism), relation), delta
+    )
 
 
 def delta(
@@ -210,9 +212,6 @@ def trade_off(
         Interval(larger + smaller * at_prior.lower, larger + smaller * at_prior.upper),
         question.form.hash,
     )
-
-
-
 
 
 def _false_positive_rates(points: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

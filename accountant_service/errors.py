@@ -1,10 +1,10 @@
 """Every way a well-formed question can have no answer, each with a stable code.
 
-    AccountingError
-    ├── MethodNotApplicableError   the method has no formula for a part of the mechanism
-    ├── NoFiniteEpsilonError       no finite ε (or no positive δ) exists or can be represented
-    ├── TooExpensiveError          the work would exceed what one question may cost
-    └── UnreachableTargetError     no allowed parameter reaches the target
+AccountingError
+├── MethodNotApplicableError   the method has no formula for a part of the mechanism
+├── NoFiniteEpsilonError       no finite ε (or no positive δ) exists or can be represented
+├── TooExpensiveError          the work would exceed what one question may cost
+└── UnreachableTargetError     no allowed parameter reaches the target
 """
 
 from __future__ import annotations

@@ -43,9 +43,7 @@ class AdadpRdp(Accountant):
         single_part(self.name, question)
         theorem = "Wang, Balle & Kasiviswanathan 2019, arXiv 1808.00087v2, Theorem 9"
         return (
-            sampled_as(
-                question, ["fixed_size"], "batches are drawn without replacement", theorem
-            ),
+            sampled_as(question, ["fixed_size"], "batches are drawn without replacement", theorem),
             Assumption(
                 "neighbours differ by one record replaced",
                 question.relation is NeighbouringRelation.REPLACE_ONE,

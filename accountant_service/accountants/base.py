@@ -223,7 +223,9 @@ def single_part(method: str, question: Question) -> Part:
     return parts[0]
 
 
-def sampled_as(question: Question, allowed: Sequence[str], statement: str, source: str) -> Assumption:
+def sampled_as(
+    question: Question, allowed: Sequence[str], statement: str, source: str
+) -> Assumption:
     """The hypothesis that every release's batches are drawn as the theorem says."""
     holds = all(atom.sampling in allowed for atom, _ in question.form.parts)
     return Assumption(statement, holds, source)

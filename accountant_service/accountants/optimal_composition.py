@@ -46,7 +46,8 @@ class OptimalComposition(Accountant):
         part = single_part(self.name, question)
         step_deltas = (1 - amplified.DELTA_SHARES) * delta / part.count
         epsilons = amplified.step_epsilons(part, step_deltas)
-        best = math.inf
+        even = np.array([delta / part.count])
+        best = part.count * float(amplified.step_epsilons(part, even)[0])  # all δ to the steps
         for step_epsilon, step_delta in zip(epsilons, step_deltas, strict=True):
             # 1 − (1 − δ₁)^T·(1 − δ′) ≤ δ, solved for δ′
             slack = -math.expm1(math.log1p(-delta) - part.count * math.log1p(-step_delta))

@@ -59,9 +59,7 @@ class Pld(Accountant):
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
         """The certified interval around δ."""
         whole, releases = _releases(question)
-        exact = (
-            math.exp(float(gaussian.log_delta(epsilon, whole))) if math.isfinite(whole) else 1.0
-        )
+        exact = math.exp(float(gaussian.log_delta(epsilon, whole))) if math.isfinite(whole) else 1.0
         if not releases:
             return _bound(rounding.down(exact), min(1.0, rounding.up(exact)))
         bounds = two_sided.delta_bounds(releases, epsilon, _TOLERANCE)

@@ -165,6 +165,8 @@ def _least(
                 between = np.linspace(orders[max(place - 1, 0)], orders[place + 1], 17)[1:-1]
                 found = values(between, log_moments(question, between))
                 place = int(np.argmin(found))
-                best, best_order = min((best, best_order), (float(found[place]), float(between[place])))
+                best, best_order = min(
+                    (best, best_order), (float(found[place]), float(between[place]))
+                )
             break
     return best, best_order

@@ -135,7 +135,7 @@ def _expand(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 def _expand_dp_sgd(run: DpSgd, pointer: str) -> dict[Atom, int]:
     step = {Atom("gaussian", run.noise_multiplier, pointer=pointer): 1}
     rate, count = run.rate(), run.step_count()
-    if run.sampling == "shuffled" and 0.0 < rate and count > 0:
+    if run.sampling == "shuffled" and rate > 0.0 and count > 0:
         epoch = Atom("gaussian", run.noise_multiplier, "shuffled", rate, pointer=pointer)
         return {epoch: run.epoch_count()}
     sizes = None

@@ -183,9 +183,7 @@ def json_schema() -> dict[str, Json]:
         "oneOf": [{"$ref": reference} for reference in references.values()],
         "discriminator": {
             "propertyName": "kind",
-            "mapping": {
-                kind: references[_component(cls)] for kind, cls in _KINDS.items()
-            },
+            "mapping": {kind: references[_component(cls)] for kind, cls in _KINDS.items()},
         },
         "examples": [_EXAMPLES["dp_sgd"]],
     }
@@ -226,7 +224,9 @@ def _check_size(document: Json) -> None:
             raise MechanismError(("", limit))
         if isinstance(node, dict):
             children = node.get("mechanisms")
-            waiting += [(child, depth + 1) for child in children] if isinstance(children, list) else []
+            waiting += (
+                [(child, depth + 1) for child in children] if isinstance(children, list) else []
+            )
             waiting += [(node["mechanism"], depth + 1)] if "mechanism" in node else []
 
 
@@ -244,9 +244,11 @@ def _read(document: Json, pointer: str) -> Mechanism:
 
 
 def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[str, Any]:
-    known, values, faults = _FIELDS[cls], {}, []
-    for name in document.keys() - known.keys() - {"kind"}:
-        faults.append((f"{pointer}/{_escape(name)}", "is not a field of " + cls.kind))
+    known, values = _FIELDS[cls], {}
+    faults = [
+        (f"{pointer}/{_escape(name)}", "is not a field of " + cls.kind)
+        for name in document.keys() - known.keys() - {"kind"}
+    ]
     for field in fields(cls):
         if field.name not in document:
             if field.default is MISSING:
@@ -279,7 +281,10 @@ def _check_meaning(mechanism: Mechanism, pointer: str) -> None:
         case DiagonalGaussian(sensitivities, noise_stds):
             if len(sensitivities) != len(noise_stds):
                 raise MechanismError(
-                    (f"{pointer}/noise_stds", f"must have {len(sensitivities)} numbers, as many as sensitivities")
+                    (
+                        f"{pointer}/noise_stds",
+                        f"must have {len(sensitivities)} numbers, as many as sensitivities",
+                    )
                 )
             _check_diagonal(mechanism, pointer)
         case FixedSizeSampled(dataset_size, batch_size):

@@ -26,11 +26,12 @@ import numpy as np
 from scipy import fft, special
 
 from accountant_service.numerics.privacy_loss import Cells, Direction, Release
-from accountant_service.numerics.special import Array
+from accountant_service.numerics.special import Array, lattice
 
 _EPS: Final = float(np.finfo(float).eps)
 _LOG_WRAP: Final = -46.0  # natural log of the tilted mass allowed outside the window
 _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond the cells
+_MAGNITUDES_KEPT: Final = 64  # beyond so many different releases a coarser norm bound is used
 CELLS_MAX: Final = 1 << 20  # cells of one release, and points of one window
 
 Composition = Sequence[tuple[Release, int]]  # releases with their counts
@@ -141,9 +142,7 @@ def upper_profile(
     top = log_scale - tilt * float(tilted.losses[-1] - tilted.centre)
     slack = infinite + math.exp(min(tilted.log_above + top, 0.0))
     floor = float(tilted.losses[0])
-    return Profile(
-        _tail_sums(p), _tail_sums(q), log_scale, log_scale - tilted.centre, slack, floor
-    )
+    return Profile(_tail_sums(p), _tail_sums(q), log_scale, log_scale - tilted.centre, slack, floor)
 
 
 def lower_profile(
@@ -208,7 +207,7 @@ def _compose(
     """Convolve every step's tilted masses `count` times, on a window chosen by Chernoff's bound."""
     tilted, log_scale = [], 0.0
     for step in steps:
-        losses = (step.first + np.arange(len(step.mass))) * spacing
+        losses = lattice(step.first, len(step.mass), spacing)
         with np.errstate(divide="ignore"):
             exponent = np.log(step.mass) + tilt * losses
         log_moment = float(special.logsumexp(exponent))
@@ -222,7 +221,7 @@ def _compose(
         size += size % 2
         if size > CELLS_MAX:
             raise LatticeTooLargeError(size)
-        losses, centre = (first + np.arange(size)) * spacing, moments.mean
+        losses, centre = lattice(first, size, spacing), moments.mean
     else:
         losses, centre = window
         first, size = round(float(losses[0]) / spacing), len(losses)
@@ -241,7 +240,15 @@ def _compose(
 
 
 class LatticeTooLargeError(ValueError):
-    """The spacing asked for needs more lattice points than one request may have."""
+    """The spacing asked for needs more lattice points than one request may have.
+
+    Attributes:
+        points: how many it needs.
+    """
+
+    def __init__(self, points: int) -> None:
+        self.points = points
+        super().__init__(f"{points} lattice points")
 
 
 class _Moments:
@@ -286,7 +293,7 @@ def _coarsen(step: _Steps, spacing: float) -> tuple[Array, Array]:
     points = len(step.mass)
     block = -(-points // 4096)
     starts = np.arange(0, points, block)
-    losses = (step.first + np.arange(points)) * spacing
+    losses = lattice(step.first, points, spacing)
     mass = np.add.reduceat(step.mass, starts)
     low, high = losses[starts], losses[np.minimum(starts + block, points) - 1]
     offset = np.add.reduceat(step.mass * (losses - np.repeat(low, block)[:points]), starts)
@@ -305,21 +312,21 @@ def _convolve(steps: Sequence[_Steps], first: int, size: int) -> tuple[Array, fl
     """
     log_size = np.zeros(size // 2 + 1)
     angle = np.zeros(size // 2 + 1)
-    transforms = []
+    magnitudes: list[Array | None] = []
     for step in steps:
         transform = fft.rfft(_fold(step.mass, size))
         log_abs = np.log(np.maximum(np.abs(transform), 1e-300))
         log_size += step.count * log_abs
         angle += step.count * np.angle(transform)
-        transforms.append((log_abs if len(steps) <= 64 else None, step))
+        magnitudes.append(log_abs if len(steps) <= _MAGNITUDES_KEPT else None)
     shift = (sum(step.first * step.count for step in steps) - first) % size
     product = np.exp(log_size + 1j * angle)
     mass = np.roll(fft.irfft(product, size), shift)
     eta = 7 * _EPS * math.log2(size)
     total_norm = _parseval(log_size, size)
     error = eta * total_norm
-    for log_abs, step in transforms:
-        partner = _parseval(log_size - log_abs, size) if log_abs is not None else 1.0
+    for magnitude, step in zip(magnitudes, steps, strict=True):
+        partner = _parseval(log_size - magnitude, size) if magnitude is not None else 1.0
         own = float(np.linalg.norm(step.mass))
         error += step.count * (eta * own * partner + 8 * _EPS * total_norm)
     return mass, error
@@ -332,7 +339,6 @@ def _parseval(log_abs: Array, size: int) -> float:
 
 def _fold(mass: Array, size: int) -> Array:
     """The masses added up modulo `size`."""
-    if len(mass) <= size:
-        return np.pad(mass, (0, size - len(mass)))
     padded = np.pad(mass, (0, -len(mass) % size))
-    return padded.reshape(-1, size).sum(axis=0)
+    folded: Array = padded.reshape(-1, size).sum(axis=0)
+    return folded

@@ -19,7 +19,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from scipy import special
 
-from accountant_service.numerics.special import Array, normal_interval
+from accountant_service.numerics.special import Array, lattice, normal_interval
 
 Direction = Literal["removing", "adding"]
 DIRECTIONS: Final[tuple[Direction, Direction]] = ("removing", "adding")
@@ -147,10 +147,10 @@ class Release:
     ) -> Cells:
         """Cut at `count` + 1 edges (first + offset)·h, …, with all beyond in two end cells."""
         if direction == "removing":
-            low = (np.arange(first, first + count + 1) + offset) * spacing
-            return self._cells(first, low, low[:-1])
-        low = (np.arange(-first - count, -first + 1) - offset) * spacing
-        return self._cells(first, low, low[1:]).reversed()
+            edges = lattice(first, count + 1, spacing, offset)
+            return self._cells(first, edges, edges[:-1])
+        edges = lattice(-first - count, count + 1, spacing, -offset)
+        return self._cells(first, edges, edges[1:]).reversed()
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> Cells:
         """Cells between `edges` of l, seen from P = M; `anchor` is each cell's edge of lower loss.

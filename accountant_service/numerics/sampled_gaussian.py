@@ -103,7 +103,8 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
         log_moment[group] = grid.integrate(orders[group])
     quadrature = _LOG_ERROR + math.log(2) + np.logaddexp(log_moment, np.log1p(2 * np.abs(orders)))
     missing = np.logaddexp(_log_truncated(orders, q, sigma), quadrature)
-    return log_moment + np.exp(np.minimum(missing - log_moment, 0.0))
+    upper: Array = log_moment + np.exp(np.minimum(missing - log_moment, 0.0))
+    return upper
 
 
 def _groups(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
@@ -125,33 +126,40 @@ class _Grid:
         self.size = len(self.z)
         log_ratio = (2 * self.z - 1) / (2 * sigma * sigma)
         excess = q * np.expm1(np.minimum(log_ratio, 300.0))  # u; past e^300 only its log is used
-        self.log_weight = -0.5 * (self.z / sigma) ** 2 + (math.log(spacing / sigma) - LOG_SQRT_TWO_PI)
+        self.log_weight = -0.5 * (self.z / sigma) ** 2 + (
+            math.log(spacing / sigma) - LOG_SQRT_TWO_PI
+        )
         self.log_growth = np.where(log_ratio < 300.0, np.log1p(excess), math.log(q) + log_ratio)
         self.weight = np.exp(self.log_weight)
         self.linear = log1p_minus(excess) * self.weight  # w·(log(1 + u) − u)
 
     def integrate(self, orders: Array) -> Array:
         """log Σ_j w_j (1 + u_j)^a for each order, by the direct sum or, near 1, by its excess."""
-        low, high = _limits(float(orders.min()), float(orders.max()), self.sigma)
-        first, last = np.searchsorted(self.z, [low, high])
-        nodes = slice(max(int(first) - 1, 0), int(last) + 1)
+        nodes = self._nodes(orders)
         weighted = orders[:, None] * self.log_growth[nodes]
         weighted += self.log_weight[nodes]
         peak = np.maximum(weighted.max(axis=1), 0.0)
         weighted -= peak[:, None]
         np.exp(weighted, out=weighted)
-        log_moment = np.log(weighted.sum(axis=1)) + peak
+        log_moment: Array = np.log(weighted.sum(axis=1)) + peak
         small = log_moment < _SMALL_MOMENT
         if small.any():
-            log_moment[small] = self._integrate_excess(orders[small], nodes)
+            log_moment[small] = self._integrate_excess(orders[small])
         return log_moment
 
-    def _integrate_excess(self, orders: Array, nodes: slice) -> Array:
+    def _nodes(self, orders: Array) -> slice:
+        low, high = _limits(float(orders.min()), float(orders.max()), self.sigma)
+        first, last = np.searchsorted(self.z, [low, high])
+        return slice(max(int(first) - 1, 0), int(last) + 1)
+
+    def _integrate_excess(self, orders: Array) -> Array:
         """log(1 + E[(1+u)^a − 1 − a·u]), with the integrand split so that nothing cancels.
 
         With x = a·log(1+u) it is (e^x − 1 − x) + a·(log(1+u) − u). Where every |x| of the group is
         below 0.1, the first part is its power series, a matrix product; elsewhere it is direct.
+        A small moment has no large term, so e^x stays far below overflow on these nodes.
         """
+        nodes = self._nodes(orders)
         weight, log_growth = self.weight[nodes], self.log_growth[nodes]
         in_series = np.abs(log_growth) * float(np.abs(orders).max()) < 0.1
         powers = np.arange(2.0, 11.0)
@@ -159,4 +167,5 @@ class _Grid:
         series = (orders[:, None] ** powers) @ (coefficients / special.factorial(powers))
         exponent = orders[:, None] * log_growth[~in_series]
         direct = (np.expm1(exponent) - exponent) @ weight[~in_series]
-        return np.log1p(np.maximum(series + direct + orders * self.linear[nodes].sum(), 0.0))
+        excess: Array = series + direct + orders * self.linear[nodes].sum()
+        return np.log1p(np.maximum(excess, 0.0))

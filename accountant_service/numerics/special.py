@@ -23,6 +23,12 @@ def log1p_minus(x: Array) -> Array:
     return np.where(np.abs(x) < _SMALL, series, np.log1p(x) - x)
 
 
+def lattice(first: int, count: int, spacing: float, offset: float = 0.0) -> Array:
+    """The points (first + offset)·h, (first + 1 + offset)·h, …, `count` of them."""
+    points: Array = (np.arange(first, first + count, dtype=float) + offset) * spacing
+    return points
+
+
 def log_normal_tail(x: Array) -> Array:
     """log P(Z > x) for a standard normal Z."""
     return special.log_ndtr(-x)
@@ -45,7 +51,10 @@ def _stirling_error(n: Array) -> Array:
     series = (
         1 / 12
         - inverse_square
-        * (1 / 360 - inverse_square * (1 / 1260 - inverse_square * (1 / 1680 - inverse_square / 1188)))
+        * (
+            1 / 360
+            - inverse_square * (1 / 1260 - inverse_square * (1 / 1680 - inverse_square / 1188))
+        )
     ) / large
     small = np.clip(n, 1.0, 16.0)
     direct = special.gammaln(small + 1) - (small + 0.5) * np.log(small) + small - LOG_SQRT_TWO_PI

@@ -154,19 +154,21 @@ class _Side:
         read: Callable[[Profile], float],
         best: float,
     ) -> None:
-        """Tighten the bounds at the present spacing; coarsen it until the lattice fits."""
+        """Tighten the bounds at the present spacing, or at the finest that fits."""
         direction, tilt = self.saddle.direction, self.saddle.tilt
-        try:
-            upper = upper_profile(releases, direction, self.spacing, tilt, log_delta)
-            self.upper = min(self.upper, read(upper))
-            if self.upper > best:
-                lower = lower_profile(releases, direction, self.spacing, tilt, log_delta)
-                self.lower = max(self.lower, read(lower))
-        except LatticeTooLargeError:
-            self.finest = self.spacing = 1.4 * self.spacing
-            self.evaluate(releases, log_delta, read, best)
+        while not self.exhausted:
+            try:
+                upper = upper_profile(releases, direction, self.spacing, tilt, log_delta)
+                self.upper = min(self.upper, read(upper))
+                if self.upper > best:
+                    lower = lower_profile(releases, direction, self.spacing, tilt, log_delta)
+                    self.lower = max(self.lower, read(lower))
+            except LatticeTooLargeError as error:
+                self.finest = self.spacing = self.spacing * max(1.2, error.points / CELLS_MAX)
+                self.exhausted = self.spacing > self.saddle.loss_range / 8  # hopelessly coarse
+                continue
+            self.exhausted = self.spacing <= self.finest
             return
-        self.exhausted = self.spacing <= self.finest
 
     def refine(self, factor: float) -> None:
         """A finer spacing for the next round, within the lattice limit."""

@@ -1,0 +1,46 @@
+# Everything works on a machine with only Python 3.11 and make; set-up happens when needed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help install demo test test-all check serve bench clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+install: $(READY)  ## create .venv with everything
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name it with: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[train,postgres,dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## start the service, train on MNIST within ε = 2, stop the service
+	$(BIN)/python scripts/demo.py
+
+test: $(READY)  ## every test but the slow ones (minutes)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY)  ## every test
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+serve: $(READY)  ## run the service on http://127.0.0.1:8000
+	$(BIN)/accountant serve
+
+bench: $(READY)  ## print the benchmark tables
+	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/http.py
+
+clean:  ## remove what make made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis data runs

@@ -1,0 +1,1 @@
+"""The HTTP edge: schemas, one error handler, thin routes."""

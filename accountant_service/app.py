@@ -1,0 +1,71 @@
+"""The composition root: settings in, a FastAPI application out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from accountant_service import __version__, mechanisms
+from accountant_service.api import problems
+from accountant_service.api.answering import Answerer
+from accountant_service.api.routes import build_router
+from accountant_service.api.schemas import MECHANISM_PLACEHOLDER
+from accountant_service.settings import Settings
+
+_DESCRIPTION = """
+Privacy accounting for differentially private training. Every answer is a *guarantee*: a number,
+whether it is proven, an estimate or refuted, the hypotheses it rests on, and wherever possible a
+proved interval around the true value.
+"""
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The service, ready to be served.
+
+    Args:
+        settings: from the environment by default.
+    """
+    settings = settings or Settings()
+    answerer = Answerer(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        answerer.close()
+
+    app = FastAPI(
+        title="Privacy accountant",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+    )
+    app.state.settings = settings
+    app.state.answerer = answerer
+    app.include_router(build_router())
+    problems.install(app)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the mechanism tree as components of its own."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        document["components"]["schemas"] |= mechanisms.json_schema()
+        app.openapi_schema = _with_references(document)
+    return app.openapi_schema
+
+
+def _with_references(node: Any) -> Any:
+    """The document with each placeholder replaced by a reference to the mechanism schema."""
+    if isinstance(node, dict):
+        if MECHANISM_PLACEHOLDER in node:
+            return {"$ref": "#/components/schemas/Mechanism"}
+        return {name: _with_references(value) for name, value in node.items()}
+    return [_with_references(item) for item in node] if isinstance(node, list) else node

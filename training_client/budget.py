@@ -1,0 +1,68 @@
+"""The budget of a run: no step is made before the service has said that it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from training_client.errors import BudgetExhaustedError
+from training_client.plan import Plan
+from training_client.service import AccountingService, Guarantee
+
+
+@dataclass
+class Budget:
+    """Asks the service for ε ahead of the steps, a block at a time.
+
+    Attributes:
+        service: who answers.
+        plan: what a step costs.
+        epsilon, delta: what may be spent.
+        block: steps asked for at once.
+        allowed: steps that the service has said fit, so far.
+        spent: ε of the allowed steps.
+    """
+
+    service: AccountingService
+    plan: Plan
+    epsilon: float
+    delta: float
+    block: int = 50
+    allowed: int = field(default=0, init=False)
+    spent: float = field(default=0.0, init=False)
+
+    def allow(self, step: int) -> None:
+        """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
+
+        Raises:
+            BudgetExhaustedError: the step would pass the budget.
+            ServiceError: no usable answer; the step must not be made.
+        """
+        if step <= self.allowed:
+            return
+        ahead = self.guarantee(self.allowed + self.block)
+        if ahead.epsilon <= self.epsilon:
+            self.allowed, self.spent = self.allowed + self.block, ahead.epsilon
+        else:
+            self._allow_the_rest()
+        if step > self.allowed:
+            raise BudgetExhaustedError(
+                f"step {step} would pass ε = {self.epsilon:g} at δ = {self.delta:g}: "
+                f"{self.allowed} steps fit"
+            )
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """What the service claims of the first `steps` steps."""
+        return self.service.epsilon(self.plan.mechanism(steps), self.delta)
+
+    def _allow_the_rest(self) -> None:
+        """The budget ends inside the next block: find the very last step that fits."""
+        last = self.service.steps(
+            noise_multiplier=self.plan.noise_multiplier,
+            sample_rate=self.plan.sample_rate,
+            epsilon=self.epsilon,
+            delta=self.delta,
+        )
+        if last > self.allowed:
+            claim = self.guarantee(last)
+            if claim.epsilon <= self.epsilon:
+                self.allowed, self.spent = last, claim.epsilon

@@ -1,0 +1,68 @@
+"""Everything that can stop a training run, and what to do about it.
+
+    TrainingStoppedError
+    ├── ServiceError               the accounting service gave no usable answer: nothing may run
+    │   ├── ServiceUnreachableError    no answer after all retries
+    │   ├── ServiceRefusedError        a 4xx problem: the question itself is wrong
+    │   └── ServiceConfusedError       an answer that is not in the contract
+    ├── BudgetExhaustedError       the next step would pass the privacy budget
+    ├── UnsupportedModelError      the model has a part whose gradient cannot be clipped here
+    └── DataError                  the data set is missing or not what it should be
+
+Each carries an `exit_code` for command lines: 3 when the budget refuses, 4 when the service
+gives no answer, 2 otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TrainingStoppedError(Exception):
+    """Training stopped, or never began; the message says why and what to do."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ServiceError(TrainingStoppedError):
+    """The accounting service gave no usable answer. Without an answer there is no training."""
+
+    exit_code = 4
+
+
+class ServiceUnreachableError(ServiceError):
+    """No answer after all retries."""
+
+
+class ServiceRefusedError(ServiceError):
+    """The service refused the question.
+
+    Attributes:
+        code: the problem's stable code, as in the service's docs/errors.md.
+        pointers: the JSON pointers it complained about.
+    """
+
+    exit_code = 2
+
+    def __init__(self, code: str, detail: str, pointers: tuple[str, ...] = ()) -> None:
+        self.code = code
+        self.pointers = pointers
+        super().__init__(f"the accounting service refused ({code}): {detail}")
+
+
+class ServiceConfusedError(ServiceError):
+    """The answer is not what the contract promises: is this the right service and version?"""
+
+
+class BudgetExhaustedError(TrainingStoppedError):
+    """The next step would pass the privacy budget."""
+
+    exit_code = 3
+
+
+class UnsupportedModelError(TrainingStoppedError):
+    """The model has a part whose per-example gradients cannot be clipped here."""
+
+
+class DataError(TrainingStoppedError):
+    """The data set is missing or not what it should be."""

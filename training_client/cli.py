@@ -48,7 +48,9 @@ def run(
     hidden: Annotated[int, typer.Option(min=1, help="Units of the hidden layer.")] = 1000,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     data_dir: Annotated[Path, typer.Option(help="Where data sets are kept.")] = Path("data"),
-    output: Annotated[Path, typer.Option(help="Where model and guarantee go.")] = Path("runs/mnist"),
+    output: Annotated[Path, typer.Option(help="Where model and guarantee go.")] = Path(
+        "runs/mnist"
+    ),
 ) -> None:
     """Train DP-SGD on MNIST until the privacy budget is used up."""
     console = Console(highlight=False, soft_wrap=True)
@@ -89,10 +91,14 @@ def run(
 def _progress(console: Console, steps: int) -> Iterator[Callable[[training.Progress], None]]:
     """A bar with step, loss, ε allowed so far and the time left; lines where there is no terminal."""
     if not console.is_terminal:
-        yield lambda now: (
-            console.print(f"step {now.step}: loss {now.loss:.3f}, ε ≤ {now.epsilon_allowed:.4f}")
-            if now.step % max(1, steps // 10) == 0
-            else None
+        yield (
+            lambda now: (
+                console.print(
+                    f"step {now.step}: loss {now.loss:.3f}, ε ≤ {now.epsilon_allowed:.4f}"
+                )
+                if now.step % max(1, steps // 10) == 0
+                else None
+            )
         )
         return
     columns = (

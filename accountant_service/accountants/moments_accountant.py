@@ -15,12 +15,14 @@ from accountant_service.accountants.base import (
     require_noise,
     sampled_as,
 )
+from accountant_service.errors import TooExpensiveError
 from accountant_service.guarantee import Assumption, NeighbouringRelation
 from accountant_service.numerics import conversion, rounding, sampled_gaussian
 from accountant_service.numerics.special import Array
 
-MOMENT_ORDER_MAX: Final = 255  # the largest λ tried; papers/002 and its code stop at 32
+MOMENT_ORDER_MAX: Final = 127  # the largest λ tried; papers/002 and its code stop at 32
 _MOMENTS: Final = np.arange(1.0, MOMENT_ORDER_MAX + 1)
+_TERMS_MAX: Final = 1e8  # quadrature nodes × moments of one question
 _SOURCE: Final = "Abadi et al. 2016, arXiv 1607.00133v2, Theorem 2"
 
 
@@ -28,18 +30,19 @@ class MomentsAccountant(Accountant):
     """α(λ) = Σ T·log max(E₁, E₂) and δ = min_λ exp(α(λ) − λε), with both moments computed.
 
     E₁ = E_{μ₀}[(μ₀/μ)^λ] and E₂ = E_μ[(μ/μ₀)^λ], μ₀ = N(0, σ²), μ = (1−q)μ₀ + qN(1, σ²); λ runs
-    over the integers 1…255. Nothing of the paper's asymptotic Theorem 1 is used.
+    over the integers 1…127. Nothing of the paper's asymptotic Theorem 1 is used.
     """
 
     name = "moments_accountant"
     title = "Moments accountant"
     source = _SOURCE + "; papers/002"
     needs = "Gaussian noise, Poisson sampling (or none), add/remove neighbours"
-    proves = "an upper bound of ε by the classical tail bound, integer moments up to 255"
+    proves = "an upper bound of ε by the classical tail bound, integer moments up to 127"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
         """Poisson sampling; neighbours that differ in one record."""
         require_noise(self.name, question, ["gaussian"])
+        _check_work(question)
         return (
             sampled_as(
                 question,
@@ -66,6 +69,19 @@ class MomentsAccountant(Accountant):
         return Bound(min(1.0, value), orders[best], conversion.CLASSICAL)
 
 
+def _check_work(question: Question) -> None:
+    terms = math.fsum(
+        len(_MOMENTS) * sampled_gaussian.nodes_needed(-_MOMENTS[-1], _MOMENTS[-1] + 1, part.sigma)
+        for part in question.parts
+        if part.rate < 1
+    )
+    if terms > _TERMS_MAX:
+        raise TooExpensiveError(
+            f"the moments of {len(question.parts)} different releases at these noise levels need "
+            f"{terms:.1e} terms, more than {_TERMS_MAX:.0e}: use subsampled_rdp or pld"
+        )
+
+
 def _related(question: Question) -> Assumption:
     sampled = any(part.rate < 1 for part in question.parts)
     allowed = [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.ZERO_OUT_ONE]
@@ -78,7 +94,7 @@ def _related(question: Question) -> Assumption:
 
 
 def _log_moments(question: Question) -> Array:
-    """α(λ) for λ = 1…255: the larger of both directions, summed over the releases."""
+    """α(λ) for λ = 1…127: the larger of both directions, summed over the releases."""
     total = np.zeros_like(_MOMENTS)
     for part in question.parts:
         removing = sampled_gaussian.log_moments(_MOMENTS + 1, part.rate, part.sigma)  # log E₂

@@ -17,12 +17,11 @@ from accountant_service.numerics.special import Array
 _POISSON: Final = "Mironov, Talwar & Zhang 2019, arXiv 1908.10530v1, Theorem 4 and section 3.3"
 _FIXED: Final = "Wang, Balle & Kasiviswanathan 2019, arXiv 1808.00087v2, Theorem 9"
 _PAIR: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
-_NODES_MAX: Final = 3e8  # quadrature nodes × orders of one question
+_NODES_MAX: Final = 3e7  # quadrature nodes × orders of one question
 
 # Orders to try: dense where the optimum usually is, then octaves, each used only while useful.
 _BASE_ORDERS: Final = 1 + np.geomspace(0.02, 63, 140)
 _OCTAVES: Final = [1 + np.geomspace(63, 126, 13)[1:] * 2.0**k for k in range(18)]
-_WHOLE_ORDERS: Final = np.arange(2.0, without_replacement.ORDER_MAX + 1)
 
 
 class SubsampledRdp(Accountant):
@@ -76,7 +75,8 @@ class SubsampledRdp(Accountant):
         return Bound(min(1.0, value), order, conversion.TIGHTEST)
 
 
-def _needs_whole_orders(part: Part, question: Question) -> bool:
+def _is_replaced(part: Part, question: Question) -> bool:
+    """Whether a sampled record's place in the batch is taken by another's."""
     if part.rate == 1.0:
         return False
     replaced = question.relation is NeighbouringRelation.REPLACE_ONE
@@ -87,7 +87,7 @@ def _needs_whole_orders(part: Part, question: Question) -> bool:
 def _theorem(part: Part, question: Question) -> tuple[str, str]:
     if part.rate == 1.0:
         return "the releases use all the data", "Mironov 2017, arXiv 1702.07476v3, Table II"
-    if _needs_whole_orders(part, question):
+    if _is_replaced(part, question):
         return "a record's place in a batch is taken by another record, 2C away at most", _FIXED
     if part.atom.sampling == "fixed_size":
         return "batches have a fixed size; without the record another takes its place", _PAIR
@@ -95,10 +95,7 @@ def _theorem(part: Part, question: Question) -> tuple[str, str]:
 
 
 def _check_work(question: Question) -> None:
-    nodes = sum(
-        sampled_gaussian.nodes_needed(1.0, 64.0, part.sigma) * len(_BASE_ORDERS)
-        for part in question.parts
-    )
+    nodes = _nodes(question, _BASE_ORDERS)
     if nodes > _NODES_MAX:
         raise TooExpensiveError(
             f"{len(question.parts)} different releases at these noise levels need {nodes:.1e} "
@@ -106,12 +103,23 @@ def _check_work(question: Question) -> None:
         )
 
 
+def _nodes(question: Question, orders: Array) -> float:
+    """How many terms these orders take."""
+    highest = float(orders[-1])
+    return len(orders) * math.fsum(
+        sampled_gaussian.nodes_needed(1.0, highest, part.sigma)
+        for part in question.parts
+        if part.rate < 1.0
+    )
+
+
 def _curves(question: Question) -> Iterator[tuple[Array, Array]]:
     """Blocks of increasing orders with the composed log-moments (α − 1)·D_α."""
-    if any(_needs_whole_orders(part, question) for part in question.parts):
-        yield _WHOLE_ORDERS, log_moments(question, _WHOLE_ORDERS)
-        return
+    replaced = any(_is_replaced(part, question) for part in question.parts)
     for orders in (_BASE_ORDERS, *_OCTAVES):
+        too_high = replaced and orders[-1] > without_replacement.ORDER_MAX
+        if too_high or _nodes(question, orders) > _NODES_MAX:
+            return  # fewer orders: a looser bound, still a bound
         yield orders, log_moments(question, orders)
 
 
@@ -120,7 +128,7 @@ def log_moments(question: Question, orders: Array) -> Array:
 
     Args:
         question: of parts this method has a formula for.
-        orders: > 1; whole numbers up to 256 where a part is sampled under replace-one.
+        orders: > 1; up to 256 where a part is sampled and its record replaced.
     """
     total = np.zeros_like(orders)
     for part in question.parts:
@@ -131,7 +139,7 @@ def log_moments(question: Question, orders: Array) -> Array:
 def _part_log_moments(part: Part, question: Question, orders: Array) -> Array:
     if part.atom.noise == "laplace":
         return _laplace_log_moments(part.sigma, orders)
-    if _needs_whole_orders(part, question):
+    if _is_replaced(part, question):
         return without_replacement.log_moments(orders, part.rate, part.sigma)
     return sampled_gaussian.log_moments(orders, part.rate, part.sigma)
 
@@ -151,7 +159,7 @@ def _least(
 
     D_α never falls with α, so once a block of orders does not improve on the best, or has its
     best inside, no later block will; the search stops there and looks between the neighbours of
-    the best order, where fractional orders are allowed.
+    the best order.
     """
     best, best_order = math.inf, None
     for orders, moments in _curves(question):
@@ -161,12 +169,10 @@ def _least(
             break
         best, best_order = float(found[place]), float(orders[place])
         if place < len(orders) - 1:
-            if orders is not _WHOLE_ORDERS:
-                between = np.linspace(orders[max(place - 1, 0)], orders[place + 1], 17)[1:-1]
-                found = values(between, log_moments(question, between))
-                place = int(np.argmin(found))
-                best, best_order = min(
-                    (best, best_order), (float(found[place]), float(between[place]))
-                )
+            between = np.linspace(orders[max(place - 1, 0)], orders[place + 1], 17)[1:-1]
+            found = values(between, log_moments(question, between))
+            place = int(np.argmin(found))
+            inside = (float(found[place]), float(between[place]))
+            best, best_order = min((best, best_order), inside)
             break
     return best, best_order

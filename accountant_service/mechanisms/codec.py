@@ -163,7 +163,10 @@ def from_json(document: Json) -> Mechanism:
         MechanismError: with the pointer of every fault found and what was expected there.
     """
     _check_size(document)
-    return _read(document, "")
+    mechanism = _read(document, "")
+    if _releases(mechanism) > COUNT_MAX:
+        raise MechanismError(("", f"must make at most {COUNT_MAX} releases in all"))
+    return mechanism
 
 
 def to_json(mechanism: Mechanism) -> dict[str, Json]:
@@ -263,6 +266,21 @@ def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[s
     if faults:
         raise MechanismError(*sorted(faults))
     return values
+
+
+def _releases(mechanism: Mechanism) -> int:
+    """How many single releases a mechanism makes, repetition multiplied out."""
+    match mechanism:
+        case Repeated(count, inner):
+            return count * _releases(inner)
+        case Composed(inners):
+            return sum(_releases(inner) for inner in inners)
+        case PoissonSampled() | FixedSizeSampled():
+            return _releases(mechanism.mechanism)
+        case DpSgd():
+            return mechanism.step_count()
+        case _:
+            return 1
 
 
 def _read_all(document: Json, pointer: str) -> tuple[Mechanism, ...]:

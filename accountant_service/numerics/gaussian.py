@@ -46,7 +46,7 @@ def log_delta(epsilon: Array | float, mu: Array | float) -> Array:
     log_tail = log_normal_tail(low)
     with np.errstate(under="ignore"):
         correction = np.exp(log_density - log_tail) * _mills(high)
-    return np.where(low < -5.0, log_tail + np.log1p(-correction), central)
+    return np.where(low < -5.0, log_tail + np.log1p(-np.minimum(correction, 0.5)), central)
 
 
 def epsilon(delta: Array | float, mu: Array | float) -> Array:

@@ -29,7 +29,7 @@ from accountant_service.numerics.privacy_loss import Cells, Direction, Release
 from accountant_service.numerics.special import Array, lattice
 
 _EPS: Final = float(np.finfo(float).eps)
-_LOG_WRAP: Final = -46.0  # natural log of the tilted mass allowed outside the window
+_LOG_WRAP: Final = -30.0  # natural log of the tilted mass allowed outside the window
 _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond the cells
 _MAGNITUDES_KEPT: Final = 64  # beyond so many different releases a coarser norm bound is used
 CELLS_MAX: Final = 1 << 20  # cells of one release, and points of one window
@@ -151,8 +151,8 @@ def lower_profile(
     """Tail masses of the attacker's events A_t: its δ(ε) is a lower bound."""
     reach = reach_for(sum(count for _, count in releases), log_delta)
     cut = [(_cut(r, direction, spacing, reach, half=True), count) for r, count in releases]
-    p_steps = [_Steps(c.first, np.maximum(c.p - c.rounding, 0.0), count) for c, count in cut]
-    q_steps = [_Steps(c.first, c.q + c.rounding, count) for c, count in cut]
+    p_steps = [_Steps(c.first, np.maximum(c.p - c.p_rounding, 0.0), count) for c, count in cut]
+    q_steps = [_Steps(c.first, c.q + c.q_rounding, count) for c, count in cut]
     whole = _compose(p_steps, spacing, tilt)
     p = whole.trimmed()
     q = _compose(q_steps, spacing, tilt + 1.0, window=(whole.losses, whole.centre)).trimmed()
@@ -188,7 +188,7 @@ def _connect_the_dots(cells: Cells, spacing: float) -> tuple[int, Array, float]:
     A cell's share for its upper edge is θ = (P − Q·e^{low})/(P·(1 − e^{−h})); rounding moves mass
     up, never down. What lies below the first edge moves up to it.
     """
-    inner, rounding = cells.p[1:-1] + cells.rounding[1:-1], cells.rounding
+    inner, rounding = cells.p[1:-1] + cells.p_rounding[1:-1], cells.p_rounding
     upward = (cells.gap + cells.gap_rounding) / -math.expm1(-spacing) + rounding[1:-1]
     upward = np.clip(upward, 0.0, inner)
     mass = np.zeros(len(inner) + 1)

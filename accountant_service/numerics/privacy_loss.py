@@ -28,11 +28,21 @@ LOSS_MAX: Final = 600.0
 _EPS: Final = float(np.finfo(float).eps)
 
 
+@dataclass(frozen=True, slots=True)
+class Masses:
+    """Masses of intervals under N₀ and N₁, each with a bound on its rounding error."""
+
+    zero: Array
+    one: Array
+    zero_rounding: Array
+    one_rounding: Array
+
+
 class Ratio(Protocol):
     """The law of Λ = log(dN₁/dN₀) under N₀ and N₁."""
 
-    def masses(self, edges: Array) -> tuple[Array, Array, Array]:
-        """N₀- and N₁-mass of each interval (edge, next edge], and a bound on their rounding."""
+    def masses(self, edges: Array) -> Masses:
+        """The N₀- and N₁-mass of each interval (edge, next edge]."""
         ...
 
     def limits(self, reach: float) -> tuple[float, float]:
@@ -46,21 +56,25 @@ class GaussianRatio:
 
     mu: float
 
-    def masses(self, edges: Array) -> tuple[Array, Array, Array]:
+    def masses(self, edges: Array) -> Masses:
         """See `Ratio.masses`."""
         scaled = edges / self.mu
-        masses, roundings = [], []
-        for shift in (self.mu / 2, -self.mu / 2):
-            z = np.clip(scaled + shift, -40.0, 40.0)  # beyond lies less than the least double
-            masses.append(normal_interval(z[:-1], z[1:]))
-            magnitude = special.ndtr(-np.abs(z)) * (1 + z * z)
-            roundings.append(8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]))
-        return masses[0], masses[1], np.maximum(*roundings)
+        zero, zero_rounding = _normal_masses(scaled + self.mu / 2)
+        one, one_rounding = _normal_masses(scaled - self.mu / 2)
+        return Masses(zero, one, zero_rounding, one_rounding)
 
     def limits(self, reach: float) -> tuple[float, float]:
         """See `Ratio.limits`."""
         half = self.mu * self.mu / 2
         return -half - reach * self.mu, half + reach * self.mu
+
+
+def _normal_masses(z: Array) -> tuple[Array, Array]:
+    """Standard normal masses between neighbouring z, and their rounding."""
+    z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
+    magnitude = special.ndtr(-np.abs(z)) * (1 + z * z)
+    rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:])
+    return normal_interval(z[:-1], z[1:]), rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +83,7 @@ class LaplaceRatio:
 
     inverse_scale: float
 
-    def masses(self, edges: Array) -> tuple[Array, Array, Array]:
+    def masses(self, edges: Array) -> Masses:
         """See `Ratio.masses`."""
         bound = self.inverse_scale
 
@@ -82,7 +96,8 @@ class LaplaceRatio:
             return np.where(ratio >= bound, 0.0, np.where(ratio < -bound, 1.0, inside))
 
         zero, one = np.diff(below(edges)), -np.diff(above(edges))
-        return zero, one, np.full_like(zero, 8 * _EPS)
+        rounding = np.full_like(zero, 8 * _EPS)
+        return Masses(zero, one, rounding, rounding)
 
     def limits(self, reach: float) -> tuple[float, float]:  # noqa: ARG002
         """See `Ratio.limits`: the whole support."""
@@ -98,7 +113,7 @@ class Cells:
         p: P-mass of: all below the first edge, each cell, all above the last edge.
         q: Q-mass of the same.
         gap: P − Q·e^{low edge} of each inner cell, computed without cancellation.
-        rounding: a bound on the floating-point error of each mass.
+        p_rounding, q_rounding: bounds on the floating-point error of each mass.
         gap_rounding: the same for `gap`.
         shrink: e^{−l} at the edge the gap was taken at.
     """
@@ -107,7 +122,8 @@ class Cells:
     p: Array
     q: Array
     gap: Array
-    rounding: Array
+    p_rounding: Array
+    q_rounding: Array
     gap_rounding: Array
     shrink: Array
 
@@ -119,7 +135,8 @@ class Cells:
             self.q[back],
             self.p[back],
             (-self.gap * self.shrink)[back],
-            self.rounding[back],
+            self.q_rounding[back],
+            self.p_rounding[back],
             (self.gap_rounding * self.shrink)[back],
             (1 / self.shrink)[back],
         )
@@ -159,15 +176,26 @@ class Release:
         minus that times e^{−l}: `reversed` supplies the sign and the factor.
         """
         cuts = np.concatenate([[-np.inf], self._ratio_at(edges), [np.inf]])
-        zero, one, rounding = self.ratio.masses(cuts)
-        difference = self.sample_rate * (one - zero)
-        mixed = (1 - self.sample_rate) * zero + self.sample_rate * one
-        rise = np.expm1(anchor)
-        gap = difference[1:-1] - zero[1:-1] * rise
-        gap_rounding = rounding[1:-1] * (self.sample_rate + np.abs(rise)) + 4 * _EPS * (
-            np.abs(difference[1:-1]) + zero[1:-1] * np.abs(rise)
+        of, q = self.ratio.masses(cuts), self.sample_rate
+        mixed = (1 - q) * of.zero + q * of.one
+        mixed_rounding = (1 - q) * of.zero_rounding + q * of.one_rounding + 4 * _EPS * mixed
+        inner, rise = slice(1, -1), np.expm1(anchor)
+        difference, fall = q * (of.one - of.zero)[inner], of.zero[inner] * rise
+        gap_rounding = (
+            q * of.one_rounding[inner]
+            + (q + np.abs(rise)) * of.zero_rounding[inner]
+            + 4 * _EPS * (np.abs(difference) + np.abs(fall))
         )
-        return Cells(first, mixed, zero, gap, rounding, gap_rounding, np.exp(-anchor))
+        return Cells(
+            first,
+            mixed,
+            of.zero,
+            difference - fall,
+            mixed_rounding,
+            of.zero_rounding,
+            gap_rounding,
+            np.exp(-anchor),
+        )
 
     def _loss(self, ratio: Array) -> Array:
         """l = log(1 − q + q·e^Λ)."""

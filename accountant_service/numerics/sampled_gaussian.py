@@ -156,16 +156,20 @@ class _Grid:
         """log(1 + E[(1+u)^a − 1 − a·u]), with the integrand split so that nothing cancels.
 
         With x = a·log(1+u) it is (e^x − 1 − x) + a·(log(1+u) − u). Where every |x| of the group is
-        below 0.1, the first part is its power series, a matrix product; elsewhere it is direct.
-        A small moment has no large term, so e^x stays far below overflow on these nodes.
+        below 0.1 the first part is its power series, a matrix product; where it may exceed 300
+        its e^x is joined with the (tiny) weight in log space; between, it is direct.
         """
         nodes = self._nodes(orders)
         weight, log_growth = self.weight[nodes], self.log_growth[nodes]
-        in_series = np.abs(log_growth) * float(np.abs(orders).max()) < 0.1
+        size = np.abs(log_growth) * float(np.abs(orders).max())
+        near, far = size < 0.1, size > 300
         powers = np.arange(2.0, 11.0)
-        coefficients = (log_growth[in_series] ** powers[:, None]) @ weight[in_series]
-        series = (orders[:, None] ** powers) @ (coefficients / special.factorial(powers))
-        exponent = orders[:, None] * log_growth[~in_series]
-        direct = (np.expm1(exponent) - exponent) @ weight[~in_series]
-        excess: Array = series + direct + orders * self.linear[nodes].sum()
+        coefficients = (log_growth[near] ** powers[:, None]) @ weight[near]
+        excess: Array = (orders[:, None] ** powers) @ (coefficients / special.factorial(powers))
+        exponent = orders[:, None] * log_growth[~near & ~far]
+        excess += (np.expm1(exponent) - exponent) @ weight[~near & ~far]
+        exponent = orders[:, None] * log_growth[far]
+        excess += np.exp(exponent + self.log_weight[nodes][far]).sum(axis=1)
+        excess -= (1 + exponent) @ weight[far]
+        excess += orders * self.linear[nodes].sum()
         return np.log1p(np.maximum(excess, 0.0))

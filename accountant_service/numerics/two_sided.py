@@ -193,9 +193,9 @@ def _coarse_losses(
     coarse = []
     for release, count in releases:
         low, high = release.ratio.limits(reach)
-        zero, one, _ = release.ratio.masses(np.linspace(low - 1e-12, high + 1e-12, _COARSE_NODES))
-        mixed = (1 - release.sample_rate) * zero + release.sample_rate * one
-        p, q = (mixed, zero) if direction == "removing" else (zero, mixed)
+        of = release.ratio.masses(np.linspace(low - 1e-12, high + 1e-12, _COARSE_NODES))
+        mixed = (1 - release.sample_rate) * of.zero + release.sample_rate * of.one
+        p, q = (mixed, of.zero) if direction == "removing" else (of.zero, mixed)
         kept = (p > 0) & (q > 0)
         coarse.append((np.log(p[kept]), np.log(p[kept] / q[kept]), count))
     return coarse

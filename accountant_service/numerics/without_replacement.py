@@ -49,32 +49,47 @@ def _log_central_moments(sigma: float, order_max: int) -> Array:
 
 
 def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """The right-hand side above: (α−1)·ε′(α), an upper bound, for each order.
+    """An upper bound of (α−1)·ε′(α) for each real order.
+
+    The expression above with the general term of Theorem 9, 2·e^{j(j−1)/(2σ²)}, wherever that is
+    smaller; never above the unsampled α(α−1)/(2σ²), because sampling costs nothing; and between
+    whole orders the chord, because (α−1)·D_α is convex in α (and 0 at α = 1).
 
     Args:
-        orders: integers from 2 to `ORDER_MAX`, as floats.
+        orders: from 1 to `ORDER_MAX`, any real numbers.
         sample_rate: q = batch size / dataset size, in [0, 1].
         noise_multiplier: noise deviation over the replace-one sensitivity.
-
-    Returns:
-        One value ≥ 0 an order, never above the unsampled α(α−1)/(2σ²): sampling costs nothing.
     """
-    q, sigma = sample_rate, noise_multiplier
-    unsampled = orders * (orders - 1) / (2 * sigma * sigma)
-    if q == 0.0:
+    if sample_rate == 0.0:
         return np.zeros_like(orders)
-    return np.minimum(printed_log_moments(orders, q, sigma), unsampled)
+    whole = np.arange(2.0, math.ceil(float(orders.max())) + 1.0)
+    bound = _bound(whole, sample_rate, noise_multiplier, general_term=True)
+    unsampled = whole * (whole - 1) / (2 * noise_multiplier**2)
+    table = np.concatenate([[0.0], np.minimum(bound, unsampled)])
+    return np.interp(orders, np.concatenate([[1.0], whole]), table)
 
 
 def printed_log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """The same expression exactly as printed, without the minimum over the unsampled value."""
-    q, sigma = sample_rate, noise_multiplier
-    alpha = orders[:, None]
+    """The expression exactly as printed.
+
+    Args:
+        orders: whole numbers from 2 to `ORDER_MAX`, as floats.
+        sample_rate: q in (0, 1].
+        noise_multiplier: σ of the formula.
+    """
+    return _bound(orders, sample_rate, noise_multiplier, general_term=False)
+
+
+def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Array:
     order_max = int(orders.max())
     j = np.arange(3.0, max(order_max, 3) + 1.0)
     moments = _log_central_moments(sigma, order_max + 2)
-    pairs = 0.5 * (moments[(j // 2).astype(int)] + moments[((j + 1) // 2).astype(int)])
-    log_terms = math.log(4) + j * math.log(q) + _log_binomial(alpha, j) + pairs
+    terms = math.log(4) + 0.5 * (
+        moments[(j // 2).astype(int)] + moments[((j + 1) // 2).astype(int)]
+    )
+    if general_term:
+        terms = np.minimum(terms, math.log(2) + j * (j - 1) / (2 * sigma * sigma))
+    log_terms = terms + j * math.log(q) + _log_binomial(orders[:, None], j)
     first = min(math.log(4) + _log_expm1(1 / sigma**2), math.log(2) + 1 / sigma**2)
     second_order = 2 * math.log(q) + np.log(orders * (orders - 1) / 2) + first
     log_sum = np.logaddexp(special.logsumexp(log_terms, axis=1), second_order)

@@ -37,6 +37,7 @@ class LinearClipper:
         self._layers = _linear_layers(model)
         self._inputs: dict[nn.Linear, torch.Tensor] = {}
         self._outputs: dict[nn.Linear, torch.Tensor] = {}
+
     def sum_clipped(
         self,
         examples: torch.Tensor,
@@ -87,7 +88,7 @@ class LinearClipper:
                 hook.remove()
 
     def _remember(self, layer: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        assert isinstance(layer, nn.Linear)  # noqa: S101 - only hooked on Linear layers
+        assert isinstance(layer, nn.Linear)
         if layer in self._inputs:
             raise UnsupportedModelError(f"{layer} is applied twice in one forward pass")
         if inputs[0].dim() != 2:

@@ -1,0 +1,231 @@
+"""Slow references at 50 digits, written from the formulas and nothing else. Imported by tests only.
+
+None of these shares code or method with the service: sums where it integrates, quadrature where it
+sums, bisection on exact values where it has closed forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mpmath as mp
+
+mp.mp.dps = 50
+Number = mp.mpf
+
+
+def _bisect(function: Callable[[Number], Number], low: Number, high: Number) -> Number:
+    """The root of a decreasing function."""
+    low, high = mp.mpf(low), mp.mpf(high)
+    for _ in range(150):
+        middle = (low + high) / 2
+        if function(middle) > 0:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def sampled_gaussian_moment(order: float, q: float, sigma: float) -> Number:
+    """log E_{μ₀}[(μ/μ₀)^a]: the binomial sum for whole a > 0, quadrature for all other a."""
+    a, q, sigma = mp.mpf(order), mp.mpf(q), mp.mpf(sigma)
+    if a == int(a) and a > 0:
+        return mp.log(
+            sum(
+                mp.binomial(a, k)
+                * (1 - q) ** (a - k)
+                * q**k
+                * mp.e ** ((k * k - k) / (2 * sigma**2))
+                for k in range(int(a) + 1)
+            )
+        )
+    low, high = min(0, a) - 40 * sigma, max(1, a) + 40 * sigma
+    points = [low + (high - low) * i / 40 for i in range(41)]
+    return mp.log(
+        mp.quad(
+            lambda z: mp.npdf(z, 0, sigma) * (1 + q * mp.expm1((2 * z - 1) / (2 * sigma**2))) ** a,
+            points,
+        )
+    )
+
+
+def central_moment(order: int, sigma: float) -> Number:
+    """B(l) = Σ (−1)^i C(l, i) e^{i(i−1)/(2σ²)}, the alternating sum at 200 digits."""
+    with mp.workdps(400):
+        s = mp.mpf(sigma)
+        return sum(
+            (-1) ** i * mp.binomial(order, i) * mp.e ** (mp.mpf(i * (i - 1)) / (2 * s * s))
+            for i in range(order + 1)
+        )
+
+
+def without_replacement_moment(order: int, q: float, sigma: float) -> Number:
+    """(α−1)·ε′(α) of papers/000 eq. (7), the printed sum."""
+    qq, s = mp.mpf(q), mp.mpf(sigma)
+    first = min(4 * (mp.e ** (1 / s**2) - 1), 2 * mp.e ** (1 / s**2))
+    total = 1 + qq**2 * mp.binomial(order, 2) * first
+    for j in range(3, order + 1):
+        pair = central_moment(2 * (j // 2), sigma) * central_moment(2 * ((j + 1) // 2), sigma)
+        total += 4 * qq**j * mp.binomial(order, j) * mp.sqrt(pair)
+    return mp.log(total)
+
+
+def gaussian_delta(epsilon: float, mu: float) -> Number:
+    """δ(ε) of the analytic Gaussian mechanism."""
+    e, m = mp.mpf(epsilon), mp.mpf(mu)
+    return mp.ncdf(m / 2 - e / m) - mp.e**e * mp.ncdf(-m / 2 - e / m)
+
+
+def gaussian_epsilon(delta: float, mu: float) -> Number:
+    """The inverse, at least 0."""
+    if gaussian_delta(0, mu) <= delta:
+        return mp.mpf(0)
+    m = mp.mpf(mu)
+    high = m * m / 2 + m * mp.sqrt(-2 * mp.log(delta))
+    return _bisect(lambda e: gaussian_delta(e, mu) - delta, 0, high)
+
+
+def classical_epsilon(moments: dict[float, Number], steps: int, delta: float) -> Number:
+    """min over orders α of (T·m(α) + log 1/δ)/(α − 1)."""
+    return min((steps * m - mp.log(delta)) / (mp.mpf(a) - 1) for a, m in moments.items())
+
+
+def tight_epsilon(moments: dict[float, Number], steps: int, delta: float) -> Number:
+    """The conversion of Canonne, Kamath & Steinke 2020, Proposition 12, over the orders."""
+    return min(
+        (steps * m - mp.log(delta) - mp.log(a) + (mp.mpf(a) - 1) * mp.log(1 - 1 / mp.mpf(a)))
+        / (mp.mpf(a) - 1)
+        for a, m in moments.items()
+    )
+
+
+def sampling_composition_delta(epsilon: float, q: float, sigma: float, steps: int) -> Number:
+    """Papers/003, Theorem 1, every term."""
+    qq = mp.mpf(q)
+    return sum(
+        mp.binomial(steps, i)
+        * qq**i
+        * (1 - qq) ** (steps - i)
+        * gaussian_delta(epsilon, mp.sqrt(i) / mp.mpf(sigma))
+        for i in range(1, steps + 1)
+    )
+
+
+def sampling_composition_epsilon(delta: float, q: float, sigma: float, steps: int) -> Number:
+    """The inverse, at least 0."""
+    if sampling_composition_delta(0, q, sigma, steps) <= delta:
+        return mp.mpf(0)
+    high = gaussian_epsilon(delta, mp.sqrt(steps) / mp.mpf(sigma))
+    return _bisect(lambda e: sampling_composition_delta(e, q, sigma, steps) - delta, 0, high + 1)
+
+
+def mma(q: float, sigma: float, steps: int, delta: float) -> Number:
+    """Papers/001, Theorem 3."""
+    d = mp.mpf(delta)
+    return 2 * mp.mpf(q) * mp.log(1 / d) / (mp.mpf(sigma) * mp.sqrt(d ** (-mp.mpf(1) / steps) - 1))
+
+
+def closed_form(q: float, sigma: float, steps: int, delta: float) -> Number:
+    """Papers/001, section 5.2."""
+    return 3 * mp.mpf(q) * mp.sqrt(steps * mp.log(1 / mp.mpf(delta))) / mp.mpf(sigma)
+
+
+def zcdp(sigma: float, steps: int, delta: float) -> Number:
+    """Bun & Steinke 2016, Proposition 1.3."""
+    rho = steps / (2 * mp.mpf(sigma) ** 2)
+    return rho + 2 * mp.sqrt(rho * mp.log(1 / mp.mpf(delta)))
+
+
+def gdp_clt(q: float, sigma: float, steps: int, delta: float) -> Number:
+    """Bu et al. 2020."""
+    mu = mp.mpf(q) * mp.sqrt(steps * mp.expm1(1 / mp.mpf(sigma) ** 2))
+    return gaussian_epsilon(delta, mu)
+
+
+def step_epsilon(q: float, sigma: float, step_delta: Number) -> Number:
+    """log(1 + q(e^{ε₀} − 1)) with ε₀ of the unsampled Gaussian at δ₁/q."""
+    base = gaussian_epsilon(min(step_delta / mp.mpf(q), mp.mpf(1)), 1 / mp.mpf(sigma))
+    return mp.log1p(mp.mpf(q) * mp.expm1(base))
+
+
+def advanced(q: float, sigma: float, steps: int, delta: float, share: float) -> Number:
+    """Dwork & Roth 2014, Theorem 3.20, with this share of δ left to the composition."""
+    d, part = mp.mpf(delta), mp.mpf(share)
+    e = step_epsilon(q, sigma, (1 - part) * d / steps)
+    return e * mp.sqrt(2 * steps * mp.log(1 / (part * d))) + steps * e * mp.expm1(e)
+
+
+def basic(q: float, sigma: float, steps: int, delta: float) -> Number:
+    """The sum of the steps' ε at δ/T each."""
+    return steps * step_epsilon(q, sigma, mp.mpf(delta) / steps)
+
+
+def randomised_responses_delta(epsilon: float, step: Number, steps: int) -> Number:
+    """δ(ε) of `steps` randomised responses, each ε₁-DP (Kairouz et al. 2015)."""
+    truth = mp.e**step / (1 + mp.e**step)
+    total = mp.mpf(0)
+    for lies in range(steps + 1):
+        loss = (steps - 2 * lies) * step
+        if loss > epsilon:
+            weight = mp.binomial(steps, lies) * truth ** (steps - lies) * (1 - truth) ** lies
+            total += weight * (1 - mp.e ** (epsilon - loss))
+    return total
+
+
+def optimal(q: float, sigma: float, steps: int, delta: float, share: float) -> Number:
+    """Kairouz, Oh & Viswanath 2015, Theorem 3.3, with this share of δ left to the composition."""
+    d, part = mp.mpf(delta), mp.mpf(share)
+    step_delta = (1 - part) * d / steps
+    step = step_epsilon(q, sigma, step_delta)
+    slack = 1 - (1 - d) / (1 - step_delta) ** steps
+    if randomised_responses_delta(0, step, steps) <= slack:
+        return mp.mpf(0)
+    return _bisect(lambda e: randomised_responses_delta(e, step, steps) - slack, 0, steps * step)
+
+
+def single_step_delta(epsilon: float, q: float, sigma: float, *, removing: bool) -> Number:
+    """δ(ε) of one Poisson-sampled Gaussian release in one direction, in closed form.
+
+    Removing: the mixture exceeds e^ε·N(0) right of one point; adding: left of one.
+    """
+    e, qq, s = mp.mpf(epsilon), mp.mpf(q), mp.mpf(sigma)
+
+    def point(loss: Number) -> Number:
+        return mp.mpf(1) / 2 + s * s * mp.log((mp.e**loss - (1 - qq)) / qq)
+
+    if removing:
+        x = point(e)
+        tail, shifted = mp.ncdf(-x / s), mp.ncdf((1 - x) / s)
+        return (1 - qq) * tail + qq * shifted - mp.e**e * tail
+    if mp.e ** (-e) <= 1 - qq:
+        return mp.mpf(0)
+    x = point(-e)
+    head, shifted = mp.ncdf(x / s), mp.ncdf((x - 1) / s)
+    return head - mp.e**e * ((1 - qq) * head + qq * shifted)
+
+
+def single_step_epsilon(delta: float, q: float, sigma: float) -> Number:
+    """The larger ε of both directions at δ."""
+    found = mp.mpf(0)
+    for removing in (True, False):
+
+        def excess(e: Number, removing: bool = removing) -> Number:
+            return single_step_delta(e, q, sigma, removing=removing) - delta
+
+        if excess(mp.mpf(0)) > 0:
+            high = gaussian_epsilon(delta, 1 / mp.mpf(sigma))
+            found = max(found, _bisect(excess, 0, high))
+    return found
+
+
+def laplace_moment(order: float, scale: float) -> Number:
+    """(α−1)·D_α of the Laplace mechanism (Mironov 2017, Proposition 6)."""
+    a, b = mp.mpf(order), mp.mpf(scale)
+    return mp.log(
+        a / (2 * a - 1) * mp.e ** ((a - 1) / b) + (a - 1) / (2 * a - 1) * mp.e ** (-a / b)
+    )
+
+
+def laplace_delta(epsilon: float, scale: float) -> Number:
+    """δ(ε) of one Laplace release: max(0, 1 − e^{(ε − 1/b)/2})."""
+    return max(mp.mpf(0), 1 - mp.e ** ((mp.mpf(epsilon) - 1 / mp.mpf(scale)) / 2))

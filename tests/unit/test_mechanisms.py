@@ -1,0 +1,252 @@
+"""The tree, its JSON, its hash and its limits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accountant_service.mechanisms import (
+    Composed,
+    MechanismError,
+    canonical_form,
+    from_json,
+    json_schema,
+    to_json,
+)
+from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
+from tests.helpers import gaussian, run
+
+noise = st.floats(0.01, 1e6)
+leaves = st.one_of(
+    st.builds(lambda s: gaussian(s), noise),
+    st.builds(lambda s: {"kind": "laplace", "noise_multiplier": s}, noise),
+    st.builds(lambda q, s, t: run(q, s, t), st.floats(0, 1), noise, st.integers(0, 10**4)),
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(
+            lambda n, m: {"kind": "repeated", "count": n, "mechanism": m}, st.integers(0, 50), inner
+        ),
+        st.builds(lambda m: {"kind": "composed", "mechanisms": m}, st.lists(inner, max_size=4)),
+        st.builds(
+            lambda q, m: {"kind": "poisson_sampled", "sample_rate": q, "mechanism": m},
+            st.floats(0, 1),
+            inner,
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+def hash_of(description: dict[str, Any]) -> str:
+    return canonical_form(from_json(description)).hash
+
+
+@given(trees)
+def test_json_round_trip(tree: dict[str, Any]) -> None:
+    mechanism = from_json(tree)
+    again = from_json(json.loads(json.dumps(to_json(mechanism))))
+    assert again == mechanism
+    assert canonical_form(again) == canonical_form(mechanism)
+
+
+@given(st.lists(trees, max_size=4), st.randoms())
+def test_order_and_grouping_do_not_change_the_hash(parts: list[Any], rng: Any) -> None:
+    shuffled = list(parts)
+    rng.shuffle(shuffled)
+    nested = {"kind": "composed", "mechanisms": [{"kind": "composed", "mechanisms": shuffled}]}
+    assert hash_of({"kind": "composed", "mechanisms": parts}) == hash_of(nested)
+
+
+def test_equal_meaning_has_equal_hash() -> None:
+    same = [
+        run(0.01, 1.1, 1000),
+        run(0.01, 1.1, 1000, sampling="poisson"),
+        {
+            "kind": "dp_sgd",
+            "noise_multiplier": 1.1,
+            "dataset_size": 60000,
+            "batch_size": 600,
+            "epochs": 10,
+        },
+        {
+            "kind": "repeated",
+            "count": 1000,
+            "mechanism": {
+                "kind": "poisson_sampled",
+                "sample_rate": 0.01,
+                "mechanism": gaussian(1.1),
+            },
+        },
+        {"kind": "composed", "mechanisms": [run(0.01, 1.1, 400), run(0.01, 1.1, 600)]},
+        {"kind": "composed", "mechanisms": [run(0.01, 1.1, 1000), run(0.0, 1.1, 5)]},
+    ]
+    assert len({hash_of(each) for each in same}) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        run(0.01, 1.1, 1001),
+        run(0.011, 1.1, 1000),
+        run(0.01, 1.2, 1000),
+        {
+            "kind": "dp_sgd",
+            "noise_multiplier": 1.1,
+            "dataset_size": 60000,
+            "batch_size": 600,
+            "steps": 1000,
+            "sampling": "fixed_size",
+        },
+        run(0.01, 1.1, 1000, sampling="shuffled"),
+        {"kind": "laplace", "noise_multiplier": 1.1},
+    ],
+)
+def test_different_meaning_has_a_different_hash(other: dict[str, Any]) -> None:
+    assert hash_of(other) != hash_of(run(0.01, 1.1, 1000))
+
+
+def test_the_hash_is_stable_across_releases() -> None:
+    """A released hash never changes: certificates refer to it."""
+    expected = "sha256:ba4461de48862641ee7d119ed3c4d53e157abadb180359f449b78a07e961ee29"
+    assert hash_of(run(0.01, 1.1, 1000)) == expected
+
+
+def test_lemma_1_of_papers_000() -> None:
+    """Paper: s = (12, 6), σ = (17, 8.5); Σ s²/σ² = 0.99654, so σ* = 1.0017."""
+    diagonal = {"kind": "diagonal_gaussian", "sensitivities": [12, 6], "noise_stds": [17, 8.5]}
+    ((atom, count),) = canonical_form(from_json(diagonal)).parts
+    assert (atom.noise, count) == ("gaussian", 1)
+    assert atom.noise_multiplier == pytest.approx(0.99654**-0.5, abs=1e-5)
+    swapped = {"kind": "diagonal_gaussian", "sensitivities": [6, 12], "noise_stds": [8.5, 17]}
+    assert hash_of(diagonal) == hash_of(swapped)
+
+
+def test_one_sample_used_twice_is_one_gaussian() -> None:
+    twice = {"kind": "repeated", "count": 4, "mechanism": gaussian(2.0)}
+    sampled = {"kind": "poisson_sampled", "sample_rate": 0.1, "mechanism": twice}
+    once = {"kind": "poisson_sampled", "sample_rate": 0.1, "mechanism": gaussian(1.0)}
+    assert hash_of(sampled) == hash_of(once)
+
+
+def test_a_part_of_an_epoch_counts_as_whole_steps() -> None:
+    described = {"noise_multiplier": 1.0, "dataset_size": 1000, "batch_size": 300, "epochs": 1}
+    ((_, count),) = canonical_form(from_json({"kind": "dp_sgd", **described})).parts
+    assert count == 4
+
+
+def test_shuffled_epochs_are_counted_whole() -> None:
+    for steps, epochs in ((1000, 10), (1001, 11), (1, 1)):
+        ((atom, count),) = canonical_form(
+            from_json(run(0.01, 1.0, steps, sampling="shuffled"))
+        ).parts
+        assert (atom.sampling, count) == ("shuffled", epochs)
+
+
+@pytest.mark.parametrize(
+    ("description", "pointer"),
+    [
+        (None, ""),
+        ([], ""),
+        ({"kind": "os.system"}, "/kind"),
+        ({"kind": ["gaussian"]}, "/kind"),
+        ({"kind": "gaussian"}, "/noise_multiplier"),
+        ({"kind": "gaussian", "noise_multiplier": True}, "/noise_multiplier"),
+        ({"kind": "gaussian", "noise_multiplier": "1"}, "/noise_multiplier"),
+        ({"kind": "gaussian", "noise_multiplier": 0}, "/noise_multiplier"),
+        ({"kind": "gaussian", "noise_multiplier": float("nan")}, "/noise_multiplier"),
+        ({"kind": "gaussian", "noise_multiplier": float("inf")}, "/noise_multiplier"),
+        ({"kind": "gaussian", "noise_multiplier": 10**400}, "/noise_multiplier"),
+        ({"kind": "gaussian", "noise_multiplier": 1, "a/b": 1}, "/a~1b"),
+        ({"kind": "repeated", "count": 1.5, "mechanism": gaussian(1)}, "/count"),
+        ({"kind": "repeated", "count": -1, "mechanism": gaussian(1)}, "/count"),
+        ({"kind": "repeated", "count": 1, "mechanism": {"kind": "x"}}, "/mechanism/kind"),
+        ({"kind": "composed", "mechanisms": {}}, "/mechanisms"),
+        ({"kind": "composed", "mechanisms": [gaussian(1), 3]}, "/mechanisms/1"),
+        (
+            {"kind": "diagonal_gaussian", "sensitivities": [1], "noise_stds": []},
+            "/noise_stds",
+        ),
+        (
+            {"kind": "diagonal_gaussian", "sensitivities": [1, 2], "noise_stds": [1]},
+            "/noise_stds",
+        ),
+        (
+            {"kind": "diagonal_gaussian", "sensitivities": [1e150], "noise_stds": [1e-150]},
+            "/noise_stds",
+        ),
+        (
+            {
+                "kind": "fixed_size_sampled",
+                "dataset_size": 5,
+                "batch_size": 6,
+                "mechanism": gaussian(1),
+            },
+            "/batch_size",
+        ),
+        (run(1.0001, 1, 1), "/sample_rate"),
+        (run(0.5, 1, 10**30), "/steps"),
+        (run(0.5, 1, 10, sampling="none"), ""),
+        (run(0.5, 1, 10, sampling="fixed_size"), ""),
+        (run(0.5, 1, 10, sampling="random"), "/sampling"),
+        (run(0.5, 1, 10, dataset_size=5, batch_size=2), ""),
+        (run(0.5, 1, 10, epochs=2), ""),
+        ({"kind": "dp_sgd", "noise_multiplier": 1, "dataset_size": 5, "steps": 3}, ""),
+    ],
+)
+def test_faults_are_named_by_their_place(description: Any, pointer: str) -> None:
+    with pytest.raises(MechanismError) as caught:
+        from_json(description)
+    assert pointer in [place for place, _ in caught.value.faults]
+    assert all(message for _, message in caught.value.faults)
+
+
+def test_several_faults_are_reported_together() -> None:
+    with pytest.raises(MechanismError) as caught:
+        from_json(run(-1, -1, -1, surprise=1))
+    places = [place for place, _ in caught.value.faults]
+    assert places == ["/noise_multiplier", "/sample_rate", "/steps", "/surprise"]
+
+
+def test_depth_and_size_are_bounded_before_recursion() -> None:
+    deep: dict[str, Any] = gaussian(1)
+    for _ in range(100_000):
+        deep = {"kind": "repeated", "count": 1, "mechanism": deep}
+    with pytest.raises(MechanismError, match="nested"):
+        from_json(deep)
+    while "mechanism" in deep:  # undone by hand: Python's own clean-up would recurse
+        deep = deep["mechanism"]
+    wide = {"kind": "composed", "mechanisms": [gaussian(1)] * 200_000}
+    with pytest.raises(MechanismError, match="at most"):
+        from_json(wide)
+    fits: dict[str, Any] = gaussian(1)
+    for _ in range(DEPTH_MAX - 1):
+        fits = {"kind": "repeated", "count": 1, "mechanism": fits}
+    assert canonical_form(from_json(fits)).steps == 1
+
+
+def test_repetition_cannot_multiply_beyond_the_limit() -> None:
+    inner = {"kind": "repeated", "count": COUNT_MAX, "mechanism": gaussian(100)}
+    with pytest.raises(MechanismError, match="releases"):
+        from_json({"kind": "repeated", "count": 2, "mechanism": inner})
+
+
+def test_descriptions_cannot_be_changed() -> None:
+    mechanism = from_json({"kind": "composed", "mechanisms": [gaussian(1)]})
+    assert isinstance(mechanism, Composed)
+    with pytest.raises(AttributeError):
+        mechanism.mechanisms = ()  # type: ignore[misc]
+
+
+def test_every_kind_has_a_schema_whose_example_it_reads() -> None:
+    schemas = json_schema()
+    union = schemas.pop("Mechanism")
+    assert len(union["oneOf"]) == len(schemas) == 8
+    for schema in schemas.values():
+        for example in schema["examples"]:
+            assert to_json(from_json(example))["kind"] == schema["properties"]["kind"]["const"]

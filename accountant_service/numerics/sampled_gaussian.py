@@ -77,7 +77,8 @@ def _log_truncated(orders: Array, q: float, sigma: float) -> Array:
     decay = orders * math.log(q) + orders * (orders - 1) / (2 * sigma * sigma)
     left = np.where(orders > 0, beyond, np.minimum(orders * math.log1p(-q), decay) + beyond)
     linear = beyond + np.log1p(2 * np.abs(orders))
-    return np.logaddexp(np.logaddexp(left, right), linear)
+    total: Array = np.logaddexp(np.logaddexp(left, right), linear)
+    return total
 
 
 def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:

@@ -66,7 +66,8 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
     bound = _bound(whole, sample_rate, noise_multiplier, general_term=True)
     unsampled = whole * (whole - 1) / (2 * noise_multiplier**2)
     table = np.concatenate([[0.0], np.minimum(bound, unsampled)])
-    return np.interp(orders, np.concatenate([[1.0], whole]), table)
+    upper: Array = np.interp(orders, np.concatenate([[1.0], whole]), table)
+    return upper
 
 
 def printed_log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:

@@ -1,4 +1,4 @@
-"""Answers recorded once, read by both packages: the service still gives them, the client reads them.
+"""Answers recorded once: the service still gives them, and the client reads them.
 
 A change of the wire shows here first. `python -m tests.contract.test_contract` records them anew.
 """

@@ -109,9 +109,9 @@ class LinearClipper:
 
     def _weighted_sums(
         self, gradients: dict[nn.Linear, torch.Tensor], weights: torch.Tensor
-    ) -> dict[nn.Parameter, torch.Tensor]:
+    ) -> dict[torch.Tensor, torch.Tensor]:
         kept = weights[:, None] > 0
-        sums: dict[nn.Parameter, torch.Tensor] = {}
+        sums: dict[torch.Tensor, torch.Tensor] = {}
         for layer, gradient in gradients.items():
             scaled = torch.where(kept, gradient * weights[:, None], 0.0)
             inputs = torch.where(kept, self._inputs[layer], 0.0)

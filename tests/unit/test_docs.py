@@ -1,0 +1,66 @@
+"""Documentation that cannot fall behind: every code, method and file it must name is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from accountant_service import errors, mechanisms
+from accountant_service.accountants import ACCOUNTANTS
+from accountant_service.api import problems
+from accountant_service.api.answering import CALLS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_every_error_code_has_its_heading() -> None:
+    headings = set(re.findall(r"^## (\S+)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE))
+    raised = {cls.code for cls in errors.AccountingError.__subclasses__()}
+    mapped = {code for code, _ in problems._STATUS_CODES.values()}
+    assert headings == raised | mapped | {"invalid-request", "internal-error", "http-error"}
+
+
+@pytest.mark.parametrize("method", list(ACCOUNTANTS))
+def test_every_method_has_a_page(method: str) -> None:
+    text = (ROOT / f"docs/accountants/{method}.md").read_text()
+    assert text.startswith(f"# {method}: ")
+
+
+def test_every_call_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path in CALLS:
+        assert f"`{path}`" in text or f"POST {path}`" in text, path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_question_is_answered() -> None:
+    text = (ROOT / "README.md").read_text()
+    found = re.search(r"-d '\n(.*?)'\n```", text, re.DOTALL)
+    assert found
+    body = json.loads(found[1])
+    assert mechanisms.from_json(body["mechanism"])
+
+
+def test_figures_of_the_mma_page_are_what_the_service_says() -> None:
+    from tests.helpers import epsilon, run
+
+    rows = re.findall(
+        r"\| ([\d.]+) \| 1 \| 100 \| 1e-5 \| ([\d.]+) \| ([\d.]+) \|",
+        (ROOT / "docs/accountants/mma.md").read_text(),
+    )
+    assert len(rows) == 4
+    for q, printed, proved in rows:
+        described = run(float(q), 1.0, 100)
+        assert epsilon("mma", described, 1e-5).epsilon == pytest.approx(float(printed), abs=5e-5)
+        certified = epsilon("pld", described, 1e-5).certified
+        assert certified is not None
+        assert certified.lower >= float(proved)

@@ -13,7 +13,7 @@ from accountant_service import __version__, mechanisms
 from accountant_service.api import problems
 from accountant_service.api.answering import Answerer
 from accountant_service.api.routes import build_router
-from accountant_service.api.schemas import MECHANISM_PLACEHOLDER
+from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
 from accountant_service.settings import Settings
 
 _DESCRIPTION = """
@@ -57,7 +57,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        document["components"]["schemas"] |= mechanisms.json_schema()
+        components = document["components"]["schemas"]
+        for name, example in EXAMPLES.items():
+            components[name].setdefault("examples", [example])
+        components |= mechanisms.json_schema()
         app.openapi_schema = _with_references(document)
     return app.openapi_schema
 

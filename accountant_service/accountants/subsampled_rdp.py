@@ -17,7 +17,7 @@ from accountant_service.numerics.special import Array
 _POISSON: Final = "Mironov, Talwar & Zhang 2019, arXiv 1908.10530v1, Theorem 4 and section 3.3"
 _FIXED: Final = "Wang, Balle & Kasiviswanathan 2019, arXiv 1808.00087v2, Theorem 9"
 _PAIR: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
-_NODES_MAX: Final = 3e7  # quadrature nodes × orders of one question
+_NODES_MAX: Final = 1.5e8  # quadrature nodes × orders of one question
 
 # Orders to try: dense where the optimum usually is, then octaves, each used only while useful.
 _BASE_ORDERS: Final = 1 + np.geomspace(0.02, 63, 140)

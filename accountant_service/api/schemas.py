@@ -277,13 +277,13 @@ class GuaranteeView(_Strict):
     delta: float
     method: str
     status: Annotated[Status, Field(strict=False)]
-    certified: CertifiedEpsilon | CertifiedDelta | None
-    certified_reason: str | None
+    certified: CertifiedEpsilon | CertifiedDelta | None = None
+    certified_reason: str | None = None
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)]
     sampling: str
     assumptions: list[AssumptionView]
-    optimal_order: float | None
-    conversion: str | None
+    optimal_order: float | None = None
+    conversion: str | None = None
     mechanism_hash: str
     accountant_version: str
 
@@ -321,8 +321,8 @@ class InapplicableView(_Strict):
 class CompareAnswer(_Strict):
     """Every method's answer beside the certified one."""
 
-    certified: GuaranteeView | None
-    certified_reason: str | None
+    certified: GuaranteeView | None = None
+    certified_reason: str | None = None
     guarantees: list[GuaranteeView | InapplicableView]
 
 
@@ -393,6 +393,56 @@ class HealthAnswer(_Strict):
     """Whether the process, or the service with all it needs, is well."""
 
     status: Literal["ok"]
+
+
+# One example for every schema of the OpenAPI document that has none of its own.
+EXAMPLES: Final[JsonDict] = {
+    "AssumptionView": {"statement": "q < 1/σ", "holds": True, "source": "papers/001, Theorem 3"},
+    "CertifiedEpsilon": {"epsilon_lower": 1.8281, "epsilon_upper": 1.8283},
+    "CertifiedDelta": {"delta_lower": 9.99e-06, "delta_upper": 1e-05},
+    "NoiseMultiplierAnswer": {"noise_multiplier": 0.9593, "guarantee": _GUARANTEE},
+    "StepsAnswer": {"steps": 1724, "guarantee": _GUARANTEE, "next": _GUARANTEE},
+    "SampleRateAnswer": {"sample_rate": 0.01, "guarantee": _GUARANTEE},
+    "InapplicableView": {
+        "method": "mma",
+        "code": "method-not-applicable",
+        "reason": "mma has no formula for laplace noise",
+    },
+    "CompareAnswer": {
+        "certified": _GUARANTEE,
+        "certified_reason": None,
+        "guarantees": [_GUARANTEE],
+    },
+    "CurveView": {"method": "pld", "status": "proven", "epsilon": [1.2, 1.8283]},
+    "CurveAnswer": {
+        "steps": [500, 1000],
+        "curves": [{"method": "pld", "status": "proven", "epsilon": [1.2, 1.8283]}],
+    },
+    "IntervalView": {"lower": 0.1610, "upper": 0.1611},
+    "TradeOffAnswer": {
+        "false_positive_rates": [0.0, 0.1, 1.0],
+        "false_negative_rates_lower": [1.0, 0.8, 0.0],
+        "membership_advantage": {"lower": 0.1610, "upper": 0.1611},
+        "prior": 0.5,
+        "attack_success": {"lower": 0.5805, "upper": 0.5806},
+        "mechanism_hash": "sha256:" + 64 * "0",
+    },
+    "MethodView": {
+        "method": "zcdp",
+        "title": "Zero-concentrated DP",
+        "source": "Bun & Steinke 2016",
+        "needs": "Gaussian releases",
+        "proves": "an upper bound of ε",
+        "default": False,
+    },
+    "MethodsAnswer": {"methods": []},
+    "BatchItem": {"path": "/v1/epsilon", "body": {"mechanism": _RUN, "delta": 1e-5}},
+    "BatchResult": {"status": 200, "body": _GUARANTEE},
+    "BatchAnswer": {"results": [{"status": 200, "body": _GUARANTEE}]},
+    "HealthAnswer": {"status": "ok"},
+    "NeighbouringRelation": "add_or_remove_one",
+    "Status": "proven",
+}
 
 
 class ProblemView(_Strict):

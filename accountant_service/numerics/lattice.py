@@ -31,8 +31,9 @@ from accountant_service.numerics.special import Array, lattice
 _EPS: Final = float(np.finfo(float).eps)
 _LOG_WRAP: Final = -30.0  # natural log of the tilted mass allowed outside the window
 _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond the cells
-_MAGNITUDES_KEPT: Final = 64  # beyond so many different releases a coarser norm bound is used
-CELLS_MAX: Final = 1 << 20  # cells of one release, and points of one window
+_POINTS_MAX: Final = 1 << 20  # points of one window, and cells of one release
+_CELLS_MAX: Final = 1 << 22  # cells of all releases together: 32 MiB
+_WORK_MAX: Final = 1 << 26  # points of the window times different releases: a few seconds
 
 Composition = Sequence[tuple[Release, int]]  # releases with their counts
 
@@ -130,7 +131,7 @@ def upper_profile(
     reach = reach_for(sum(count for _, count in releases), log_delta)
     steps, infinite = [], 0.0
     for release, count in releases:
-        cells = _cut(release, direction, spacing, reach)
+        cells = _cut(release, direction, spacing, reach, cells_max(len(releases)))
         first, mass, beyond = _connect_the_dots(cells, spacing)
         steps.append(_Steps(first, mass, count))
         infinite += count * beyond
@@ -150,7 +151,8 @@ def lower_profile(
 ) -> Profile:
     """Tail masses of the attacker's events A_t: its δ(ε) is a lower bound."""
     reach = reach_for(sum(count for _, count in releases), log_delta)
-    cut = [(_cut(r, direction, spacing, reach, half=True), count) for r, count in releases]
+    limit = cells_max(len(releases))
+    cut = [(_cut(r, direction, spacing, reach, limit, half=True), count) for r, count in releases]
     p_steps = [_Steps(c.first, np.maximum(c.p - c.p_rounding, 0.0), count) for c, count in cut]
     q_steps = [_Steps(c.first, c.q + c.q_rounding, count) for c, count in cut]
     whole = _compose(p_steps, spacing, tilt)
@@ -171,14 +173,20 @@ def _tail_sums(values: Array) -> Array:
 
 
 def _cut(
-    release: Release, direction: Direction, spacing: float, reach: float, *, half: bool = False
+    release: Release,
+    direction: Direction,
+    spacing: float,
+    reach: float,
+    limit: int,
+    *,
+    half: bool = False,
 ) -> Cells:
     """Cells between lattice points, or around them when `half` (for rounding to the nearest)."""
     low, high = release.loss_limits(direction, reach)
     first, last = math.floor(low / spacing) - 1, math.ceil(high / spacing) + 1
     count = last - first  # one cell to spare on either side, for atoms at the very ends
-    if count > CELLS_MAX:
-        raise LatticeTooLargeError(count)
+    if count > limit:
+        raise LatticeTooLargeError(count, limit)
     return release.cells(direction, first, count, spacing, offset=0.5 if half else 0.0)
 
 
@@ -219,8 +227,8 @@ def _compose(
         first = math.floor(low / spacing)
         size = fft.next_fast_len(math.ceil(high / spacing) - first + 1, real=True)
         size += size % 2
-        if size > CELLS_MAX:
-            raise LatticeTooLargeError(size)
+        if size > _window_max(len(steps)):
+            raise LatticeTooLargeError(size, _window_max(len(steps)))
         losses, centre = lattice(first, size, spacing), moments.mean
     else:
         losses, centre = window
@@ -240,15 +248,24 @@ def _compose(
 
 
 class LatticeTooLargeError(ValueError):
-    """The spacing asked for needs more lattice points than one request may have.
+    """The spacing asked for needs a larger lattice than one question may have.
 
     Attributes:
-        points: how many it needs.
+        excess: how many times too large it is.
     """
 
-    def __init__(self, points: int) -> None:
-        self.points = points
-        super().__init__(f"{points} lattice points")
+    def __init__(self, points: int, limit: int) -> None:
+        self.excess = points / limit
+        super().__init__(f"{points} lattice points, at most {limit}")
+
+
+def cells_max(releases: int) -> int:
+    """The most cells each of so many different releases may have."""
+    return min(_POINTS_MAX, _CELLS_MAX // releases)
+
+
+def _window_max(releases: int) -> int:
+    return min(_POINTS_MAX, _WORK_MAX // releases)
 
 
 class _Moments:
@@ -312,13 +329,14 @@ def _convolve(steps: Sequence[_Steps], first: int, size: int) -> tuple[Array, fl
     """
     log_size = np.zeros(size // 2 + 1)
     angle = np.zeros(size // 2 + 1)
+    keep = size * len(steps) <= _CELLS_MAX  # else a coarser norm bound
     magnitudes: list[Array | None] = []
     for step in steps:
         transform = fft.rfft(_fold(step.mass, size))
         log_abs = np.log(np.maximum(np.abs(transform), 1e-300))
         log_size += step.count * log_abs
         angle += step.count * np.angle(transform)
-        magnitudes.append(log_abs if len(steps) <= _MAGNITUDES_KEPT else None)
+        magnitudes.append(log_abs if keep else None)
     shift = (sum(step.first * step.count for step in steps) - first) % size
     product = np.exp(log_size + 1j * angle)
     mass = np.roll(fft.irfft(product, size), shift)

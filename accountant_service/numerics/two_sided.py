@@ -17,10 +17,10 @@ from scipy import special
 
 from accountant_service.numerics import rounding
 from accountant_service.numerics.lattice import (
-    CELLS_MAX,
     Composition,
     LatticeTooLargeError,
     Profile,
+    cells_max,
     lower_profile,
     reach_for,
     upper_profile,
@@ -116,7 +116,9 @@ def _refine(
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
     steps = sum(count for _, count in releases)
-    sides = [_Side(saddle, _first_spacing(saddle, steps, tolerance)) for saddle in saddles]
+    sides = [
+        _Side(saddle, _first_spacing(saddle, steps, tolerance), len(releases)) for saddle in saddles
+    ]
     sides.sort(key=lambda side: -side.saddle.epsilon)  # the costlier first: it settles the other
     for _ in range(_ROUNDS_MAX):
         for side in sides:
@@ -136,9 +138,9 @@ def _refine(
 class _Side:
     """One direction: its best bounds so far and the spacing to try next."""
 
-    def __init__(self, saddle: _Saddle, spacing: float) -> None:
+    def __init__(self, saddle: _Saddle, spacing: float, releases: int) -> None:
         self.saddle = saddle
-        self.finest = saddle.loss_range / (CELLS_MAX - 2)
+        self.finest = saddle.loss_range / (cells_max(releases) - 3)
         self.spacing = max(spacing, self.finest)
         self.lower, self.upper = 0.0, math.inf
         self.exhausted = False
@@ -164,7 +166,7 @@ class _Side:
                     lower = lower_profile(releases, direction, self.spacing, tilt, log_delta)
                     self.lower = max(self.lower, read(lower))
             except LatticeTooLargeError as error:
-                self.finest = self.spacing = self.spacing * max(1.2, error.points / CELLS_MAX)
+                self.finest = self.spacing = self.spacing * max(1.2, error.excess)
                 self.exhausted = self.spacing > self.saddle.loss_range / 8  # hopelessly coarse
                 continue
             self.exhausted = self.spacing <= self.finest

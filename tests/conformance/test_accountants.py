@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant_service import mechanisms
+from accountant_service import mechanisms, solver
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.errors import AccountingError, MethodNotApplicableError
 from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
+from accountant_service.mechanisms import DpSgd
+from accountant_service.solver import Target
 from tests.helpers import delta, epsilon, gaussian, question, run
 
 METHODS = list(ACCOUNTANTS)
@@ -159,10 +162,9 @@ def test_shuffled_batches_are_not_proven_under_add_or_remove(method: str) -> Non
     assert any("shuffled" in a.statement and not a.holds for a in claim.assumptions)
 
 
-@every_method
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "adadp_rdp"])
 def test_replacing_a_record_costs_as_much_as_half_the_noise(method: str) -> None:
-    if method == "adadp_rdp":
-        pytest.skip("accounts σ as printed, whatever the relation")
+    """Of all methods but one, which takes σ as printed whatever the relation."""
     replaced = epsilon(method, run(1.0, 4.0, 10), 1e-5, NeighbouringRelation.REPLACE_ONE)
     halved = epsilon(method, run(1.0, 2.0, 10), 1e-5)
     assert replaced.epsilon == pytest.approx(halved.epsilon, rel=1e-9)
@@ -236,3 +238,30 @@ def test_guarantees_are_the_same_for_equal_meaning(method: str) -> None:
         }
     )
     assert question(mechanisms.to_json(one)).form == question(mechanisms.to_json(other)).form
+
+
+@every_method
+def test_every_solver_ends_on_the_safe_side(method: str) -> None:
+    loose = method in {"advanced_composition", "basic_composition", "optimal_composition"}
+    target = Target(
+        ACCOUNTANTS[method], NeighbouringRelation.ADD_OR_REMOVE_ONE, 5.0 if loose else 1.5, 1e-5
+    )
+    run_of = DpSgd(noise_multiplier=2.0, sample_rate=0.02, steps=40)
+
+    noise = solver.noise_multiplier(run_of, target)
+    assert noise.guarantee.epsilon <= target.epsilon
+    less = replace(run_of, noise_multiplier=noise.value * 0.998)
+    assert target.guarantee(less).epsilon > target.epsilon
+
+    solved = replace(run_of, noise_multiplier=noise.value)
+    steps = solver.steps(solved, target)
+    assert steps.value >= 40
+    assert steps.next is not None
+    assert steps.guarantee.epsilon <= target.epsilon < steps.next.epsilon
+    assert target.guarantee(replace(solved, steps=int(steps.value) + 1)) == steps.next
+
+    rate = solver.sample_rate(solved, target)
+    assert rate.guarantee.epsilon <= target.epsilon
+    if rate.value < 1:
+        more = replace(solved, sample_rate=min(1.0, rate.value * 1.002))
+        assert target.guarantee(more).epsilon > target.epsilon

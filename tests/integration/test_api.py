@@ -338,6 +338,11 @@ def test_openapi_has_an_example_in_every_request_and_the_mechanism_tree(api: Tes
         name = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
         assert components[name]["examples"]
         assert components[name]["description"]
+    models = {call.answer_model for call in CALLS.values()} | {schemas.BatchAnswer}
+    for model in models:
+        for example in components[model.__name__]["examples"]:
+            model.model_validate_json(json.dumps(example))
     for name, schema in components.items():
+        assert schema.get("examples"), f"{name} has no example"
         described = schema.get("description") or schema.get("oneOf") or schema.get("enum")
         assert described, f"{name} says nothing"

@@ -10,7 +10,7 @@ from pydantic.config import JsonDict
 from accountant_service import mechanisms
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.guarantee import NeighbouringRelation, Status
-from accountant_service.mechanisms import DpSgd, Mechanism, MechanismError, Sampling
+from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
 
 MECHANISM_PLACEHOLDER: Final = "x-mechanism"  # replaced by a reference when OpenAPI is built
@@ -23,7 +23,7 @@ def _known_method(name: object) -> str:
 
 
 MechanismField = Annotated[
-    Mechanism,
+    Any,  # a Mechanism; named so, pydantic would describe the dataclasses a second time
     PlainValidator(mechanisms.from_json),
     WithJsonSchema({"type": "object", MECHANISM_PLACEHOLDER: True}),
 ]

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from scipy import fft, special
+from scipy import fft
 
 from accountant_service.numerics.privacy_loss import Cells, Direction, Release
-from accountant_service.numerics.special import Array, lattice
+from accountant_service.numerics.special import Array, lattice, log_sum_exp
 
 _EPS: Final = float(np.finfo(float).eps)
 _LOG_WRAP: Final = -30.0  # natural log of the tilted mass allowed outside the window
@@ -119,50 +119,63 @@ class Profile:
         return min(1.0, math.exp(min(log_best, 0.0)) + self.slack)
 
 
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Where a profile is to be accurate: this decides its width, never its validity.
+
+    Attributes:
+        direction: of add-or-remove.
+        tilt: s, near the saddle point.
+        epsilon: about the ε to be read off, better too large than too small.
+    """
+
+    direction: Direction
+    tilt: float
+    epsilon: float
+
+
 def reach_for(steps: int, log_delta: float) -> float:
     """Deviations to cover so that what `steps` releases leave out is e^_LOG_CUT of δ."""
     return math.sqrt(2 * (math.log(steps) - log_delta - _LOG_CUT))
 
 
-def upper_profile(
-    releases: Composition, direction: Direction, spacing: float, tilt: float, log_delta: float
-) -> Profile:
+def upper_profile(releases: Composition, aim: Aim, spacing: float, log_delta: float) -> Profile:
     """Tail masses of a pair that dominates the composition: its δ(ε) is an upper bound."""
     reach = reach_for(sum(count for _, count in releases), log_delta)
     steps, infinite = [], 0.0
     for release, count in releases:
-        cells = _cut(release, direction, spacing, reach, cells_max(len(releases)))
+        cells = _cut(release, aim.direction, spacing, reach, cells_max(len(releases)))
         first, mass, beyond = _connect_the_dots(cells, spacing)
         steps.append(_Steps(first, mass, count))
         infinite += count * beyond
-    tilted = _compose(steps, spacing, tilt).trimmed()
+    tilted = _compose(steps, spacing, aim).trimmed()
     mass = np.maximum(tilted.mass, 0.0) + tilted.error
     p = mass * tilted.weights()
     q = p * np.exp(-(tilted.losses - tilted.centre))
     log_scale = tilted.log_scale + tilted.rounding
-    top = log_scale - tilt * float(tilted.losses[-1] - tilted.centre)
+    top = log_scale - aim.tilt * float(tilted.losses[-1] - tilted.centre)
     slack = infinite + math.exp(min(tilted.log_above + top, 0.0))
     floor = float(tilted.losses[0])
     return Profile(_tail_sums(p), _tail_sums(q), log_scale, log_scale - tilted.centre, slack, floor)
 
 
-def lower_profile(
-    releases: Composition, direction: Direction, spacing: float, tilt: float, log_delta: float
-) -> Profile:
+def lower_profile(releases: Composition, aim: Aim, spacing: float, log_delta: float) -> Profile:
     """Tail masses of the attacker's events A_t: its δ(ε) is a lower bound."""
     reach = reach_for(sum(count for _, count in releases), log_delta)
     limit = cells_max(len(releases))
-    cut = [(_cut(r, direction, spacing, reach, limit, half=True), count) for r, count in releases]
+    cut = [
+        (_cut(release, aim.direction, spacing, reach, limit, half=True), count)
+        for release, count in releases
+    ]
     p_steps = [_Steps(c.first, np.maximum(c.p - c.p_rounding, 0.0), count) for c, count in cut]
     q_steps = [_Steps(c.first, c.q + c.q_rounding, count) for c, count in cut]
-    whole = _compose(p_steps, spacing, tilt)
-    p = whole.trimmed()
-    q = _compose(q_steps, spacing, tilt + 1.0, window=(whole.losses, whole.centre)).trimmed()
-    points = min(len(p.losses), len(q.losses))
+    p = _compose(p_steps, spacing, aim)
+    q = _compose(q_steps, spacing, replace(aim, tilt=aim.tilt + 1.0), window=p)
+    points = min(len(p.trimmed().losses), len(q.trimmed().losses))
     p, q = p.last(points), q.last(points)
+    aliases = math.exp(p.log_above) + math.exp(p.log_below)
     p_weights, q_weights = p.weights(), q.weights()
-    outside = math.exp(p.log_above) + math.exp(p.log_below)  # aliases of what lies outside
-    p_tails = _tail_sums((p.mass - p.error) * p_weights) - outside * p_weights
+    p_tails = _tail_sums((p.mass - p.error) * p_weights) - aliases * p_weights
     q_tails = _tail_sums((np.maximum(q.mass, 0.0) + q.error) * q_weights)
     q_tails = q_tails + math.exp(q.log_above) * q_weights[-1]
     return Profile(p_tails, q_tails, p.log_scale - p.rounding, q.log_scale + q.rounding)
@@ -209,16 +222,20 @@ def _connect_the_dots(cells: Cells, spacing: float) -> tuple[int, Array, float]:
 def _compose(
     steps: Sequence[_Steps],
     spacing: float,
-    tilt: float,
-    window: tuple[Array, float] | None = None,
+    aim: Aim,
+    window: _Tilted | None = None,
 ) -> _Tilted:
-    """Convolve every step's tilted masses `count` times, on a window chosen by Chernoff's bound."""
+    """Convolve every step's tilted masses `count` times, on a window chosen by Chernoff's bound.
+
+    With `window` given, on the window of that composition and around its centre.
+    """
+    tilt = aim.tilt
     tilted, log_scale = [], 0.0
     for step in steps:
         losses = lattice(step.first, len(step.mass), spacing)
         with np.errstate(divide="ignore"):
             exponent = np.log(step.mass) + tilt * losses
-        log_moment = float(special.logsumexp(exponent))
+        log_moment = float(log_sum_exp(exponent))
         tilted.append(_Steps(step.first, np.exp(exponent - log_moment), step.count))
         log_scale += step.count * log_moment
     moments = _Moments(tilted, spacing)
@@ -231,7 +248,7 @@ def _compose(
             raise LatticeTooLargeError(size, _window_max(len(steps)))
         losses, centre = lattice(first, size, spacing), moments.mean
     else:
-        losses, centre = window
+        losses, centre = window.losses, window.centre
         first, size = round(float(losses[0]) / spacing), len(losses)
     mass, error = _convolve(tilted, first, size)
     return _Tilted(
@@ -242,8 +259,8 @@ def _compose(
         log_scale - tilt * centre,
         16 * _EPS * (abs(tilt * centre) + sum(step.count for step in steps)),
         centre,
-        moments.log_tail(float(losses[-1]), upper=True),
-        moments.log_tail(float(losses[0]), upper=False),
+        moments.log_tail_above(float(losses[-1])),
+        moments.log_tail_below(float(losses[0])),
     )
 
 
@@ -286,8 +303,8 @@ class _Moments:
         self.upper, self.lower = np.zeros_like(self.rates), np.zeros_like(self.rates)
         for losses, mass, count in coarse:
             exponent, log_mass = self.rates[:, None] * losses, np.log(mass)
-            self.upper += count * special.logsumexp(log_mass + exponent, axis=1)
-            self.lower += count * special.logsumexp(log_mass - exponent, axis=1)
+            self.upper += count * log_sum_exp(log_mass + exponent)
+            self.lower += count * log_sum_exp(log_mass - exponent)
 
     def window(self) -> tuple[float, float]:
         """Losses outside which at most e^_LOG_WRAP of the mass lies, on either side."""
@@ -295,10 +312,13 @@ class _Moments:
         low = float(np.max(-(self.lower - _LOG_WRAP) / self.rates))
         return low, high
 
-    def log_tail(self, edge: float, *, upper: bool) -> float:
-        """Log of Chernoff's bound of the mass beyond `edge`."""
-        exponent = self.upper - self.rates * edge if upper else self.lower + self.rates * edge
-        return min(0.0, float(exponent.min()))
+    def log_tail_above(self, edge: float) -> float:
+        """Log of Chernoff's bound of the mass above `edge`."""
+        return min(0.0, float((self.upper - self.rates * edge).min()))
+
+    def log_tail_below(self, edge: float) -> float:
+        """Log of Chernoff's bound of the mass below `edge`."""
+        return min(0.0, float((self.lower + self.rates * edge).min()))
 
 
 def _coarsen(step: _Steps, spacing: float) -> tuple[Array, Array]:

@@ -15,6 +15,13 @@ LOG_SQRT_TWO_PI: Final = 0.5 * math.log(2.0 * math.pi)
 _SMALL: Final = 0.02  # below this the series, above it the direct form: both good to 1e-13
 
 
+def log_sum_exp(exponents: Array, axis: int = -1) -> Array:
+    """log Σ e^x along an axis, without overflow; the exponents may be −∞, not all of them."""
+    peak = exponents.max(axis=axis, keepdims=True)
+    total: Array = np.log(np.exp(exponents - peak).sum(axis=axis)) + peak.squeeze(axis)
+    return total
+
+
 def log1p_minus(x: Array) -> Array:
     """log(1 + x) − x, without cancellation near zero (series of eight terms)."""
     y = np.clip(x, -_SMALL, _SMALL)

@@ -17,6 +17,7 @@ from scipy import special
 
 from accountant_service.numerics import rounding
 from accountant_service.numerics.lattice import (
+    Aim,
     Composition,
     LatticeTooLargeError,
     Profile,
@@ -26,7 +27,7 @@ from accountant_service.numerics.lattice import (
     upper_profile,
 )
 from accountant_service.numerics.privacy_loss import DIRECTIONS, Direction
-from accountant_service.numerics.special import Array
+from accountant_service.numerics.special import Array, log_sum_exp
 
 _COARSE_NODES: Final = 512
 _ROUNDS_MAX: Final = 6
@@ -41,16 +42,6 @@ class Bounds:
     upper: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Saddle:
-    """Where one direction's mass is tilted to, and what a lattice there must resolve."""
-
-    direction: Direction
-    tilt: float
-    epsilon: float
-    loss_range: float
-
-
 def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bounds:
     """A proved interval around the smallest ε with which the composition is (ε, δ)-DP.
 
@@ -63,7 +54,7 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         The interval, as narrow as the lattice limit allows when the tolerance is out of reach.
     """
     log_delta = math.log(delta)
-    saddles = [_saddle(releases, d, log_delta, None) for d in DIRECTIONS]
+    aims = [_aim(releases, d, log_delta, None) for d in DIRECTIONS]
 
     def wide(bounds: Bounds) -> float:
         if math.isinf(bounds.upper):
@@ -71,7 +62,7 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         return (bounds.upper - bounds.lower) / max(bounds.upper, EPSILON_NEGLIGIBLE)
 
     return _refine(
-        releases, saddles, log_delta, tolerance, wide, lambda profile: profile.epsilon(delta)
+        releases, aims, log_delta, tolerance, wide, lambda profile: profile.epsilon(delta)
     )
 
 
@@ -84,11 +75,9 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
         tolerance: the width to reach, relative to δ divided by the tilt (so that it corresponds
             to the same relative width in ε).
     """
-    saddles = [_saddle(releases, d, None, epsilon) for d in DIRECTIONS]
-    steepest = max(saddle.tilt for saddle in saddles)
-    log_delta = max(
-        -600.0, min(_log_chernoff(releases, saddle, epsilon) for saddle in saddles) - 10.0
-    )
+    aims = [_aim(releases, d, None, epsilon) for d in DIRECTIONS]
+    steepest = max(aim.tilt for aim in aims)
+    log_delta = max(-600.0, min(_log_chernoff(releases, aim, epsilon) for aim in aims) - 10.0)
 
     def wide(bounds: Bounds) -> float:
         if math.isinf(bounds.upper):
@@ -99,13 +88,13 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
         return (bounds.upper - bounds.lower) / (bounds.upper * scale)
 
     return _refine(
-        releases, saddles, log_delta, tolerance, wide, lambda profile: profile.delta(epsilon)
+        releases, aims, log_delta, tolerance, wide, lambda profile: profile.delta(epsilon)
     )
 
 
 def _refine(
     releases: Composition,
-    saddles: list[_Saddle],
+    aims: list[Aim],
     log_delta: float,
     tolerance: float,
     width: Callable[[Bounds], float],
@@ -115,11 +104,8 @@ def _refine(
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
-    steps = sum(count for _, count in releases)
-    sides = [
-        _Side(saddle, _first_spacing(saddle, steps, tolerance), len(releases)) for saddle in saddles
-    ]
-    sides.sort(key=lambda side: -side.saddle.epsilon)  # the costlier first: it settles the other
+    sides = [_Side(releases, aim, log_delta, tolerance) for aim in aims]
+    sides.sort(key=lambda side: -side.aim.epsilon)  # the costlier first: it settles the other
     for _ in range(_ROUNDS_MAX):
         for side in sides:
             best = max(side.lower for side in sides)
@@ -128,7 +114,7 @@ def _refine(
                 continue
             if math.isfinite(reached):
                 side.refine(math.sqrt(tolerance / reached))
-            side.evaluate(releases, log_delta, read, best)
+            side.evaluate(read, best)
     return Bounds(
         rounding.down(max(side.lower for side in sides)),
         rounding.up(max(side.upper for side in sides)),
@@ -138,10 +124,12 @@ def _refine(
 class _Side:
     """One direction: its best bounds so far and the spacing to try next."""
 
-    def __init__(self, saddle: _Saddle, spacing: float, releases: int) -> None:
-        self.saddle = saddle
-        self.finest = saddle.loss_range / (cells_max(releases) - 3)
-        self.spacing = max(spacing, self.finest)
+    def __init__(self, releases: Composition, aim: Aim, log_delta: float, tolerance: float) -> None:
+        self.releases, self.aim, self.log_delta = releases, aim, log_delta
+        self.loss_range = _loss_range(releases, aim.direction, log_delta)
+        self.finest = self.loss_range / (cells_max(len(releases)) - 3)
+        wanted = _first_spacing(releases, aim, tolerance, self.loss_range)
+        self.spacing = max(wanted, self.finest)
         self.lower, self.upper = 0.0, math.inf
         self.exhausted = False
 
@@ -149,25 +137,18 @@ class _Side:
         """This side's upper bound beside the best lower bound of either side."""
         return Bounds(lower, max(lower, self.upper))
 
-    def evaluate(
-        self,
-        releases: Composition,
-        log_delta: float,
-        read: Callable[[Profile], float],
-        best: float,
-    ) -> None:
+    def evaluate(self, read: Callable[[Profile], float], best: float) -> None:
         """Tighten the bounds at the present spacing, or at the finest that fits."""
-        direction, tilt = self.saddle.direction, self.saddle.tilt
         while not self.exhausted:
             try:
-                upper = upper_profile(releases, direction, self.spacing, tilt, log_delta)
+                upper = upper_profile(self.releases, self.aim, self.spacing, self.log_delta)
                 self.upper = min(self.upper, read(upper))
                 if self.upper > best:
-                    lower = lower_profile(releases, direction, self.spacing, tilt, log_delta)
+                    lower = lower_profile(self.releases, self.aim, self.spacing, self.log_delta)
                     self.lower = max(self.lower, read(lower))
             except LatticeTooLargeError as error:
                 self.finest = self.spacing = self.spacing * max(1.2, error.excess)
-                self.exhausted = self.spacing > self.saddle.loss_range / 8  # hopelessly coarse
+                self.exhausted = self.spacing > self.loss_range / 8  # hopelessly coarse
                 continue
             self.exhausted = self.spacing <= self.finest
             return
@@ -177,15 +158,23 @@ class _Side:
         self.spacing = max(self.finest, self.spacing * min(0.7, max(0.1, 0.85 * factor)))
 
 
-def _first_spacing(saddle: _Saddle, steps: int, tolerance: float) -> float:
+def _first_spacing(releases: Composition, aim: Aim, tolerance: float, loss_range: float) -> float:
     """A guess of the spacing that meets the tolerance, from T·(s+1)·h²/8 ≈ width.
 
     Quantised to quarter powers of two, so that neighbouring questions share a lattice and ε is
     monotone between them.
     """
-    width = tolerance * max(saddle.epsilon, EPSILON_NEGLIGIBLE)
-    wanted = min(math.sqrt(4 * width / (steps * (saddle.tilt + 1))), saddle.loss_range / 8)
+    steps = sum(count for _, count in releases)
+    width = tolerance * max(aim.epsilon, EPSILON_NEGLIGIBLE)
+    wanted = min(math.sqrt(4 * width / (steps * (aim.tilt + 1))), loss_range / 8)
     return float(2.0 ** (math.floor(4 * math.log2(wanted)) / 4))
+
+
+def _loss_range(releases: Composition, direction: Direction, log_delta: float) -> float:
+    """The longest range of losses that one release's cells must cover."""
+    reach = reach_for(sum(count for _, count in releases), log_delta)
+    limits = [release.loss_limits(direction, reach) for release, _ in releases]
+    return max(high - low for low, high in limits)
 
 
 def _coarse_losses(
@@ -207,13 +196,13 @@ def _cumulants(coarse: list[tuple[Array, Array, int]], tilts: Array) -> Array:
     """T·K(s) for each tilt s."""
     total = np.zeros_like(tilts)
     for log_p, loss, count in coarse:
-        total += count * special.logsumexp(log_p + tilts[:, None] * loss, axis=1)
+        total += count * log_sum_exp(log_p + tilts[:, None] * loss)
     return total
 
 
-def _saddle(
+def _aim(
     releases: Composition, direction: Direction, log_delta: float | None, epsilon: float | None
-) -> _Saddle:
+) -> Aim:
     """The tilt for a given δ, where Chernoff's ε is least, or for a given ε, where δ is."""
     steps = sum(count for _, count in releases)
     reach = reach_for(steps, -40.0 if log_delta is None else log_delta)
@@ -234,14 +223,11 @@ def _saddle(
     mean = math.fsum(
         count * float(special.softmax(log_p + tilt * loss) @ loss) for log_p, loss, count in coarse
     )
-    limits = [release.loss_limits(direction, reach) for release, _ in releases]
-    loss_range = max(high - low for low, high in limits)
-    least = mean if epsilon is None else epsilon
-    return _Saddle(direction, tilt, max(least, 0.0), loss_range)
+    return Aim(direction, tilt, max(mean if epsilon is None else epsilon, 0.0))
 
 
-def _log_chernoff(releases: Composition, saddle: _Saddle, epsilon: float) -> float:
+def _log_chernoff(releases: Composition, aim: Aim, epsilon: float) -> float:
     """Chernoff's log δ at the saddle point."""
     reach = reach_for(sum(count for _, count in releases), -40.0)
-    coarse = _coarse_losses(releases, saddle.direction, reach)
-    return float(_cumulants(coarse, np.array([saddle.tilt]))[0]) - saddle.tilt * epsilon
+    coarse = _coarse_losses(releases, aim.direction, reach)
+    return float(_cumulants(coarse, np.array([aim.tilt]))[0]) - aim.tilt * epsilon

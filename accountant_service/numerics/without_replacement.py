@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from scipy import special
 
-from accountant_service.numerics.special import LOG_SQRT_TWO_PI, Array
+from accountant_service.numerics.special import LOG_SQRT_TWO_PI, Array, log_sum_exp
 
 ORDER_MAX: Final = 256
 _REACH: Final = 13.0
@@ -42,7 +42,7 @@ def _log_central_moments(sigma: float, order_max: int) -> Array:
         log_gap = np.where(
             log_ratio > 300, log_ratio, np.log(np.abs(np.expm1(np.minimum(log_ratio, 300))))
         )
-    rows = [special.logsumexp(order * log_gap + log_weight) for order in even[1:]]
+    rows = [log_sum_exp(order * log_gap + log_weight) for order in even[1:]]
     moments = np.array([0.0, *rows])
     moments.flags.writeable = False
     return moments
@@ -93,7 +93,7 @@ def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Arra
     log_terms = terms + j * math.log(q) + _log_binomial(orders[:, None], j)
     first = min(math.log(4) + _log_expm1(1 / sigma**2), math.log(2) + 1 / sigma**2)
     second_order = 2 * math.log(q) + np.log(orders * (orders - 1) / 2) + first
-    log_sum = np.logaddexp(special.logsumexp(log_terms, axis=1), second_order)
+    log_sum = np.logaddexp(log_sum_exp(log_terms), second_order)
     return np.logaddexp(0.0, log_sum)
 
 

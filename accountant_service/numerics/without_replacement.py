@@ -93,7 +93,7 @@ def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Arra
     log_terms = terms + j * math.log(q) + _log_binomial(orders[:, None], j)
     first = min(math.log(4) + _log_expm1(1 / sigma**2), math.log(2) + 1 / sigma**2)
     second_order = 2 * math.log(q) + np.log(orders * (orders - 1) / 2) + first
-    log_sum = np.logaddexp(log_sum_exp(log_terms), second_order)
+    log_sum = np.logaddexp(np.logaddexp.reduce(log_terms, axis=1), second_order)
     return np.logaddexp(0.0, log_sum)
 
 

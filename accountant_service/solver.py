@@ -11,15 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from accountant_service.accountants import Accountant, Question, verdict
-from accountant_service.errors import NoFiniteEpsilonError, UnreachableTargetError
+from accountant_service.accountants import (
+    ACCOUNTANTS,
+    DEFAULT_METHOD,
+    Accountant,
+    Question,
+    verdict,
+)
+from accountant_service.errors import AccountingError, NoFiniteEpsilonError, UnreachableTargetError
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
 from accountant_service.mechanisms import DpSgd, canonical_form
-from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN, RATE_MIN
 from accountant_service.numerics import search
 
 _RELATIVE_WIDTH: Final = 1e-6  # how far a continuous answer may be from the boundary
-_RATE_MIN: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,9 @@ class Target:
             epsilon = self.accountant.epsilon(self._question(run), self.delta).epsilon
         except NoFiniteEpsilonError:
             return math.inf
-        return _log(epsilon) - _log(self.epsilon)
+        excess = _log(epsilon) - _log(self.epsilon)
+        # the comparison itself decides, not a difference of rounded logarithms
+        return min(excess, 0.0) if epsilon <= self.epsilon else max(excess, 5e-324)
 
     def _question(self, run: DpSgd) -> Question:
         return Question(canonical_form(run), self.relation)
@@ -99,7 +106,7 @@ def sample_rate(run: DpSgd, target: Target) -> Solution:
     def with_rate(rate: float) -> DpSgd:
         return replace(run, sample_rate=rate)
 
-    rate = _solve(with_rate, target, 0.01, _RATE_MIN, 1.0, "sample rate")
+    rate = _solve(with_rate, target, 0.01, RATE_MIN, 1.0, "sample rate")
     return Solution(rate, target.guarantee(with_rate(rate)))
 
 
@@ -117,7 +124,11 @@ def steps(run: DpSgd, target: Target) -> Solution:
     def with_steps(count: int) -> DpSgd:
         return replace(run, steps=count, epochs=None)
 
-    count = search.largest_integer(lambda n: target.excess(with_steps(n)), COUNT_MAX)
+    def largest(aim: Target, start: int) -> int | None:
+        return search.largest_integer(lambda n: aim.excess(with_steps(n)), COUNT_MAX, start)
+
+    guess = _guess(target, lambda guide: largest(guide, 1))
+    count = largest(target, min(COUNT_MAX, max(1, int(guess or 1))))
     if count is None:
         raise UnreachableTargetError(
             f"even {COUNT_MAX} steps cost no more than ε = {target.epsilon:g}: ask for a smaller ε"
@@ -140,24 +151,36 @@ def _solve(
     def excess(value: float) -> float:
         return target.excess(with_value(value))
 
-    fit, unfit = start, start
+    guess = _guess(target, lambda guide: _solve(with_value, guide, start, best, worst, what))
+    fit = unfit = start = guess or start
+    ratio = 1.2 if guess else 4.0
     if excess(start) <= 0:
-        while excess(unfit := _towards(worst, fit)) <= 0:
+        while excess(unfit := _towards(worst, fit, ratio)) <= 0:
             if unfit == worst:
                 return worst
-            fit = unfit
+            fit, ratio = unfit, 4.0
     else:
-        while excess(fit := _towards(best, unfit)) > 0:
+        while excess(fit := _towards(best, unfit, ratio)) > 0:
             if fit == best:
                 raise UnreachableTargetError(
                     f"no {what} between {min(best, worst):g} and {max(best, worst):g} reaches "
                     f"ε = {target.epsilon:g} at δ = {target.delta:g} with "
                     f"{target.accountant.name}: allow a larger ε or δ, or fewer steps"
                 )
-            unfit = fit
+            unfit, ratio = fit, 4.0
     return search.boundary(excess, fit=fit, unfit=unfit, relative_width=_RELATIVE_WIDTH)
 
 
-def _towards(end: float, value: float) -> float:
-    """The next value to try: four times nearer in ratio, or the end itself."""
-    return min(value * 4, end) if end > value else max(value / 4, end)
+def _guess(target: Target, solve: Callable[[Target], float | None]) -> float | None:
+    """What a fast method says, to start the slow one near its answer; None if it says nothing."""
+    if target.accountant.name != DEFAULT_METHOD:
+        return None
+    try:
+        return solve(replace(target, accountant=ACCOUNTANTS["subsampled_rdp"]))
+    except AccountingError:
+        return None
+
+
+def _towards(end: float, value: float, ratio: float) -> float:
+    """The next value to try: nearer by this ratio, or the end itself."""
+    return min(value * ratio, end) if end > value else max(value / ratio, end)

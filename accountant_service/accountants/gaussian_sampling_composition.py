@@ -22,7 +22,7 @@ from accountant_service.numerics import gaussian, rounding
 from accountant_service.numerics.special import Array, binomial_window, log_binomial_pmf
 
 _SOURCE: Final = "papers/003, Theorem 1"
-_TERMS_MAX: Final = 3_000_000
+_TERMS_MAX: Final = 200_000
 _LOG_TAIL: Final = -40.0  # natural log of the share of δ left to the binomial's tails
 
 

@@ -15,7 +15,7 @@ from accountant_service.numerics import rounding
 from accountant_service.numerics.special import binomial_window, log_binomial_pmf
 
 _SOURCE: Final = "Kairouz, Oh & Viswanath 2015, arXiv 1311.0776v4, Theorem 3.3"
-_TERMS_MAX: Final = 3_000_000
+_TERMS_MAX: Final = 70_000
 
 
 class OptimalComposition(Accountant):

@@ -27,6 +27,7 @@ DEPTH_MAX: Final = 32  # nested mechanisms
 NODES_MAX: Final = 10_000  # mechanisms in one tree
 COORDINATES_MAX: Final = 100_000  # of one diagonal_gaussian
 COUNT_MAX: Final = 1_000_000_000  # repetitions, steps, records
+RATE_MIN: Final = 1e-12  # sample rates below are 0 or refused
 NOISE_MIN: Final = 0.01  # noise multipliers outside are refused: double precision ends there
 NOISE_MAX: Final = 1e6
 
@@ -69,6 +70,21 @@ def _number(low: float, high: float, *, open_low: bool = False, whole: bool = Fa
     return _Field({"type": "integer" if whole else "number", bound: low, "maximum": high}, read)
 
 
+def _rate() -> _Field:
+    positive = _number(RATE_MIN, 1.0)
+    expected = f"must be 0, or a number ≥ {RATE_MIN:g} and ≤ 1"
+
+    def read(value: Json, pointer: str) -> float:
+        if value == 0 and not isinstance(value, bool):
+            return 0.0
+        try:
+            return float(positive.read(value, pointer))
+        except MechanismError:
+            raise MechanismError((pointer, expected)) from None
+
+    return _Field({"type": "number", "minimum": 0, "maximum": 1}, read)
+
+
 def _numbers() -> _Field:
     positive = _number(0.0, 1e150, open_low=True)
 
@@ -92,7 +108,7 @@ def _one_of(*options: str) -> _Field:
 
 _REFERENCE: Final = {"$ref": "#/components/schemas/Mechanism"}
 _NOISE: Final = _number(NOISE_MIN, NOISE_MAX)
-_RATE: Final = _number(0.0, 1.0)
+_RATE: Final = _rate()
 _COUNT: Final = _number(0, COUNT_MAX, whole=True)
 _SIZE: Final = _number(1, COUNT_MAX, whole=True)
 _NODE: Final = _Field(_REFERENCE, lambda value, pointer: _read(value, pointer))

@@ -43,10 +43,10 @@ def log_delta(epsilon: Array | float, mu: Array | float) -> Array:
     near = np.maximum(low, -5.0)  # left of −5 Mills' ratio grows like e^{x²/2}: use the tail
     difference = np.maximum(_mills(near) - _mills(high), 5e-324)
     central = log_density + np.log(difference)
-    log_tail = log_normal_tail(low)
-    with np.errstate(under="ignore"):
-        correction = np.exp(log_density - log_tail) * _mills(high)
-    return np.where(low < -5.0, log_tail + np.log1p(-np.minimum(correction, 0.5)), central)
+    far = np.minimum(low, -5.0)
+    log_tail = log_normal_tail(far)
+    correction = np.exp(-0.5 * far * far - LOG_SQRT_TWO_PI - log_tail) * _mills(high)
+    return np.where(low < -5.0, log_tail + np.log1p(-correction), central)
 
 
 def epsilon(delta: Array | float, mu: Array | float) -> Array:

@@ -113,10 +113,17 @@ class Profile:
         """max over t of P(A_t) − e^ε·Q(A_t), plus the slack; between 0 and 1."""
         if epsilon < self.floor:
             return 1.0
-        q = self.q * math.exp(min(epsilon + self.log_scale_q - self.log_scale_p, 700.0))
-        best = float(np.max(self.p - q, initial=0.0))
-        log_best = math.log(best) + self.log_scale_p if best > 0 else -math.inf
-        return min(1.0, math.exp(min(log_best, 0.0)) + self.slack)
+        useful = self.p > 0
+        if not useful.any():
+            return min(1.0, self.slack)
+        with np.errstate(divide="ignore"):
+            log_p, log_q = np.log(self.p[useful]), np.log(self.q[useful])
+        exponent = log_q - log_p + (epsilon + self.log_scale_q - self.log_scale_p)
+        wins = exponent < 0  # events with P(A) > e^ε·Q(A)
+        if not wins.any():
+            return min(1.0, self.slack)
+        log_best = float((log_p[wins] + np.log(-np.expm1(exponent[wins]))).max())
+        return min(1.0, math.exp(min(log_best + self.log_scale_p, 0.0)) + self.slack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +305,7 @@ class _Moments:
         self.mean = math.fsum(
             mean * count for (_, _, count), mean in zip(coarse, means, strict=True)
         )
-        deviation = math.sqrt(max(math.fsum(variances), spacing * spacing))
+        deviation = math.sqrt(max(math.fsum(variances), spacing * spacing, 1e-200))
         self.rates = np.array([0.25, 0.5, 1, 2, 4, 6, 8, 10, 13, 18, 30]) / deviation
         self.upper, self.lower = np.zeros_like(self.rates), np.zeros_like(self.rates)
         for losses, mass, count in coarse:

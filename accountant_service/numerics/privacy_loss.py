@@ -25,6 +25,7 @@ Direction = Literal["removing", "adding"]
 DIRECTIONS: Final[tuple[Direction, Direction]] = ("removing", "adding")
 
 LOSS_MAX: Final = 600.0
+_UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
 _EPS: Final = float(np.finfo(float).eps)
 
 
@@ -73,7 +74,7 @@ def _normal_masses(z: Array) -> tuple[Array, Array]:
     """Standard normal masses between neighbouring z, and their rounding."""
     z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
     magnitude = special.ndtr(-np.abs(z)) * (1 + z * z)
-    rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:])
+    rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]) + _UNDERFLOW
     return normal_interval(z[:-1], z[1:]), rounding
 
 
@@ -86,18 +87,15 @@ class LaplaceRatio:
     def masses(self, edges: Array) -> Masses:
         """See `Ratio.masses`."""
         bound = self.inverse_scale
-
-        def below(ratio: Array) -> Array:  # P(Λ ≤ ratio) under N₀
-            inside = 1 - 0.5 * np.exp(-0.5 * (np.clip(ratio, -bound, bound) + bound))
-            return np.where(ratio >= bound, 1.0, np.where(ratio < -bound, 0.0, inside))
-
-        def above(ratio: Array) -> Array:  # P(Λ > ratio) under N₁: the mirror image, P(Λ < −ratio)
-            inside = 1 - 0.5 * np.exp(-0.5 * (bound - np.clip(ratio, -bound, bound)))
-            return np.where(ratio >= bound, 0.0, np.where(ratio < -bound, 1.0, inside))
-
-        zero, one = np.diff(below(edges)), -np.diff(above(edges))
-        rounding = np.full_like(zero, 8 * _EPS)
-        return Masses(zero, one, rounding, rounding)
+        low, high = edges[:-1], edges[1:]
+        start, end = np.clip(low, -bound, bound), np.clip(high, -bound, bound)
+        within = -0.5 * np.expm1(-0.5 * (end - start))  # times e^{−distance/2} to the near atom
+        bottom = 0.5 * ((low < -bound) & (high >= -bound))
+        top = 0.5 * ((low < bound) & (high >= bound))
+        far = math.exp(-bound)
+        zero = within * np.exp(-0.5 * (start + bound)) + bottom + far * top
+        one = within * np.exp(-0.5 * (bound - end)) + top + far * bottom
+        return Masses(zero, one, 8 * _EPS * zero + _UNDERFLOW, 8 * _EPS * one + _UNDERFLOW)
 
     def limits(self, reach: float) -> tuple[float, float]:  # noqa: ARG002
         """See `Ratio.limits`: the whole support."""

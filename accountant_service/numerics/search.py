@@ -50,22 +50,40 @@ def boundary(
     return math.exp(good[0])
 
 
-def largest_integer(excess: Callable[[int], float], limit: int) -> int | None:
+def _bracket_integer(
+    excess: Callable[[int], float], limit: int, start: int
+) -> tuple[tuple[int, float], tuple[int, float]] | None:
+    """A pair that fits and one that does not, outward from `start`; None if `limit` fits."""
+    good, bad, step = (0, -math.inf), (start, excess(start)), max(1, start // 8)
+    while bad[1] <= 0:  # upwards, with growing steps
+        if bad[0] == limit:
+            return None
+        good, n, step = bad, min(bad[0] + step, limit), 4 * step
+        bad = (n, excess(n))
+    while good[0] == 0 and bad[0] > 1:  # downwards
+        n, step = max(bad[0] - step, 0), 4 * step
+        if n == 0:
+            break
+        y = excess(n)
+        good, bad = ((n, y), bad) if y <= 0 else (good, (n, y))
+    return good, bad
+
+
+def largest_integer(excess: Callable[[int], float], limit: int, start: int = 1) -> int | None:
     """The largest n ≤ `limit` that fits, for an increasing excess: n fits and n + 1 does not.
 
     Args:
         excess: ≤ 0 where n fits; 0 always fits and is never asked.
         limit: at least 1.
+        start: a guess of the answer, from 1 to `limit`.
 
     Returns:
         The integer, or None if `limit` itself fits.
     """
-    good, bad = (0, -math.inf), (1, excess(1))
-    while bad[1] <= 0:
-        if bad[0] == limit:
-            return None
-        good, bad = bad, (min(2 * bad[0], limit), 0.0)
-        bad = (bad[0], excess(bad[0]))
+    bracket = _bracket_integer(excess, limit, start)
+    if bracket is None:
+        return None
+    good, bad = bracket
     last_fitted: bool | None = None
     while bad[0] - good[0] > 1:
         start = bad[0] - good[0]

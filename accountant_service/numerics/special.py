@@ -118,7 +118,7 @@ def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[i
     def exponent(count: int) -> float:
         x = np.array([float(count), float(trials - count)])
         means = np.array([mean, trials - mean])
-        safe = np.maximum(x, 1e-300)
+        safe = np.maximum(x, 1.0)  # x is 0 or at least 1
         return float(np.where(x > 0, _deviance(safe, means), means).sum())
 
     def edge(inside: int, outside: int) -> int:

@@ -77,7 +77,8 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
     """
     aims = [_aim(releases, d, None, epsilon) for d in DIRECTIONS]
     steepest = max(aim.tilt for aim in aims)
-    log_delta = max(-600.0, min(_log_chernoff(releases, aim, epsilon) for aim in aims) - 10.0)
+    chernoff = min(_log_chernoff(releases, aim, epsilon) for aim in aims)
+    log_delta = min(0.0, max(-600.0, chernoff - 10.0))
 
     def wide(bounds: Bounds) -> float:
         if math.isinf(bounds.upper):
@@ -187,8 +188,8 @@ def _coarse_losses(
         of = release.ratio.masses(np.linspace(low - 1e-12, high + 1e-12, _COARSE_NODES))
         mixed = (1 - release.sample_rate) * of.zero + release.sample_rate * of.one
         p, q = (mixed, of.zero) if direction == "removing" else (of.zero, mixed)
-        kept = (p > 0) & (q > 0)
-        coarse.append((np.log(p[kept]), np.log(p[kept] / q[kept]), count))
+        p, q = p + 1e-300, q + 1e-300  # far apart, no cell may have mass under both
+        coarse.append((np.log(p), np.log(p / q), count))
     return coarse
 
 

@@ -55,7 +55,7 @@ def same(found: Any, expected: Any) -> None:
     """Equal shape and words; numbers to 1e-9, for other machines' arithmetic."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
-        for key in expected:
+        for key in expected.keys() - {"mechanism_hash"}:  # of a solved noise: all its digits
             same(found[key], expected[key])
     elif isinstance(expected, list):
         assert len(found) == len(expected)

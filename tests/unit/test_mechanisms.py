@@ -21,10 +21,11 @@ from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
 from tests.helpers import gaussian, run
 
 noise = st.floats(0.01, 1e6)
+rates = st.one_of(st.just(0.0), st.floats(1e-12, 1))
 leaves = st.one_of(
     st.builds(lambda s: gaussian(s), noise),
     st.builds(lambda s: {"kind": "laplace", "noise_multiplier": s}, noise),
-    st.builds(lambda q, s, t: run(q, s, t), st.floats(0, 1), noise, st.integers(0, 10**4)),
+    st.builds(lambda q, s, t: run(q, s, t), rates, noise, st.integers(0, 10**4)),
 )
 trees = st.recursive(
     leaves,
@@ -35,7 +36,7 @@ trees = st.recursive(
         st.builds(lambda m: {"kind": "composed", "mechanisms": m}, st.lists(inner, max_size=4)),
         st.builds(
             lambda q, m: {"kind": "poisson_sampled", "sample_rate": q, "mechanism": m},
-            st.floats(0, 1),
+            rates,
             inner,
         ),
     ),

@@ -1,0 +1,95 @@
+"""The corners of what is accepted: no failure, no NaN, no interval upside down, no long wait."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import Any
+
+import pytest
+
+from accountant_service import calculator, mechanisms, solver
+from accountant_service.accountants import ACCOUNTANTS
+from accountant_service.errors import AccountingError
+from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
+from accountant_service.mechanisms import DpSgd
+from tests.helpers import log_uniform, run
+
+SIGMAS = [0.01, 0.011, 0.2, 1.0, 1e3, 1e6]
+RATES = [0.0, 1e-12, 1e-7, 0.3, 0.999999999, 1.0]
+COUNTS = [0, 1, 2, 1000, 10**9 - 1]
+DELTAS = [1e-50, 1e-15, 1e-5, 0.5, 0.9999999999]
+EPSILONS = [0.0, 1e-9, 1.0, 30.0, 1e6]
+
+
+def corner(rng: random.Random) -> dict[str, Any]:
+    """A mechanism with at least one extreme."""
+    sigma = rng.choice([*SIGMAS, log_uniform(rng, 0.3, 10)])
+    q = rng.choice([*RATES, log_uniform(rng, 1e-5, 1)])
+    count = rng.choice([*COUNTS, round(log_uniform(rng, 1, 1e5))])
+    laplace = {"kind": "laplace", "noise_multiplier": sigma}
+    sampled = {"kind": "poisson_sampled", "sample_rate": q, "mechanism": laplace}
+    size = rng.choice([1, 2, 1000, 10**9])
+    sizes = {"dataset_size": size, "batch_size": rng.randint(1, size), "steps": count}
+    return rng.choice(
+        [
+            run(q, sigma, count),
+            run(q, sigma, count, sampling="shuffled"),
+            {"kind": "repeated", "count": count, "mechanism": laplace},
+            {"kind": "repeated", "count": count, "mechanism": sampled},
+            {"kind": "dp_sgd", "noise_multiplier": sigma, **sizes, "sampling": "fixed_size"},
+            {"kind": "composed", "mechanisms": [run(q, sigma, count), laplace]},
+        ]
+    )
+
+
+def check(claim: Guarantee) -> None:
+    value = claim.epsilon if claim.solved_for == "epsilon" else claim.delta
+    assert math.isfinite(value)
+    assert value >= 0
+    if claim.certified:
+        assert claim.certified.lower <= claim.certified.upper * (1 + 1e-9)
+    proven = all(assumption.holds for assumption in claim.assumptions)
+    assert not (proven and claim.status is Status.REFUTED), "a proven claim was refuted"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_corners_are_answered_or_refused_soundly(seed: int) -> None:
+    rng = random.Random(seed)
+    described = mechanisms.from_json(corner(rng))
+    relation = rng.choice(list(NeighbouringRelation))
+    method = rng.choice(list(ACCOUNTANTS))
+    delta, epsilon = rng.choice(DELTAS), rng.choice(EPSILONS)
+    start = time.monotonic()
+    for ask in (
+        lambda: calculator.epsilon(described, delta, method, relation),
+        lambda: calculator.delta(described, epsilon, method, relation),
+    ):
+        try:
+            check(ask())
+        except AccountingError:
+            continue  # a refusal is an answer here
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("prior", [1e-9, 0.5, 1 - 1e-9])
+def test_the_trade_off_at_extreme_priors(prior: float) -> None:
+    laplace = {"kind": "laplace", "noise_multiplier": 0.01}
+    for described in (run(0.1, 1.0, 10), run(1.0, 0.05, 3), laplace):
+        found = calculator.trade_off(mechanisms.from_json(described), prior, 11)
+        assert 0 <= found.success.lower <= found.success.upper <= 1
+        assert 0 <= found.advantage.lower <= found.advantage.upper <= 1
+        assert all(0 <= rate <= 1 for rate in found.false_negative_rates)
+
+
+@pytest.mark.parametrize("method", ["pld", "subsampled_rdp", "mma", "advanced_composition"])
+@pytest.mark.parametrize("target", [1e-9, 1.0, 1e6])
+def test_solvers_keep_to_the_target_at_the_corners(method: str, target: float) -> None:
+    aim = solver.Target(ACCOUNTANTS[method], NeighbouringRelation.ADD_OR_REMOVE_ONE, target, 1e-5)
+    plan = DpSgd(noise_multiplier=1.0, sample_rate=0.01, steps=100)
+    for solve in (solver.noise_multiplier, solver.steps, solver.sample_rate):
+        try:
+            assert solve(plan, aim).guarantee.epsilon <= target
+        except AccountingError:
+            continue

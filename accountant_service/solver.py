@@ -18,7 +18,12 @@ from accountant_service.accountants import (
     Question,
     verdict,
 )
-from accountant_service.errors import AccountingError, NoFiniteEpsilonError, UnreachableTargetError
+from accountant_service.errors import (
+    AccountingError,
+    NoFiniteEpsilonError,
+    TooExpensiveError,
+    UnreachableTargetError,
+)
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
 from accountant_service.mechanisms import DpSgd, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN, RATE_MIN
@@ -41,10 +46,13 @@ class Target:
         return verdict.epsilon(self.accountant, self._question(run), self.delta)
 
     def excess(self, run: DpSgd) -> float:
-        """log(ε/target): at most 0 where the run fits, infinite where no ε is finite."""
+        """log(ε/target): at most 0 where the run fits, infinite where nobody can say that it does.
+
+        A value too expensive to account counts as one that does not fit; the search ends elsewhere.
+        """
         try:
             epsilon = self.accountant.epsilon(self._question(run), self.delta).epsilon
-        except NoFiniteEpsilonError:
+        except (NoFiniteEpsilonError, TooExpensiveError):
             return math.inf
         excess = _log(epsilon) - _log(self.epsilon)
         # the comparison itself decides, not a difference of rounded logarithms
@@ -162,6 +170,7 @@ def _solve(
     else:
         while excess(fit := _towards(best, unfit, ratio)) > 0:
             if fit == best:
+                target.guarantee(with_value(best))  # if that is too expensive, say so
                 raise UnreachableTargetError(
                     f"no {what} between {min(best, worst):g} and {max(best, worst):g} reaches "
                     f"ε = {target.epsilon:g} at δ = {target.delta:g} with "

@@ -22,7 +22,7 @@ from accountant_service.numerics.special import Array
 
 MOMENT_ORDER_MAX: Final = 127  # the largest λ tried; papers/002 and its code stop at 32
 _MOMENTS: Final = np.arange(1.0, MOMENT_ORDER_MAX + 1)
-_TERMS_MAX: Final = 1e8  # quadrature nodes × moments of one question
+_TERMS_MAX: Final = 2e7  # quadrature nodes × moments of one question
 _SOURCE: Final = "Abadi et al. 2016, arXiv 1607.00133v2, Theorem 2"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from accountant_service.errors import MethodNotApplicableError, NoFiniteEpsilonError
@@ -144,7 +144,9 @@ class Accountant(ABC):
     def delta(self, question: Question, epsilon: float) -> Guarantee:
         """The guarantee at ε."""
         assumptions = self._assumptions(question)
-        bound = self.delta_bound(question, epsilon) if question.form.parts else Bound(0.0)
+        bound = Bound(0.0)
+        if question.form.parts:
+            bound = _above_underflow(self.delta_bound(question, epsilon))
         return self._guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
 
     def _assumptions(self, question: Question) -> tuple[Assumption, ...]:
@@ -163,20 +165,30 @@ class Accountant(ABC):
         solved_for: str,
     ) -> Guarantee:
         interval = bound.interval if question.form.parts else Interval(0.0, 0.0)
+        failed = [each.statement for each in assumptions if not each.holds]
         return Guarantee(
             epsilon=epsilon,
             delta=delta,
             solved_for=solved_for,
             method=self.name,
-            status=Status.PROVEN if all(a.holds for a in assumptions) else Status.ESTIMATE,
+            status=Status.ESTIMATE if failed else Status.PROVEN,
             neighbouring_relation=question.relation,
             sampling=question.sampling,
             assumptions=assumptions,
             mechanism_hash=question.form.hash,
-            certified=interval,
+            certified=None if failed else interval,
+            certified_reason=f"a hypothesis fails: {failed[0]}" if failed and interval else None,
             optimal_order=bound.order,
             conversion=bound.conversion,
         )
+
+
+def _above_underflow(bound: Bound) -> Bound:
+    """A δ that double precision cannot hold is claimed to be at most the least δ claimed."""
+    interval = bound.interval
+    if interval is not None:
+        interval = Interval(interval.lower, max(interval.upper, DELTA_MIN))
+    return replace(bound, value=max(bound.value, DELTA_MIN), interval=interval)
 
 
 def _require_known_atoms(method: str, question: Question) -> None:

@@ -67,10 +67,10 @@ def _epsilon(step_epsilon: float, count: int, delta: float) -> float:
     lies = np.arange(first, last + 1, dtype=float)
     log_p = log_binomial_pmf(lies, count, probability)
     loss = (count - 2 * lies) * step_epsilon
-    # From the largest loss down; what lies before `first` is counted as infinite loss.
+    # From the largest loss down; what lies outside the window is counted as infinite loss.
     p = np.cumsum(np.exp(log_p))
     log_q = np.logaddexp.accumulate(log_p - loss)
-    gain = p - delta * (1 - 1e-12) + math.exp(log_tail) * (first > 0)
+    gain = p - delta * (1 - 1e-12) + math.exp(log_tail)
     useful = gain > 0
     if not useful.any():
         return max(0.0, float(loss[-1]))

@@ -47,27 +47,33 @@ class Pld(Accountant):
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
         """The certified interval around ε.
 
-        Sampling never hurts, so the closed form of the same releases without it caps the lattice.
+        Sampling never hurts, so the same releases without it, Gaussian ones by their closed form
+        and Laplace ones by their pure ε, cap what the lattice says.
         """
-        whole, releases = _releases(question)
-        exact = float(gaussian.epsilon(delta, whole)) if math.isfinite(whole) else math.inf
-        if not releases:
-            return _bound(rounding.down(exact), rounding.up(exact))
-        bounds = two_sided.epsilon_bounds(releases, delta, _TOLERANCE)
-        return _bound(bounds.lower, min(bounds.upper, rounding.up(exact)))
+        mu, pure, releases = _releases(question)
+        cap = rounding.up(float(gaussian.epsilon(delta, mu)) + pure)
+        if releases:
+            bounds = two_sided.epsilon_bounds(releases, delta, _TOLERANCE)
+            return _bound(question, bounds.lower, min(bounds.upper, cap))
+        return _bound(question, rounding.down(float(gaussian.epsilon_lower(delta, mu))), cap)
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """The certified interval around δ."""
-        whole, releases = _releases(question)
-        exact = math.exp(float(gaussian.log_delta(epsilon, whole))) if math.isfinite(whole) else 1.0
-        if not releases:
-            return _bound(rounding.down(exact), min(1.0, rounding.up(exact)))
-        bounds = two_sided.delta_bounds(releases, epsilon, _TOLERANCE)
-        return _bound(bounds.lower, min(1.0, bounds.upper, rounding.up(exact)))
+        """The certified interval around δ, capped alike."""
+        mu, pure, releases = _releases(question)
+        exact = 0.0
+        if mu > 0:
+            exact = math.exp(float(gaussian.log_delta(max(epsilon - pure, 0.0), mu)))
+        cap = 1.0 if epsilon < pure else min(1.0, rounding.up(exact))
+        if releases:
+            bounds = two_sided.delta_bounds(releases, epsilon, _TOLERANCE)
+            return _bound(question, bounds.lower, min(bounds.upper, cap))
+        return _bound(question, rounding.down(exact), cap)
 
 
-def _bound(lower: float, upper: float) -> Bound:
-    return Bound(upper, interval=Interval(lower, upper))
+def _bound(question: Question, lower: float, upper: float) -> Bound:
+    """The interval, from 0 where the pair is only a bound: a shuffled epoch hides more than it."""
+    shuffled = any(part.atom.sampling == "shuffled" for part in question.parts)
+    return Bound(upper, interval=Interval(0.0 if shuffled else min(lower, upper), upper))
 
 
 def _require_dominating_pair(part: Part, question: Question) -> None:
@@ -90,19 +96,19 @@ def _require_dominating_pair(part: Part, question: Question) -> None:
         )
 
 
-def _releases(question: Question) -> tuple[float, list[tuple[Release, int]]]:
-    """The μ of all releases made without sampling, and the composition to put on a lattice.
+def _releases(question: Question) -> tuple[float, float, list[tuple[Release, int]]]:
+    """μ of all Gaussian releases and ε of all Laplace ones, unsampled, and what needs a lattice.
 
-    Unsampled Gaussian releases compose to a single one. If there is nothing else, there is no
-    lattice; with Laplace noise there is no such μ, and it is infinite.
+    Unsampled Gaussian releases compose to a single one; if there is nothing else, its closed form
+    is exact and there is no lattice.
     """
+    laplace = [p for p in question.parts if p.atom.noise == "laplace"]
     exact = [p for p in question.parts if p.rate == 1.0 and p.atom.noise == "gaussian"]
-    others = [p for p in question.parts if p not in exact]
-    releases = [(_release(p), p.count) for p in others]
+    releases = [(_release(p), p.count) for p in question.parts if p not in exact]
     if releases and exact:
         releases.append((Release(GaussianRatio(_mu(exact))), 1))
-    laplace = any(p.atom.noise == "laplace" for p in others)
-    return (math.inf if laplace else _mu(question.parts)), releases
+    gaussians = [p for p in question.parts if p.atom.noise == "gaussian"]
+    return _mu(gaussians), math.fsum(p.count / p.sigma for p in laplace), releases
 
 
 def _mu(parts: Sequence[Part]) -> float:

@@ -47,11 +47,12 @@ def judge(guarantee: Guarantee, certified: Certified) -> Guarantee:
     """
     if isinstance(certified, AccountingError):
         return replace(guarantee, certified=None, certified_reason=certified.detail)
+    if certified.certified is None:
+        return replace(guarantee, certified=None, certified_reason=certified.certified_reason)
     claim = guarantee.epsilon if guarantee.solved_for == "epsilon" else guarantee.delta
-    interval = certified.certified
-    refuted = interval is not None and claim < interval.lower
+    refuted = claim < certified.certified.lower
     status = Status.REFUTED if refuted else guarantee.status
-    return replace(guarantee, certified=interval, status=status)
+    return replace(guarantee, certified=certified.certified, status=status)
 
 
 def _referees_itself(accountant: Accountant) -> bool:

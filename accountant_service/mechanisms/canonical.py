@@ -5,8 +5,9 @@ distinct atom:
 
 * `repeated` multiplies counts, `composed` adds them, `dp_sgd` is expanded;
 * a `diagonal_gaussian` is the Gaussian of its Lemma 1;
-* sampling at rate 1 is no sampling, at rate 0 no release; Poisson sampling of a Poisson sample
-  multiplies the rates;
+* Poisson sampling at rate 1 is no sampling, at rate 0 no release; Poisson sampling of a Poisson
+  sample multiplies the rates. A fixed-size sample of everything stays one: its size does not
+  follow a record added or removed;
 * a sample used for several Gaussian releases is the sample of one Gaussian with
   σ = (Σ 1/σᵢ²)^(−1/2), because the releases see the same sample.
 
@@ -164,7 +165,7 @@ def _sample(
 ) -> dict[Atom, int]:
     """What releasing `atoms` from one common sample means."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
-    if rate == 1.0 or not present:
+    if not present or (rate == 1.0 and sampling == "poisson"):
         return present
     if rate == 0.0:
         return {}

@@ -126,14 +126,16 @@ class DpSgd:
     def epoch_count(self) -> int:
         """How many passes over shuffled data the run makes, a started pass counted whole.
 
-        A product within 1e-9 of a whole number is that number: 1 000 steps at a rate of 0.01
-        are ten passes although 0.01 has no exact double.
+        A rate without sizes is a rounded fraction: a product within a few rounding errors of a
+        whole number is that number, so that 1 000 steps at a rate of 0.01 are ten passes.
         """
         if self.epochs is not None:
             return math.ceil(self.epochs)
+        if self.dataset_size is not None:
+            return math.ceil(self.step_count() * self._share())
         passes = self.step_count() * self.rate()
         nearest = round(passes)
-        return nearest if abs(passes - nearest) <= 1e-9 * passes else math.ceil(passes)
+        return nearest if abs(passes - nearest) <= 4 * math.ulp(passes) else math.ceil(passes)
 
 
 Mechanism = (

@@ -53,5 +53,5 @@ def divergence_is_free(orders: Array, log_moments: Array, delta: float) -> bool:
 
     By Bretagnolle–Huber the total variation is at most √(1 − e^{−KL}), and KL ≤ D_α for α > 1.
     """
-    divergence = float(np.min(log_moments / (orders - 1)))
+    divergence = float(np.min(log_moments / (orders - 1))) * (1 + 1e-9) + 1e-15
     return delta * delta + math.expm1(-divergence) > 0

@@ -16,12 +16,26 @@ from scipy import special
 
 from accountant_service.numerics.special import LOG_SQRT_TWO_PI, Array, log_normal_tail
 
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
+_LOG_MARGIN: Final = 1e-12  # what `log_delta` may be off by, with room
 _SQRT_HALF_PI: Final = math.sqrt(math.pi / 2)
 
 
 def _mills(x: Array) -> Array:
     """Mills' ratio P(Z > x)/φ(x)."""
     return _SQRT_HALF_PI * special.erfcx(x / math.sqrt(2.0))
+
+
+def _mills_difference(centre: Array, mu: Array) -> Array:
+    """m(c − μ/2) − m(c + μ/2), without cancellation for small μ.
+
+    As m′(x) = x·m(x) − 1, it is the integral of 1 − x·m(x) over the interval, by Gauss–Legendre.
+    """
+    small = np.minimum(mu, 0.5)
+    x = np.maximum(centre, -0.5)[..., None] + 0.5 * small[..., None] * _NODES
+    integral = 0.5 * small * ((1 - x * _mills(x)) @ _WEIGHTS)
+    near = np.maximum(centre - mu / 2, -5.0)
+    return np.where(mu < 0.5, integral, _mills(near) - _mills(centre + mu / 2))
 
 
 def log_delta(epsilon: Array | float, mu: Array | float) -> Array:
@@ -40,8 +54,8 @@ def log_delta(epsilon: Array | float, mu: Array | float) -> Array:
     epsilon, mu = np.broadcast_arrays(np.asarray(epsilon, float), np.asarray(mu, float))
     low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     log_density = -0.5 * low * low - LOG_SQRT_TWO_PI
-    near = np.maximum(low, -5.0)  # left of −5 Mills' ratio grows like e^{x²/2}: use the tail
-    difference = np.maximum(_mills(near) - _mills(high), 5e-324)
+    # left of −5 Mills' ratio grows like e^{x²/2}: there the tail is used instead
+    difference = np.maximum(_mills_difference(epsilon / mu, mu), 5e-324)
     central = log_density + np.log(difference)
     far = np.minimum(low, -5.0)
     log_tail = log_normal_tail(far)
@@ -50,25 +64,35 @@ def log_delta(epsilon: Array | float, mu: Array | float) -> Array:
 
 
 def epsilon(delta: Array | float, mu: Array | float) -> Array:
-    """The smallest ε ≥ 0 with δ(ε) ≤ `delta`, from above: bisection keeps the upper end.
+    """An upper bound of the smallest ε ≥ 0 with δ(ε) ≤ `delta`.
 
     Args:
         delta: in (0, 1], any shape.
         mu: μ ≥ 0, broadcast against `delta`; zero costs nothing.
 
     Returns:
-        ε with the broadcast shape, good to a relative 1e-13.
+        ε with the broadcast shape, tight to where `log_delta` is off by 1e-12.
     """
+    return _invert(delta, mu, _LOG_MARGIN)[1]
+
+
+def epsilon_lower(delta: Array | float, mu: Array | float) -> Array:
+    """A lower bound of the same ε."""
+    return _invert(delta, mu, -_LOG_MARGIN)[0]
+
+
+def _invert(delta: Array | float, mu: Array | float, log_margin: float) -> tuple[Array, Array]:
+    """The last bracket of a bisection on log δ(ε) = log delta − log_margin."""
     delta, mu = np.broadcast_arrays(np.asarray(delta, float), np.asarray(mu, float))
     safe_mu = np.maximum(mu, 1e-300)
-    log_target = np.log(delta)
+    log_target = np.log(delta) - log_margin
     # δ(ε) ≤ P(loss > ε) ≤ exp(−(ε − μ²/2)²/(2μ²)): at this ε the target certainly holds.
     high = safe_mu * safe_mu / 2 + safe_mu * np.sqrt(np.maximum(-2 * log_target, 0.0))
     free = (mu <= 1e-300) | (log_delta(np.zeros_like(safe_mu), safe_mu) <= log_target)
     low = np.zeros_like(high)
-    for _ in range(60):
+    for _ in range(64):
         middle = 0.5 * (low + high)
         fits = log_delta(middle, safe_mu) <= log_target
         high = np.where(fits, middle, high)
         low = np.where(fits, low, middle)
-    return np.where(free, 0.0, high)
+    return np.where(free, 0.0, low), np.where(free, 0.0, high)

@@ -163,7 +163,14 @@ def upper_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
     top = log_scale - aim.tilt * float(tilted.losses[-1] - tilted.centre)
     slack = infinite + math.exp(min(tilted.log_above + top, 0.0))
     floor = float(tilted.losses[0])
-    return Profile(_tail_sums(p), _tail_sums(q), log_scale, log_scale - tilted.centre, slack, floor)
+    return Profile(
+        _tail_sums(p),
+        _tail_sums(q),
+        log_scale,
+        tilted.log_scale - tilted.rounding - tilted.centre,
+        slack,
+        floor,
+    )
 
 
 def lower_profile(releases: Composition, aim: Aim, spacing: float, log_delta: float) -> Profile:
@@ -237,14 +244,18 @@ def _compose(
     With `window` given, on the window of that composition and around its centre.
     """
     tilt = aim.tilt
-    tilted, log_scale = [], 0.0
+    tilted, log_scale, rounding = [], 0.0, 0.0
     for step in steps:
         losses = lattice(step.first, len(step.mass), spacing)
         with np.errstate(divide="ignore"):
             exponent = np.log(step.mass) + tilt * losses
         log_moment = float(log_sum_exp(exponent))
-        tilted.append(_Steps(step.first, np.exp(exponent - log_moment), step.count))
+        mass = np.exp(exponent - log_moment)
+        tilted.append(_Steps(step.first, mass, step.count))
         log_scale += step.count * log_moment
+        present = mass > 0  # each exponent is off by a few eps of its terms
+        terms = np.abs(np.log(step.mass[present])) + np.abs(tilt * losses[present])
+        rounding += step.count * 4 * _EPS * (4 + float(mass[present] @ terms))
     moments = _Moments(tilted, spacing)
     if window is None:
         low, high = moments.window()
@@ -264,7 +275,7 @@ def _compose(
         error,
         tilt,
         log_scale - tilt * centre,
-        16 * _EPS * (abs(tilt * centre) + sum(step.count for step in steps)),
+        rounding + _EPS * (4 * abs(tilt * centre) + size),  # with that of the tails' sums
         centre,
         moments.log_tail_above(float(losses[-1])),
         moments.log_tail_below(float(losses[0])),

@@ -60,8 +60,8 @@ class GaussianRatio:
     def masses(self, edges: Array) -> Masses:
         """See `Ratio.masses`."""
         scaled = edges / self.mu
-        zero, zero_rounding = _normal_masses(scaled + self.mu / 2)
-        one, one_rounding = _normal_masses(scaled - self.mu / 2)
+        zero, zero_rounding = _normal_masses(scaled + self.mu / 2, self.mu)
+        one, one_rounding = _normal_masses(scaled - self.mu / 2, self.mu)
         return Masses(zero, one, zero_rounding, one_rounding)
 
     def limits(self, reach: float) -> tuple[float, float]:
@@ -70,10 +70,10 @@ class GaussianRatio:
         return -half - reach * self.mu, half + reach * self.mu
 
 
-def _normal_masses(z: Array) -> tuple[Array, Array]:
-    """Standard normal masses between neighbouring z, and their rounding."""
+def _normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
+    """Standard normal masses between neighbouring z = x ± μ/2, and their rounding."""
     z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
-    magnitude = special.ndtr(-np.abs(z)) * (1 + z * z)
+    magnitude = special.ndtr(-np.abs(z)) * (1 + z * z + mu * (1 + np.abs(z)))
     rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]) + _UNDERFLOW
     return normal_interval(z[:-1], z[1:]), rounding
 

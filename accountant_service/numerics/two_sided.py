@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,7 @@ from accountant_service.numerics.special import Array, log_sum_exp
 
 _COARSE_NODES: Final = 512
 _ROUNDS_MAX: Final = 6
+_TILT_MIN: Final = 1e-3
 EPSILON_NEGLIGIBLE: Final = 0.05  # the tolerance is relative to ε, but never to less than this
 
 
@@ -77,7 +78,7 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
     """
     aims = [_aim(releases, d, None, epsilon) for d in DIRECTIONS]
     steepest = max(aim.tilt for aim in aims)
-    chernoff = min(_log_chernoff(releases, aim, epsilon) for aim in aims)
+    chernoff = max(_log_chernoff(releases, aim, epsilon) for aim in aims)
     log_delta = min(0.0, max(-600.0, chernoff - 10.0))
 
     def wide(bounds: Bounds) -> float:
@@ -143,13 +144,17 @@ class _Side:
         while not self.exhausted:
             try:
                 upper = upper_profile(self.releases, self.aim, self.spacing, self.log_delta)
+                if upper.floor > self.aim.epsilon and self.aim.tilt > _TILT_MIN:
+                    # tilted so far that the ε to be read off lies below the window
+                    self.aim = replace(self.aim, tilt=self.aim.tilt / 2)
+                    continue
                 self.upper = min(self.upper, read(upper))
                 if self.upper > best:
                     lower = lower_profile(self.releases, self.aim, self.spacing, self.log_delta)
                     self.lower = max(self.lower, read(lower))
             except LatticeTooLargeError as error:
                 self.finest = self.spacing = self.spacing * max(1.2, error.excess)
-                self.exhausted = self.spacing > self.loss_range / 8  # hopelessly coarse
+                self.exhausted = self.spacing > 2 * self.loss_range  # hopelessly coarse
                 continue
             self.exhausted = self.spacing <= self.finest
             return
@@ -216,7 +221,7 @@ def _aim(
             return moments - tilts * epsilon
         return (moments - (log_delta or 0.0)) / tilts
 
-    tilts = np.geomspace(1e-3, 1e5, 57)
+    tilts = np.geomspace(_TILT_MIN, 1e5, 57)
     for _ in range(2):
         best = int(np.argmin(cost(tilts)))
         tilts = np.geomspace(tilts[max(best - 1, 0)], tilts[min(best + 1, len(tilts) - 1)], 17)

@@ -93,3 +93,68 @@ def test_solvers_keep_to_the_target_at_the_corners(method: str, target: float) -
             assert solve(plan, aim).guarantee.epsilon <= target
         except AccountingError:
             continue
+
+
+def test_a_delta_beyond_the_greatest_loss_has_no_lower_bound() -> None:
+    laplace = mechanisms.from_json({"kind": "laplace", "noise_multiplier": 1.0})
+    claim = calculator.delta(laplace, 2.0)
+    assert claim.certified is not None
+    assert claim.certified.lower == 0.0
+    assert claim.delta > 0, "a δ too small for double precision is not claimed to be 0"
+
+
+@pytest.mark.parametrize("method", ["pld", "subsampled_rdp", "moments_accountant", "zcdp"])
+def test_an_underflowing_delta_is_not_zero(method: str) -> None:
+    described = mechanisms.from_json({"kind": "gaussian", "noise_multiplier": 10.0})
+    assert calculator.delta(described, 1000.0, method).delta >= 1e-300
+
+
+def test_shuffled_epochs_have_an_upper_bound_only() -> None:
+    shuffled = mechanisms.from_json(run(0.5, 1.0, 2, sampling="shuffled"))
+    claim = calculator.epsilon(shuffled, 1e-5, relation=NeighbouringRelation.ZERO_OUT_ONE)
+    assert claim.status is Status.PROVEN
+    assert claim.certified is not None
+    assert claim.certified.lower == 0.0
+    unproved = calculator.epsilon(shuffled, 1e-5, "mma")
+    assert unproved.certified is None
+    assert unproved.status is Status.ESTIMATE, "an unproved interval refutes nothing"
+
+
+def test_a_fixed_size_sample_of_everything_is_no_plain_gaussian() -> None:
+    sizes = {"dataset_size": 1000, "steps": 1, "sampling": "fixed_size"}
+    whole, nearly = (
+        mechanisms.from_json({"kind": "dp_sgd", "noise_multiplier": 4.0, "batch_size": b, **sizes})
+        for b in (1000, 999)
+    )
+    assert calculator.epsilon(whole, 1e-5).epsilon >= calculator.epsilon(nearly, 1e-5).epsilon
+
+
+def test_guessing_at_a_lopsided_prior_is_not_overstated() -> None:
+    """One sampled step at prior 0.9: the best guess is "present", right in exactly 0.9."""
+    found = calculator.trade_off(mechanisms.from_json(run(0.01, 0.6, 1)), 0.9, 11)
+    assert found.success.lower <= 0.9 <= found.success.upper
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "epsilon"),
+    [
+        (0.01, 2.0, 100, 1.0),
+        (0.01, 2.0, 5, 0.32),
+        (0.0136, 2.61, 1, 0.02876),
+        (1e-4, 0.6, 10**4, 1.0),
+    ],
+)
+def test_delta_is_answered_where_the_other_direction_costs_nothing(
+    q: float, sigma: float, steps: int, epsilon: float
+) -> None:
+    described = mechanisms.from_json(run(q, sigma, steps))
+    proved = calculator.delta(described, epsilon).delta
+    assert proved <= calculator.delta(described, epsilon, "subsampled_rdp").delta
+
+
+@pytest.mark.parametrize("steps", [999_999_999, 10])
+def test_a_started_epoch_counts_whole(steps: int) -> None:
+    sizes = {"dataset_size": 10, "batch_size": 9, "steps": steps, "sampling": "shuffled"}
+    plan = mechanisms.from_json({"kind": "dp_sgd", "noise_multiplier": 1.0, **sizes})
+    assert isinstance(plan, DpSgd)
+    assert plan.epoch_count() == -(-steps * 9 // 10)

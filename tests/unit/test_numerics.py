@@ -93,12 +93,23 @@ def test_gaussian_profile() -> None:
         assert abs(float(mp.mpf(float(gaussian.log_delta(epsilon, mu))) - exact)) < 1e-9
 
 
-def test_gaussian_epsilon_is_the_inverse_from_above() -> None:
+def test_gaussian_epsilon_is_bracketed_by_its_two_inverses() -> None:
     rng = random.Random(5)
-    for _ in range(60):
-        mu, delta = log_uniform(rng, 1e-3, 100), log_uniform(rng, 1e-15, 0.5)
-        found = float(gaussian.epsilon(delta, mu))
-        assert relative(found, oracles.gaussian_epsilon(delta, mu)) < 1e-9 or found < 1e-300
+    points = [(log_uniform(rng, 1e-6, 100), log_uniform(rng, 1e-15, 0.5)) for _ in range(80)]
+    points += [(1.0, 0.38292491946265084), (1e-6, 1.5465032023856148e-10)]  # almost free
+    for mu, delta in points:
+        exact = oracles.gaussian_epsilon(delta, mu)
+        low, high = float(gaussian.epsilon_lower(delta, mu)), float(gaussian.epsilon(delta, mu))
+        assert low <= exact <= high, (mu, delta)
+        assert high - low <= 1e-9 * high + 1e-11
+
+
+def test_gaussian_profile_for_tiny_shifts() -> None:
+    for mu in (1e-6, 1e-5, 1e-3, 0.49, 0.51):
+        for multiple in (0.0, 0.1, 3.0, 8.0, 30.0):
+            exact = mp.log(oracles.gaussian_delta(multiple * mu, mu))
+            found = float(gaussian.log_delta(multiple * mu, mu))
+            assert abs(float(mp.mpf(found) - exact)) < 1e-12, (mu, multiple)
 
 
 @pytest.mark.parametrize("trials", [1, 2, 17, 1000, 10_000_000])

@@ -141,6 +141,9 @@ class Aim:
     epsilon: float
 
 
+SPACING_MAX: Final = 40.0  # so that e^loss of an edge beyond LOSS_MAX stays a double
+
+
 def reach_for(steps: int, log_delta: float) -> float:
     """Deviations to cover so that what `steps` releases leave out is e^_LOG_CUT of δ."""
     return math.sqrt(2 * (math.log(steps) - log_delta - _LOG_CUT))

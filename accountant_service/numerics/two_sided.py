@@ -17,6 +17,7 @@ from scipy import special
 
 from accountant_service.numerics import rounding
 from accountant_service.numerics.lattice import (
+    SPACING_MAX,
     Aim,
     Composition,
     LatticeTooLargeError,
@@ -154,7 +155,7 @@ class _Side:
                     self.lower = max(self.lower, read(lower))
             except LatticeTooLargeError as error:
                 self.finest = self.spacing = self.spacing * max(1.2, error.excess)
-                self.exhausted = self.spacing > 2 * self.loss_range  # hopelessly coarse
+                self.exhausted = self.spacing > min(2 * self.loss_range, SPACING_MAX)
                 continue
             self.exhausted = self.spacing <= self.finest
             return

@@ -73,6 +73,17 @@ def test_corners_are_answered_or_refused_soundly(seed: int) -> None:
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.parametrize("q", [1e-9, 0.01, 0.5])
+@pytest.mark.parametrize("sigma", [0.01, 0.1])
+@pytest.mark.parametrize("steps", [1, 10**9])
+def test_the_referee_always_answers_for_sampled_gaussians(
+    q: float, sigma: float, steps: int
+) -> None:
+    """However large ε is: the closed form without sampling is a bound."""
+    for delta in (1e-12, 1e-5, 0.1):
+        check(calculator.epsilon(mechanisms.from_json(run(q, sigma, steps)), delta))
+
+
 @pytest.mark.parametrize("prior", [1e-9, 0.5, 1 - 1e-9])
 def test_the_trade_off_at_extreme_priors(prior: float) -> None:
     laplace = {"kind": "laplace", "noise_multiplier": 0.01}

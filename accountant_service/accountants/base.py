@@ -243,6 +243,12 @@ def sampled_as(
     return Assumption(statement, holds, source)
 
 
+def poisson_or_all(question: Question, source: str) -> Assumption:
+    """The hypothesis that every batch is a Poisson sample, or all the data."""
+    statement = "each batch is a Poisson sample (or all the data)"
+    return sampled_as(question, ["poisson", "none", "shuffled"], statement, source)
+
+
 def related_as(
     question: Question, allowed: Sequence[NeighbouringRelation], statement: str, source: str
 ) -> Assumption:

@@ -11,8 +11,8 @@ from accountant_service.accountants.base import (
     Bound,
     Part,
     Question,
+    poisson_or_all,
     require_noise,
-    sampled_as,
     single_part,
 )
 from accountant_service.guarantee import Assumption
@@ -40,12 +40,7 @@ class Mma(Accountant):
         require_noise(self.name, question, ["gaussian"])
         part = single_part(self.name, question)
         return (
-            sampled_as(
-                question,
-                ["poisson", "none", "shuffled"],
-                "each batch is a Poisson sample (or all the data)",
-                _SOURCE,
-            ),
+            poisson_or_all(question, _SOURCE),
             Assumption("σ ≥ 1", part.sigma >= 1, _SOURCE),
             Assumption("q < 1/σ", part.rate < 1 / part.sigma, _SOURCE),
             Assumption(

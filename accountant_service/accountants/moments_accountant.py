@@ -11,9 +11,9 @@ from accountant_service.accountants.base import (
     Accountant,
     Bound,
     Question,
+    poisson_or_all,
     related_as,
     require_noise,
-    sampled_as,
 )
 from accountant_service.errors import TooExpensiveError
 from accountant_service.guarantee import Assumption, NeighbouringRelation
@@ -44,12 +44,7 @@ class MomentsAccountant(Accountant):
         require_noise(self.name, question, ["gaussian"])
         _check_work(question)
         return (
-            sampled_as(
-                question,
-                ["poisson", "none", "shuffled"],
-                "each batch is a Poisson sample (or all the data)",
-                _SOURCE,
-            ),
+            poisson_or_all(question, _SOURCE),
             _related(question),
         )
 

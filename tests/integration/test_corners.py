@@ -99,11 +99,14 @@ def test_the_trade_off_at_extreme_priors(prior: float) -> None:
 def test_solvers_keep_to_the_target_at_the_corners(method: str, target: float) -> None:
     aim = solver.Target(ACCOUNTANTS[method], NeighbouringRelation.ADD_OR_REMOVE_ONE, target, 1e-5)
     plan = DpSgd(noise_multiplier=1.0, sample_rate=0.01, steps=100)
+    answered = 0
     for solve in (solver.noise_multiplier, solver.steps, solver.sample_rate):
         try:
             assert solve(plan, aim).guarantee.epsilon <= target
         except AccountingError:
             continue
+        answered += 1
+    assert answered == 3 or target != 1.0, "an ordinary target is answered, not refused"
 
 
 def test_a_delta_beyond_the_greatest_loss_has_no_lower_bound() -> None:

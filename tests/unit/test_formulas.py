@@ -142,3 +142,48 @@ def test_replace_one_without_replacement_uses_twice_the_sensitivity() -> None:
     assert found[0] == pytest.approx(
         float(100 * oracles.without_replacement_moment(2, 0.01, 1.0)), rel=1e-9
     )
+
+
+def at_order(
+    moment: Callable[[float], mp.mpf], order: float, steps: int, delta: float, *, tight: bool
+) -> mp.mpf:
+    """The formula's ε at the order the service chose, at 50 digits."""
+    convert = oracles.tight_epsilon if tight else oracles.classical_epsilon
+    return convert({order: moment(order)}, steps, delta)
+
+
+def test_adadp_over_a_random_grid() -> None:
+    for q, sigma, steps, delta in grid(25, 12, 10_000):
+        claim = epsilon("adadp_rdp", run(q, sigma, steps), delta)
+        assert claim.optimal_order is not None
+
+        def moment(a: float, q: float = q, sigma: float = sigma) -> mp.mpf:
+            return oracles.without_replacement_moment(int(a), q, sigma)
+
+        exact = at_order(moment, claim.optimal_order, steps, delta, tight=False)
+        assert_rounded_up(claim.epsilon, exact)
+
+
+def test_moments_accountant_over_a_random_grid() -> None:
+    for q, sigma, steps, delta in grid(26, 12, 10_000):
+        claim = epsilon("moments_accountant", run(q, sigma, steps), delta)
+        assert claim.optimal_order is not None
+
+        def moment(a: float, q: float = q, sigma: float = sigma) -> mp.mpf:
+            return oracles.sampled_gaussian_moment(int(a), q, sigma)
+
+        exact = at_order(moment, claim.optimal_order, steps, delta, tight=False)
+        assert_rounded_up(claim.epsilon, exact)
+
+
+def test_subsampled_rdp_over_a_random_grid() -> None:
+    for q, sigma, steps, delta in grid(27, 10, 10_000):
+        claim = epsilon("subsampled_rdp", run(q, sigma, steps), delta)
+        if claim.optimal_order is None:
+            continue  # δ alone covers it
+
+        def moment(a: float, q: float = q, sigma: float = sigma) -> mp.mpf:
+            return oracles.sampled_gaussian_moment(a, q, sigma)
+
+        exact = at_order(moment, claim.optimal_order, steps, delta, tight=True)
+        assert_rounded_up(claim.epsilon, max(exact, mp.mpf(0)))

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo test test-all check serve bench clean
+.PHONY: help install demo test test-all test-nightly check serve bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -24,10 +24,13 @@ demo: $(READY)  ## start the service, train on MNIST within ε = 2, stop the ser
 	$(BIN)/python scripts/demo.py
 
 test: $(READY)  ## every test but the slow ones (minutes)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not nightly"
 
-test-all: $(READY)  ## every test
-	$(BIN)/python -m pytest
+test-all: $(READY)  ## every test but the nightly ones
+	$(BIN)/python -m pytest -m "not nightly"
+
+test-nightly: $(READY)  ## 10 000 random cases against references (up to an hour)
+	$(BIN)/python -m pytest -m nightly -s
 
 check: $(READY)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -13,13 +13,25 @@ from typing import Final
 
 import numpy as np
 
-from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD, Question, verdict
+from accountant_service.accountants import (
+    ACCOUNTANTS,
+    DEFAULT_METHOD,
+    TOLERANCE,
+    Question,
+    verdict,
+)
+from accountant_service.accountants.pld import pairs
 from accountant_service.errors import AccountingError, NoFiniteEpsilonError
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
+from accountant_service.numerics import rounding
+from accountant_service.numerics import trade_off as enclosure
+from accountant_service.numerics.privacy_loss import DIRECTIONS
+from accountant_service.numerics.special import Array
 
 _RELATION: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE
-_TRADE_OFF_LINES: Final = 17  # (ε, δ) pairs whose lines bound the trade-off
+_LINES: Final = 128  # ε whose lines and thresholds bound the trade-off, of each direction
+_FARTHEST_DELTA: Final = 1e-9  # the last of these ε
 
 
 def epsilon(
@@ -27,6 +39,7 @@ def epsilon(
     delta: float,
     method: str = DEFAULT_METHOD,
     relation: NeighbouringRelation = _RELATION,
+    tolerance: float | None = None,
 ) -> Guarantee:
     """The ε of a mechanism at δ.
 
@@ -35,13 +48,14 @@ def epsilon(
         delta: in (0, 1).
         method: a name in `ACCOUNTANTS`.
         relation: when two datasets are neighbours.
+        tolerance: the relative width that the proved interval must have, if any is asked for.
 
     Raises:
-        AccountingError: the method has no formula, no ε is finite, or the work is too much.
+        AccountingError: the method has no formula, no ε is finite, the work is too much, or the
+            tolerance is out of reach.
     """
-    return verdict.epsilon(
-        ACCOUNTANTS[method], Question(canonical_form(mechanism), relation), delta
-    )
+    question = _question(mechanism, relation, tolerance)
+    return verdict.require(verdict.epsilon(ACCOUNTANTS[method], question, delta), tolerance)
 
 
 def delta(
@@ -49,10 +63,17 @@ def delta(
     epsilon: float,
     method: str = DEFAULT_METHOD,
     relation: NeighbouringRelation = _RELATION,
+    tolerance: float | None = None,
 ) -> Guarantee:
     """The δ of a mechanism at ε ≥ 0; see `epsilon` for the rest."""
-    question = Question(canonical_form(mechanism), relation)
-    return verdict.delta(ACCOUNTANTS[method], question, epsilon)
+    question = _question(mechanism, relation, tolerance)
+    return verdict.require(verdict.delta(ACCOUNTANTS[method], question, epsilon), tolerance)
+
+
+def _question(
+    mechanism: Mechanism, relation: NeighbouringRelation, tolerance: float | None = None
+) -> Question:
+    return Question(canonical_form(mechanism), relation, tolerance or TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +97,13 @@ def compare(
     delta: float,
     methods: Sequence[str] | None = None,
     relation: NeighbouringRelation = _RELATION,
+    tolerance: float | None = None,
 ) -> Comparison:
     """The ε of several methods (all by default) side by side, each with its verdict."""
-    question = Question(canonical_form(mechanism), relation)
+    question = _question(mechanism, relation, tolerance)
     certified = verdict.certify(question, delta)
+    if isinstance(certified, Guarantee):
+        verdict.require(certified, tolerance)
 
     def answer(method: str) -> Guarantee | Inapplicable:
         if method == DEFAULT_METHOD:  # already known: do not compute it twice
@@ -158,16 +182,22 @@ class TradeOff:
 
     Attributes:
         false_positive_rates: error rates on absent records, from 0 to 1.
-        false_negative_rates: a proved lower bound of the error rate on present records at each.
+        false_negative_rates: proved bounds of the least error rate on present records at each.
+        posteriors: at each, bounds of the probability that an accused record is present.
         advantage: the largest true-positive minus false-positive rate.
         success: the probability of guessing membership right, at the prior asked for.
+        mu: of the Gaussian mechanism whose trade-off is nearest.
+        mu_error: the most its false-negative rate differs from the mechanism's, at any rate.
         mechanism_hash: the canonical hash of the mechanism.
     """
 
     false_positive_rates: tuple[float, ...]
-    false_negative_rates: tuple[float, ...]
+    false_negative_rates: tuple[Interval, ...]
+    posteriors: tuple[Interval, ...]
     advantage: Interval
     success: Interval
+    mu: float
+    mu_error: float
     mechanism_hash: str
 
 
@@ -179,49 +209,87 @@ def trade_off(
 ) -> TradeOff:
     """The attacker's trade-off between false positives and false negatives.
 
-    An (ε, δ)-DP release keeps every test at FNR ≥ max(1 − δ − e^ε·FPR, e^{−ε}·(1 − δ − FPR))
-    (Wasserman & Zhou 2010; Kairouz et al. 2015); here with the certified δ(ε) at many ε at once.
     The advantage is δ(0). At prior π the best guess is right with probability
-    max(π, 1 − π) + min(π, 1 − π)·δ(|log((1 − π)/π)|).
+    1 − π + π·δ(log((1 − π)/π)) for π ≤ ½, and π + (1 − π)·δ′(log(π/(1 − π))) above, with δ of the
+    direction "removing" and δ′ of "adding".
 
     Args:
         mechanism: as read by `mechanisms.from_json`.
         prior: probability that the record is present, strictly between 0 and 1.
         points: how many false-positive rates.
         relation: when two datasets are neighbours.
+
+    Raises:
+        AccountingError: there is no proved pair, or the work is too much.
     """
-    question = Question(canonical_form(mechanism), relation)
+    question = _question(mechanism, relation)
     referee = ACCOUNTANTS[DEFAULT_METHOD]
-    farthest = referee.epsilon(question, 1e-6).epsilon
-    lines = [
-        (eps, referee.delta(question, eps).delta)
-        for eps in farthest * np.linspace(0.0, 1.0, _TRADE_OFF_LINES) ** 2
-    ]
     rates = _false_positive_rates(points)
-    lowest = np.zeros_like(rates)
-    for eps, dlt in lines:
-        steep, flat = 1 - dlt - math.exp(min(eps, 700)) * rates, math.exp(-eps) * (1 - dlt - rates)
-        lowest = np.maximum(lowest, np.maximum(steep, flat))
-    at_zero = _interval(referee.delta(question, 0.0))
-    at_prior = _interval(referee.delta(question, abs(math.log((1 - prior) / prior))))
+    farthest = referee.epsilon(question, _FARTHEST_DELTA).epsilon  # it also checks the hypotheses
+    if not question.parts or farthest == 0.0:
+        return _blind(rates, prior, question)
+    releases, attained = pairs(question)
+    at_prior = abs(math.log((1 - prior) / prior))
+    epsilons = np.union1d(farthest * np.linspace(0.0, 1.0, _LINES) ** 2, [at_prior])
+    removing, adding = (
+        enclosure.direction_curve(releases, direction, epsilons) for direction in DIRECTIONS
+    )
+    found = enclosure.trade_off(removing, adding, rates, attained=attained)
+    likelier = removing if prior <= 0.5 else adding
+    at = int(np.searchsorted(epsilons, at_prior))
     larger, smaller = max(prior, 1 - prior), min(prior, 1 - prior)
-    # δ is the larger of both directions; which one the prior asks for is known to be as large
-    # only where they are equal. Elsewhere guessing the likelier answer is all that is proved.
-    symmetric = all(part.rate == 1.0 for part in question.parts)
-    least = larger + smaller * at_prior.lower if symmetric else larger
+    least = float(likelier.lower[at]) if attained else 0.0
     return TradeOff(
-        tuple(float(rate) for rate in rates),
-        tuple(float(rate) for rate in lowest),
-        at_zero,
-        Interval(least, larger + smaller * at_prior.upper),
+        tuple(rates.tolist()),
+        _intervals(found.lower, found.upper),
+        tuple(
+            _outward(float(low), float(high))
+            for low, high in zip(*_posteriors(prior, rates, found.upper, found.lower), strict=True)
+        ),
+        _outward(float(removing.lower[0]) if attained else 0.0, float(removing.upper[0])),
+        _outward(larger + smaller * least, larger + smaller * float(likelier.upper[at]), larger),
+        found.mu,
+        found.mu_error,
         question.form.hash,
     )
 
 
-def _false_positive_rates(points: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _outward(lower: float, upper: float, least: float = 0.0) -> Interval:
+    """Bounds of a probability that is at least `least`, past the rounding of their formula."""
+    return Interval(max(least, rounding.down(lower)), min(1.0, rounding.up(upper)))
+
+
+def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Array]:
+    """π·TPR/(π·TPR + (1 − π)·FPR) for each bound of the false-negative rate; the prior at 0/0."""
+    found = []
+    for rate in false_negatives:
+        present, absent = prior * (1 - rate), (1 - prior) * rates
+        total = present + absent
+        found.append(np.where(total > 0, present / np.where(total > 0, total, 1.0), prior))
+    return found
+
+
+def _blind(rates: Array, prior: float, question: Question) -> TradeOff:
+    """The trade-off where nothing can be learnt."""
+    larger = max(prior, 1 - prior)
+    blind, priors = 1 - rates, np.full_like(rates, prior)
+    nothing, certain = Interval(0.0, 0.0), Interval(larger, larger)
+    return TradeOff(
+        tuple(rates.tolist()),
+        _intervals(blind, blind),
+        _intervals(priors, priors),
+        nothing,
+        certain,
+        0.0,
+        0.0,
+        question.form.hash,
+    )
+
+
+def _false_positive_rates(points: int) -> Array:
     """Rates from 0 to 1, dense near 0, where membership attacks are judged."""
     return np.concatenate([[0.0], np.geomspace(1e-5, 1.0, points - 1)])
 
 
-def _interval(guarantee: Guarantee) -> Interval:
-    return guarantee.certified or Interval(0.0, guarantee.delta)
+def _intervals(lower: Array, upper: Array) -> tuple[Interval, ...]:
+    return tuple(map(Interval, lower.tolist(), upper.tolist()))

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api.answering import CALLS
 from accountant_service.api.problems import of_error
+from accountant_service.audit import Finding
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.settings import Settings
@@ -77,6 +80,10 @@ Delta = Annotated[float, typer.Option("--delta", "-d", help="δ, such as 1e-5.")
 Epsilon = Annotated[float, typer.Option("--epsilon", "-E", help="ε.")]
 Method = Annotated[str, typer.Option(help="Accounting method: " + ", ".join(ACCOUNTANTS) + ".")]
 Relation = Annotated[str, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(help="Relative width the proved interval must have, such as 1e-6."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON answer.")]
 
 _ADD_OR_REMOVE: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE.value
@@ -124,11 +131,12 @@ def epsilon(
     mechanism: MechanismJson = None,
     method: Method = DEFAULT_METHOD,
     neighbouring_relation: Relation = _ADD_OR_REMOVE,
+    tolerance: Tolerance = None,
     as_json: AsJson = False,
 ) -> None:
     """The ε of a run, or of any mechanism, at δ."""
     given = locals()
-    body = {"mechanism": _mechanism(given), **_pick(given, "delta", *_COMMON)}
+    body = {"mechanism": _mechanism(given), **_pick(given, "delta", "tolerance", *_COMMON)}
     _print(_ask("/v1/epsilon", body), as_json)
 
 
@@ -145,11 +153,12 @@ def delta(
     mechanism: MechanismJson = None,
     method: Method = DEFAULT_METHOD,
     neighbouring_relation: Relation = _ADD_OR_REMOVE,
+    tolerance: Tolerance = None,
     as_json: AsJson = False,
 ) -> None:
     """The δ of a run, or of any mechanism, at ε."""
     given = locals()
-    body = {"mechanism": _mechanism(given), **_pick(given, "epsilon", *_COMMON)}
+    body = {"mechanism": _mechanism(given), **_pick(given, "epsilon", "tolerance", *_COMMON)}
     _print(_ask("/v1/delta", body), as_json)
 
 
@@ -205,16 +214,71 @@ def compare(
     sampling: Sampling = "poisson",
     mechanism: MechanismJson = None,
     neighbouring_relation: Relation = _ADD_OR_REMOVE,
+    tolerance: Tolerance = None,
     as_json: AsJson = False,
 ) -> None:
     """Every method's ε side by side, with what is proved."""
     given = locals()
-    body = {"mechanism": _mechanism(given), **_pick(given, "delta", "neighbouring_relation")}
+    body = {
+        "mechanism": _mechanism(given),
+        **_pick(given, "delta", "tolerance", "neighbouring_relation"),
+    }
     answer = _ask("/v1/compare", body)
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     else:
         _print_comparison(answer)
+
+
+@app.command(epilog="Example: accountant audit --plots docs/images")
+def audit(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the findings as a Markdown table.")
+    ] = False,
+    plots: Annotated[
+        Path | None, typer.Option(help="Also draw the papers' figures into this folder.")
+    ] = None,
+) -> None:
+    """Recompute the papers' claims and set each beside what is proved."""
+    from accountant_service import audit as claims
+    from accountant_service import report
+
+    console = Console(stderr=True, highlight=False)
+    with console.status("recomputing the papers' claims"):
+        found = list(claims.findings())
+        if plots is not None:
+            try:
+                written = report.draw(claims.figures(), plots)
+            except ImportError:
+                raise typer.BadParameter(
+                    "needs matplotlib: pip install 'privacy-accountant[plots]'",
+                    param_hint="--plots",
+                ) from None
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2, ensure_ascii=False))
+    elif as_markdown:
+        typer.echo(report.markdown(found), nl=False)
+    else:
+        _print_findings(found)
+    for file in written if plots is not None else []:
+        console.print(f"drew {file}")
+
+
+def _print_findings(found: list[Finding]) -> None:
+    colours = {"confirmed": "green", "misprinted": "yellow", "not reproduced": "yellow"}
+    table = Table(title="The papers' claims, recomputed", title_justify="left", show_lines=True)
+    for column in ("claim", "computed", "proved", "verdict"):
+        table.add_column(column, overflow="fold")
+    for finding in found:
+        table.add_row(
+            f"[bold]{escape(finding.source)}[/]\n{escape(finding.claim)}",
+            finding.computed,
+            finding.proved,
+            f"[{colours.get(finding.verdict, 'bold red')}]{finding.verdict}[/]\n"
+            f"[dim]{finding.remark}[/]",
+        )
+    Console(highlight=False).print(table)
 
 
 def _pick(given: Json, *names: str) -> Json:

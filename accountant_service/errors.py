@@ -4,6 +4,7 @@ AccountingError
 ├── MethodNotApplicableError   the method has no formula for a part of the mechanism
 ├── NoFiniteEpsilonError       no finite ε (or no positive δ) exists or can be represented
 ├── TooExpensiveError          the work would exceed what one question may cost
+├── ToleranceNotReachedError   the proved interval is wider than was asked
 └── UnreachableTargetError     no allowed parameter reaches the target
 """
 
@@ -50,6 +51,13 @@ class TooExpensiveError(AccountingError):
 
     code = "too-expensive"
     title = "The question needs too much work"
+
+
+class ToleranceNotReachedError(AccountingError):
+    """The proved interval is wider than was asked, and the work limit is spent."""
+
+    code = "tolerance-not-reached"
+    title = "The tolerance was not reached"
 
 
 class UnreachableTargetError(AccountingError):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 from accountant_service.accountants import (
     ACCOUNTANTS,
     DEFAULT_METHOD,
+    TOLERANCE,
     Accountant,
     Question,
     verdict,
@@ -30,6 +32,8 @@ from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN,
 from accountant_service.numerics import search
 
 _RELATIVE_WIDTH: Final = 1e-6  # how far a continuous answer may be from the boundary
+_GUESS_WIDTH: Final = 1e-2
+_FINEST: Final = 1e-6  # tolerance for deciding whether one step more fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Target:
     relation: NeighbouringRelation
     epsilon: float
     delta: float
+    tolerance: float = TOLERANCE
 
     def guarantee(self, run: DpSgd) -> Guarantee:
         """The run's guarantee at the target's δ, judged by the referee."""
@@ -59,7 +64,7 @@ class Target:
         return min(excess, 0.0) if epsilon <= self.epsilon else max(excess, 5e-324)
 
     def _question(self, run: DpSgd) -> Question:
-        return Question(canonical_form(run), self.relation)
+        return Question(canonical_form(run), self.relation, self.tolerance)
 
 
 def _log(epsilon: float) -> float:
@@ -135,15 +140,28 @@ def steps(run: DpSgd, target: Target) -> Solution:
     def largest(aim: Target, start: int) -> int | None:
         return search.largest_integer(lambda n: aim.excess(with_steps(n)), COUNT_MAX, start)
 
+    def solution(aim: Target, start: int) -> Solution:
+        count = largest(aim, min(COUNT_MAX, max(1, start)))
+        if count is None:
+            raise UnreachableTargetError(
+                f"even {COUNT_MAX} steps cost no more than ε = {target.epsilon:g}: "
+                "ask for a smaller ε"
+            )
+        guarantees = (aim.guarantee(with_steps(n)) for n in (count, count + 1))
+        return Solution(count, *guarantees)
+
     guess = _guess(target, lambda guide: largest(guide, 1))
-    count = largest(target, min(COUNT_MAX, max(1, int(guess or 1))))
-    if count is None:
-        raise UnreachableTargetError(
-            f"even {COUNT_MAX} steps cost no more than ε = {target.epsilon:g}: ask for a smaller ε"
-        )
-    return Solution(
-        count, target.guarantee(with_steps(count)), target.guarantee(with_steps(count + 1))
-    )
+    found = solution(target, int(guess or 1))
+    if _undecided(found, target):  # is it one step more, or only a wide interval?
+        return solution(replace(target, tolerance=_FINEST), int(found.value))
+    return found
+
+
+def _undecided(found: Solution, target: Target) -> bool:
+    """Whether the true ε of one step more may still meet the target."""
+    proved = found.next.certified if found.next else None
+    own = target.accountant.name == DEFAULT_METHOD
+    return own and proved is not None and proved.lower <= target.epsilon
 
 
 def _solve(
@@ -153,15 +171,19 @@ def _solve(
     best: float,
     worst: float,
     what: str,
+    relative_width: float = _RELATIVE_WIDTH,
 ) -> float:
     """The value nearest `worst` that meets the target, bracketed outward from `start`."""
 
+    @cache  # the bracket's ends are asked for again by the search inside
     def excess(value: float) -> float:
         return target.excess(with_value(value))
 
-    guess = _guess(target, lambda guide: _solve(with_value, guide, start, best, worst, what))
+    guess = _guess(
+        target, lambda guide: _solve(with_value, guide, start, best, worst, what, _GUESS_WIDTH)
+    )
     fit = unfit = start = guess or start
-    ratio = 1.2 if guess else 4.0
+    ratio = 1.1 if guess else 4.0
     if excess(start) <= 0:
         while excess(unfit := _towards(worst, fit, ratio)) <= 0:
             if unfit == worst:
@@ -177,7 +199,7 @@ def _solve(
                     f"{target.accountant.name}: allow a larger ε or δ, or fewer steps"
                 )
             unfit, ratio = fit, 4.0
-    return search.boundary(excess, fit=fit, unfit=unfit, relative_width=_RELATIVE_WIDTH)
+    return search.boundary(excess, fit=fit, unfit=unfit, relative_width=relative_width)
 
 
 def _guess(target: Target, solve: Callable[[Target], float | None]) -> float | None:

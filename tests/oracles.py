@@ -7,8 +7,11 @@ sums, bisection on exact values where it has closed forms.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mpmath as mp
+import numpy as np
+from scipy import special
 
 mp.mp.dps = 50
 Number = mp.mpf
@@ -229,3 +232,99 @@ def laplace_moment(order: float, scale: float) -> Number:
 def laplace_delta(epsilon: float, scale: float) -> Number:
     """δ(ε) of one Laplace release: max(0, 1 − e^{(ε − 1/b)/2})."""
     return max(mp.mpf(0), 1 - mp.e ** ((mp.mpf(epsilon) - 1 / mp.mpf(scale)) / 2))
+
+
+Run = tuple[float, float, int]  # sample rate, noise multiplier, steps
+
+
+def line_integral_delta(
+    parts: list[Run], epsilon: float, tilt: float, *, removing: bool, digits: int = 24
+) -> Number:
+    """δ(ε) of sampled Gaussian releases, composed: (1/π)∫Re M(s+iv)·e^{−wε}/(w(w+1)) dv.
+
+    Both integrals by sums so fine and long that what they miss is below 10^−digits of δ, for parts
+    whose characteristic functions decay. Written without any of the service's bounds.
+    """
+    with mp.workdps(40):
+        s, step = mp.mpf(tilt), mp.mpf(1) / 24
+        tables = []
+        for q, sigma, count in parts:
+            mu = 1 / mp.mpf(sigma)
+            order = s + 1 if removing else -s
+            low, high = min(order * mu, 0) - 14, max(order * mu, mu) + 14
+            weights, losses = [], []
+            for k in range(int(low / step), int(high / step) + 1):
+                z = k * step
+                loss = mp.log1p(mp.mpf(q) * mp.expm1(mu * z - mu * mu / 2))
+                weights.append(step * mp.npdf(z) * mp.exp(order * loss))
+                losses.append(loss if removing else -loss)
+            tables.append((weights, losses, count))
+        spacing = 2 * mp.pi * s / (digits * mp.log(10) + 60)
+        total, k = mp.mpf(0), 0
+        while True:
+            v = k * spacing
+            moment = mp.mpf(1)
+            for weights, losses, count in tables:
+                phases = (w * mp.expj(v * x) for w, x in zip(weights, losses, strict=True))
+                moment *= mp.fsum(phases) ** count
+            w = mp.mpc(s, v)
+            term = moment * mp.exp(-w * mp.mpf(epsilon)) / (w * (w + 1))
+            total += term.real / (2 if k == 0 else 1)
+            if k > 4 and abs(term) < mp.mpf(10) ** -digits * abs(total):
+                return total * spacing / mp.pi
+            k += 1
+
+
+def double_line_integral_delta(parts: list[Run], epsilon: float, *, removing: bool) -> float | None:
+    """The same integral in double precision, good to about 1e-9; None if it decays too slowly.
+
+    Its own choice of tilt, nodes and spacing; for many random cases.
+    """
+    z = np.arange(-14.0, 40.0, 1 / 24)
+    tables = []
+    for q, sigma, count in parts:
+        ratio = z / sigma - 0.5 / sigma**2
+        loss = np.log1p(q * np.expm1(np.minimum(ratio, 200.0)))
+        loss = np.where(ratio > 200, np.log(q) + ratio, loss)
+        log_weight = -0.5 * z * z - 0.5 * np.log(2 * np.pi) + np.log(1 / 24)
+        tables.append((log_weight + (loss if removing else 0), loss if removing else -loss, count))
+
+    def log_moment(tilt: float) -> float:
+        return sum(
+            count * float(special.logsumexp(log_weight + tilt * loss))
+            for log_weight, loss, count in tables
+        )
+
+    tilts = np.geomspace(1e-4, 3e4, 110)
+    cost = [log_moment(s) - s * epsilon - np.log(s * (s + 1)) for s in tilts]
+    s = 0.8 * float(tilts[int(np.argmin(cost))])
+    deviation = np.sqrt(
+        sum(count * _tilted_variance(w + s * loss, loss) for w, loss, count in tables)
+    )
+    spacing = 2 * np.pi / max(70 / s, 50 * deviation)
+    total, size, first = 0.0, 0.0, 0
+    while first < 8000:
+        v = spacing * np.arange(first, first + 64)
+        log_phi = np.zeros(64, complex)
+        for log_weight, loss, count in tables:
+            weight = np.exp(log_weight + s * loss - special.logsumexp(log_weight + s * loss))
+            if (v[-1] * np.abs(np.diff(loss)))[weight[1:] > 1e-16].max() > 1.5:
+                return None  # the nodes no longer resolve it
+            rise = np.expm1(1j * np.outer(v, loss)) @ weight
+            log_phi += count * np.log1p(rise)
+        w = s + 1j * v
+        terms = (np.exp(log_phi - 1j * v * epsilon) / (w * (w + 1))).real
+        if first == 0:
+            terms[0] /= 2
+        total, size = total + float(terms.sum()), size + float(np.abs(terms).sum())
+        if size > 1e5 * abs(total):
+            return None  # too many digits cancel
+        if np.abs(np.exp(log_phi[-8:].real) / np.abs(w[-8:])).max() < 1e-12 * abs(total):
+            return total * spacing / np.pi * float(np.exp(log_moment(s) - s * epsilon))
+        first += 64
+    return None
+
+
+def _tilted_variance(log_weight: Any, loss: Any) -> float:
+    weight = np.exp(log_weight - special.logsumexp(log_weight))
+    return float(weight @ (loss - weight @ loss) ** 2)

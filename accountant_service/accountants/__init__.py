@@ -1,6 +1,6 @@
 """The accounting methods: one file each, one protocol, one table."""
 
-from accountant_service.accountants.base import Accountant, Question
+from accountant_service.accountants.base import TOLERANCE, Accountant, Question
 from accountant_service.accountants.registry import ACCOUNTANTS, DEFAULT_METHOD
 
-__all__ = ["ACCOUNTANTS", "DEFAULT_METHOD", "Accountant", "Question"]
+__all__ = ["ACCOUNTANTS", "DEFAULT_METHOD", "TOLERANCE", "Accountant", "Question"]

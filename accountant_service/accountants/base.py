@@ -24,6 +24,7 @@ from accountant_service.guarantee import (
 from accountant_service.mechanisms import Atom, CanonicalForm
 from accountant_service.numerics import rounding, search
 
+TOLERANCE: Final = 1e-3
 DELTA_MIN: Final = 1e-300  # where a search for δ ends, and what is claimed below it
 _DELTA_MAX: Final = 1 - 1e-9
 
@@ -47,10 +48,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A mechanism, and the notion of neighbours it is to protect."""
+    """A mechanism, and the notion of neighbours it is to protect.
+
+    Attributes:
+        form: the mechanism, in canonical form.
+        relation: when two datasets are neighbours.
+        tolerance: the relative width that a proved interval should have.
+    """
 
     form: CanonicalForm
     relation: NeighbouringRelation
+    tolerance: float = TOLERANCE
 
     @property
     def parts(self) -> tuple[Part, ...]:

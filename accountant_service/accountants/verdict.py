@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from accountant_service.accountants.base import Accountant, Question
+from accountant_service.accountants.base import DELTA_MIN, Accountant, Question
 from accountant_service.accountants.registry import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.errors import AccountingError
+from accountant_service.errors import AccountingError, ToleranceNotReachedError
 from accountant_service.guarantee import Guarantee, Status
+from accountant_service.numerics.two_sided import EPSILON_NEGLIGIBLE
 
 Certified = Guarantee | AccountingError  # the proved answer to a question, or why there is none
 
@@ -36,6 +37,35 @@ def certify(question: Question, delta: float) -> Certified:
     """The certified guarantee at δ, or why there is none."""
     referee = ACCOUNTANTS[DEFAULT_METHOD]
     return _answer_or_error(lambda: referee.epsilon(question, delta))
+
+
+def require(guarantee: Guarantee, tolerance: float | None) -> Guarantee:
+    """The guarantee, if its interval is as narrow as was asked.
+
+    Args:
+        guarantee: judged, so that it carries the certified interval if there is one.
+        tolerance: the relative width asked for, if any; for ε relative to at least
+            `two_sided.EPSILON_NEGLIGIBLE`.
+
+    Raises:
+        ToleranceNotReachedError: it is wider, or there is none.
+    """
+    if tolerance is None:
+        return guarantee
+    interval = guarantee.certified
+    if interval is None:
+        raise ToleranceNotReachedError(
+            f"there is no proved interval: {guarantee.certified_reason}; ask without a tolerance"
+        )
+    least = EPSILON_NEGLIGIBLE if guarantee.solved_for == "epsilon" else DELTA_MIN
+    reached = (interval.upper - interval.lower) / max(interval.upper, least)
+    if reached > tolerance:
+        raise ToleranceNotReachedError(
+            f"the proved interval [{interval.lower:.9g}, {interval.upper:.9g}] has a relative "
+            f"width of {reached:.2g}, and {tolerance:g} was asked for: that is as far as the work "
+            "limit goes; ask for a larger tolerance, or none"
+        )
+    return guarantee
 
 
 def judge(guarantee: Guarantee, certified: Certified) -> Guarantee:

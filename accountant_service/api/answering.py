@@ -41,13 +41,17 @@ class Call:
 
 def _epsilon(ask: schemas.EpsilonRequest) -> Json:
     return views.guarantee(
-        calculator.epsilon(ask.mechanism, ask.delta, ask.method, ask.neighbouring_relation)
+        calculator.epsilon(
+            ask.mechanism, ask.delta, ask.method, ask.neighbouring_relation, ask.tolerance
+        )
     )
 
 
 def _delta(ask: schemas.DeltaRequest) -> Json:
     return views.guarantee(
-        calculator.delta(ask.mechanism, ask.epsilon, ask.method, ask.neighbouring_relation)
+        calculator.delta(
+            ask.mechanism, ask.epsilon, ask.method, ask.neighbouring_relation, ask.tolerance
+        )
     )
 
 
@@ -63,7 +67,9 @@ def _solve(solve: _Solver, ask: schemas._Run) -> Json:
 
 def _compare(ask: schemas.CompareRequest) -> Json:
     return views.comparison(
-        calculator.compare(ask.mechanism, ask.delta, ask.methods, ask.neighbouring_relation)
+        calculator.compare(
+            ask.mechanism, ask.delta, ask.methods, ask.neighbouring_relation, ask.tolerance
+        )
     )
 
 

@@ -56,7 +56,19 @@ class _Relation(_Strict):
     )
 
 
-class EpsilonRequest(_Relation):
+class _Certified(_Relation):
+    tolerance: Annotated[
+        float | None,
+        Field(
+            ge=1e-7,
+            le=0.5,
+            description="relative width that the proved interval must have (of ε: relative to at "
+            "least 0.05); without one, 1e-3 is aimed at and what is reached is answered",
+        ),
+    ] = None
+
+
+class EpsilonRequest(_Certified):
     """What ε does a mechanism have at δ?"""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "delta": 1e-5}]})
@@ -65,7 +77,7 @@ class EpsilonRequest(_Relation):
     method: MethodField = DEFAULT_METHOD
 
 
-class DeltaRequest(_Relation):
+class DeltaRequest(_Certified):
     """What δ does a mechanism have at ε?"""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "epsilon": 2.0}]})
@@ -156,7 +168,7 @@ class SampleRateRequest(_NoisyRun):
 _Methods = Annotated[list[MethodField], Field(min_length=1, max_length=len(ACCOUNTANTS))]
 
 
-class CompareRequest(_Relation):
+class CompareRequest(_Certified):
     """What does every method say, and what is proved?"""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "delta": 1e-5}]})
@@ -348,14 +360,29 @@ class IntervalView(_Strict):
     upper: float
 
 
+class GaussianDpView(_Strict):
+    """The Gaussian mechanism whose trade-off is nearest: its μ, and the most they differ."""
+
+    mu: float
+    error: float
+
+
 class TradeOffAnswer(_Strict):
-    """The best a membership attacker can do."""
+    """The best a membership attacker can do, each value between proved bounds.
+
+    At each false-positive rate: the least false-negative rate, and the posterior probability that
+    an accused record is present.
+    """
 
     false_positive_rates: list[float]
     false_negative_rates_lower: list[float]
+    false_negative_rates_upper: list[float]
     membership_advantage: IntervalView
     prior: float
     attack_success: IntervalView
+    posterior_lower: list[float]
+    posterior_upper: list[float]
+    gaussian_dp: GaussianDpView
     mechanism_hash: str
 
 
@@ -418,13 +445,18 @@ EXAMPLES: Final[JsonDict] = {
         "steps": [500, 1000],
         "curves": [{"method": "pld", "status": "proven", "epsilon": [1.2, 1.8283]}],
     },
+    "GaussianDpView": {"mu": 0.4065, "error": 0.0012},
     "IntervalView": {"lower": 0.1610, "upper": 0.1611},
     "TradeOffAnswer": {
         "false_positive_rates": [0.0, 0.1, 1.0],
         "false_negative_rates_lower": [1.0, 0.8, 0.0],
+        "false_negative_rates_upper": [1.0, 0.8001, 0.0],
         "membership_advantage": {"lower": 0.1610, "upper": 0.1611},
         "prior": 0.5,
         "attack_success": {"lower": 0.5805, "upper": 0.5806},
+        "posterior_lower": [0.5, 0.6666, 0.5],
+        "posterior_upper": [0.5, 0.6667, 0.5],
+        "gaussian_dp": {"mu": 0.4065, "error": 0.0012},
         "mechanism_hash": "sha256:" + 64 * "0",
     },
     "MethodView": {

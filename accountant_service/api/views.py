@@ -88,10 +88,14 @@ def trade_off(found: TradeOff, prior: float) -> Json:
     """What an attacker can achieve."""
     return {
         "false_positive_rates": list(found.false_positive_rates),
-        "false_negative_rates_lower": list(found.false_negative_rates),
+        "false_negative_rates_lower": [rate.lower for rate in found.false_negative_rates],
+        "false_negative_rates_upper": [rate.upper for rate in found.false_negative_rates],
         "membership_advantage": _interval(found.advantage),
         "prior": prior,
         "attack_success": _interval(found.success),
+        "posterior_lower": [each.lower for each in found.posteriors],
+        "posterior_upper": [each.upper for each in found.posteriors],
+        "gaussian_dp": {"mu": found.mu, "error": found.mu_error},
         "mechanism_hash": found.mechanism_hash,
     }
 

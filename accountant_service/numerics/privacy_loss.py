@@ -13,18 +13,21 @@ dominating pairs for Poisson sampling (Zhu, Dong & Wang 2022, arXiv 2106.08567v4
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import numpy as np
 from scipy import special
 
-from accountant_service.numerics.special import Array, lattice, normal_interval
+from accountant_service.numerics import rounding, sampled_gaussian
+from accountant_service.numerics.special import Array, lattice, log_sum_exp, normal_interval
 
 Direction = Literal["removing", "adding"]
 DIRECTIONS: Final[tuple[Direction, Direction]] = ("removing", "adding")
 
 LOSS_MAX: Final = 600.0
+_MOMENT_CELLS: Final = 512  # for moments of a Laplace release
 _UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
 _EPS: Final = float(np.finfo(float).eps)
 
@@ -50,6 +53,14 @@ class Ratio(Protocol):
         """An interval of Λ outside which both laws have at most the normal tail of `reach`."""
         ...
 
+    def log_moments(self, orders: Array, sample_rate: float) -> Array:
+        """Upper bounds of log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0."""
+        ...
+
+    def nodes_needed(self, tilt: float) -> float:
+        """How many terms a moment of order up to ±(tilt + 1) sums."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GaussianRatio:
@@ -68,6 +79,14 @@ class GaussianRatio:
         """See `Ratio.limits`."""
         half = self.mu * self.mu / 2
         return -half - reach * self.mu, half + reach * self.mu
+
+    def log_moments(self, orders: Array, sample_rate: float) -> Array:
+        """See `Ratio.log_moments`."""
+        return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
+
+    def nodes_needed(self, tilt: float) -> float:
+        """See `Ratio.nodes_needed`."""
+        return sampled_gaussian.nodes_needed(-tilt, tilt + 1, 1 / self.mu)
 
 
 def _normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
@@ -100,6 +119,20 @@ class LaplaceRatio:
     def limits(self, reach: float) -> tuple[float, float]:  # noqa: ARG002
         """See `Ratio.limits`: the whole support."""
         return -self.inverse_scale, self.inverse_scale
+
+    def log_moments(self, orders: Array, sample_rate: float) -> Array:
+        """See `Ratio.log_moments`: every outcome of a cell at the worse of its two ends."""
+        edges = np.linspace(-self.inverse_scale, self.inverse_scale, _MOMENT_CELLS + 1)
+        below = np.nextafter(edges[0], -np.inf)
+        mass = self.masses(np.concatenate([[below], edges])).zero  # the first is the lower atom
+        growth = edges if sample_rate == 1.0 else sampled_gaussian.privacy_loss(edges, sample_rate)
+        ends = np.stack([np.append(growth[0], growth[:-1]), growth])
+        exponent = (orders[:, None, None] * ends).max(axis=1) + np.log(mass + _UNDERFLOW)
+        return np.maximum(log_sum_exp(exponent), 0.0)
+
+    def nodes_needed(self, tilt: float) -> float:  # noqa: ARG002
+        """See `Ratio.nodes_needed`."""
+        return float(_MOMENT_CELLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +180,22 @@ class Release:
     ratio: Ratio
     sample_rate: float = 1.0
 
+    def log_moments(self, direction: Direction, tilts: Array) -> Array:
+        """Upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        orders = tilts + 1 if direction == "removing" else -tilts
+        return rounding.up_each(self.ratio.log_moments(orders, self.sample_rate))
+
+    def nodes_needed(self, tilt: float) -> float:
+        """How much work a moment at this tilt is, whatever the direction."""
+        return self.ratio.nodes_needed(tilt)
+
     def loss_limits(self, direction: Direction, reach: float) -> tuple[float, float]:
         """The losses outside which P has at most the normal tail of `reach`, on either side.
 
         Never beyond ±`LOSS_MAX`, where e^loss nears the end of double precision: an outcome with
         a greater loss counts as infinite.
         """
-        ends = np.clip(self._loss(np.asarray(self.ratio.limits(reach))), -LOSS_MAX, LOSS_MAX)
+        ends = np.clip(self.loss(np.asarray(self.ratio.limits(reach))), -LOSS_MAX, LOSS_MAX)
         low, high = float(ends[0]), float(ends[1])
         return (low, high) if direction == "removing" else (-high, -low)
 
@@ -195,12 +237,11 @@ class Release:
             np.exp(-anchor),
         )
 
-    def _loss(self, ratio: Array) -> Array:
+    def loss(self, ratio: Array) -> Array:
         """l = log(1 − q + q·e^Λ)."""
         if self.sample_rate == 1.0:
             return ratio
-        log_rate = math.log(self.sample_rate)
-        return np.logaddexp(math.log1p(-self.sample_rate), log_rate + ratio)
+        return sampled_gaussian.privacy_loss(ratio, self.sample_rate)
 
     def _ratio_at(self, loss: Array) -> Array:
         """Λ = log(1 + (e^l − 1)/q), −∞ where no Λ has so small a loss."""
@@ -210,3 +251,6 @@ class Release:
         relative = np.maximum(np.expm1(capped) / self.sample_rate, -1.0)
         with np.errstate(divide="ignore"):
             return np.log1p(relative) + (loss - capped)
+
+
+Composition = Sequence[tuple[Release, int]]  # different releases with their counts

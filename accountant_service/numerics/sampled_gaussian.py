@@ -53,29 +53,32 @@ def _spacing(order: float, sigma: float) -> float:
 
 def nodes_needed(lowest: float, highest: float, sigma: float) -> float:
     """How many quadrature nodes these orders take: the unit of work of this module."""
-    low, high = _limits(lowest, highest, sigma)
+    low, high = limits(lowest, highest, sigma)
     return (high - low) / min(_spacing(lowest, sigma), _spacing(highest, sigma))
 
 
-def _limits(lowest: float, highest: float, sigma: float) -> tuple[float, float]:
+def limits(lowest: float, highest: float, sigma: float) -> tuple[float, float]:
     """Where to integrate: `_REACH` deviations beyond the modes, which lie at 0 and at the order."""
     return min(lowest, 0.0) - _REACH * sigma, max(highest, 1.0) + _REACH * sigma
 
 
-def _log_truncated(orders: Array, q: float, sigma: float) -> Array:
-    """Log of a bound on what `_limits` of an order alone leaves out.
+def log_truncated(orders: Array, q: float, sigma: float) -> Array:
+    """Log of a bound on what `limits` of an order alone leaves out.
 
     For a > 1: to the left 1 + u ≤ 1; to the right 1 + u ≤ (μ₁/μ₀)·(q + (1−q)·(μ₀/μ₁ at the end)).
-    For a < 0: to the right 1 + u ≥ 1; to the left 1 + u ≥ max(1 − q, q·μ₁/μ₀). In both the linear
-    term of the small-moment form adds at most (1 + 2|a|) times the Gaussian tail.
+    For a < 0: to the right 1 + u ≥ 1; to the left the integrand is log-concave, with a logarithmic
+    slope of at least `_REACH` deviations where it is cut, so the rest is at most its value there
+    over that slope. In both the linear term of the small-moment form adds at most (1 + 2|a|) times
+    the Gaussian tail.
     """
     beyond = float(log_normal_tail(np.asarray(_REACH)))
     end = np.maximum(orders, 1.0) + _REACH * sigma
     odds = (1 - q) / q * np.exp(-np.minimum((2 * end - 1) / (2 * sigma * sigma), 700.0))
     growth = orders * (math.log(q) + np.log1p(odds)) + orders * (orders - 1) / (2 * sigma * sigma)
     right = np.where(orders > 0, growth + beyond, beyond)
-    decay = orders * math.log(q) + orders * (orders - 1) / (2 * sigma * sigma)
-    left = np.where(orders > 0, beyond, np.minimum(orders * math.log1p(-q), decay) + beyond)
+    cut = np.minimum(orders, 0.0) / sigma - _REACH
+    at_cut = orders * privacy_loss((2 * cut * sigma - 1) / (2 * sigma * sigma), q) - 0.5 * cut * cut
+    left = np.where(orders > 0, beyond, at_cut - LOG_SQRT_TWO_PI - math.log(_REACH))
     linear = beyond + np.log1p(2 * np.abs(orders))
     total: Array = np.logaddexp(np.logaddexp(left, right), linear)
     return total
@@ -103,14 +106,26 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
     for group in _groups(orders, grid.size):
         log_moment[group] = grid.integrate(orders[group])
     quadrature = _LOG_ERROR + math.log(2) + np.logaddexp(log_moment, np.log1p(2 * np.abs(orders)))
-    missing = np.logaddexp(_log_truncated(orders, q, sigma), quadrature)
-    upper: Array = log_moment + np.exp(np.minimum(missing - log_moment, 0.0))
+    missing = np.logaddexp(log_truncated(orders, q, sigma), quadrature)
+    share = np.exp(np.minimum(missing - log_moment, 0.0))
+    # log(1 + x) ≤ x, which keeps the digits of a small moment
+    upper: Array = np.where(share < 1e-3, log_moment + share, np.logaddexp(log_moment, missing))
     return upper
 
 
+def privacy_loss(ratio: Array, q: float) -> Array:
+    """l = log(1 − q + q·e^Λ), with few eps of error for any q in (0, 1) and any Λ."""
+    near = np.log1p(q * np.expm1(np.clip(ratio, -40.0, 300.0)))
+    loss = np.where(ratio < 300.0, near, math.log(q) + ratio)
+    if q <= 0.5:
+        return loss
+    sums = np.logaddexp(math.log1p(-q), math.log(q) + np.minimum(ratio, 0.0))  # 1 − q is exact
+    return np.where(ratio < -0.7, sums, loss)
+
+
 def _groups(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
-    """Positions of orders of like size (a factor of four), few enough to bound the memory."""
-    size = np.floor(np.log2(np.abs(orders)) / 2)
+    """Positions of orders of like size (up to 16, then a factor of four), in bounded memory."""
+    size = np.floor(np.log2(np.maximum(np.abs(orders), 8.0)) / 2)
     block = max(1, _ELEMENTS_MAX // nodes)
     members = [np.flatnonzero(size == value) for value in np.unique(size)]
     return [group[i : i + block] for group in members for i in range(0, len(group), block)]
@@ -122,15 +137,17 @@ class _Grid:
     def __init__(self, q: float, sigma: float, lowest: float, highest: float) -> None:
         self.sigma = sigma
         spacing = min(_spacing(lowest, sigma), _spacing(highest, sigma))
-        low, high = _limits(lowest, highest, sigma)
-        self.z = np.arange(low, high + spacing, spacing)
+        low, high = limits(lowest, highest, sigma)
+        count = math.ceil((high - low) / spacing) + 1
+        self.z: Array = low + spacing * np.arange(count, dtype=float)
         self.size = len(self.z)
         log_ratio = (2 * self.z - 1) / (2 * sigma * sigma)
         excess = q * np.expm1(np.minimum(log_ratio, 300.0))  # u; past e^300 only its log is used
         self.log_weight = -0.5 * (self.z / sigma) ** 2 + (
             math.log(spacing / sigma) - LOG_SQRT_TWO_PI
         )
-        self.log_growth = np.where(log_ratio < 300.0, np.log1p(excess), math.log(q) + log_ratio)
+        self.capped = log_ratio > 300.0
+        self.log_growth = privacy_loss(log_ratio, q)
         self.weight = np.exp(self.log_weight)
         self.linear = log1p_minus(excess) * self.weight  # w·(log(1 + u) − u)
 
@@ -149,7 +166,7 @@ class _Grid:
         return log_moment
 
     def _nodes(self, orders: Array) -> slice:
-        low, high = _limits(float(orders.min()), float(orders.max()), self.sigma)
+        low, high = limits(float(orders.min()), float(orders.max()), self.sigma)
         first, last = np.searchsorted(self.z, [low, high])
         return slice(max(int(first) - 1, 0), int(last) + 1)
 
@@ -162,6 +179,10 @@ class _Grid:
         """
         nodes = self._nodes(orders)
         weight, log_growth = self.weight[nodes], self.log_growth[nodes]
+        if orders[0] < 0 and self.capped[nodes].any():
+            # there E[u] = 0 lies in what is capped; and E − 1 is not small beside its terms
+            direct = np.expm1(orders[:, None] * log_growth) @ weight
+            return np.asarray(np.log1p(np.maximum(direct, 0.0)))
         size = np.abs(log_growth) * float(np.abs(orders).max())
         near, far = size < 0.1, size > 300
         powers = np.arange(2.0, 11.0)

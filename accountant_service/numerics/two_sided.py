@@ -1,25 +1,26 @@
-"""The certified interval: where to tilt, how fine a lattice, and when to stop refining.
+"""The certified interval: a line integral where it decays, a lattice where it does not.
 
-The saddle point that minimises a Rényi bound of ε (or of δ) puts the tilted mass where ε
-will be; it decides accuracy, never validity. The lattice of `lattice.py` then proves both sides.
-Both bounds err by about T·s·h²/12, so one measured width tells the spacing that is needed.
+Each direction of add-or-remove is first bounded by Rényi's way, which often settles the cheaper
+one. Then `contour` gives both bounds at once, to eight digits or more, whenever the characteristic
+function of the composed loss decays: for Gaussian noise and all but the fewest or rarest releases.
+What is left, `lattice` encloses, refined from the measured width until it is as asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from scipy import special
 
-from accountant_service.numerics import rounding
+from accountant_service.numerics import rare_events, rounding, saddle_point
+from accountant_service.numerics.contour import Contour, Effort, contour
 from accountant_service.numerics.lattice import (
     SPACING_MAX,
     Aim,
-    Composition,
     LatticeTooLargeError,
     Profile,
     cells_max,
@@ -27,13 +28,22 @@ from accountant_service.numerics.lattice import (
     reach_for,
     upper_profile,
 )
-from accountant_service.numerics.privacy_loss import DIRECTIONS, Direction
-from accountant_service.numerics.special import Array, log_sum_exp
+from accountant_service.numerics.privacy_loss import DIRECTIONS, Composition, Direction
+from accountant_service.numerics.rare_events import RareEvents
+from accountant_service.numerics.saddle_point import TILT_MIN, SaddlePoint
+from accountant_service.numerics.tilted_loss import UndampedError
 
-_COARSE_NODES: Final = 512
 _ROUNDS_MAX: Final = 6
-_TILT_MIN: Final = 1e-3
 EPSILON_NEGLIGIBLE: Final = 0.05  # the tolerance is relative to ε, but never to less than this
+_ACCURACY: Final = 1e-8  # relative, of δ, where a contour is cheap
+_ACCURACY_SHARE: Final = 0.01  # of the tolerance, where it is not
+_BLUR_SHARE: Final = 0.15  # of the tolerance that a blur may cost
+_MARGIN_SHARE: Final = 5e-4  # of the tolerance, outward at the end, for good measure
+_BLURRED_ATTEMPTS: Final = 3
+_RARE_WRAP: Final = 9.0  # natural log of δ over what a lattice of rare events may wrap around
+_WORK_CHEAP: Final = 1 << 17  # a millisecond
+_WORK_THOROUGH: Final = 1 << 20
+_WORK_BLURRED: Final = 1 << 24  # a third of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,30 @@ class Bounds:
 
     lower: float
     upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is read off, how wide it may be, and how.
+
+    Attributes:
+        log_delta: log of the δ at which a lattice has to be accurate.
+        at_delta: whether it is ε at that δ that is asked for.
+        tolerance: the relative width to reach.
+        width: the relative width of bounds.
+        epsilon_width: the width in ε that the tolerance amounts to, at a saddle point.
+        of_contour, of_profile: the bounds, given an upper one, and the bound of a lattice.
+        moved: the saddle point, moved to where the answer turned out to lie.
+    """
+
+    log_delta: float
+    at_delta: bool
+    tolerance: float
+    width: Callable[[Bounds], float]
+    epsilon_width: Callable[[SaddlePoint], float]
+    of_contour: Callable[[Contour, float], tuple[float, float]]
+    of_profile: Callable[[Profile], float]
+    moved: Callable[[SaddlePoint, float], SaddlePoint]
 
 
 def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bounds:
@@ -53,19 +87,32 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         tolerance: the width to reach, relative to max(ε, `EPSILON_NEGLIGIBLE`).
 
     Returns:
-        The interval, as narrow as the lattice limit allows when the tolerance is out of reach.
+        The interval, as narrow as the work limit allows when the tolerance is out of reach.
     """
     log_delta = math.log(delta)
-    aims = [_aim(releases, d, log_delta, None) for d in DIRECTIONS]
 
-    def wide(bounds: Bounds) -> float:
+    def width(bounds: Bounds) -> float:
         if math.isinf(bounds.upper):
             return math.inf
         return (bounds.upper - bounds.lower) / max(bounds.upper, EPSILON_NEGLIGIBLE)
 
-    return _refine(
-        releases, aims, log_delta, tolerance, wide, lambda profile: profile.epsilon(delta)
+    reading = _Reading(
+        log_delta,
+        True,
+        tolerance,
+        width,
+        lambda saddle: tolerance * max(saddle.epsilon, EPSILON_NEGLIGIBLE),
+        lambda line, bound: line.epsilon(delta, bound),
+        lambda profile: profile.epsilon(delta),
+        lambda saddle, upper: replace(saddle, epsilon=upper),
     )
+    sides: list[_Side] = []
+    for direction in DIRECTIONS:  # removing first: it settles the other more often
+        enough = max((side.lower for side in sides), default=0.0)
+        saddle = saddle_point.of_delta(releases, direction, log_delta, enough)
+        sides.append(_Side(releases, saddle, max(saddle.bound, 0.0), reading))
+        sides[-1].trace(enough)
+    return _refine(sides)
 
 
 def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bounds:
@@ -74,106 +121,235 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
     Args:
         releases: each release with its count (≥ 1), at least one.
         epsilon: at least 0.
-        tolerance: the width to reach, relative to δ divided by the tilt (so that it corresponds
-            to the same relative width in ε).
+        tolerance: the width to reach, relative to δ.
     """
-    aims = [_aim(releases, d, None, epsilon) for d in DIRECTIONS]
-    steepest = max(aim.tilt for aim in aims)
-    chernoff = max(_log_chernoff(releases, aim, epsilon) for aim in aims)
-    log_delta = min(0.0, max(-600.0, chernoff - 10.0))
+    sides: list[_Side] = []
 
-    def wide(bounds: Bounds) -> float:
-        if math.isinf(bounds.upper):
-            return math.inf
+    def width(bounds: Bounds) -> float:
         if bounds.upper <= 1e-250:
             return 0.0
-        scale = 1.0 + steepest * max(epsilon, EPSILON_NEGLIGIBLE)
-        return (bounds.upper - bounds.lower) / (bounds.upper * scale)
+        return (bounds.upper - bounds.lower) / bounds.upper
 
-    return _refine(
-        releases, aims, log_delta, tolerance, wide, lambda profile: profile.delta(epsilon)
-    )
+    for direction in DIRECTIONS:
+        enough = max((side.lower for side in sides), default=0.0)
+        saddle = saddle_point.of_epsilon(releases, direction, epsilon, _log(enough))
+        reading = _Reading(
+            min(0.0, max(-600.0, saddle.bound - 10.0)),
+            False,
+            tolerance,
+            width,
+            lambda saddle: tolerance / (1.0 + saddle.tilt),
+            lambda line, _: _at(line, epsilon),
+            lambda profile: profile.delta(epsilon),
+            lambda saddle, upper: replace(saddle, log_delta=_log(upper)),
+        )
+        bound = math.exp(min(max(saddle.bound, -690.0), 0.0))
+        sides.append(_Side(releases, saddle, bound, reading))
+        sides[-1].trace(enough)
+    return _refine(sides)
 
 
-def _refine(
-    releases: Composition,
-    aims: list[Aim],
-    log_delta: float,
-    tolerance: float,
-    width: Callable[[Bounds], float],
-    read: Callable[[Profile], float],
-) -> Bounds:
-    """Narrow each direction's lattice until the interval of the costlier one is as asked.
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _at(line: Contour, epsilon: float) -> tuple[float, float]:
+    lower, upper = line.delta(np.array([epsilon]))
+    return float(lower[0]), float(upper[0])
+
+
+def _refine(sides: list[_Side]) -> Bounds:
+    """Narrow each direction by its lattice until the interval of the costlier one is as asked.
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
-    sides = [_Side(releases, aim, log_delta, tolerance) for aim in aims]
-    sides.sort(key=lambda side: -side.aim.epsilon)  # the costlier first: it settles the other
     for _ in range(_ROUNDS_MAX):
         for side in sides:
             best = max(side.lower for side in sides)
-            reached = width(side.against(best))
-            if reached <= tolerance or side.exhausted:
-                continue
-            if math.isfinite(reached):
-                side.refine(math.sqrt(tolerance / reached))
-            side.evaluate(read, best)
-    return Bounds(
-        rounding.down(max(side.lower for side in sides)),
-        rounding.up(max(side.upper for side in sides)),
-    )
+            side.refine(best)
+    margin = max(rounding.MARGIN, _MARGIN_SHARE * sides[0].reading.tolerance)
+    lower = max(side.lower for side in sides) * (1 - margin)
+    upper = max(side.upper for side in sides) * (1 + margin)
+    if not lower <= upper:
+        raise ArithmeticError(f"a lower bound {lower} above the upper one {upper}")
+    return Bounds(lower, upper)
 
 
 class _Side:
-    """One direction: its best bounds so far and the spacing to try next."""
+    """One direction: its best bounds so far, and the lattice that narrows them."""
 
-    def __init__(self, releases: Composition, aim: Aim, log_delta: float, tolerance: float) -> None:
+    def __init__(
+        self, releases: Composition, saddle: SaddlePoint, bound: float, reading: _Reading
+    ) -> None:
+        self.releases, self.saddle, self.reading = releases, saddle, reading
+        self.lower, self.upper = 0.0, bound
+        self.blur = 1.0  # of what the tilt suggests
+        self.lattice: _Lattice | None = None
+
+    def trace(self, enough: float) -> None:
+        """Both bounds from a contour, unless the upper one is below `enough` already.
+
+        The first attempt is cheap and accurate, the others cost more and are less so, the last
+        are blurred as well; each aims at where the one before found the answer.
+        """
+        blurred = [self._blurred] * _BLURRED_ATTEMPTS
+        for effort in (self._cheap, self._thorough, *blurred):
+            if self.upper <= enough or self._excess(self.lower) <= 1:
+                return
+            with contextlib.suppress(UndampedError):
+                line = contour(self.releases, self.saddle, effort())
+                lower, upper = self.reading.of_contour(line, self.upper)
+                self.lower, self.upper = max(self.lower, lower), min(self.upper, upper)
+                self.saddle = self.reading.moved(self.saddle, self.upper)
+                if effort == self._blurred:  # it costs more where δ is steeper than the tilt
+                    self.blur *= min(1.0, math.sqrt(0.5 / max(self._excess(self.lower), 1e-9)))
+
+    def _cheap(self) -> Effort:
+        return Effort(math.log(_ACCURACY), 0.0, _WORK_CHEAP)
+
+    def _thorough(self) -> Effort:
+        width = self.reading.epsilon_width(self.saddle)
+        accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
+        return Effort(math.log(accuracy), 0.0, _WORK_THOROUGH)
+
+    def _blurred(self) -> Effort:
+        width = self.reading.epsilon_width(self.saddle)
+        blur = self.blur * math.sqrt(_BLUR_SHARE * width / (0.5 + self.saddle.tilt))
+        return replace(self._thorough(), blur=blur, work=_WORK_BLURRED)
+
+    def _first_lattice(self) -> _Lattice:
+        reading, releases = self.reading, self.releases
+        width = reading.epsilon_width(self.saddle)
+        if reading.at_delta:
+            direction = self.saddle.direction
+            found = rare_events.look(releases, direction, reading.log_delta, self.upper)
+            if found is not None:
+                return _Lattice.of_rare_events(releases, found, reading.log_delta, width)
+        return _Lattice.around(releases, self.saddle, reading.log_delta, width)
+
+    def _excess(self, best: float) -> float:
+        """How many times too wide the interval from the best lower bound is."""
+        reading = self.reading
+        return reading.width(Bounds(best, max(best, self.upper))) / reading.tolerance
+
+    def refine(self, best: float) -> None:
+        """Tighten the bounds by a lattice, finer every time, until they are as asked.
+
+        Args:
+            best: the best lower bound of either direction. If the upper bound is below it, the
+                lower one is left out.
+        """
+        excess = self._excess(best)
+        if excess <= 1:
+            return
+        if self.lattice is None:
+            self.lattice = self._first_lattice()
+        else:
+            self.lattice.refine(math.sqrt(1 / excess))
+        read = self.reading.of_profile
+        upper, lower = self.lattice.profiles(lambda profile: read(profile) > best)
+        if upper is not None:
+            self.upper = min(self.upper, read(upper))
+        if lower is not None:
+            self.lower = max(self.lower, read(lower))
+
+
+class _Lattice:
+    """One direction's lattice: where it is accurate, and how fine."""
+
+    def __init__(self, releases: Composition, aim: Aim, log_delta: float, spacing: float) -> None:
         self.releases, self.aim, self.log_delta = releases, aim, log_delta
         self.loss_range = _loss_range(releases, aim.direction, log_delta)
         self.finest = self.loss_range / (cells_max(len(releases)) - 3)
-        wanted = _first_spacing(releases, aim, tolerance, self.loss_range)
-        self.spacing = max(wanted, self.finest)
-        self.lower, self.upper = 0.0, math.inf
+        self.spacing = max(min(spacing, self.loss_range / 8), self.finest)
         self.exhausted = False
 
-    def against(self, lower: float) -> Bounds:
-        """This side's upper bound beside the best lower bound of either side."""
-        return Bounds(lower, max(lower, self.upper))
+    @classmethod
+    def around(
+        cls, releases: Composition, saddle: SaddlePoint, log_delta: float, width: float
+    ) -> _Lattice:
+        """A lattice that is accurate around a saddle point, to about this width in ε."""
+        aim = Aim(saddle.direction, saddle.tilt, saddle.epsilon)
+        return cls(releases, aim, log_delta, _first_spacing(releases, aim, width))
 
-    def evaluate(self, read: Callable[[Profile], float], best: float) -> None:
-        """Tighten the bounds at the present spacing, or at the finest that fits."""
+    @classmethod
+    def of_rare_events(
+        cls, releases: Composition, events: RareEvents, log_delta: float, width: float
+    ) -> _Lattice:
+        """A lattice for a δ that comes from rare events, to about this width in ε.
+
+        Both bounds err by half the slope of log δ times a variance: h²/4 of the rare event, and
+        of each common outcome as much, or h times its loss where that is less.
+        """
+        aim = Aim(
+            "removing",
+            TILT_MIN,
+            events.epsilon,
+            events.split,
+            events.least,
+            log_delta - _RARE_WRAP,
+        )
+        common = math.fsum(count * release.sample_rate for release, count in releases)
+        spacing = min(math.sqrt(4 * width / events.slope), width / (events.slope * common))
+        return cls(releases, aim, log_delta, max(spacing, 1e-9))
+
+    def refine(self, factor: float) -> None:
+        """A finer spacing, within the lattice limit."""
+        self.spacing = max(self.finest, self.spacing * min(0.7, max(0.1, 0.85 * factor)))
+
+    def profiles(
+        self, lower_wanted: Callable[[Profile], bool] = lambda _: True
+    ) -> tuple[Profile | None, Profile | None]:
+        """The upper and the lower profile at the present spacing, or at the finest that fits.
+
+        Args:
+            lower_wanted: whether the lower one is, given the upper one.
+
+        Returns:
+            None for what is not wanted, and for both if no lattice fits.
+        """
         while not self.exhausted:
             try:
                 upper = upper_profile(self.releases, self.aim, self.spacing, self.log_delta)
-                if upper.floor > self.aim.epsilon and self.aim.tilt > _TILT_MIN:
+                if upper.floor > self.aim.epsilon and self.aim.tilt > TILT_MIN:
                     # tilted so far that the ε to be read off lies below the window
                     self.aim = replace(self.aim, tilt=self.aim.tilt / 2)
                     continue
-                self.upper = min(self.upper, read(upper))
-                if self.upper > best:
+                lower = None
+                if lower_wanted(upper):
                     lower = lower_profile(self.releases, self.aim, self.spacing, self.log_delta)
-                    self.lower = max(self.lower, read(lower))
             except LatticeTooLargeError as error:
                 self.finest = self.spacing = self.spacing * max(1.2, error.excess)
                 self.exhausted = self.spacing > min(2 * self.loss_range, SPACING_MAX)
                 continue
             self.exhausted = self.spacing <= self.finest
-            return
-
-    def refine(self, factor: float) -> None:
-        """A finer spacing for the next round, within the lattice limit."""
-        self.spacing = max(self.finest, self.spacing * min(0.7, max(0.1, 0.85 * factor)))
+            return upper, lower
+        return None, None
 
 
-def _first_spacing(releases: Composition, aim: Aim, tolerance: float, loss_range: float) -> float:
-    """A guess of the spacing that meets the tolerance, from T·(s+1)·h²/8 ≈ width.
+def lattice_profiles(
+    releases: Composition, saddle: SaddlePoint, tolerance: float
+) -> tuple[Profile | None, Profile | None]:
+    """An upper and a lower profile of one direction, about as accurate as asked around ε.
+
+    Args:
+        releases: with their counts.
+        saddle: around the ε of interest.
+        tolerance: relative, of δ.
+    """
+    width = tolerance / (1.0 + saddle.tilt)
+    log_delta = max(saddle.log_delta, -600.0) - 10.0
+    return _Lattice.around(releases, saddle, log_delta, width).profiles()
+
+
+def _first_spacing(releases: Composition, aim: Aim, width: float) -> float:
+    """A guess of the spacing that gives this width in ε, from T·(s+1)·h²/8 ≈ width.
 
     Quantised to quarter powers of two, so that neighbouring questions share a lattice and ε is
     monotone between them.
     """
     steps = sum(count for _, count in releases)
-    width = tolerance * max(aim.epsilon, EPSILON_NEGLIGIBLE)
-    wanted = min(math.sqrt(4 * width / (steps * (aim.tilt + 1))), loss_range / 8)
+    wanted = math.sqrt(4 * width / (steps * (aim.tilt + 1)))
     return float(2.0 ** (math.floor(4 * math.log2(wanted)) / 4))
 
 
@@ -182,59 +358,3 @@ def _loss_range(releases: Composition, direction: Direction, log_delta: float) -
     reach = reach_for(sum(count for _, count in releases), log_delta)
     limits = [release.loss_limits(direction, reach) for release, _ in releases]
     return max(high - low for low, high in limits)
-
-
-def _coarse_losses(
-    releases: Composition, direction: Direction, reach: float
-) -> list[tuple[Array, Array, int]]:
-    """Each release's log P-mass and loss on a few hundred cells: for choosing, not for proving."""
-    coarse = []
-    for release, count in releases:
-        low, high = release.ratio.limits(reach)
-        of = release.ratio.masses(np.linspace(low - 1e-12, high + 1e-12, _COARSE_NODES))
-        mixed = (1 - release.sample_rate) * of.zero + release.sample_rate * of.one
-        p, q = (mixed, of.zero) if direction == "removing" else (of.zero, mixed)
-        p, q = p + 1e-300, q + 1e-300  # far apart, no cell may have mass under both
-        coarse.append((np.log(p), np.log(p / q), count))
-    return coarse
-
-
-def _cumulants(coarse: list[tuple[Array, Array, int]], tilts: Array) -> Array:
-    """T·K(s) for each tilt s."""
-    total = np.zeros_like(tilts)
-    for log_p, loss, count in coarse:
-        total += count * log_sum_exp(log_p + tilts[:, None] * loss)
-    return total
-
-
-def _aim(
-    releases: Composition, direction: Direction, log_delta: float | None, epsilon: float | None
-) -> Aim:
-    """The tilt for a given δ, where Chernoff's ε is least, or for a given ε, where δ is."""
-    steps = sum(count for _, count in releases)
-    reach = reach_for(steps, -40.0 if log_delta is None else log_delta)
-    coarse = _coarse_losses(releases, direction, reach)
-
-    def cost(tilts: Array) -> Array:
-        # δ ≤ e^{K(s) − sε}·sˢ/(s + 1)^{s+1}: Canonne, Kamath & Steinke's conversion at α = s + 1
-        moments = _cumulants(coarse, tilts) - np.log1p(tilts) - tilts * np.log1p(1 / tilts)
-        if epsilon is not None:
-            return moments - tilts * epsilon
-        return (moments - (log_delta or 0.0)) / tilts
-
-    tilts = np.geomspace(_TILT_MIN, 1e5, 57)
-    for _ in range(2):
-        best = int(np.argmin(cost(tilts)))
-        tilts = np.geomspace(tilts[max(best - 1, 0)], tilts[min(best + 1, len(tilts) - 1)], 17)
-    tilt = float(tilts[int(np.argmin(cost(tilts)))])
-    mean = math.fsum(
-        count * float(special.softmax(log_p + tilt * loss) @ loss) for log_p, loss, count in coarse
-    )
-    return Aim(direction, tilt, max(mean if epsilon is None else epsilon, 0.0))
-
-
-def _log_chernoff(releases: Composition, aim: Aim, epsilon: float) -> float:
-    """Chernoff's log δ at the saddle point."""
-    reach = reach_for(sum(count for _, count in releases), -40.0)
-    coarse = _coarse_losses(releases, aim.direction, reach)
-    return float(_cumulants(coarse, np.array([aim.tilt]))[0]) - aim.tilt * epsilon

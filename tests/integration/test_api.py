@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+import time
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -36,7 +39,9 @@ def test_epsilon(api: TestClient) -> None:
     assert answer["method"] == "pld"
     assert answer["status"] == "proven"
     assert answer["epsilon"] == answer["certified"]["epsilon_upper"]
-    assert answer["certified"]["epsilon_lower"] <= 1.82825 <= answer["certified"]["epsilon_upper"]
+    assert (
+        answer["certified"]["epsilon_lower"] <= 1.8282366669 <= answer["certified"]["epsilon_upper"]
+    )
     assert answer["neighbouring_relation"] == "add_or_remove_one"
     assert answer["sampling"] == "poisson"
     assert answer["optimal_order"] is None
@@ -346,3 +351,57 @@ def test_openapi_has_an_example_in_every_request_and_the_mechanism_tree(api: Tes
         assert schema.get("examples"), f"{name} has no example"
         described = schema.get("description") or schema.get("oneOf") or schema.get("enum")
         assert described, f"{name} says nothing"
+
+
+def test_a_tolerance_is_reached_or_refused_with_what_was(api: TestClient) -> None:
+    body = {"mechanism": RUN, "delta": 1e-5, "tolerance": 1e-7}
+    proved = api.post("/v1/epsilon", json=body).json()["certified"]
+    assert proved["epsilon_upper"] - proved["epsilon_lower"] <= 1e-7 * proved["epsilon_upper"]
+    compared = api.post("/v1/compare", json=body).json()
+    assert compared["certified"]["certified"] == proved
+    at = {"mechanism": RUN, "epsilon": 1.0, "tolerance": 1e-5}
+    found = api.post("/v1/delta", json=at).json()["certified"]
+    assert found["delta_upper"] - found["delta_lower"] <= 1e-5 * found["delta_upper"]
+    rare = RUN | {"noise_multiplier": 0.657, "sample_rate": 1.4e-5, "steps": 270}
+    refused = api.post("/v1/epsilon", json=body | {"mechanism": rare, "delta": 2.7e-10})
+    assert refused.status_code == 422
+    assert refused.json()["code"] == "tolerance-not-reached"
+    assert re.search(r"relative width of \S+, and 1e-07", refused.json()["detail"])
+    for wrong in (0, -1e-3, 2.0, "1e-3"):
+        answer = api.post("/v1/epsilon", json=body | {"tolerance": wrong})
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["pointer"] == "/tolerance"
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        RUN,
+        {"kind": "gaussian", "noise_multiplier": 1.0},
+        {"kind": "repeated", "count": 5, "mechanism": {"kind": "laplace", "noise_multiplier": 2.0}},
+        RUN | {"noise_multiplier": 0.6, "sample_rate": 1e-4, "steps": 200_000},
+        RUN | {"noise_multiplier": 1e6, "steps": 1},
+    ],
+)
+def test_the_trade_off_is_enclosed(api: TestClient, mechanism: dict[str, Any]) -> None:
+    started = time.perf_counter()
+    found = api.post("/v1/trade-off", json={"mechanism": mechanism, "prior": 0.3}).json()
+    assert time.perf_counter() - started < 5
+    low, high = found["false_negative_rates_lower"], found["false_negative_rates_upper"]
+    assert all(0 <= a <= b <= 1 for a, b in zip(low, high, strict=True))
+    assert max(b - a for a, b in zip(low, high, strict=True)) < 2e-3
+    assert sorted(low, reverse=True) == low
+    advantage, success = found["membership_advantage"], found["attack_success"]
+    best = max(
+        1 - miss - rate for miss, rate in zip(low, found["false_positive_rates"], strict=True)
+    )
+    assert best <= advantage["upper"] + 1e-9
+    assert 0.7 <= success["lower"] <= success["upper"] <= 1
+    pairs = zip(found["posterior_lower"], found["posterior_upper"], strict=True)
+    assert all(b >= 0.3 - 1e-9 and a <= b for a, b in pairs)
+    assert 0 <= found["gaussian_dp"]["error"] < 0.05
+    if mechanism["kind"] == "gaussian":
+        assert found["gaussian_dp"]["mu"] == pytest.approx(1.0, abs=1e-3)
+        exact = [NormalDist().cdf(NormalDist().inv_cdf(1 - a) - 1)
+                 for a in found["false_positive_rates"][1:-1]]  # fmt: skip
+        assert all(a <= x <= b for a, x, b in zip(low[1:-1], exact, high[1:-1], strict=True))

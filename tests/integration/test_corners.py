@@ -91,7 +91,7 @@ def test_the_trade_off_at_extreme_priors(prior: float) -> None:
         found = calculator.trade_off(mechanisms.from_json(described), prior, 11)
         assert 0 <= found.success.lower <= found.success.upper <= 1
         assert 0 <= found.advantage.lower <= found.advantage.upper <= 1
-        assert all(0 <= rate <= 1 for rate in found.false_negative_rates)
+        assert all(0 <= r.lower <= r.upper <= 1 for r in found.false_negative_rates)
 
 
 @pytest.mark.parametrize("method", ["pld", "subsampled_rdp", "mma", "advanced_composition"])

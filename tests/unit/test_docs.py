@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accountant_service import errors, mechanisms
+from accountant_service import audit, errors, mechanisms, report
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems
 from accountant_service.api.answering import CALLS
@@ -64,3 +64,10 @@ def test_figures_of_the_mma_page_are_what_the_service_says() -> None:
         certified = epsilon("pld", described, 1e-5).certified
         assert certified is not None
         assert certified.lower >= float(proved)
+
+
+def test_the_audit_page_holds_what_the_command_prints() -> None:
+    page = (ROOT / "docs" / "audit.md").read_text()
+    assert report.markdown(audit.findings()) in page
+    for figure in re.findall(r"\(images/([\w-]+\.svg)\)", page):
+        assert (ROOT / "docs" / "images" / figure).stat().st_size > 10_000

@@ -152,25 +152,22 @@ def at_order(
     return convert({order: moment(order)}, steps, delta)
 
 
-def test_adadp_over_a_random_grid() -> None:
-    for q, sigma, steps, delta in grid(25, 12, 10_000):
-        claim = epsilon("adadp_rdp", run(q, sigma, steps), delta)
+@pytest.mark.parametrize(
+    ("method", "seed", "moment_of"),
+    [
+        ("adadp_rdp", 25, oracles.without_replacement_moment),
+        ("moments_accountant", 26, oracles.sampled_gaussian_moment),
+    ],
+)
+def test_whole_orders_over_a_random_grid(
+    method: str, seed: int, moment_of: Callable[[int, float, float], mp.mpf]
+) -> None:
+    for q, sigma, steps, delta in grid(seed, 12, 10_000):
+        claim = epsilon(method, run(q, sigma, steps), delta)
         assert claim.optimal_order is not None
 
         def moment(a: float, q: float = q, sigma: float = sigma) -> mp.mpf:
-            return oracles.without_replacement_moment(int(a), q, sigma)
-
-        exact = at_order(moment, claim.optimal_order, steps, delta, tight=False)
-        assert_rounded_up(claim.epsilon, exact)
-
-
-def test_moments_accountant_over_a_random_grid() -> None:
-    for q, sigma, steps, delta in grid(26, 12, 10_000):
-        claim = epsilon("moments_accountant", run(q, sigma, steps), delta)
-        assert claim.optimal_order is not None
-
-        def moment(a: float, q: float = q, sigma: float = sigma) -> mp.mpf:
-            return oracles.sampled_gaussian_moment(int(a), q, sigma)
+            return moment_of(int(a), q, sigma)
 
         exact = at_order(moment, claim.optimal_order, steps, delta, tight=False)
         assert_rounded_up(claim.epsilon, exact)

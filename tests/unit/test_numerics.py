@@ -164,3 +164,12 @@ def test_logarithms_near_one_keep_their_digits() -> None:
     for x in (-0.9, -0.02, -1e-3, -1e-9, 1e-12, 1e-5, 0.019, 0.021, 3.0):
         exact = mp.log1p(mp.mpf(x)) - mp.mpf(x)
         assert relative(float(special.log1p_minus(np.array(x))), exact) < 1e-12
+
+
+def test_log1p_of_small_complex_numbers_keeps_its_digits() -> None:
+    """A billion of them are added up: numpy's own would be off by 1e-7 then."""
+    rng = np.random.default_rng(5)
+    x = 10.0 ** rng.uniform(-14, -0.2, 300) * np.exp(2j * np.pi * rng.random(300))
+    for value, found in zip(x, special.log1p_complex(x), strict=True):
+        exact = mp.log(1 + mp.mpc(value.real, value.imag))
+        assert abs(mp.mpc(found.real, found.imag) - exact) <= 1e-15 * abs(value)

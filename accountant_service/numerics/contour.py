@@ -1,0 +1,371 @@
+"""δ(ε) of a composition by one integral along a vertical line, with every error outward.
+
+With x = L − ε and s > 0 the hockey stick is an integral of exponentials (Laplace inversion; for
+privacy curves, not as a bound: Alghamdi et al. 2022, arXiv 2208.09595),
+
+    (1 − e^{−x})₊ = (1/2πi) ∫_{Re w = s} e^{wx}·G(w) dw,    G(w) = 1/(w(w + 1)),
+
+so that δ(ε) = E_P[(1 − e^{ε−L})₊] is the integral of e^{K(w) − wε}·G(w), K(w) = log E_P[e^{wL}].
+K is the sum of the releases' own, each times its count: the cost does not depend on the counts.
+Summed with spacing Δ the integral is, exactly (Poisson's summation formula),
+
+    δ(ε) + Σ_{j≠0} e^{jsW}·δ(ε + jW),    W = 2π/Δ.
+
+Every added term is positive: the sum errs upwards, by at most 1/(e^{sW} − 1) from the left and by
+Chernoff's bound from the right. The frequencies that are left out are bounded by the decay of
+|φ|, the rest by the errors of φ and by rounding.
+
+**Blurring.** Where |φ| hardly decays, as with a handful of rare events, the hockey stick is
+blurred by η. Above it: account one more Gaussian release of μ = η, which multiplies the integrand
+by e^{w(w+1)η²/2}. Below it: let the attacker accuse when L + ηZ ≥ ε + c, Z his own normal draw:
+
+    (1 − e^{−x})·P(x + ηZ ≥ c):   G(w) = e^{w²η²/2 − wc}/w − e^{(w+1)²η²/2 − (w+1)c}/(w + 1).
+
+Both cost η²/2 times the density of L at ε, and decay like e^{−v²η²/2} whatever φ does.
+
+docs/accountants/pld.md has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from accountant_service.numerics.privacy_loss import Composition
+from accountant_service.numerics.saddle_point import SaddlePoint
+from accountant_service.numerics.special import Array, ComplexArray
+from accountant_service.numerics.tilted_loss import (
+    TiltedLoss,
+    UndampedError,
+    tilted_loss,
+)
+
+_UNDERFLOW: Final = 1e-300  # more than any δ that is computed as zero
+_EPS: Final = float(np.finfo(float).eps)
+_BLOCKS_PER_OCTAVE: Final = 8
+_OCTAVES: Final = 24
+_ROUNDS: Final = 7  # each narrows the upper bound 32 times
+_POINTS: Final = 32
+_HALVINGS: Final = 34  # the lower bound is this many halvings of ε below the upper one, at most
+_DIGITS: Final = 32.0  # natural log of what double precision resolves, with room
+
+Tilted = Sequence[tuple[TiltedLoss, int]]  # tilted releases with their counts
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How accurate, how blurred, and at what cost.
+
+    Attributes:
+        log_accuracy: log of the relative error of δ to aim at.
+        blur: η ≥ 0.
+        work: the most frequencies times nodes.
+    """
+
+    log_accuracy: float
+    blur: float
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Σ Re(terms·e^{−ivε}), off by at most `error`, and `drift` more for each unit of ε."""
+
+    frequencies: Array
+    terms: ComplexArray
+    error: float
+    drift: float
+
+    def at(self, epsilons: Array) -> tuple[Array, Array]:
+        """The sum and its error at each ε."""
+        phase = np.multiply.outer(epsilons, self.frequencies)
+        total = np.cos(phase) @ self.terms.real + np.sin(phase) @ self.terms.imag
+        return total, self.error + self.drift * np.abs(epsilons)
+
+
+@dataclass(frozen=True, slots=True)
+class Contour:
+    """The summed integrand of a composition, ready for any ε.
+
+    In units of e^{log_scale − sε}, known up to a factor e^{±log_slip}, δ(ε) is at most `above` and,
+    less the aliases, at least `below`. In units of e^{log_scale − st}, P(L + ηZ ≥ t) is, less the
+    aliases, at least `accused`, and in units of e^{log_scale − (s+1)t}, Q of it at most `innocent`.
+    """
+
+    line: _Line
+    above: _Sum
+    below: _Sum
+    accused: _Sum
+    innocent: _Sum
+    log_scale: float
+    log_slip: float
+
+    def delta(self, epsilons: Array) -> tuple[Array, Array]:
+        """Lower and upper bounds of δ at each real ε (which may be negative)."""
+        tilt = self.line.tilt
+        exponent = np.minimum(self.log_scale - tilt * epsilons, 600.0)  # past it δ ≤ 1 says more
+        slip = self.log_slip + 4 * _EPS * (1 + np.abs(tilt * epsilons))
+        total, error = self.above.at(epsilons)
+        upper = np.exp(exponent + slip) * np.maximum(total + error, 0.0) + _UNDERFLOW
+        total, error = self.below.at(epsilons)
+        lower = np.exp(exponent - slip) * np.maximum(total - error, 0.0) - self._aliases(epsilons)
+        return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
+
+    def epsilon(self, delta: float, bound: float) -> tuple[float, float]:
+        """Lower and upper bounds of the smallest ε ≥ 0 with δ(ε) ≤ `delta`.
+
+        Args:
+            delta: in (0, 1).
+            bound: an upper bound that is known.
+        """
+        points, upper = np.linspace(0.0, bound, _POINTS + 1), 0.0
+        for _ in range(_ROUNDS):
+            costly = np.flatnonzero(~(self.delta(points[:-1])[1] <= delta))
+            if not len(costly):
+                break
+            low, upper = points[costly[-1]], float(points[costly[-1] + 1])
+            points = np.linspace(low, upper, _POINTS + 1)
+        points, lower = upper * (1 - np.exp2(-np.arange(_HALVINGS))), 0.0
+        for _ in range(2):
+            costly = np.flatnonzero(self.delta(points[:-1])[0] > delta)
+            if not len(costly):
+                break
+            lower = float(points[costly[-1]])
+            points = np.linspace(lower, points[costly[-1] + 1], _POINTS + 1)
+        return lower, upper
+
+    def attacks(self, thresholds: Array) -> tuple[Array, Array]:
+        """Error rates of the attacker who accuses when L + ηZ reaches a threshold.
+
+        Returns:
+            Upper bounds of Q of the event, and lower bounds of P of it.
+        """
+        tilt = self.line.tilt
+        slip = self.log_slip + 4 * _EPS * (1 + (tilt + 1) * np.abs(thresholds))
+        exponent = np.minimum(self.log_scale - tilt * thresholds, 600.0)
+        total, error = self.accused.at(thresholds)
+        accused = np.exp(exponent - slip) * np.maximum(total - error, 0.0)
+        exponent = np.minimum(self.log_scale - (tilt + 1) * thresholds, 600.0)
+        total, error = self.innocent.at(thresholds)
+        innocent = np.exp(exponent + slip) * np.maximum(total + error, 0.0)
+        accused = accused - self._aliases(thresholds, self.line.attack_blur)
+        return np.minimum(innocent, 1.0), np.clip(accused, 0.0, 1.0)
+
+    def _aliases(self, epsilons: Array, blur: float = 0.0) -> Array:
+        """What the periodic sum counts besides δ(ε), or P(L + ηZ ≥ ε), at most."""
+        line = self.line
+        left = 1 / math.expm1(min(line.tilt * line.period, 700.0))
+        if not len(line.higher_tilts):
+            return np.full_like(epsilons, math.inf)
+        decay = np.minimum((line.higher_tilts - line.tilt) * line.period, 700.0)
+        chernoff = line.higher_moments - np.multiply.outer(epsilons, line.higher_tilts)
+        chernoff += 0.5 * (line.higher_tilts * blur) ** 2 - np.log(np.expm1(decay))
+        total: Array = left + np.exp(np.minimum(chernoff.min(axis=1), 700.0))
+        return total * (1 + 1e-9)
+
+
+def contour(releases: Composition, saddle: SaddlePoint, effort: Effort) -> Contour:
+    """Sum the integrand of a composition along a line that serves a saddle point.
+
+    Args:
+        releases: with their counts.
+        saddle: near the ε of interest.
+        effort: accuracy there, blur, and the work limit.
+
+    Raises:
+        UndampedError: the integrand decays too slowly for the work limit.
+    """
+    line = _line(saddle, effort)
+    tilted = [(tilted_loss(r, saddle.direction, line.tilt), count) for r, count in releases]
+    return _evaluate(tilted, line, _extent(tilted, line, effort.work))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Re w = s, the period W of the sum on it, the blur, and the tail it may leave out.
+
+    Attributes:
+        tilt: s.
+        period: W; the frequencies are 2πk/W.
+        blur: η.
+        threshold: c.
+        log_tail: log of the tail, relative to e^{K(s) − sε}.
+        higher_tilts: some tilts above s.
+        higher_moments: upper bounds of K there.
+    """
+
+    tilt: float
+    period: float
+    blur: float
+    threshold: float
+    log_tail: float
+    higher_tilts: Array
+    higher_moments: Array
+
+    @property
+    def attack_blur(self) -> float:
+        """η of an attack: some blur there is, if far too little to matter."""
+        return max(self.blur, 1e-6 * self.period)
+
+    def kernels(self, frequencies: Array) -> list[tuple[ComplexArray, Array]]:
+        """G(s + iv) above and below the hockey stick; and of P and Q of L + ηZ ≥ 0.
+
+        Each with the size of what it is computed from, which its rounding is relative to.
+
+        Raises:
+            UndampedError: the blur is so large that they overflow.
+        """
+        w = np.asarray(self.tilt + 1j * frequencies)
+        if 0.5 * (self.tilt + 1) ** 2 * self.attack_blur**2 > 600.0:
+            raise UndampedError
+        half = 0.5 * self.blur**2
+        above = np.exp(w * (w + 1) * half) / (w * (w + 1))
+        below, below_size = above, np.abs(above)
+        if self.blur > 0.0:
+            accused = np.exp(w * w * half - w * self.threshold) / w
+            innocent = np.exp((w + 1) ** 2 * half - (w + 1) * self.threshold) / (w + 1)
+            below, below_size = accused - innocent, np.abs(accused) + np.abs(innocent)
+        half = 0.5 * self.attack_blur**2
+        accused, innocent = np.exp(w * w * half) / w, np.exp((w + 1) ** 2 * half) / (w + 1)
+        return [
+            (above, np.abs(above)),
+            (below, below_size),
+            (accused, np.abs(accused)),
+            (innocent, np.abs(innocent)),
+        ]
+
+    def log_kernel_tails(self, low: Array, high: Array) -> list[Array]:
+        """Log of the integral of e^{v²η²/2}·|G| over each low ≤ v ≤ high, of each kernel."""
+        s, half = self.tilt, 0.5 * self.blur**2
+        log_square = np.log(1 / low - 1 / high)
+        attack_half = 0.5 * self.attack_blur**2
+        log_inverse = np.log(np.minimum(np.log(high / low), 1 / (self.attack_blur * low) ** 2))
+        damped = log_inverse - (attack_half - half) * low * low
+        accused, innocent = s * s * half, (s + 1) ** 2 * half
+        larger = max(accused - s * self.threshold, innocent - (s + 1) * self.threshold)
+        return [
+            log_square + s * (s + 1) * half,
+            log_inverse + math.log(2) + larger if self.blur else log_square,
+            damped + s * s * attack_half,
+            damped + (s + 1) ** 2 * attack_half,
+        ]
+
+
+def _line(saddle: SaddlePoint, effort: Effort) -> _Line:
+    """The line with the shortest period, among those that lose few digits.
+
+    Aliases of a share a of δ need W ≥ log(1/aδ)/s on the left and, by Chernoff's bound at s′ > s,
+    W ≥ (K(s′) − s′ε − log aδ)/(s′ − s) on the right. Left of the saddle point the right tail is
+    lighter, for which e^{K(s) − sε} exceeds δ by more: digits that double precision has to spare.
+    """
+    tilts, moments = saddle.tilts, saddle.moments
+    log_share = effort.log_accuracy + saddle.log_delta
+    exponents = moments - tilts * saddle.epsilon
+    left = (math.log(2) - log_share) / tilts
+    with np.errstate(divide="ignore"):
+        right = (moments - tilts * 0.8 * saddle.epsilon - log_share) / np.maximum(
+            tilts - tilts[:, None], 0.0
+        )
+    period = np.maximum(left, np.where(tilts > tilts[:, None], right, math.inf).min(axis=1))
+    digits = exponents - np.log1p(tilts) - saddle.log_delta
+    period[(digits > _DIGITS + effort.log_accuracy) | (tilts > 1.2 * saddle.tilt)] = math.inf
+    best = int(np.argmin(period))
+    if not math.isfinite(period[best]):
+        raise UndampedError
+    return _Line(
+        float(tilts[best]),
+        float(period[best]),
+        effort.blur,
+        (saddle.tilt + 0.5) * effort.blur**2,  # where the attacker loses least
+        float(log_share - exponents[best]),
+        tilts[best + 1 :],
+        moments[best + 1 :],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How many frequencies after 0, and for each kernel the tail beyond them."""
+
+    count: int
+    tails: list[float]
+
+
+def _extent(tilted: Tilted, line: _Line, work: float) -> _Extent:
+    """The fewest frequencies that leave out no more than the line's tail."""
+    deviation = math.sqrt(math.fsum(count * of.deviation**2 for of, count in tilted))
+    if not 1e-60 < deviation < 1e60:
+        raise UndampedError
+    edges = 2.0 ** (np.arange(_BLOCKS_PER_OCTAVE * _OCTAVES + 1) / _BLOCKS_PER_OCTAVE) / deviation
+    low, high = edges, np.append(edges[1:], math.inf)
+    log_phi = np.zeros(len(low))
+    for of, count in tilted:
+        log_phi[:-1] += count * of.log_decay(low[:-1], high[:-1])
+        log_phi[-1] += count * of.log_tail(float(low[-1]))
+    # the largest from each block on: what is left out is bounded by a decreasing function
+    log_phi = np.maximum.accumulate(log_phi[::-1])[::-1] - 0.5 * (line.blur * low) ** 2
+    tails = [
+        np.logaddexp.accumulate((log_phi + log_kernel)[::-1])[::-1] - math.log(math.pi)
+        for log_kernel in line.log_kernel_tails(low, high)
+    ]
+    reached = np.flatnonzero(np.maximum(tails[0], tails[1]) <= line.log_tail)
+    if not len(reached):
+        raise UndampedError
+    first = int(reached[0])
+    count = max(math.ceil(float(low[first]) * line.period / (2 * math.pi)), 8)
+    nodes = math.fsum(of.nodes_for(2 * math.pi * count / line.period) for of, _ in tilted)
+    if count * nodes > work:
+        raise UndampedError
+    return _Extent(count, [math.exp(min(float(tail[first]), 700.0)) for tail in tails])
+
+
+def _evaluate(tilted: Tilted, line: _Line, extent: _Extent) -> Contour:
+    """The integrand at the frequencies 2πk/W, with its errors."""
+    spacing = 2 * math.pi / line.period
+    frequencies: Array = spacing * np.arange(extent.count + 1, dtype=float)
+    log_phi = np.zeros(len(frequencies), complex)
+    off = np.zeros(len(frequencies))
+    log_scale, log_slip = 0.0, 0.0
+    for of, count in tilted:
+        value = of.characteristic(frequencies)
+        log_phi += count * value.log_value
+        magnitude = np.maximum(np.exp(value.log_value.real), _UNDERFLOW)
+        rounded = (4 + len(tilted)) * _EPS * np.abs(value.log_value)
+        off += count * (np.log1p(value.error / magnitude) + rounded)
+        log_scale += count * value.log_moment
+        sums = (1 + len(tilted)) * _EPS * abs(value.log_moment)
+        log_slip += count * (value.moment_error + sums)
+    # |(φ + e)^T − φ^T| ≤ (|φ| + |e|)^T − |φ|^T; the kernels are off by a few eps of their exponents
+    reach = line.tilt + 1 + frequencies
+    exponents = line.attack_blur**2 * reach**2 + abs(line.threshold) * reach
+    rounding = 8 * _EPS * (1 + exponents)
+    share = np.full(len(frequencies), spacing / math.pi)
+    share[0] /= 2
+    above, below, accused, innocent = (
+        _sum(frequencies, log_phi, share * kernel, share * size * rounding, off, tail)
+        for (kernel, size), tail in zip(line.kernels(frequencies), extent.tails, strict=True)
+    )
+    return Contour(line, above, below, accused, innocent, log_scale, log_slip)
+
+
+def _sum(
+    frequencies: Array,
+    log_phi: ComplexArray,
+    kernel: ComplexArray,
+    kernel_error: Array,
+    off: Array,
+    tail: float,
+) -> _Sum:
+    """Σ Φ·kernel, where Φ may be as large as |Φ|·e^off and is off by the difference at most."""
+    terms = np.exp(log_phi) * kernel
+    size = np.abs(terms)
+    near = off < 1.0
+    largest = np.exp(np.minimum(log_phi.real + off, 0.0)) * np.abs(kernel)  # |Φ| ≤ 1
+    error = float(np.where(near, size * np.expm1(np.where(near, off, 0.0)), 2 * largest).sum())
+    error += float(np.exp(np.minimum(log_phi.real + off, 0.0)) @ kernel_error)
+    error += tail + float(size.sum()) * _EPS * (len(size) + 32)
+    return _Sum(frequencies, terms, error, 4 * _EPS * float(size @ frequencies))

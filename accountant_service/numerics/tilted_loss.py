@@ -1,0 +1,348 @@
+"""The characteristic function of one release's tilted privacy loss, with its error and its decay.
+
+A Poisson-sampled Gaussian release has, with z standard normal and Λ = μz − μ²/2, the privacy loss
+l = log(1 − q + q·e^Λ) when the record is removed (the outcome then has density n(z)·e^l) and −l
+when it is added (density n(z)). With the loss's sign in hand both are one integral of a complex
+order: E[e^{(s+iv)·loss}] = K(a), a = s + 1 + iv or a = −s − iv,
+
+    K(a) = ∫ n(z)·e^{a·l(z)} dz.
+
+The law whose density is n(z)·e^{Re(a)·l(z)}/K(Re a) is the tilted one; φ(v) is its loss's
+characteristic function. `contour` integrates products of such φ. It needs three things of each,
+all proved in docs/accountants/pld.md: values, a bound of their error, and a bound of |φ| at all
+frequencies that are not evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Protocol
+
+import numpy as np
+
+from accountant_service.numerics import rounding, sampled_gaussian
+from accountant_service.numerics.privacy_loss import Direction, GaussianRatio, Release
+from accountant_service.numerics.special import (
+    LOG_SQRT_TWO_PI,
+    Array,
+    ComplexArray,
+    log1p_complex,
+)
+
+_EPS: Final = float(np.finfo(float).eps)
+_LOG_ERROR: Final = -44.0  # natural log of the quadrature's error relative to K
+_SPAN: Final = 7.0  # deviations beyond the modes that the cells of the decay cover
+_CELLS_MIN: Final = 64
+_CELLS_MAX: Final = 160
+_WEIGHT_MIN: Final = 1e-25  # nodes of less weight are left out, and counted as an error
+_ELEMENTS_MAX: Final = 1 << 18  # of a block of frequencies × nodes (2 MiB)
+_MISSING_MAX: Final = 1e-6  # of K, that the limits of integration may leave out
+_STRIP: Final = np.linspace(0.02, 0.98, 49)  # shares of the strip of analyticity that are tried
+
+
+@dataclass(frozen=True, slots=True)
+class Characteristic:
+    """log φ at some frequencies and log K(s), which φ is relative to.
+
+    Attributes:
+        log_value: complex, one a frequency.
+        error: bound of |computed φ − φ|.
+        log_moment: log E[e^{s·loss}].
+        moment_error: bound of its error.
+    """
+
+    log_value: ComplexArray
+    error: Array
+    log_moment: float
+    moment_error: float
+
+
+class TiltedLoss(Protocol):
+    """What a contour needs of one release."""
+
+    @property
+    def deviation(self) -> float:
+        """About that of the tilted loss."""
+        ...
+
+    def log_decay(self, low: Array, high: Array) -> Array:
+        """Upper bounds of log|φ(v)| over each low ≤ v ≤ high."""
+        ...
+
+    def log_tail(self, frequency: float) -> float:
+        """An upper bound of log|φ(v)| for all v ≥ frequency."""
+        ...
+
+    def nodes_for(self, frequency: float) -> float:
+        """How many nodes φ takes up to this frequency: the unit of work."""
+        ...
+
+    def characteristic(self, frequencies: Array) -> Characteristic:
+        """φ at these frequencies, of which the last is the largest, and the moment."""
+        ...
+
+
+@lru_cache(maxsize=64)  # a solver for the steps, or a curve, asks for the same ones again
+def tilted_loss(release: Release, direction: Direction, tilt: float) -> TiltedLoss:
+    """A release's privacy loss, tilted by s > 0.
+
+    Raises:
+        UndampedError: its characteristic function does not decay.
+    """
+    if not isinstance(release.ratio, GaussianRatio):
+        raise UndampedError
+    if release.sample_rate == 1.0:
+        return TiltedGaussian(release.ratio.mu, tilt)
+    return TiltedSampledGaussian(release.sample_rate, release.ratio.mu, direction, tilt)
+
+
+class UndampedError(ValueError):
+    """A characteristic function decays too slowly, or not at all, for a sum of bounded work."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiltedGaussian:
+    """An unsampled Gaussian release: the tilted loss is N((s + ½)μ², μ²)."""
+
+    mu: float
+    tilt: float
+
+    @property
+    def deviation(self) -> float:
+        """See `TiltedLoss`."""
+        return self.mu
+
+    def log_decay(self, low: Array, high: Array) -> Array:  # noqa: ARG002
+        """See `TiltedLoss`."""
+        decay: Array = -0.5 * (low * self.mu) ** 2
+        return decay
+
+    def log_tail(self, frequency: float) -> float:
+        """See `TiltedLoss`."""
+        return -0.5 * (frequency * self.mu) ** 2
+
+    def nodes_for(self, frequency: float) -> float:  # noqa: ARG002
+        """See `TiltedLoss`."""
+        return 1.0
+
+    def characteristic(self, frequencies: Array) -> Characteristic:
+        """See `TiltedLoss`."""
+        mean = (self.tilt + 0.5) * self.mu**2
+        log_value = np.asarray(1j * frequencies * mean - 0.5 * (frequencies * self.mu) ** 2)
+        error = 8 * _EPS * np.abs(log_value) * np.exp(log_value.real)
+        moment = 0.5 * self.tilt * (self.tilt + 1) * self.mu**2
+        return Characteristic(log_value, error, moment, 8 * _EPS * moment)
+
+
+class TiltedSampledGaussian:
+    """A sampled Gaussian release; see the module."""
+
+    def __init__(self, sample_rate: float, mu: float, direction: Direction, tilt: float) -> None:
+        self._rate, self._mu = sample_rate, mu
+        self._sign = 1.0 if direction == "removing" else -1.0
+        self._order = tilt + 1.0 if direction == "removing" else -tilt
+        order = np.array([self._order])
+        self._log_truncated = float(sampled_gaussian.log_truncated(order, sample_rate, 1 / mu)[0])
+        log_moment = float(sampled_gaussian.log_moments(order, sample_rate, 1 / mu)[0])
+        self._log_moment = rounding.up(log_moment)
+        if self._log_truncated - self._log_moment > math.log(_MISSING_MAX):
+            raise UndampedError
+        self._cells()
+
+    def _loss(self, z: Array) -> Array:
+        """l(z) = log(1 − q + q·e^Λ)."""
+        return sampled_gaussian.privacy_loss(self._mu * z - 0.5 * self._mu**2, self._rate)
+
+    def _log_share(self, z: Array) -> Array:
+        """log π, π = q·e^Λ/(1 − q + q·e^Λ): the slope of l is μπ."""
+        ratio = self._mu * z - 0.5 * self._mu**2
+        return -np.logaddexp(0.0, math.log1p(-self._rate) - math.log(self._rate) - ratio)
+
+    def _cells(self) -> None:
+        """Pairs of cells with what their losses differ by, and the bound of the density.
+
+        On a cell log n is concave and lies above its chord; a·l lies above its tangent in the
+        middle (a > 0) or its chord (a < 0). The exponential of a linear function has at least its
+        middle's value as its mean: so much mass a cell has at least. For the density of the
+        tilted loss, n·e^{a·l}/(μπ), each factor is replaced by its largest value on the cell.
+        """
+        mu, order = self._mu, self._order
+        low = min(order * mu, -mu) - _SPAN
+        high = max(order * mu, mu) + _SPAN
+        count = int(min(max(4.0 * (high - low), _CELLS_MIN), _CELLS_MAX))
+        z = np.linspace(low, high, count + 1)
+        left, right = z[:-1], z[1:]
+        loss = self._loss(z)
+        chord, tangent = 0.5 * (loss[:-1] + loss[1:]), self._loss(0.5 * (left + right))
+        growth = order * (tangent if order > 0 else chord)
+        log_mass = growth - 0.25 * (left**2 + right**2) + np.log(right - left)
+        mass = np.exp(log_mass - LOG_SQRT_TWO_PI - self._log_moment)
+        nearest = np.where(left * right <= 0, 0.0, np.minimum(np.abs(left), np.abs(right)))
+        steepest = np.maximum(order * loss[:-1], order * loss[1:])
+        log_density = -0.5 * nearest**2 + steepest - self._log_share(left) - math.log(mu)
+        density = np.exp(np.minimum(log_density - LOG_SQRT_TWO_PI - self._log_moment, 600.0))
+        density *= 1 + 4 * _MISSING_MAX  # K may be less than its upper bound by so much
+        # all of the law, then what lies above each cell's lower edge
+        self._mass_above = np.append(1.0, np.cumsum(mass[::-1])[::-1])
+        highest = np.maximum.accumulate(density[::-1])[::-1]
+        self._variation_above = 2 * self._modes() * np.append(highest[0], highest)
+        share = mass / mass.sum()
+        mean = float(share @ chord)
+        self.deviation = math.sqrt(float(share @ (chord - mean) ** 2))
+        self._pair(loss, mass)
+
+    def _modes(self) -> int:
+        """How many modes the density of the tilted loss can have: one or two.
+
+        In z its logarithmic slope is (a + 1)·μπ − z − μ: a logistic function less a line, with at
+        most three zeros. There are three only if it is negative where it has its minimum, and
+        positive where it has its maximum.
+        """
+        steepness = (self._order + 1) * self._mu**2
+        if steepness <= 4:
+            return 1
+        shares = 0.5 + np.array([-0.5, 0.5]) * math.sqrt(1 - 4 / steepness)
+        odds = np.log(shares) - np.log1p(-shares) + math.log1p(-self._rate) - math.log(self._rate)
+        z = odds / self._mu + 0.5 * self._mu
+        lowest, highest = (self._order + 1) * self._mu * shares - z - self._mu
+        return 2 if lowest < 1e-9 and highest > -1e-9 else 1
+
+    def _pair(self, loss: Array, mass: Array) -> None:
+        """Distances between the losses of two cells, least and greatest, sorted either way."""
+        first, second = np.triu_indices(len(mass), 1)
+        slip = 8 * _EPS * float(np.abs(loss).max())
+        least = np.maximum(loss[second] - loss[first + 1] - slip, 0.0)
+        greatest = loss[second + 1] - loss[first] + slip
+        weight = mass[first] * mass[second] * (1 - 1e-9)  # for the rounding of all of this
+        by_greatest, by_least = np.argsort(greatest), np.argsort(least)
+        square = (weight * least**2)[by_greatest]
+        self._greatest, self._least = greatest[by_greatest], least[by_least]
+        self._square_sums = _sums(square)
+        self._fourth_sums = _sums(square * least[by_greatest] ** 2)
+        self._sums_by_greatest = _sums(weight[by_greatest])
+        self._sums_by_least = _sums(weight[by_least])
+
+    def log_decay(self, low: Array, high: Array) -> Array:
+        """See `TiltedLoss`: 1 − |φ|² = E[1 − cos v(l − l′)] over pairs of cells.
+
+        With x = v·|l − l′|, pairs with x ≤ 2 count 1 − cos x ≥ x²/2 − x⁴/24 at their least x,
+        pairs with 2 ≤ x ≤ 2π − 2 count 1 − cos 2, and the rest nothing.
+        """
+        near = np.searchsorted(self._greatest, 2.0 / high, side="right")
+        opposite = (
+            self._sums_by_greatest[
+                np.searchsorted(self._greatest, (2 * math.pi - 2.0) / high, side="right")
+            ]
+            - self._sums_by_least[np.searchsorted(self._least, 2.0 / low)]
+        )
+        square = low * low
+        mass = square * (self._square_sums[near] / 2 - square * self._fourth_sums[near] / 24)
+        mass = mass + (1 - math.cos(2.0)) * np.maximum(opposite - 1e-12, 0.0)
+        by_pairs: Array = 0.5 * np.log1p(-np.clip(2 * mass, 0.0, 1 - 1e-12))
+        return np.minimum(by_pairs, self._log_decay_by_variation(low))
+
+    def _log_decay_by_variation(self, frequencies: Array) -> Array:
+        """A law of mass W whose density varies by B has |φ(v)| ≤ B/v; the rest at most 1 − W."""
+        lost = self._mass_above - np.multiply.outer(1 / frequencies, self._variation_above)
+        largest: Array = lost.max(axis=1) * (1 - 1e-9)
+        return np.log1p(-np.clip(largest, 0.0, 1 - 1e-12))
+
+    def log_tail(self, frequency: float) -> float:
+        """See `TiltedLoss`: the bound by variation, which decreases."""
+        return float(self._log_decay_by_variation(np.array([frequency]))[0])
+
+    def nodes_for(self, frequency: float) -> float:
+        """See `TiltedLoss`."""
+        low, high = self._limits()
+        return (high - low) / self._spacing(frequency)
+
+    def _limits(self) -> tuple[float, float]:
+        low, high = sampled_gaussian.limits(self._order, self._order, 1 / self._mu)
+        return low * self._mu, high * self._mu
+
+    def _spacing(self, frequency: float) -> float:
+        """The widest trapezoidal spacing whose error is e^_LOG_ERROR, as in `sampled_gaussian`.
+
+        Off the real line the integrand grows by e^{y²/2}, for a < 0 by cos(μy/2)^a, and by
+        e^{v·arg}, where the argument of 1 − q + q·e^Λ is at most μy.
+        """
+        y = np.minimum(math.pi / self._mu * _STRIP, 12.6)
+        cost = 0.5 * y * y + frequency * self._mu * y
+        cost += min(self._order, 0.0) * np.log(np.cos(0.5 * self._mu * y))
+        return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
+
+    def _nodes(self, frequency: float) -> _Nodes:
+        spacing = self._spacing(frequency)
+        low, high = self._limits()
+        count = math.ceil((high - low) / spacing) + 1
+        z: Array = low + spacing * np.arange(count, dtype=float)
+        loss = self._loss(z)
+        exponent = self._order * loss - 0.5 * z * z
+        peak = float(exponent.max())
+        weight = np.exp(exponent - peak)
+        kept = weight > _WEIGHT_MIN
+        total = float(weight.sum())
+        slip = 4 * _EPS * (2 + abs(peak) + z * z + np.abs(self._order * loss))
+        log_moment = math.log(total * spacing) + peak - LOG_SQRT_TWO_PI
+        missing = math.exp(min(self._log_truncated - log_moment, 700.0))
+        missing += 2 * math.exp(_LOG_ERROR) + _WEIGHT_MIN * len(z)
+        weight = weight[kept] / total
+        return _Nodes(weight, self._sign * loss[kept], slip[kept], log_moment, missing)
+
+    def characteristic(self, frequencies: Array) -> Characteristic:
+        """See `TiltedLoss`: φ − 1 is summed, so that T of them keep their accuracy."""
+        of = self._nodes(float(frequencies[-1]))
+        rise = np.concatenate([of.rise(block) for block in _blocks(frequencies, len(of.weight))])
+        # each term e^{ivl} − 1 is at most min(2, v|l|), and its weight is off by its slip
+        relative = of.weight * (of.slip + _EPS * (len(of.weight) + 8))
+        error = np.minimum(frequencies * float(relative @ np.abs(of.loss)), 2 * relative.sum())
+        error += frequencies * self._loss_rounding(of) + 2 * of.missing
+        rise[np.abs(1 + rise) < 1e-300] = -1 + 1e-16  # an error like those that are counted
+        error += 4 * _EPS * np.abs(rise) + 1e-16
+        moment_error = of.missing + float(of.weight @ of.slip) + 64 * _EPS
+        return Characteristic(log1p_complex(rise), error, of.log_moment, moment_error)
+
+    def _loss_rounding(self, of: _Nodes) -> float:
+        """The mean error of a loss: a few eps of itself, and of Λ where l follows Λ."""
+        loss = self._sign * of.loss
+        share = np.minimum(np.abs(np.expm1(-loss)) + self._rate, 1.0)  # at least π
+        ratio = 1.0 + np.abs(of.loss) + abs(math.log(self._rate)) + self._mu**2  # about Λ
+        return 8 * _EPS * float(of.weight @ (np.abs(of.loss) + share * ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The trapezoidal rule of the tilted law.
+
+    Attributes:
+        weight: of each node, summing to one.
+        loss: the loss at each node.
+        slip: relative error of each weight.
+        log_moment: log K(a).
+        missing: what the nodes leave out, relative to K(a).
+    """
+
+    weight: Array
+    loss: Array
+    slip: Array
+    log_moment: float
+    missing: float
+
+    def rise(self, frequencies: Array) -> ComplexArray:
+        """φ − 1 at each frequency."""
+        half = np.multiply.outer(0.5 * frequencies, self.loss)
+        sine = np.sin(half)
+        real = -2 * (sine * sine) @ self.weight
+        imaginary = 2 * (sine * np.cos(half)) @ self.weight
+        return np.asarray(real + 1j * imaginary)
+
+
+def _blocks(frequencies: Array, nodes: int) -> list[Array]:
+    """The frequencies in blocks that bound the memory of a table of frequencies × nodes."""
+    return np.array_split(frequencies, max(1, len(frequencies) * nodes // _ELEMENTS_MAX))
+
+
+def _sums(values: Array) -> Array:
+    return np.concatenate([[0.0], np.cumsum(values)])

@@ -308,7 +308,8 @@ def double_line_integral_delta(parts: list[Run], epsilon: float, *, removing: bo
         log_phi = np.zeros(64, complex)
         for log_weight, loss, count in tables:
             weight = np.exp(log_weight + s * loss - special.logsumexp(log_weight + s * loss))
-            if (v[-1] * np.abs(np.diff(loss)))[weight[1:] > 1e-16].max() > 1.5:
+            seen = weight[1:] > 1e-16
+            if not seen.any() or (v[-1] * np.abs(np.diff(loss)))[seen].max() > 1.5:
                 return None  # the nodes no longer resolve it
             rise = np.expm1(1j * np.outer(v, loss)) @ weight
             log_phi += count * np.log1p(rise)

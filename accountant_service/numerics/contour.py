@@ -30,19 +30,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import numpy as np
 
 from accountant_service.numerics.privacy_loss import Composition
 from accountant_service.numerics.saddle_point import SaddlePoint
 from accountant_service.numerics.special import Array, ComplexArray
-from accountant_service.numerics.tilted_loss import (
-    TiltedLoss,
-    UndampedError,
-    tilted_loss,
-)
+from accountant_service.numerics.tilted_loss import TiltedLoss, UndampedError, tilted_loss
 
 _UNDERFLOW: Final = 1e-300  # more than any δ that is computed as zero
 _EPS: Final = float(np.finfo(float).eps)
@@ -52,8 +48,6 @@ _ROUNDS: Final = 7  # each narrows the upper bound 32 times
 _POINTS: Final = 32
 _HALVINGS: Final = 34  # the lower bound is this many halvings of ε below the upper one, at most
 _DIGITS: Final = 32.0  # natural log of what double precision resolves, with room
-
-Tilted = Sequence[tuple[TiltedLoss, int]]  # tilted releases with their counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +90,14 @@ class Contour:
     aliases, at least `accused`, and in units of e^{log_scale − (s+1)t}, Q of it at most `innocent`.
     """
 
-    line: _Line
+    line: Line
     above: _Sum
     below: _Sum
     accused: _Sum
     innocent: _Sum
     log_scale: float
     log_slip: float
+    left_out: LeftOut
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
         """Lower and upper bounds of δ at each real ε (which may be negative)."""
@@ -111,6 +106,7 @@ class Contour:
         slip = self.log_slip + 4 * _EPS * (1 + np.abs(tilt * epsilons))
         total, error = self.above.at(epsilons)
         upper = np.exp(exponent + slip) * np.maximum(total + error, 0.0) + _UNDERFLOW
+        upper += self.left_out.delta(epsilons)
         total, error = self.below.at(epsilons)
         lower = np.exp(exponent - slip) * np.maximum(total - error, 0.0) - self._aliases(epsilons)
         return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
@@ -158,7 +154,7 @@ class Contour:
     def _aliases(self, epsilons: Array, blur: float = 0.0) -> Array:
         """What the periodic sum counts besides δ(ε), or P(L + ηZ ≥ ε), at most."""
         line = self.line
-        left = 1 / math.expm1(min(line.tilt * line.period, 700.0))
+        left = math.exp(line.log_mass) / math.expm1(min(line.tilt * line.period, 700.0))
         if not len(line.higher_tilts):
             return np.full_like(epsilons, math.inf)
         decay = np.minimum((line.higher_tilts - line.tilt) * line.period, 700.0)
@@ -179,13 +175,121 @@ def contour(releases: Composition, saddle: SaddlePoint, effort: Effort) -> Conto
     Raises:
         UndampedError: the integrand decays too slowly for the work limit.
     """
-    line = _line(saddle, effort)
+    line = line_for(saddle, effort)
     tilted = [(tilted_loss(r, saddle.direction, line.tilt), count) for r, count in releases]
-    return _evaluate(tilted, line, _extent(tilted, line, effort.work))
+    return trace(Composed(tilted), line, effort.work)
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class LeftOut:
+    """What the outcomes that a contour does not integrate may add to δ.
+
+    Attributes:
+        mass: that of some, whose losses are not looked at.
+        tilts: by which Chernoff's bound is taken of the others.
+        moments: upper bounds of log E[e^{sL}] of those, at each.
+    """
+
+    mass: float = 0.0
+    tilts: Array = field(default_factory=lambda: np.zeros(0))
+    moments: Array = field(default_factory=lambda: np.zeros(0))
+
+    def delta(self, epsilons: Array) -> Array:
+        """An upper bound of what it adds at each ε."""
+        total = np.full_like(epsilons, self.mass)
+        if len(self.tilts):
+            chernoff = (self.moments - np.multiply.outer(epsilons, self.tilts)).min(axis=1)
+            total += np.exp(np.minimum(chernoff, 0.0))
+        return total * (1 + 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Φ at some frequencies, known up to a factor e^{±log_slip}.
+
+    Attributes:
+        value: Φ, relative to e^{log_scale}.
+        largest: what |Φ| is at most.
+        error: what Φ is off by, at most.
+        log_scale: about log Φ(0).
+        log_slip: see above.
+    """
+
+    value: ComplexArray
+    largest: Array
+    error: Array
+    log_scale: float
+    log_slip: float
+
+
+class Integrand(Protocol):
+    """Φ(v) = E[e^{(s + iv)L}] over a measure of outcomes, on the line of one s > 0."""
+
+    @property
+    def deviation(self) -> float:
+        """About that of the tilted loss."""
+        ...
+
+    def log_decay(self, edges: Array) -> Array:
+        """Upper bounds of log|Φ(v)/Φ(0)| from each edge to the next, and from the last on."""
+        ...
+
+    def nodes_for(self, frequency: float) -> float:
+        """How many terms Φ takes up to this frequency: the unit of work."""
+        ...
+
+    def values(self, frequencies: Array) -> Values:
+        """Φ at these frequencies, of which the last is the largest."""
+        ...
+
+
+class Composed:
+    """The integrand of a whole composition: Φ = Π φᵢ^{Tᵢ}."""
+
+    def __init__(self, tilted: Sequence[tuple[TiltedLoss, int]]) -> None:
+        self._tilted = tilted
+
+    @property
+    def deviation(self) -> float:
+        """See `Integrand`."""
+        return math.sqrt(math.fsum(count * of.deviation**2 for of, count in self._tilted))
+
+    def log_decay(self, edges: Array) -> Array:
+        """See `Integrand`."""
+        total = np.zeros_like(edges)
+        for of, count in self._tilted:
+            total[:-1] += count * of.log_decay(edges[:-1], edges[1:])
+            total[-1] += count * of.log_tail(float(edges[-1]))
+        return total
+
+    def nodes_for(self, frequency: float) -> float:
+        """See `Integrand`."""
+        return math.fsum(of.nodes_for(frequency) for of, _ in self._tilted)
+
+    def values(self, frequencies: Array) -> Values:
+        """See `Integrand`: |(φ + e)^T − φ^T| ≤ (|φ| + |e|)^T − |φ|^T."""
+        different = len(self._tilted)
+        log_phi = np.zeros(len(frequencies), complex)
+        off = np.zeros(len(frequencies))
+        log_scale, log_slip = 0.0, 0.0
+        for of, count in self._tilted:
+            value = of.characteristic(frequencies)
+            log_phi += count * value.log_value
+            magnitude = np.maximum(np.exp(value.log_value.real), _UNDERFLOW)
+            rounded = (4 + different) * _EPS * np.abs(value.log_value)
+            off += count * (np.log1p(value.error / magnitude) + rounded)
+            log_scale += count * value.log_moment
+            sums = (1 + different) * _EPS * abs(value.log_moment)
+            log_slip += count * (value.moment_error + sums)
+        phi = np.exp(log_phi)
+        largest = np.exp(np.minimum(log_phi.real + off, 0.0))  # |Φ| ≤ 1
+        grown = np.abs(phi) * np.expm1(np.minimum(off, 1.0))
+        error = np.where(off < 1.0, grown, 2 * largest)
+        return Values(phi, largest, error, log_scale, log_slip)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
     """Re w = s, the period W of the sum on it, the blur, and the tail it may leave out.
 
     Attributes:
@@ -194,6 +298,7 @@ class _Line:
         blur: η.
         threshold: c.
         log_tail: log of the tail, relative to e^{K(s) − sε}.
+        log_mass: log of the mass of the measure, which δ is at most.
         higher_tilts: some tilts above s.
         higher_moments: upper bounds of K there.
     """
@@ -203,6 +308,7 @@ class _Line:
     blur: float
     threshold: float
     log_tail: float
+    log_mass: float
     higher_tilts: Array
     higher_moments: Array
 
@@ -255,7 +361,7 @@ class _Line:
         ]
 
 
-def _line(saddle: SaddlePoint, effort: Effort) -> _Line:
+def line_for(saddle: SaddlePoint, effort: Effort, log_mass: float = 0.0) -> Line:
     """The line with the shortest period, among those that lose few digits.
 
     Aliases of a share a of δ need W ≥ log(1/aδ)/s on the left and, by Chernoff's bound at s′ > s,
@@ -265,7 +371,7 @@ def _line(saddle: SaddlePoint, effort: Effort) -> _Line:
     tilts, moments = saddle.tilts, saddle.moments
     log_share = effort.log_accuracy + saddle.log_delta
     exponents = moments - tilts * saddle.epsilon
-    left = (math.log(2) - log_share) / tilts
+    left = np.logaddexp(0.0, log_mass - log_share) / tilts
     with np.errstate(divide="ignore"):
         right = (moments - tilts * 0.8 * saddle.epsilon - log_share) / np.maximum(
             tilts - tilts[:, None], 0.0
@@ -276,14 +382,54 @@ def _line(saddle: SaddlePoint, effort: Effort) -> _Line:
     best = int(np.argmin(period))
     if not math.isfinite(period[best]):
         raise UndampedError
-    return _Line(
+    return Line(
         float(tilts[best]),
         float(period[best]),
         effort.blur,
         (saddle.tilt + 0.5) * effort.blur**2,  # where the attacker loses least
         float(log_share - exponents[best]),
+        log_mass,
         tilts[best + 1 :],
         moments[best + 1 :],
+    )
+
+
+def trace(
+    integrand: Integrand, line: Line, work: float, left_out: LeftOut | None = None
+) -> Contour:
+    """Sum an integrand along a line.
+
+    Args:
+        integrand: on this line.
+        line: see `line_for`.
+        work: the most frequencies times nodes.
+        left_out: what it does not count; nothing unless given.
+
+    Raises:
+        UndampedError: the integrand decays too slowly for the work limit.
+    """
+    extent = _extent(integrand, line, work)
+    spacing = 2 * math.pi / line.period
+    frequencies: Array = spacing * np.arange(extent.count + 1, dtype=float)
+    values = integrand.values(frequencies)
+    reach = line.tilt + 1 + frequencies  # the kernels are off by a few eps of their exponents
+    exponents = line.attack_blur**2 * reach**2 + abs(line.threshold) * reach
+    rounding = 8 * _EPS * (1 + exponents)
+    share = np.full(len(frequencies), spacing / math.pi)
+    share[0] /= 2
+    above, below, accused, innocent = (
+        _sum(frequencies, values, share * kernel, share * size * rounding, tail)
+        for (kernel, size), tail in zip(line.kernels(frequencies), extent.tails, strict=True)
+    )
+    return Contour(
+        line,
+        above,
+        below,
+        accused,
+        innocent,
+        values.log_scale,
+        values.log_slip,
+        left_out or LeftOut(),
     )
 
 
@@ -295,17 +441,14 @@ class _Extent:
     tails: list[float]
 
 
-def _extent(tilted: Tilted, line: _Line, work: float) -> _Extent:
+def _extent(integrand: Integrand, line: Line, work: float) -> _Extent:
     """The fewest frequencies that leave out no more than the line's tail."""
-    deviation = math.sqrt(math.fsum(count * of.deviation**2 for of, count in tilted))
+    deviation = integrand.deviation
     if not 1e-60 < deviation < 1e60:
         raise UndampedError
     edges = 2.0 ** (np.arange(_BLOCKS_PER_OCTAVE * _OCTAVES + 1) / _BLOCKS_PER_OCTAVE) / deviation
     low, high = edges, np.append(edges[1:], math.inf)
-    log_phi = np.zeros(len(low))
-    for of, count in tilted:
-        log_phi[:-1] += count * of.log_decay(low[:-1], high[:-1])
-        log_phi[-1] += count * of.log_tail(float(low[-1]))
+    log_phi = integrand.log_decay(edges)
     # the largest from each block on: what is left out is bounded by a decreasing function
     log_phi = np.maximum.accumulate(log_phi[::-1])[::-1] - 0.5 * (line.blur * low) ** 2
     tails = [
@@ -317,55 +460,21 @@ def _extent(tilted: Tilted, line: _Line, work: float) -> _Extent:
         raise UndampedError
     first = int(reached[0])
     count = max(math.ceil(float(low[first]) * line.period / (2 * math.pi)), 8)
-    nodes = math.fsum(of.nodes_for(2 * math.pi * count / line.period) for of, _ in tilted)
-    if count * nodes > work:
+    if count * integrand.nodes_for(2 * math.pi * count / line.period) > work:
         raise UndampedError
     return _Extent(count, [math.exp(min(float(tail[first]), 700.0)) for tail in tails])
 
 
-def _evaluate(tilted: Tilted, line: _Line, extent: _Extent) -> Contour:
-    """The integrand at the frequencies 2πk/W, with its errors."""
-    spacing = 2 * math.pi / line.period
-    frequencies: Array = spacing * np.arange(extent.count + 1, dtype=float)
-    log_phi = np.zeros(len(frequencies), complex)
-    off = np.zeros(len(frequencies))
-    log_scale, log_slip = 0.0, 0.0
-    for of, count in tilted:
-        value = of.characteristic(frequencies)
-        log_phi += count * value.log_value
-        magnitude = np.maximum(np.exp(value.log_value.real), _UNDERFLOW)
-        rounded = (4 + len(tilted)) * _EPS * np.abs(value.log_value)
-        off += count * (np.log1p(value.error / magnitude) + rounded)
-        log_scale += count * value.log_moment
-        sums = (1 + len(tilted)) * _EPS * abs(value.log_moment)
-        log_slip += count * (value.moment_error + sums)
-    # |(φ + e)^T − φ^T| ≤ (|φ| + |e|)^T − |φ|^T; the kernels are off by a few eps of their exponents
-    reach = line.tilt + 1 + frequencies
-    exponents = line.attack_blur**2 * reach**2 + abs(line.threshold) * reach
-    rounding = 8 * _EPS * (1 + exponents)
-    share = np.full(len(frequencies), spacing / math.pi)
-    share[0] /= 2
-    above, below, accused, innocent = (
-        _sum(frequencies, log_phi, share * kernel, share * size * rounding, off, tail)
-        for (kernel, size), tail in zip(line.kernels(frequencies), extent.tails, strict=True)
-    )
-    return Contour(line, above, below, accused, innocent, log_scale, log_slip)
-
-
 def _sum(
     frequencies: Array,
-    log_phi: ComplexArray,
+    values: Values,
     kernel: ComplexArray,
     kernel_error: Array,
-    off: Array,
     tail: float,
 ) -> _Sum:
-    """Σ Φ·kernel, where Φ may be as large as |Φ|·e^off and is off by the difference at most."""
-    terms = np.exp(log_phi) * kernel
+    """Σ Φ·kernel."""
+    terms = values.value * kernel
     size = np.abs(terms)
-    near = off < 1.0
-    largest = np.exp(np.minimum(log_phi.real + off, 0.0)) * np.abs(kernel)  # |Φ| ≤ 1
-    error = float(np.where(near, size * np.expm1(np.where(near, off, 0.0)), 2 * largest).sum())
-    error += float(np.exp(np.minimum(log_phi.real + off, 0.0)) @ kernel_error)
+    error = float(values.error @ np.abs(kernel)) + float(values.largest @ kernel_error)
     error += tail + float(size.sum()) * _EPS * (len(size) + 32)
     return _Sum(frequencies, terms, error, 4 * _EPS * float(size @ frequencies))

@@ -11,10 +11,6 @@ spacing h:
 * **Composition** convolves the exponentially tilted masses p(l)·e^{sl}/M(s) by FFT, so that the
   mass that matters is near the centre and the transform's error is relative to it.
 
-* **Rare events.** Where δ comes from a few improbable outcomes, the compositions of common outcomes
-  alone (losses up to a split) are left out of the transform, whose error is then relative to the
-  rest; what they add to δ is bounded by Chernoff's bound.
-
 Added outward: the FFT's rounding (a norm bound), what wraps around the window (Chernoff), what
 lies beyond the cells, and the rounding of each cell's mass.
 """
@@ -32,9 +28,7 @@ from scipy import fft
 from accountant_service.numerics.privacy_loss import Cells, Composition, Direction, Release
 from accountant_service.numerics.special import (
     Array,
-    ComplexArray,
     lattice,
-    log1p_complex,
     log_sum_exp,
 )
 
@@ -49,15 +43,11 @@ _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a f
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Masses of one release on the lattice: index of the first, the masses, the count.
-
-    The first `common` of the masses are common outcomes; none, if nothing is to be left out.
-    """
+    """Masses of one release on the lattice: index of the first, the masses, the count."""
 
     first: int
     mass: Array
     count: int
-    common: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +143,11 @@ class Aim:
         direction: of add-or-remove.
         tilt: s, near the saddle point.
         epsilon: about the ε to be read off, better too large than too small.
-        split: losses up to it are common; −∞ if nothing is to be left out.
-        least: with a split, the upper profile says nothing about ε below it.
-        log_wrap: natural log of the tilted mass allowed outside the window.
     """
 
     direction: Direction
     tilt: float
     epsilon: float
-    split: float = -math.inf
-    least: float = 0.0
-    log_wrap: float = _LOG_WRAP
 
 
 SPACING_MAX: Final = 40.0  # so that e^loss of an edge beyond LOSS_MAX stays a double
@@ -181,7 +165,7 @@ def upper_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
     for release, count in releases:
         cells = _cut(release, aim.direction, spacing, reach, cells_max(len(releases)))
         first, mass, beyond = _connect_the_dots(cells, spacing)
-        steps.append(_Steps(first, mass, count, _common(first, mass, spacing, aim)))
+        steps.append(_Steps(first, mass, count))
         infinite += count * beyond
     tilted = _compose(steps, spacing, aim).trimmed()
     mass = np.maximum(tilted.mass, 0.0) + tilted.error
@@ -190,17 +174,13 @@ def upper_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
     log_scale = tilted.log_scale + tilted.rounding
     top = log_scale - aim.tilt * float(tilted.losses[-1] - tilted.centre)
     slack = infinite + math.exp(min(tilted.log_above + top, 0.0))
-    floor = float(tilted.losses[0])
-    if aim.split > -math.inf:
-        slack += math.exp(_log_common_delta(steps, spacing, aim.least))
-        floor = max(floor, aim.least)
     return Profile(
         _tail_sums(p),
         _tail_sums(q),
         log_scale,
         tilted.log_scale - tilted.rounding - tilted.centre,
         slack,
-        floor,
+        float(tilted.losses[0]),
     )
 
 
@@ -214,10 +194,9 @@ def lower_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
     ]
     p_steps, q_steps = [], []
     for cells, count in cut:
-        common = _common(cells.first, cells.p, spacing, aim)
         p_mass, q_mass = np.maximum(cells.p - cells.p_rounding, 0.0), cells.q + cells.q_rounding
-        p_steps.append(_Steps(cells.first, p_mass, count, common))
-        q_steps.append(_Steps(cells.first, q_mass, count, common))
+        p_steps.append(_Steps(cells.first, p_mass, count))
+        q_steps.append(_Steps(cells.first, q_mass, count))
     p = _compose(p_steps, spacing, aim)
     q = _compose(q_steps, spacing, replace(aim, tilt=aim.tilt + 1.0), window=p)
     points = min(len(p.trimmed().losses), len(q.trimmed().losses))
@@ -228,25 +207,6 @@ def lower_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
     q_tails = _tail_sums((np.maximum(q.mass, 0.0) + q.error) * q_weights)
     q_tails = q_tails + math.exp(q.log_above) * q_weights[-1]
     return Profile(p_tails, q_tails, p.log_scale - p.rounding, q.log_scale + q.rounding)
-
-
-def _common(first: int, mass: Array, spacing: float, aim: Aim) -> int:
-    """How many of the masses have a loss of at most the split."""
-    if aim.split == -math.inf:
-        return 0
-    return min(max(math.floor(aim.split / spacing) - first + 1, 0), len(mass))
-
-
-def _log_common_delta(steps: Sequence[_Steps], spacing: float, epsilon: float) -> float:
-    """Chernoff's bound of log δ(ε) of the compositions of common outcomes alone."""
-    tilts, total = np.geomspace(1.0, 1e6, 61), np.zeros(61)
-    for step in steps:
-        losses = lattice(step.first, step.common, spacing)
-        with np.errstate(divide="ignore"):
-            log_mass = np.log(step.mass[: step.common])
-        total += step.count * np.array([float(log_sum_exp(log_mass + s * losses)) for s in tilts])
-    rounding = 64 * _EPS * sum(step.count for step in steps)
-    return min(0.0, float((total - tilts * epsilon).min()) + 1e-9 + rounding)
 
 
 def _tail_sums(values: Array) -> Array:
@@ -312,7 +272,7 @@ def _compose(
         rounding += step.count * 4 * _EPS * (4 + float(mass[present] @ terms))
     moments = _Moments(tilted, spacing)
     if window is None:
-        low, high = moments.window(aim.log_wrap)
+        low, high = moments.window()
         first = math.floor(low / spacing)
         size = fft.next_fast_len(math.ceil(high / spacing) - first + 1, real=True)
         size += size % 2
@@ -322,8 +282,7 @@ def _compose(
     else:
         losses, centre = window.losses, window.centre
         first, size = round(float(losses[0]) / spacing), len(losses)
-    split = all(step.common for step in tilted)
-    mass, error = (_convolve_rare if split else _convolve)(tilted, first, size)
+    mass, error = _convolve(tilted, first, size)
     return _Tilted(
         losses,
         mass,
@@ -381,10 +340,10 @@ class _Moments:
             self.upper += count * log_sum_exp(log_mass + exponent)
             self.lower += count * log_sum_exp(log_mass - exponent)
 
-    def window(self, log_wrap: float) -> tuple[float, float]:
-        """Losses outside which at most e^log_wrap of the mass lies, on either side."""
-        high = float(np.min((self.upper - log_wrap) / self.rates))
-        low = float(np.max(-(self.lower - log_wrap) / self.rates))
+    def window(self) -> tuple[float, float]:
+        """Losses outside which at most e^_LOG_WRAP of the mass lies, on either side."""
+        high = float(np.min((self.upper - _LOG_WRAP) / self.rates))
+        low = float(np.max(-(self.lower - _LOG_WRAP) / self.rates))
         return low, high
 
     def log_tail_above(self, edge: float) -> float:
@@ -447,56 +406,7 @@ def _convolve(steps: Sequence[_Steps], first: int, size: int) -> tuple[Array, fl
     return mass, error
 
 
-def _convolve_rare(steps: Sequence[_Steps], first: int, size: int) -> tuple[Array, float]:
-    """The same without the compositions of common outcomes alone: Π(aᵢ + bᵢ)^Tᵢ − Πaᵢ^Tᵢ.
-
-    With Φ and E the first product and the difference, an error of aᵢ grows by Tᵢ|∂E/∂aᵢ| with
-    ∂E/∂aᵢ = Φ/(aᵢ + bᵢ) − (Φ − E)/aᵢ, and one of bᵢ by Tᵢ|Φ/(aᵢ + bᵢ)|: relative to E, not to Φ.
-    Where the ratio of the products is near 1 both differences are taken without cancellation.
-    """
-    log_common: ComplexArray = np.zeros(size // 2 + 1, complex)
-    log_whole, ratio = log_common.copy(), log_common.copy()
-    near = np.ones(size // 2 + 1, dtype=bool)
-    parts: list[tuple[ComplexArray, ComplexArray, float, float, int]] = []
-    for step in steps:
-        kept = np.arange(len(step.mass)) < step.common
-        common, rare = np.where(kept, step.mass, 0.0), np.where(kept, 0.0, step.mass)
-        a, b = _transform(common, size), _transform(rare, size)
-        close = np.abs(b) < 0.5 * np.abs(a)
-        near &= close
-        log_common += step.count * _log(a)
-        log_whole += step.count * _log(a + b)
-        ratio += step.count * log1p_complex(
-            np.asarray(np.where(close, b, 0.0) / np.where(close, a, 1.0), complex)
-        )
-        norms = float(np.linalg.norm(common)), float(np.linalg.norm(rare))
-        parts.append((a, b, *norms, step.count))
-    near &= np.abs(ratio) < 1.0
-    whole, left_out = np.exp(log_whole), np.exp(log_common)
-    product = np.where(near, left_out * np.expm1(np.where(near, ratio, 0.0)), whole - left_out)
-    shift = (sum(step.first * step.count for step in steps) - first) % size
-    mass = np.roll(fft.irfft(product, size), shift)
-    eta = 7 * _EPS * math.log2(size)
-    total = _norm(product, size)
-    error = eta * total
-    for a, b, common_norm, rare_norm, count in parts:
-        by_rare = np.exp(log_whole - _log(a + b))
-        far = by_rare - np.exp(log_common - _log(a))
-        by_common = np.where(near, (product - by_rare * b) / np.where(near, a, 1.0), far)
-        own = common_norm * _norm(by_common, size) + rare_norm * _norm(by_rare, size)
-        error += count * (eta * own + 8 * _EPS * total)
-    return mass, error
-
-
-def _log(transform: ComplexArray) -> ComplexArray:
-    return np.log(np.where(np.abs(transform) < _UNDERFLOW, _UNDERFLOW, transform))
-
-
-def _transform(mass: Array, size: int) -> ComplexArray:
-    return np.asarray(fft.rfft(_fold(mass, size)), complex)
-
-
-def _norm(transform: Array | ComplexArray, size: int) -> float:
+def _norm(transform: Array, size: int) -> float:
     """2-norm of the sequence with this half transform."""
     return math.sqrt(2 * float((np.abs(transform) ** 2).sum()) / size)
 

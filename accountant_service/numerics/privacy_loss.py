@@ -125,7 +125,7 @@ class LaplaceRatio:
         edges = np.linspace(-self.inverse_scale, self.inverse_scale, _MOMENT_CELLS + 1)
         below = np.nextafter(edges[0], -np.inf)
         mass = self.masses(np.concatenate([[below], edges])).zero  # the first is the lower atom
-        growth = edges if sample_rate == 1.0 else sampled_gaussian.privacy_loss(edges, sample_rate)
+        growth = sampled_gaussian.privacy_loss(edges, sample_rate)
         ends = np.stack([np.append(growth[0], growth[:-1]), growth])
         exponent = (orders[:, None, None] * ends).max(axis=1) + np.log(mass + _UNDERFLOW)
         return np.maximum(log_sum_exp(exponent), 0.0)
@@ -239,8 +239,6 @@ class Release:
 
     def loss(self, ratio: Array) -> Array:
         """l = log(1 − q + q·e^Λ)."""
-        if self.sample_rate == 1.0:
-            return ratio
         return sampled_gaussian.privacy_loss(ratio, self.sample_rate)
 
     def _ratio_at(self, loss: Array) -> Array:

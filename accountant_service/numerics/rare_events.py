@@ -1,109 +1,402 @@
-"""Where δ comes from a single improbable outcome: where it lies, and what is common.
+"""δ(ε) by a line integral where it comes from a few improbable outcomes.
 
-With few, rarely sampled releases an outcome that costs about ε is so improbable that two of them
-do not matter: δ(ε) is about Σ T·δ₁(ε), δ₁ of one sampled Gaussian release,
+With rarely sampled releases and a small δ the law of one loss has two traits that defeat the plain
+contour: nearly all of its mass is at one point, so that its characteristic function hardly decays;
+and its tail is that of a log-normal law, so that e^{sl} is dominated by outcomes far beyond ε, the
+line has to stay far left, and every digit cancels. So each release's outcomes are divided by their
+loss, smoothly (see `windowed_loss`), into common ones a, rare ones b and extreme ones c. Then
 
-    δ₁(ε) = q·δ_G(log(1 + (e^ε − 1)/q)),
+* the extreme ones are counted as the worst: they add at most Σ T·c to δ, and nothing below;
+* the compositions of common outcomes alone hardly ever reach ε: they add at most
+  Π a(s)^T·e^{−sε} for any s > 0 (Chernoff), and nothing below;
+* the rest is a measure whose moments are Π(a + b)^T − Πa^T, which decays as b does.
 
-δ_G of the unsampled one (removing; the other direction costs less). That tells where to look and
-how steep δ is there. Losses far below ε are common outcomes: their compositions alone hardly ever
-reach ε, by Chernoff's bound, so the lattice leaves them out of its transform.
+Where no such division leaves little enough, only the extreme ones are set aside.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from accountant_service.numerics import gaussian
-from accountant_service.numerics.privacy_loss import Composition, Direction, GaussianRatio
-from accountant_service.numerics.special import Array, log_sum_exp
+from accountant_service.numerics.contour import Contour, Effort, LeftOut, Values, line_for, trace
+from accountant_service.numerics.privacy_loss import Composition, GaussianRatio
+from accountant_service.numerics.saddle_point import SaddlePoint
+from accountant_service.numerics.sampled_gaussian import privacy_loss
+from accountant_service.numerics.special import (
+    LOG_SQRT_TWO_PI,
+    Array,
+    ComplexArray,
+    log1p_complex,
+    log_sum_exp,
+)
+from accountant_service.numerics.tilted_loss import UndampedError
+from accountant_service.numerics.windowed_loss import Window, WindowedLoss
 
-_NODES: Final = 1024
-_SHARES: Final = (0.7, 0.5, 0.35, 0.25, 0.15, 0.1)  # of ε, that a common loss may be
-_LOG_NEGLIGIBLE: Final = -14.0  # natural log of the share of δ that common outcomes may add
-_LEAST_SHARE: Final = 0.9
-_RARE: Final = 0.3  # the most uncommon outcomes that may be expected
-_LOG_RESOLVED: Final = 12.0  # natural log of their multiple of δ that a transform resolves
-_TILTS: Final = np.geomspace(1.0, 1e6, 61)
-
-
-@dataclass(frozen=True, slots=True)
-class RareEvents:
-    """What a lattice needs to know.
-
-    Attributes:
-        epsilon: about the ε at δ.
-        least: an ε somewhat below it, under which nothing need be said.
-        slope: about −d log δ/dε there.
-        split: losses up to it are common.
-    """
-
-    epsilon: float
-    least: float
-    slope: float
-    split: float
+_EPS: Final = float(np.finfo(float).eps)
+_SHARES: Final = (0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05, 0.03)  # of ε, that are common
+_TOPS: Final = np.geomspace(1e-5, 100.0, 160)  # losses, beyond which they may be extreme
+_SPLIT_WIDTH: Final = 0.1  # of where it is
+_TOP_WIDTH: Final = 0.07
+_TILTS: Final = np.geomspace(0.1, 120.0, 36)  # times 1/ε
+_RENYI_TILTS: Final = np.geomspace(0.1, 3e3, 80)  # times 1/top
+_STILL: Final = 0.003  # of the top, up to which losses hardly turn
+_COMMON_TILTS: Final = np.geomspace(1.0, 300.0, 40)  # the same, for the common outcomes
+_SKETCH: Final = 1500  # nodes on which a division is chosen
 
 
-def look(
-    releases: Composition, direction: Direction, log_delta: float, bound: float
-) -> RareEvents | None:
-    """Where the rare events are, if δ comes from such.
+def contour(releases: Composition, saddle: SaddlePoint, effort: Effort) -> Contour:
+    """The contour of what matters at an ε, with what is left out; see `contour.contour`.
 
     Args:
         releases: with their counts.
-        direction: of add-or-remove.
-        log_delta: log of the δ to be reached.
-        bound: an upper bound of ε.
+        saddle: its ε and δ are looked at, nothing else.
+        effort: accuracy, blur, and the work limit.
+
+    Raises:
+        UndampedError: a release is not Gaussian, a record is added, no division leaves little
+            enough, or the integrand decays too slowly for the work limit.
     """
-    if direction == "adding" or not all(isinstance(r.ratio, GaussianRatio) for r, _ in releases):
-        return None
-    epsilons = np.geomspace(1e-4, max(bound, 1e-3), 400)
-    seen = _log_delta_of_one(releases, epsilons)
-    at = int(np.searchsorted(-seen, -log_delta))
-    if not 0 < at < len(epsilons):
-        return None
-    slope = -(seen[at] - seen[at - 1]) / (epsilons[at] - epsilons[at - 1])
-    epsilon = float(epsilons[at])
-    least = _LEAST_SHARE * epsilon
-    split = _split(releases, least, log_delta)
-    return None if split is None else RareEvents(epsilon, least, float(slope), split)
+    parts = _parts(releases, saddle)
+    if saddle.epsilon <= 0.0:
+        raise UndampedError
+    division = _divide(parts, saddle.epsilon, saddle.log_delta + effort.log_accuracy)
+    divided = Divided(parts, division, saddle.epsilon)
+    line = line_for(divided.saddle(saddle), effort, divided.log_mass)
+    return trace(divided.on(line.tilt), line, effort.work, divided.left_out())
 
 
-def _log_delta_of_one(releases: Composition, epsilons: Array) -> Array:
+def estimates(releases: Composition, about: SaddlePoint) -> list[SaddlePoint]:
+    """Where ε may lie at about.log_delta: if one outcome reaches it alone; and if many do.
+
+    The first is Σ T·δ₁(ε) = δ, with δ₁(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) of one release and δ_G of
+    it unsampled; the second Rényi's bound with the extreme outcomes set aside.
+    """
+    parts = _parts(releases, about)
+    sketch = _Sketch(parts)
+    many = sketch.renyi(about.log_delta)
+    epsilons = np.geomspace(1e-3 * many, many, 200)
+    at = int(np.searchsorted(-_log_of_one(parts, epsilons), -about.log_delta))
+    one = float(epsilons[min(at, len(epsilons) - 1)])
+    return [replace(about, epsilon=one), replace(about, epsilon=many)]
+
+
+def _parts(releases: Composition, about: SaddlePoint) -> list[_Part]:
+    if about.direction == "adding":
+        raise UndampedError
+    parts = []
+    for release, count in releases:
+        if not isinstance(release.ratio, GaussianRatio):
+            raise UndampedError
+        parts.append(_Part(release.sample_rate, release.ratio.mu, count))
+    return parts
+
+
+def _log_of_one(parts: list[_Part], epsilons: Array) -> Array:
     """log Σ T·δ₁(ε)."""
     total = np.full_like(epsilons, -np.inf)
-    for release, count in releases:
-        if isinstance(release.ratio, GaussianRatio):
-            unsampled = np.log1p(np.expm1(np.minimum(epsilons, 500.0)) / release.sample_rate)
-            log_delta = gaussian.log_delta(unsampled, release.ratio.mu)
-            total = np.logaddexp(total, log_delta + math.log(count * release.sample_rate))
+    for part in parts:
+        unsampled = np.log1p(np.expm1(np.minimum(epsilons, 500.0)) / part.sample_rate)
+        log_one = gaussian.log_delta(unsampled, part.mu)
+        total = np.logaddexp(total, log_one + math.log(part.count * part.sample_rate))
     return total
 
 
-def _split(releases: Composition, epsilon: float, log_delta: float) -> float | None:
-    """The largest loss up to which outcomes may be called common, if the others are rare."""
-    laws = []
-    for release, count in releases:
-        low, high = release.ratio.limits(13.0)
-        edges = np.linspace(low - 1e-9, high + 1e-9, _NODES)
-        of, q = release.ratio.masses(edges), release.sample_rate
-        loss = release.loss(edges[1:])
-        laws.append((np.log((1 - q) * of.zero + q * of.one + 1e-300), loss, count))
-    for share in _SHARES:
-        split = share * epsilon
-        expected, moment = 0.0, np.zeros_like(_TILTS)
-        for log_mass, loss, count in laws:
-            common = loss <= split
-            if not common.any():
-                return None
-            expected += count * float(np.exp(log_mass[~common]).sum())
-            moment += count * log_sum_exp(log_mass[common] + _TILTS[:, None] * loss[common])
-        if expected > min(_RARE, math.exp(log_delta + _LOG_RESOLVED)):
-            return None
-        if float((moment - _TILTS * epsilon).min()) <= log_delta + _LOG_NEGLIGIBLE:
-            return split
-    return None
+@dataclass(frozen=True, slots=True)
+class _Part:
+    sample_rate: float
+    mu: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """The windows of each class of outcomes; no common ones if `common` is empty."""
+
+    common: tuple[Window, ...]
+    rare: tuple[Window, ...]
+    extreme: tuple[Window, ...]
+
+    @classmethod
+    def at(cls, split: float, top: float) -> _Division:
+        """With losses common up to about `split`, none if it is 0, and extreme from `top` on."""
+        below, above = (Window(top, _TOP_WIDTH * top, sign) for sign in (-1, 1))
+        if split == 0.0:
+            return cls((), (below,), (above,))
+        common, rare = (Window(split, _SPLIT_WIDTH * split, sign) for sign in (-1, 1))
+        return cls((common, below), (rare, below), (above,))
+
+
+class _Sketch:
+    """The laws of the losses on a few nodes, without proof: to choose a division."""
+
+    def __init__(self, parts: list[_Part]) -> None:
+        self._laws = []
+        for part in parts:
+            z = np.linspace(-9.0, 10.0 + part.mu, _SKETCH)
+            loss = privacy_loss(part.mu * z - 0.5 * part.mu**2, part.sample_rate)
+            log_mass = loss - 0.5 * z * z - LOG_SQRT_TWO_PI + math.log(z[1] - z[0])
+            self._laws.append((loss, log_mass, part.count))
+
+    def log_mass(self, windows: tuple[Window, ...]) -> float:
+        """Log of the expected number of outcomes in the windows."""
+        counts = [
+            count * math.exp(float(log_sum_exp(log_mass + _log_windows(windows, loss))))
+            for loss, log_mass, count in self._laws
+        ]
+        return math.log(max(math.fsum(counts), 1e-300))
+
+    def log_chernoff(self, windows: tuple[Window, ...], epsilon: float) -> float:
+        """Log of Chernoff's bound of δ(ε) of compositions within the windows."""
+        tilts = _COMMON_TILTS / epsilon
+        return float((self._log_moments(windows, tilts) - tilts * epsilon).min())
+
+    def _log_moments(self, windows: tuple[Window, ...], tilts: Array) -> Array:
+        total = np.zeros_like(tilts)
+        for loss, log_mass, count in self._laws:
+            weighted = log_mass + _log_windows(windows, loss)
+            total += count * log_sum_exp(weighted + tilts[:, None] * loss)
+        return total
+
+    def top(self, log_share: float) -> float:
+        """About the least loss beyond which at most e^log_share outcomes are expected."""
+        for top in _TOPS:
+            if self.log_mass(_Division.at(0.0, float(top)).extreme) < log_share:
+                return float(top)
+        raise UndampedError
+
+    def renyi(self, log_delta: float) -> float:
+        """About Rényi's bound of ε at δ with the extreme outcomes set aside."""
+        top = self.top(log_delta - 3.0)
+        tilts = _RENYI_TILTS / top
+        moments = self._log_moments(_Division.at(0.0, top).rare, tilts)
+        constant = -np.log1p(tilts) - tilts * np.log1p(1 / tilts)
+        return max(float(((moments + constant - log_delta) / tilts).min()), 1e-6)
+
+
+def _log_windows(windows: tuple[Window, ...], loss: Array) -> Array:
+    total = np.zeros_like(loss)
+    for window in windows:
+        total = total + window.log(loss)
+    return total
+
+
+def _divide(parts: list[_Part], epsilon: float, log_share: float) -> _Division:
+    """The lowest top that leaves out at most e^log_share of mass, and the highest split."""
+    sketch = _Sketch(parts)
+    top = sketch.top(log_share)
+    for division in (_Division.at(share * epsilon, top) for share in _SHARES):
+        if sketch.log_chernoff(division.common, epsilon) < log_share:
+            return division
+    return _Division.at(0.0, top)
+
+
+class Divided:
+    """A composition whose outcomes are divided: the measure that is integrated, and the rest."""
+
+    def __init__(self, parts: list[_Part], division: _Division, epsilon: float) -> None:
+        self._parts, self._division, self._epsilon = parts, division, epsilon
+        order = 1.0 + float(_TILTS[-1]) / epsilon
+        self._rare = self._laws(division.rare, order)
+        self._common = self._laws(division.common, order) if division.common else []
+        top = division.rare[-1].edge
+        still = _Division.at(_STILL * top, top)  # what hardly turns, and what does
+        self._still = list(
+            zip(self._laws(still.common, order), self._laws(still.rare, order), strict=True)
+        )
+        self._tilts = np.append(0.0, _TILTS / epsilon)
+        self._moments = self._log_measure(1.0 + self._tilts)
+
+    def _laws(self, windows: tuple[Window, ...], order: float) -> list[WindowedLoss]:
+        return [WindowedLoss(p.sample_rate, p.mu, windows, order) for p in self._parts]
+
+    def _log_measure(self, orders: Array) -> Array:
+        """Upper bounds of the log-moments of the measure."""
+        total, ratio = np.zeros_like(orders), np.zeros_like(orders)
+        if not self._common:
+            for rare, part in zip(self._rare, self._parts, strict=True):
+                total += part.count * rare.log_moments(orders)
+            return total
+        for common, rare, part in zip(self._common, self._rare, self._parts, strict=True):
+            log_common = common.log_moments(orders)
+            total += part.count * log_common
+            ratio += part.count * np.logaddexp(0.0, rare.log_moments(orders) - log_common)
+        upper: Array = total + ratio + np.log(-np.expm1(-ratio)) + 1e-9
+        return upper
+
+    @property
+    def log_mass(self) -> float:
+        """An upper bound of the log of the measure's mass."""
+        return min(float(self._moments[0]), 0.0)
+
+    def saddle(self, about: SaddlePoint) -> SaddlePoint:
+        """Where the measure's own line may lie."""
+        tilts, moments = self._tilts[1:], self._moments[1:]
+        cost = moments - tilts * self._epsilon - np.log(tilts) - np.log1p(tilts)
+        return SaddlePoint(
+            "removing",
+            float(tilts[np.argmin(cost)]),
+            self._epsilon,
+            about.log_delta,
+            about.bound,
+            tilts,
+            moments,
+        )
+
+    def left_out(self) -> LeftOut:
+        """What the extreme outcomes and the common ones add, at most."""
+        mass = math.fsum(
+            part.count * math.exp(float(law.log_moments(np.ones(1))[0]))
+            for part, law in zip(self._parts, self._laws(self._division.extreme, 1.0), strict=True)
+        )
+        if not self._common:
+            return LeftOut(mass)
+        tilts = _COMMON_TILTS / self._epsilon
+        moments = np.zeros_like(tilts)
+        laws = self._laws(self._division.common, 1.0 + float(tilts[-1]))
+        for part, law in zip(self._parts, laws, strict=True):
+            moments += part.count * law.log_moments(1.0 + tilts)
+        return LeftOut(mass, tilts, moments)
+
+    def on(self, tilt: float) -> _OnLine:
+        """The integrand of the measure on a line."""
+        log_scale = float(self._log_measure(np.array([1.0 + tilt]))[0])
+        counts = [part.count for part in self._parts]
+        return _OnLine(
+            counts, self._common, self._rare, self._still, tilt + 1.0, log_scale, self._epsilon
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _OnLine:
+    """Π(a + b)^T − Πa^T on the line Re w = s, or Πb^T; see `contour.Integrand`.
+
+    It is a polynomial in every a and b without negative coefficients. So if the a and b are off by
+    e and f, it is off by at most its value at |a| + e and |b| + f less that at |a| and |b|.
+    """
+
+    counts: list[int]
+    common: list[WindowedLoss]
+    rare: list[WindowedLoss]
+    still: list[tuple[WindowedLoss, WindowedLoss]]
+    order: float
+    log_scale: float
+    epsilon: float
+
+    @property
+    def deviation(self) -> float:
+        """See `Integrand`: what a division resolves, and more."""
+        return 10.0 * self.epsilon
+
+    def log_decay(self, edges: Array) -> Array:
+        """See `Integrand`: |Φ(v)| ≤ Σ T·|b(v)|·Π(a + b)^T/(a + b), all at v = 0 but the first.
+
+        Without common outcomes Π|b|^T: by pairs of outcomes, or c + |d(v)| for |b|, with c what
+        lies below some loss and d what lies above it.
+        """
+        order = np.array([self.order])
+        if not self.common:
+            total, paired = np.zeros_like(edges), np.zeros_like(edges)
+            for (still, turning), rare, count in zip(
+                self.still, self.rare, self.counts, strict=True
+            ):
+                log_still = float(still.log_moments(order)[0])
+                total += count * np.logaddexp(log_still, turning.log_decay(self.order, edges))
+                paired[:-1] += count * rare.pairs(self.order).log_decay(edges[:-1], edges[1:])
+            return np.minimum(np.minimum(total - self.log_scale + 1e-6, paired), 0.0)
+        rows, whole = [], 0.0
+        for common, rare, count in zip(self.common, self.rare, self.counts, strict=True):
+            either = float(np.logaddexp(common.log_moments(order), rare.log_moments(order))[0])
+            whole += count * either
+            rows.append(math.log(count) + rare.log_decay(self.order, edges) - either)
+        bound: Array = log_sum_exp(np.array(rows), axis=0) + whole - self.log_scale + 1e-6
+        return np.minimum(bound, 0.0)
+
+    def nodes_for(self, frequency: float) -> float:
+        """See `Integrand`."""
+        laws = (*self.common, *self.rare)
+        return math.fsum(law.nodes_for(self.order, frequency) for law in laws)
+
+    def values(self, frequencies: Array) -> Values:
+        """See `Integrand`."""
+        value, size, largest = (_Product(len(frequencies), bool(self.common)) for _ in range(3))
+        terms: Array = np.full(len(frequencies), float(len(self.counts)))
+        for at, count in enumerate(self.counts):
+            b = _Factor.of(self.rare[at], self.order, frequencies)
+            a = _Factor.of(self.common[at], self.order, frequencies) if self.common else None
+            terms += count * value.times(b.log(), a.log() if a else None, count)
+            size.times(b.log_size(), a.log_size() if a else None, count)
+            largest.times(b.log_largest(), a.log_largest() if a else None, count)
+        most = largest.value(self.log_scale).real
+        rounding = 16 * _EPS * terms * most
+        error = most - size.value(self.log_scale).real + 2 * rounding
+        if not np.isfinite(error).all():
+            raise UndampedError
+        found = value.value(self.log_scale)
+        return Values(
+            found, np.minimum(most, 1.0), np.maximum(error, rounding), self.log_scale, 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """a(s + iv) or b(s + iv) of one release: e^{log_scale}·(1 + rise), off by `error` of it."""
+
+    log_scale: float
+    rise: ComplexArray
+    error: Array
+
+    @classmethod
+    def of(cls, law: WindowedLoss, order: float, frequencies: Array) -> _Factor:
+        nodes = law.nodes(order, float(frequencies[-1]))
+        rise, error = nodes.characteristic(frequencies)
+        return cls(nodes.log_moment, rise, error + nodes.moment_error * np.abs(1 + rise))
+
+    def log(self) -> ComplexArray:
+        return np.asarray(self.log_scale + log1p_complex(self.rise))
+
+    def log_size(self) -> ComplexArray:
+        return np.asarray(self.log().real, complex)
+
+    def log_largest(self) -> ComplexArray:
+        size = np.exp(log1p_complex(self.rise).real)
+        return self.log_size() + np.log1p(self.error / np.maximum(size, 1e-300))
+
+
+class _Product:
+    """Π(a + b)^T − Πa^T, or Πb^T alone."""
+
+    def __init__(self, points: int, differs: bool) -> None:
+        self._whole, self._ratio = np.zeros(points, complex), np.zeros(points, complex)
+        self._differs = differs
+
+    def times(self, log_b: ComplexArray, log_a: ComplexArray | None, count: int) -> Array:
+        """One more release, `count` times; what its rounding is relative to, each time."""
+        if log_a is None:
+            self._whole += count * log_b
+            return np.asarray(np.abs(log_b))
+        log_ratio = _log_one_plus_exp(log_b - log_a)  # of (a + b)/a
+        self._whole += count * (log_a + log_ratio)
+        self._ratio += count * log_ratio
+        return np.asarray(np.abs(log_a) + np.abs(log_ratio))
+
+    def value(self, log_scale: float) -> ComplexArray:
+        """Relative to e^log_scale: e^whole·(1 − e^−ratio), without overflow."""
+        whole = self._whole - log_scale
+        if not self._differs:
+            return np.exp(whole)
+        grows = self._ratio.real > 0
+        positive, negative = np.where(grows, self._ratio, 0.0), np.where(grows, 0.0, self._ratio)
+        up = np.exp(whole) * -np.expm1(-positive)
+        down = np.exp(whole - negative) * np.expm1(negative)
+        return np.asarray(np.where(grows, up, down))
+
+
+def _log_one_plus_exp(x: ComplexArray) -> ComplexArray:
+    """log(1 + e^x), without overflow."""
+    grows = x.real > 0
+    return np.asarray(np.where(grows, x, 0.0) + log1p_complex(np.exp(np.where(grows, -x, x))))

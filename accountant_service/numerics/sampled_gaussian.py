@@ -114,7 +114,9 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def privacy_loss(ratio: Array, q: float) -> Array:
-    """l = log(1 − q + q·e^Λ), with few eps of error for any q in (0, 1) and any Λ."""
+    """l = log(1 − q + q·e^Λ), with few eps of error for any q in (0, 1] and any Λ."""
+    if q == 1.0:
+        return ratio
     near = np.log1p(q * np.expm1(np.clip(ratio, -40.0, 300.0)))
     loss = np.where(ratio < 300.0, near, math.log(q) + ratio)
     if q <= 0.5:

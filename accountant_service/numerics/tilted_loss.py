@@ -161,12 +161,10 @@ class TiltedSampledGaussian:
         return -np.logaddexp(0.0, math.log1p(-self._rate) - math.log(self._rate) - ratio)
 
     def _cells(self) -> None:
-        """Pairs of cells with what their losses differ by, and the bound of the density.
+        """Pairs of cells, and the bound of the density.
 
-        On a cell log n is concave and lies above its chord; a·l lies above its tangent in the
-        middle (a > 0) or its chord (a < 0). The exponential of a linear function has at least its
-        middle's value as its mean: so much mass a cell has at least. For the density of the
-        tilted loss, n·e^{a·l}/(μπ), each factor is replaced by its largest value on the cell.
+        For the density of the tilted loss, n·e^{a·l}/(μπ), each factor is replaced by its largest
+        value on the cell.
         """
         mu, order = self._mu, self._order
         low = min(order * mu, -mu) - _SPAN
@@ -174,11 +172,9 @@ class TiltedSampledGaussian:
         count = int(min(max(4.0 * (high - low), _CELLS_MIN), _CELLS_MAX))
         z = np.linspace(low, high, count + 1)
         left, right = z[:-1], z[1:]
-        loss = self._loss(z)
-        chord, tangent = 0.5 * (loss[:-1] + loss[1:]), self._loss(0.5 * (left + right))
-        growth = order * (tangent if order > 0 else chord)
-        log_mass = growth - 0.25 * (left**2 + right**2) + np.log(right - left)
-        mass = np.exp(log_mass - LOG_SQRT_TWO_PI - self._log_moment)
+        loss, middle = self._loss(z), self._loss(0.5 * (left + right))
+        mass = np.exp(log_least_masses(z, loss, middle, order) - self._log_moment)
+        chord = 0.5 * (loss[:-1] + loss[1:])
         nearest = np.where(left * right <= 0, 0.0, np.minimum(np.abs(left), np.abs(right)))
         steepest = np.maximum(order * loss[:-1], order * loss[1:])
         log_density = -0.5 * nearest**2 + steepest - self._log_share(left) - math.log(mu)
@@ -191,7 +187,7 @@ class TiltedSampledGaussian:
         share = mass / mass.sum()
         mean = float(share @ chord)
         self.deviation = math.sqrt(float(share @ (chord - mean) ** 2))
-        self._pair(loss, mass)
+        self._pairs = Pairs(loss, mass)
 
     def _modes(self) -> int:
         """How many modes the density of the tilted loss can have: one or two.
@@ -209,39 +205,9 @@ class TiltedSampledGaussian:
         lowest, highest = (self._order + 1) * self._mu * shares - z - self._mu
         return 2 if lowest < 1e-9 and highest > -1e-9 else 1
 
-    def _pair(self, loss: Array, mass: Array) -> None:
-        """Distances between the losses of two cells, least and greatest, sorted either way."""
-        first, second = np.triu_indices(len(mass), 1)
-        slip = 8 * _EPS * float(np.abs(loss).max())
-        least = np.maximum(loss[second] - loss[first + 1] - slip, 0.0)
-        greatest = loss[second + 1] - loss[first] + slip
-        weight = mass[first] * mass[second] * (1 - 1e-9)  # for the rounding of all of this
-        by_greatest, by_least = np.argsort(greatest), np.argsort(least)
-        square = (weight * least**2)[by_greatest]
-        self._greatest, self._least = greatest[by_greatest], least[by_least]
-        self._square_sums = _sums(square)
-        self._fourth_sums = _sums(square * least[by_greatest] ** 2)
-        self._sums_by_greatest = _sums(weight[by_greatest])
-        self._sums_by_least = _sums(weight[by_least])
-
     def log_decay(self, low: Array, high: Array) -> Array:
-        """See `TiltedLoss`: 1 − |φ|² = E[1 − cos v(l − l′)] over pairs of cells.
-
-        With x = v·|l − l′|, pairs with x ≤ 2 count 1 − cos x ≥ x²/2 − x⁴/24 at their least x,
-        pairs with 2 ≤ x ≤ 2π − 2 count 1 − cos 2, and the rest nothing.
-        """
-        near = np.searchsorted(self._greatest, 2.0 / high, side="right")
-        opposite = (
-            self._sums_by_greatest[
-                np.searchsorted(self._greatest, (2 * math.pi - 2.0) / high, side="right")
-            ]
-            - self._sums_by_least[np.searchsorted(self._least, 2.0 / low)]
-        )
-        square = low * low
-        mass = square * (self._square_sums[near] / 2 - square * self._fourth_sums[near] / 24)
-        mass = mass + (1 - math.cos(2.0)) * np.maximum(opposite - 1e-12, 0.0)
-        by_pairs: Array = 0.5 * np.log1p(-np.clip(2 * mass, 0.0, 1 - 1e-12))
-        return np.minimum(by_pairs, self._log_decay_by_variation(low))
+        """See `TiltedLoss`."""
+        return np.minimum(self._pairs.log_decay(low, high), self._log_decay_by_variation(low))
 
     def _log_decay_by_variation(self, frequencies: Array) -> Array:
         """A law of mass W whose density varies by B has |φ(v)| ≤ B/v; the rest at most 1 − W."""
@@ -273,53 +239,43 @@ class TiltedSampledGaussian:
         cost += min(self._order, 0.0) * np.log(np.cos(0.5 * self._mu * y))
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
-    def _nodes(self, frequency: float) -> _Nodes:
+    def _nodes(self, frequency: float) -> Nodes:
         spacing = self._spacing(frequency)
         low, high = self._limits()
         count = math.ceil((high - low) / spacing) + 1
         z: Array = low + spacing * np.arange(count, dtype=float)
         loss = self._loss(z)
         exponent = self._order * loss - 0.5 * z * z
-        peak = float(exponent.max())
-        weight = np.exp(exponent - peak)
-        kept = weight > _WEIGHT_MIN
-        total = float(weight.sum())
-        slip = 4 * _EPS * (2 + abs(peak) + z * z + np.abs(self._order * loss))
-        log_moment = math.log(total * spacing) + peak - LOG_SQRT_TWO_PI
-        missing = math.exp(min(self._log_truncated - log_moment, 700.0))
-        missing += 2 * math.exp(_LOG_ERROR) + _WEIGHT_MIN * len(z)
-        weight = weight[kept] / total
-        return _Nodes(weight, self._sign * loss[kept], slip[kept], log_moment, missing)
+        slip = 4 * _EPS * (2 + abs(float(exponent.max())) + z * z + np.abs(self._order * loss))
+        quadrature = math.log(2) + _LOG_ERROR + self._log_moment
+        log_left_out = np.logaddexp(self._log_truncated, quadrature)
+        off = loss_rounding(loss, self._rate, self._mu)
+        return nodes(exponent, spacing, self._sign * loss, slip, off, float(log_left_out))
 
     def characteristic(self, frequencies: Array) -> Characteristic:
         """See `TiltedLoss`: φ − 1 is summed, so that T of them keep their accuracy."""
         of = self._nodes(float(frequencies[-1]))
-        rise = np.concatenate([of.rise(block) for block in _blocks(frequencies, len(of.weight))])
-        # each term e^{ivl} − 1 is at most min(2, v|l|), and its weight is off by its slip
-        relative = of.weight * (of.slip + _EPS * (len(of.weight) + 8))
-        error = np.minimum(frequencies * float(relative @ np.abs(of.loss)), 2 * relative.sum())
-        error += frequencies * self._loss_rounding(of) + 2 * of.missing
-        rise[np.abs(1 + rise) < 1e-300] = -1 + 1e-16  # an error like those that are counted
-        error += 4 * _EPS * np.abs(rise) + 1e-16
-        moment_error = of.missing + float(of.weight @ of.slip) + 64 * _EPS
-        return Characteristic(log1p_complex(rise), error, of.log_moment, moment_error)
+        rise, error = of.characteristic(frequencies)
+        return Characteristic(log1p_complex(rise), error, of.log_moment, of.moment_error)
 
-    def _loss_rounding(self, of: _Nodes) -> float:
-        """The mean error of a loss: a few eps of itself, and of Λ where l follows Λ."""
-        loss = self._sign * of.loss
-        share = np.minimum(np.abs(np.expm1(-loss)) + self._rate, 1.0)  # at least π
-        ratio = 1.0 + np.abs(of.loss) + abs(math.log(self._rate)) + self._mu**2  # about Λ
-        return 8 * _EPS * float(of.weight @ (np.abs(of.loss) + share * ratio))
+
+def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:
+    """Errors of losses l > log(1 − q): a few eps of themselves, and of Λ where l follows Λ."""
+    share = np.minimum(np.abs(np.expm1(-loss)) + sample_rate, 1.0)  # at least π
+    ratio = 1.0 + np.abs(loss) + abs(math.log(sample_rate)) + mu**2  # about Λ
+    rounding: Array = 8 * _EPS * (np.abs(loss) + share * ratio)
+    return rounding
 
 
 @dataclass(frozen=True, slots=True)
-class _Nodes:
-    """The trapezoidal rule of the tilted law.
+class Nodes:
+    """The trapezoidal rule of a tilted law.
 
     Attributes:
         weight: of each node, summing to one.
         loss: the loss at each node.
         slip: relative error of each weight.
+        loss_error: the mean error of a loss.
         log_moment: log K(a).
         missing: what the nodes leave out, relative to K(a).
     """
@@ -327,8 +283,14 @@ class _Nodes:
     weight: Array
     loss: Array
     slip: Array
+    loss_error: float
     log_moment: float
     missing: float
+
+    @property
+    def moment_error(self) -> float:
+        """A bound of the error of `log_moment`."""
+        return self.missing + float(self.weight @ self.slip) + 64 * _EPS
 
     def rise(self, frequencies: Array) -> ComplexArray:
         """φ − 1 at each frequency."""
@@ -338,10 +300,105 @@ class _Nodes:
         imaginary = 2 * (sine * np.cos(half)) @ self.weight
         return np.asarray(real + 1j * imaginary)
 
+    def characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
+        """φ − 1 at each frequency, block by block, and a bound of its error."""
+        blocks = _blocks(frequencies, len(self.weight))
+        rise = np.concatenate([self.rise(block) for block in blocks])
+        # each term e^{ivl} − 1 is at most min(2, v|l|), and its weight is off by its slip
+        relative = self.weight * (self.slip + _EPS * (len(self.weight) + 8))
+        error = np.minimum(frequencies * float(relative @ np.abs(self.loss)), 2 * relative.sum())
+        error += frequencies * self.loss_error + 2 * self.missing
+        rise[np.abs(1 + rise) < 1e-300] = -1 + 1e-16  # an error like those that are counted
+        return rise, error + 4 * _EPS * np.abs(rise) + 1e-16
+
+
+def nodes(
+    exponent: Array,
+    spacing: float,
+    loss: Array,
+    slip: Array,
+    loss_error: Array,
+    log_left_out: float,
+) -> Nodes:
+    """The trapezoidal rule, normalised, without the nodes of hardly any weight.
+
+    Args:
+        exponent: log of √(2π) times the integrand at each node.
+        spacing: of the nodes.
+        loss: at each.
+        slip: relative error of each value of the integrand.
+        loss_error: of each loss.
+        log_left_out: log of what the rule is off by, absolutely.
+    """
+    peak = float(exponent.max())
+    weight = np.exp(exponent - peak)
+    total = float(weight.sum())
+    log_moment = math.log(total * spacing) + peak - LOG_SQRT_TWO_PI
+    missing = math.exp(min(log_left_out - log_moment, 700.0)) + _WEIGHT_MIN * len(weight)
+    kept = weight > _WEIGHT_MIN
+    weight = weight[kept] / total
+    off = float(weight @ loss_error[kept])
+    return Nodes(weight, loss[kept], slip[kept], off, log_moment, missing)
+
 
 def _blocks(frequencies: Array, nodes: int) -> list[Array]:
     """The frequencies in blocks that bound the memory of a table of frequencies × nodes."""
     return np.array_split(frequencies, max(1, len(frequencies) * nodes // _ELEMENTS_MAX))
+
+
+def log_least_masses(z: Array, loss: Array, middle: Array, order: float) -> Array:
+    """Log of lower bounds of ∫ n(z)·e^{a·l(z)} dz over the cells between the points z.
+
+    On a cell log n is concave and lies above its chord; a·l, l being convex, lies above its tangent
+    in the middle (a > 0) or its chord (a < 0). The exponential of a linear function has at least
+    its middle's value as its mean.
+    """
+    growth = order * (middle if order > 0 else 0.5 * (loss[:-1] + loss[1:]))
+    log_mass: Array = growth - 0.25 * (z[:-1] ** 2 + z[1:] ** 2) + np.log(np.diff(z))
+    return log_mass - LOG_SQRT_TWO_PI
+
+
+class Pairs:
+    """Decay of a characteristic function from pairs of cells: 1 − |φ|² = E[1 − cos v(l − l′)].
+
+    With x = v·|l − l′|, pairs with x ≤ 2 count 1 − cos x ≥ x²/2 − x⁴/24 at their least x,
+    pairs with 2 ≤ x ≤ 2π − 2 count 1 − cos 2, and the rest nothing.
+    """
+
+    def __init__(self, loss: Array, mass: Array) -> None:
+        """Distances between the losses of two cells, least and greatest, sorted either way.
+
+        Args:
+            loss: at the edges of the cells, increasing.
+            mass: a lower bound of that of each cell.
+        """
+        first, second = np.triu_indices(len(mass), 1)
+        slip = 8 * _EPS * float(np.abs(loss).max())
+        least = np.maximum(loss[second] - loss[first + 1] - slip, 0.0)
+        greatest = loss[second + 1] - loss[first] + slip
+        weight = mass[first] * mass[second] * (1 - 1e-9)  # for the rounding of all of this
+        by_greatest, by_least = np.argsort(greatest), np.argsort(least)
+        square = (weight * least**2)[by_greatest]
+        self._greatest, self._least = greatest[by_greatest], least[by_least]
+        self._square_sums = _sums(square)
+        self._fourth_sums = _sums(square * least[by_greatest] ** 2)
+        self._sums_by_greatest = _sums(weight[by_greatest])
+        self._sums_by_least = _sums(weight[by_least])
+
+    def log_decay(self, low: Array, high: Array) -> Array:
+        """Upper bounds of log|φ(v)| over each low ≤ v ≤ high."""
+        near = np.searchsorted(self._greatest, 2.0 / high, side="right")
+        opposite = (
+            self._sums_by_greatest[
+                np.searchsorted(self._greatest, (2 * math.pi - 2.0) / high, side="right")
+            ]
+            - self._sums_by_least[np.searchsorted(self._least, 2.0 / low)]
+        )
+        square = low * low
+        mass = square * (self._square_sums[near] / 2 - square * self._fourth_sums[near] / 24)
+        mass = mass + (1 - math.cos(2.0)) * np.maximum(opposite - 1e-12, 0.0)
+        decay: Array = 0.5 * np.log1p(-np.clip(2 * mass, 0.0, 1 - 1e-12))
+        return decay
 
 
 def _sums(values: Array) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,7 +29,6 @@ from accountant_service.numerics.lattice import (
     upper_profile,
 )
 from accountant_service.numerics.privacy_loss import DIRECTIONS, Composition, Direction
-from accountant_service.numerics.rare_events import RareEvents
 from accountant_service.numerics.saddle_point import TILT_MIN, SaddlePoint
 from accountant_service.numerics.tilted_loss import UndampedError
 
@@ -39,11 +38,15 @@ _ACCURACY: Final = 1e-8  # relative, of δ, where a contour is cheap
 _ACCURACY_SHARE: Final = 0.01  # of the tolerance, where it is not
 _BLUR_SHARE: Final = 0.15  # of the tolerance that a blur may cost
 _MARGIN_SHARE: Final = 5e-4  # of the tolerance, outward at the end, for good measure
+_RARE_SHARE: Final = 0.05  # of the tolerance, that δ may be off by where it is steep
 _BLURRED_ATTEMPTS: Final = 3
-_RARE_WRAP: Final = 9.0  # natural log of δ over what a lattice of rare events may wrap around
+_RARE_ATTEMPTS: Final = 2
 _WORK_CHEAP: Final = 1 << 17  # a millisecond
 _WORK_THOROUGH: Final = 1 << 20
 _WORK_BLURRED: Final = 1 << 24  # a third of a second
+
+
+Engine = Callable[[Composition, SaddlePoint, Effort], Contour]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class _Reading:
     epsilon_width: Callable[[SaddlePoint], float]
     of_contour: Callable[[Contour, float], tuple[float, float]]
     of_profile: Callable[[Profile], float]
-    moved: Callable[[SaddlePoint, float], SaddlePoint]
+    moved: Callable[[SaddlePoint, float, float], SaddlePoint]
 
 
 def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bounds:
@@ -104,7 +107,7 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         lambda saddle: tolerance * max(saddle.epsilon, EPSILON_NEGLIGIBLE),
         lambda line, bound: line.epsilon(delta, bound),
         lambda profile: profile.epsilon(delta),
-        lambda saddle, upper: replace(saddle, epsilon=upper),
+        lambda saddle, lower, upper: replace(saddle, epsilon=_likely(lower, upper)),
     )
     sides: list[_Side] = []
     for direction in DIRECTIONS:  # removing first: it settles the other more often
@@ -141,12 +144,17 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
             lambda saddle: tolerance / (1.0 + saddle.tilt),
             lambda line, _: _at(line, epsilon),
             lambda profile: profile.delta(epsilon),
-            lambda saddle, upper: replace(saddle, log_delta=_log(upper)),
+            lambda saddle, lower, upper: replace(saddle, log_delta=_log(_likely(lower, upper))),
         )
         bound = math.exp(min(max(saddle.bound, -690.0), 0.0))
         sides.append(_Side(releases, saddle, bound, reading))
         sides[-1].trace(enough)
     return _refine(sides)
+
+
+def _likely(lower: float, upper: float) -> float:
+    """A value between two bounds: the upper one, unless it is still far off."""
+    return math.sqrt(lower * upper) if 1.5 * lower < upper and lower > 0 else upper
 
 
 def _log(value: float) -> float:
@@ -192,17 +200,30 @@ class _Side:
         The first attempt is cheap and accurate, the others cost more and are less so, the last
         are blurred as well; each aims at where the one before found the answer.
         """
-        blurred = [self._blurred] * _BLURRED_ATTEMPTS
-        for effort in (self._cheap, self._thorough, *blurred):
+        for engine, effort, saddle in self._attempts():
             if self.upper <= enough or self._excess(self.lower) <= 1:
                 return
             with contextlib.suppress(UndampedError):
-                line = contour(self.releases, self.saddle, effort())
+                line = engine(self.releases, saddle, effort)
                 lower, upper = self.reading.of_contour(line, self.upper)
                 self.lower, self.upper = max(self.lower, lower), min(self.upper, upper)
-                self.saddle = self.reading.moved(self.saddle, self.upper)
-                if effort == self._blurred:  # it costs more where δ is steeper than the tilt
+                self.saddle = self.reading.moved(self.saddle, self.lower, self.upper)
+                if effort.blur:  # it costs more where δ is steeper than the tilt
                     self.blur *= min(1.0, math.sqrt(0.5 / max(self._excess(self.lower), 1e-9)))
+
+    def _attempts(self) -> Iterator[tuple[Engine, Effort, SaddlePoint]]:
+        """What to try next, given what the attempts before have found."""
+        yield contour, self._cheap(), self.saddle
+        yield contour, self._thorough(), self.saddle
+        with contextlib.suppress(UndampedError):
+            for guess in rare_events.estimates(self.releases, self.saddle):
+                about = guess if self.reading.at_delta else self.saddle
+                yield rare_events.contour, self._rare(), about
+            for _ in range(_RARE_ATTEMPTS):
+                yield rare_events.contour, self._rare(), self.saddle
+        for _ in range(_BLURRED_ATTEMPTS):
+            yield rare_events.contour, self._blurred(), self.saddle
+            yield contour, self._blurred(), self.saddle
 
     def _cheap(self) -> Effort:
         return Effort(math.log(_ACCURACY), 0.0, _WORK_CHEAP)
@@ -212,20 +233,18 @@ class _Side:
         accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
         return Effort(math.log(accuracy), 0.0, _WORK_THOROUGH)
 
+    def _rare(self) -> Effort:
+        accuracy = _RARE_SHARE * self.reading.tolerance
+        return Effort(math.log(accuracy), 0.0, _WORK_BLURRED)
+
     def _blurred(self) -> Effort:
         width = self.reading.epsilon_width(self.saddle)
         blur = self.blur * math.sqrt(_BLUR_SHARE * width / (0.5 + self.saddle.tilt))
         return replace(self._thorough(), blur=blur, work=_WORK_BLURRED)
 
     def _first_lattice(self) -> _Lattice:
-        reading, releases = self.reading, self.releases
-        width = reading.epsilon_width(self.saddle)
-        if reading.at_delta:
-            direction = self.saddle.direction
-            found = rare_events.look(releases, direction, reading.log_delta, self.upper)
-            if found is not None:
-                return _Lattice.of_rare_events(releases, found, reading.log_delta, width)
-        return _Lattice.around(releases, self.saddle, reading.log_delta, width)
+        width = self.reading.epsilon_width(self.saddle)
+        return _Lattice.around(self.releases, self.saddle, self.reading.log_delta, width)
 
     def _excess(self, best: float) -> float:
         """How many times too wide the interval from the best lower bound is."""
@@ -271,27 +290,6 @@ class _Lattice:
         """A lattice that is accurate around a saddle point, to about this width in ε."""
         aim = Aim(saddle.direction, saddle.tilt, saddle.epsilon)
         return cls(releases, aim, log_delta, _first_spacing(releases, aim, width))
-
-    @classmethod
-    def of_rare_events(
-        cls, releases: Composition, events: RareEvents, log_delta: float, width: float
-    ) -> _Lattice:
-        """A lattice for a δ that comes from rare events, to about this width in ε.
-
-        Both bounds err by half the slope of log δ times a variance: h²/4 of the rare event, and
-        of each common outcome as much, or h times its loss where that is less.
-        """
-        aim = Aim(
-            "removing",
-            TILT_MIN,
-            events.epsilon,
-            events.split,
-            events.least,
-            log_delta - _RARE_WRAP,
-        )
-        common = math.fsum(count * release.sample_rate for release, count in releases)
-        spacing = min(math.sqrt(4 * width / events.slope), width / (events.slope * common))
-        return cls(releases, aim, log_delta, max(spacing, 1e-9))
 
     def refine(self, factor: float) -> None:
         """A finer spacing, within the lattice limit."""

@@ -138,9 +138,9 @@ def bounds_at(run: Composition = RUN, effort: Effort = CHEAP) -> tuple[float, fl
 
 
 def adjusted_line(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    genuine = engine._line
+    genuine = engine.line_for
     monkeypatch.setattr(
-        engine, "_line", lambda saddle, effort: replace(genuine(saddle, effort), **changes)
+        engine, "line_for", lambda saddle, effort: replace(genuine(saddle, effort), **changes)
     )
 
 
@@ -172,9 +172,9 @@ def test_the_tail(monkeypatch: pytest.MonkeyPatch, exact: float) -> None:
 def test_the_tail_is_where_the_decay_says() -> None:
     """The planned tail is an upper bound of what a longer sum adds."""
     saddle = saddle_point.of_epsilon(RUN, "removing", EPSILON)
-    line = engine._line(saddle, Effort(math.log(1e-2), 0.0, 1 << 20))
+    line = engine.line_for(saddle, Effort(math.log(1e-2), 0.0, 1 << 20))
     tilted = [(tilted_loss.tilted_loss(r, "removing", line.tilt), count) for r, count in RUN]
-    extent = engine._extent(tilted, line, 1 << 20)
+    extent = engine._extent(engine.Composed(tilted), line, 1 << 20)
     spacing = 2 * math.pi / line.period
     longer = spacing * np.arange(1, 40 * extent.count)
     phi = np.exp(300 * tilted[0][0].characteristic(longer).log_value.real)
@@ -203,8 +203,8 @@ def test_the_quadrature(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def perturbed(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
     """Every φ − 1 and weight off by `size`, as rounding in a shorter format might make it."""
-    genuine = tilted_loss._Nodes.rise
-    monkeypatch.setattr(tilted_loss._Nodes, "rise", lambda of, v: genuine(of, v) * (1 - size))
+    genuine = tilted_loss.Nodes.rise
+    monkeypatch.setattr(tilted_loss.Nodes, "rise", lambda of, v: genuine(of, v) * (1 - size))
 
 
 def test_rounding(monkeypatch: pytest.MonkeyPatch, exact: float) -> None:
@@ -225,13 +225,13 @@ def test_a_blur_moves_either_bound_outward(monkeypatch: pytest.MonkeyPatch, exac
     lower, upper = bounds_at(effort=blurred)
     assert lower < exact < upper
     assert upper - lower < 0.1 * exact
-    genuine = engine._Line.kernels
+    genuine = engine.Line.kernels
 
     def swapped(line: Any, frequencies: Any) -> Any:
         above, below, *rest = genuine(line, frequencies)
         return [below, above, *rest]
 
-    monkeypatch.setattr(engine._Line, "kernels", swapped)
+    monkeypatch.setattr(engine.Line, "kernels", swapped)
     lower, upper = bounds_at(effort=blurred)
     assert lower > exact > upper
 

@@ -29,6 +29,7 @@ def lattice_only(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UndampedError
 
     monkeypatch.setattr(two_sided, "contour", undamped)
+    monkeypatch.setattr(two_sided.rare_events, "contour", undamped)
 
 
 @pytest.fixture(params=["contour", "lattice"])
@@ -173,11 +174,9 @@ PARTS = [(Release(GaussianRatio(MU / math.sqrt(STEPS))), STEPS)]
 SPACING = 0.002
 
 
-def lattice_deltas(
-    epsilon: float, tilt: float, log_wrap: float = -30.0
-) -> tuple[float, float, float]:
+def lattice_deltas(epsilon: float, tilt: float) -> tuple[float, float, float]:
     """The lattice's lower bound, the exact δ and the upper bound."""
-    aim = lattice.Aim("removing", tilt, epsilon, log_wrap=log_wrap)
+    aim = lattice.Aim("removing", tilt, epsilon)
     lower = lattice.lower_profile(PARTS, aim, SPACING, -60.0).delta(epsilon)
     upper = lattice.upper_profile(PARTS, aim, SPACING, -60.0).delta(epsilon)
     return lower, float(oracles.gaussian_delta(epsilon, MU)), upper
@@ -206,10 +205,11 @@ def test_the_error_of_the_transform(sign: int, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a window of one deviation much of the mass comes back on the other side."""
-    assert holds(lattice_deltas(1.0, 1.0, log_wrap=-0.3))
+    monkeypatch.setattr(lattice, "_LOG_WRAP", -0.3)
+    assert holds(lattice_deltas(1.0, 1.0))
     for tail in ("log_tail_above", "log_tail_below"):
         monkeypatch.setattr(lattice._Moments, tail, lambda *_: -math.inf)
-    assert not holds(lattice_deltas(1.0, 1.0, log_wrap=-0.3))
+    assert not holds(lattice_deltas(1.0, 1.0))
 
 
 def test_the_mass_beyond_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,39 +241,3 @@ def test_the_rounding_of_masses(sign: int, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(privacy_loss, "_normal_masses", careless)
     assert not holds(lattice_deltas(1.0, 1.0))
-
-
-RARE = [(sampled(1.417e-5, 0.657), 270)]
-
-
-def rare_deltas(epsilon: float) -> tuple[float, float, float]:
-    """Around a δ of 2.7e-10 that comes from single outcomes, without the common ones."""
-    aim = lattice.Aim("removing", 1e-3, epsilon, split=0.02, least=0.075, log_wrap=-31.0)
-    lower = lattice.lower_profile(RARE, aim, 5e-6, -22.0).delta(epsilon)
-    upper = lattice.upper_profile(RARE, aim, 5e-6, -22.0).delta(epsilon)
-    exact = 270 * float(oracles.single_step_delta(epsilon, 1.417e-5, 0.657, removing=True))
-    return lower, exact, upper  # what two such outcomes add is below a share of 1e-6
-
-
-def test_a_lattice_without_common_outcomes_holds_what_single_ones_cost() -> None:
-    lower, single, upper = rare_deltas(0.085)
-    assert lower <= single * (1 + 1e-5)
-    assert single <= upper
-    assert upper - lower < 0.02 * upper
-    below = lattice.upper_profile(
-        RARE, lattice.Aim("removing", 1e-3, 0.085, 0.02, 0.075, -31.0), 5e-6, -22.0
-    )
-    assert below.delta(0.05) == 1.0  # it says nothing below the least ε
-
-
-def test_what_common_outcomes_add_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were everything common, all of δ would be in Chernoff's term."""
-
-    def upper() -> float:
-        aim = lattice.Aim("removing", 1e-3, 0.085, split=1.0, least=0.075, log_wrap=-31.0)
-        return lattice.upper_profile(RARE, aim, 5e-5, -22.0).delta(0.085)
-
-    exact = rare_deltas(0.085)[1]
-    assert upper() >= exact
-    monkeypatch.setattr(lattice, "_log_common_delta", lambda *_: -math.inf)
-    assert upper() < exact

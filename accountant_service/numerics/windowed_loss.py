@@ -1,0 +1,294 @@
+"""One sampled Gaussian release, with its outcomes weighted by smooth windows of their loss.
+
+Taking a record away, dP = n(z)·e^{l(z)} dz with l = log(1 − q + q·e^Λ), Λ = μz − μ²/2. A window is
+Φ((l − edge)/width), which keeps greater losses, or Φ((edge − l)/width), which keeps smaller ones;
+what is integrated is
+
+    K(a) = ∫ n(z)·e^{a·l(z)}·Π windows dz,    a = s + 1 + iv.
+
+Everything rests on one bound, of the integrand on the lines Im z = ±y with φ = μy ≤ π/2. There
+
+* |n| is e^{y²/2} times its value on the real line;
+* Re l and θ = |Im l| increase with Re z, and |e^{(s + 1 + iv)l}| = e^{(s + 1)Re l ± vθ};
+* |Φ(u + it)| ≤ e^{t²/2}·Φ(u), as ∫_{−∞}^u |n(r + it)| dr says, and so ≤ 1 + e^{t²/2}·Φ(−u).
+
+On either line, taken upwards or downwards, the integral is that of the real line. With e^{−vθ} it
+bounds |K| by how fast it decays; with e^{+vθ} it bounds the error of the trapezoidal rule, at most
+2Me^{−2πy/κ}/(1 − e^{−2πy/κ}) at spacing κ (Trefethen & Weideman, SIAM Review 56(3), 2014, Theorem
+5.1). Both are taken cell by cell of the line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import special
+
+from accountant_service.numerics import sampled_gaussian
+from accountant_service.numerics.special import LOG_SQRT_TWO_PI, Array, log_sum_exp
+from accountant_service.numerics.tilted_loss import (
+    Nodes,
+    Pairs,
+    UndampedError,
+    log_least_masses,
+    loss_rounding,
+    nodes,
+)
+
+_EPS: Final = float(np.finfo(float).eps)
+_LOG_ERROR: Final = -44.0  # natural log of the quadrature's error relative to K
+_REACH: Final = 13.0  # deviations of the real line on either side, as in `sampled_gaussian`
+_WINDOW_REACH: Final = 14.0  # widths beyond a window's edge
+_CELLS: Final = 256
+_WINDOW_EDGES: Final = np.linspace(-10.0, 12.0, 67)  # widths from a window's edge
+_LINES: Final = np.geomspace(0.004, 1.0, 20)  # shares of the strip 0 < μy ≤ π/2 that are tried
+_HEIGHT_MAX: Final = 12.6
+_PAIRED: Final = 160  # cells that are paired
+_NODES_MAX: Final = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Φ(sign·(l − edge)/width): with +1 it keeps the losses above its edge, with −1 those below."""
+
+    edge: float
+    width: float
+    sign: int
+
+    def log(self, loss: Array) -> Array:
+        """Its logarithm at each loss."""
+        return special.log_ndtr(self.sign * (loss - self.edge) / self.width)
+
+    def slip(self, loss: Array, loss_error: Array) -> Array:
+        """The relative error of its computed value."""
+        u = self.sign * (loss - self.edge) / self.width
+        hazard = 1 + np.maximum(-u, 0.0)  # at least (log Φ)′
+        moved = loss_error / self.width + 4 * _EPS * (np.abs(u) + abs(self.edge) / self.width)
+        slip: Array = hazard * moved + 16 * _EPS * (1 + 0.5 * u * u)
+        return slip
+
+    def log_bound(self, low: Array, high: Array, angle: Array) -> Array:
+        """Log of a bound of it where low ≤ Re l ≤ high and |Im l| ≤ angle."""
+        ends = np.stack([self.sign * (low - self.edge), self.sign * (high - self.edge)])
+        u = ends / self.width
+        growth = 0.5 * (angle / self.width) ** 2
+        near_one = np.logaddexp(0.0, growth + special.log_ndtr(-u.min(axis=0)))
+        bound: Array = np.minimum(growth + special.log_ndtr(u.max(axis=0)), near_one)
+        return bound
+
+
+class WindowedLoss:
+    """A release seen through some windows, for orders up to a largest one."""
+
+    def __init__(
+        self, sample_rate: float, mu: float, windows: Sequence[Window], order: float
+    ) -> None:
+        """Of a release, for orders a in (0, order].
+
+        Args:
+            sample_rate: q in (0, 1].
+            mu: of the release.
+            windows: their product is taken.
+            order: the largest a, at least 1.
+        """
+        self._rate, self._mu, self._windows = sample_rate, mu, tuple(windows)
+        closed = [
+            window.edge + order * window.width**2 + _WINDOW_REACH * window.width
+            for window in self._windows
+            if window.sign < 0
+        ]
+        self._low, self._high = -_REACH, max(order, 1.0) * mu + _REACH
+        if closed:
+            self._high = max(min(self._high, self._position(max(closed))), 1.0)
+        self._draw_lines()
+
+    def _position(self, loss: float) -> float:
+        """z at which the loss is this."""
+        odds = (
+            loss - math.log(self._rate) if loss > 300 else math.log1p(math.expm1(loss) / self._rate)
+        )
+        return odds / self._mu + 0.5 * self._mu
+
+    def _loss(self, z: Array) -> Array:
+        return sampled_gaussian.privacy_loss(self._mu * z - 0.5 * self._mu**2, self._rate)
+
+    def _complex_loss(self, z: Array, heights: Array) -> tuple[Array, Array]:
+        """Re l and Im l at z + iy, for each y and z."""
+        whole = self._mu * z - 0.5 * self._mu**2
+        ratio = np.minimum(whole, 300.0)  # beyond it l follows Λ
+        angle = self._mu * heights[:, None]
+        odds = self._rate * np.exp(ratio)
+        real, imaginary = 1 - self._rate + odds * np.cos(angle), odds * np.sin(angle)
+        # |w|² − 1 keeps the digits of a small loss
+        rise = self._rate * np.expm1(ratio) - 2 * odds * np.sin(0.5 * angle) ** 2
+        square = rise * (2 + rise) + imaginary**2
+        far = square < -0.5
+        near = 0.5 * np.log1p(np.where(far, 0.0, square))
+        log_size = np.where(far, np.log(np.hypot(real, imaginary) + 1e-300), near)
+        return log_size + (whole - ratio), np.arctan2(imaginary, real)
+
+    def _draw_lines(self) -> None:
+        """What the bound of each line takes, cell by cell; the last two are the ends."""
+        self._heights = np.minimum(_LINES * 0.5 * math.pi / self._mu, _HEIGHT_MAX)
+        z = self._edges()
+        loss, angle = self._complex_loss(z, self._heights)
+        nearest = np.where(z[:-1] * z[1:] <= 0, 0.0, np.minimum(np.abs(z[:-1]), np.abs(z[1:])))
+        log_size = np.log(np.diff(z)) - LOG_SQRT_TWO_PI - 0.5 * nearest**2
+        tail = float(special.log_ndtr(-_REACH))
+        log_size = np.append(log_size, tail) + 0.5 * self._heights[:, None] ** 2
+        below = np.full((len(self._heights), 1), -745.0)  # log of the least double: no loss
+        low, high = np.hstack([loss[:, :-1], below]), np.hstack([loss[:, 1:], loss[:, :1]])
+        self._least_angle = np.hstack([angle[:, :-1], 0 * angle[:, :1]])
+        self._greatest_angle = np.hstack([angle[:, 1:], angle[:, :1]])
+        for window in self._windows:
+            log_size = log_size + window.log_bound(low, high, self._greatest_angle)
+        self._log_size, self._greatest_loss = log_size, high
+        self._end_loss, self._end_angle = loss[:, -1], angle[:, -1]
+
+    def _edges(self) -> Array:
+        """Of the cells: more of them where a window opens or closes."""
+        turns = [
+            self._position(max(window.edge + u * window.width, 0.0))
+            for window in self._windows
+            for u in _WINDOW_EDGES
+        ]
+        edges = np.concatenate([np.linspace(self._low, self._high, _CELLS + 1), turns])
+        return np.unique(edges[(edges >= self._low) & (edges <= self._high)])
+
+    def _log_beyond(
+        self,
+        order: float,
+        heights: Array,
+        end_loss: Array,
+        end_angle: Array,
+        frequency: float = 0.0,
+    ) -> Array:
+        """Log of a bound of the integral of e^{vθ} times it right of the last cell, on each line.
+
+        To the right dθ/d(Re l) = tan(φ − θ). So past a window's edge its bound there, θ² less
+        (Re l − edge)² over 2·width², decreases if φ ≤ π/4 and Re l − edge ≥ θ·tan φ at the end;
+        and e^{a·Re l + vθ} times it, if it closes, where the difference is (a + v·tan φ)·width² at
+        least. The rest is what `sampled_gaussian` leaves out, or the normal tail.
+        """
+        angle, natural = self._mu * heights, np.array([max(order, 1.0)])
+        slope = np.tan(np.minimum(angle, 0.25 * math.pi))
+        log_windows, falls = np.zeros_like(heights), np.zeros(heights.shape, dtype=bool)
+        for window in self._windows:
+            past = end_loss - window.edge - slope * end_angle
+            decreases = (angle <= 0.25 * math.pi) & (past >= 0)
+            log_end = window.log_bound(end_loss, end_loss + 1e6, end_angle)
+            log_windows += np.where(decreases, log_end, 0.5 * (angle / window.width) ** 2)
+            falls |= (
+                decreases
+                & (window.sign < 0)
+                & (past >= (order + frequency * slope) * window.width**2)
+            )
+        log_rest = np.full_like(heights, math.inf)
+        if self._high >= natural[0] * self._mu + _REACH:
+            log_rest = sampled_gaussian.log_truncated(natural, self._rate, 1 / self._mu)
+            log_rest = log_rest + frequency * angle
+        tail = float(special.log_ndtr(-self._high)) + order * end_loss + frequency * end_angle
+        log_rest = np.minimum(log_rest, np.where(falls, tail, math.inf))
+        largest: Array = log_rest + log_windows + 0.5 * heights**2
+        return largest
+
+    def log_decay(self, order: float, frequencies: Array) -> Array:
+        """Upper bounds of log|K(a + iv)|, which decrease with v."""
+        fixed = self._log_size + order * self._greatest_loss
+        beyond = self._log_beyond(order, self._heights, self._end_loss, self._end_angle)
+        best = np.full_like(frequencies, math.inf)
+        for line in range(len(self._heights)):
+            falling = fixed[line] - np.multiply.outer(frequencies, self._least_angle[line])
+            total = np.logaddexp(
+                log_sum_exp(falling), beyond[line] - frequencies * self._end_angle[line]
+            )
+            best = np.minimum(best, total)
+        return best
+
+    def pairs(self, order: float) -> Pairs:
+        """Pairs of cells of the tilted law, each of at least so much mass."""
+        z = np.linspace(self._low, self._high, _PAIRED + 1)
+        loss, middle = self._loss(z), self._loss(0.5 * (z[:-1] + z[1:]))
+        log_mass = log_least_masses(z, loss, middle, order)
+        for window in self._windows:
+            log_mass = log_mass + window.log(loss[1:] if window.sign < 0 else loss[:-1])
+        return Pairs(loss, np.exp(log_mass - self.log_moments(np.array([order]))[0]))
+
+    def _log_growth(self, orders: Array, frequency: float) -> Array:
+        """Log of the bound M of the trapezoidal rule, for each order and line."""
+        growth = []
+        for order in orders:
+            rising = self._log_size + order * self._greatest_loss
+            beyond = self._log_beyond(
+                float(order), self._heights, self._end_loss, self._end_angle, frequency
+            )
+            growth.append(
+                np.logaddexp(log_sum_exp(rising + frequency * self._greatest_angle), beyond)
+            )
+        return np.array(growth)
+
+    def _rule(self, orders: Array, frequency: float) -> tuple[float, Array]:
+        """A trapezoidal spacing, and log of what the rule is off by at each order."""
+        growth = self._log_growth(orders, frequency)
+        z = self._edges()
+        about = log_sum_exp(self._exponent(z[1:], orders) + np.log(np.diff(z))) - LOG_SQRT_TWO_PI
+        needed = growth - about[:, None] - _LOG_ERROR
+        spacing = np.min(np.max(2 * math.pi * self._heights / np.maximum(needed, 1.0), axis=1))
+        if not spacing * _NODES_MAX > self._high - self._low:
+            raise UndampedError
+        decrease = 2 * math.pi * self._heights / spacing
+        quadrature = (growth + math.log(2) - decrease - np.log(-np.expm1(-decrease))).min(axis=1)
+        real, flat = np.zeros(1), self._loss(np.array([self._high]))
+        left = special.log_ndtr(self._low) + orders * max(
+            float(self._loss(np.array([self._low]))[0]), 0.0
+        )
+        right = np.array([self._log_beyond(float(order), real, flat, real)[0] for order in orders])
+        return float(spacing), np.logaddexp(np.logaddexp(left, right), quadrature)
+
+    def _exponent(self, z: Array, orders: Array) -> Array:
+        """Log of √(2π) times the integrand, for each order and z."""
+        loss = self._loss(z)
+        fixed = -0.5 * z * z
+        for window in self._windows:
+            fixed = fixed + window.log(loss)
+        exponent: Array = np.multiply.outer(orders, loss) + fixed
+        return exponent
+
+    def _slips(self, z: Array, loss: Array, loss_error: Array, order: float) -> Array:
+        """Relative errors of the computed integrand, but for that of its largest value."""
+        slip = 4 * _EPS * (2 + z * z + order * np.abs(loss)) + order * loss_error
+        for window in self._windows:
+            slip = slip + window.slip(loss, loss_error)
+        return slip
+
+    def log_moments(self, orders: Array) -> Array:
+        """Upper bounds of log K(a) for each order a in (0, order]."""
+        spacing, log_left_out = self._rule(orders, 0.0)
+        z = np.arange(self._low, self._high + spacing, spacing)
+        loss = self._loss(z)
+        exponent = self._exponent(z, orders)
+        slip = self._slips(z, loss, loss_rounding(loss, self._rate, self._mu), float(orders.max()))
+        slip = slip + 4 * _EPS * (8 + np.abs(exponent.max(axis=1, keepdims=True)))
+        log_moment = log_sum_exp(exponent + slip) + math.log(spacing) - LOG_SQRT_TWO_PI
+        upper: Array = np.logaddexp(log_moment, log_left_out) + 64 * _EPS
+        return upper
+
+    def nodes_for(self, order: float, frequency: float) -> float:
+        """How many nodes K takes up to this frequency."""
+        spacing, _ = self._rule(np.array([order]), frequency)
+        return (self._high - self._low) / spacing
+
+    def nodes(self, order: float, frequency: float) -> Nodes:
+        """The nodes for frequencies up to this one."""
+        orders = np.array([order])
+        spacing, log_left_out = self._rule(orders, frequency)
+        z = np.arange(self._low, self._high + spacing, spacing)
+        loss = self._loss(z)
+        loss_error = loss_rounding(loss, self._rate, self._mu)
+        exponent = self._exponent(z, orders)[0]
+        slip = self._slips(z, loss, loss_error, order) + 4 * _EPS * abs(float(exponent.max()))
+        return nodes(exponent, spacing, loss, slip, loss_error, float(log_left_out[0]))

@@ -137,7 +137,7 @@ class _Sketch:
     def __init__(self, parts: list[_Part]) -> None:
         self._laws = []
         for part in parts:
-            z = np.linspace(-9.0, 10.0 + part.mu, _SKETCH)
+            z = np.linspace(-9.0, 13.0 + part.mu, _SKETCH)
             loss = privacy_loss(part.mu * z - 0.5 * part.mu**2, part.sample_rate)
             log_mass = loss - 0.5 * z * z - LOG_SQRT_TWO_PI + math.log(z[1] - z[0])
             self._laws.append((loss, log_mass, part.count))

@@ -16,7 +16,9 @@ Where no such division leaves little enough, only the extreme ones are set aside
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -39,6 +41,8 @@ from accountant_service.numerics.windowed_loss import Window, WindowedLoss
 
 _EPS: Final = float(np.finfo(float).eps)
 _SHARES: Final = (0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05, 0.03)  # of ε, that are common
+_LOW_SHARES: Final = (0.02, 0.01, 0.005)
+_EPSILON_MIN: Final = 1e-4  # below it nobody looks
 _TOPS: Final = np.geomspace(1e-5, 100.0, 160)  # losses, beyond which they may be extreme
 _SPLIT_WIDTH: Final = 0.1  # of where it is
 _TOP_WIDTH: Final = 0.07
@@ -46,6 +50,7 @@ _TILTS: Final = np.geomspace(0.1, 120.0, 36)  # times 1/ε
 _RENYI_TILTS: Final = np.geomspace(0.1, 3e3, 80)  # times 1/top
 _STILL: Final = 0.003  # of the top, up to which losses hardly turn
 _COMMON_TILTS: Final = np.geomspace(1.0, 300.0, 40)  # the same, for the common outcomes
+_SLIP_MAX: Final = 1e-9
 _SKETCH: Final = 1500  # nodes on which a division is chosen
 
 
@@ -62,12 +67,14 @@ def contour(releases: Composition, saddle: SaddlePoint, effort: Effort) -> Conto
             enough, or the integrand decays too slowly for the work limit.
     """
     parts = _parts(releases, saddle)
-    if saddle.epsilon <= 0.0:
+    if saddle.epsilon < _EPSILON_MIN:
         raise UndampedError
-    division = _divide(parts, saddle.epsilon, saddle.log_delta + effort.log_accuracy)
-    divided = Divided(parts, division, saddle.epsilon)
-    line = line_for(divided.saddle(saddle), effort, divided.log_mass)
-    return trace(divided.on(line.tilt), line, effort.work, divided.left_out())
+    for division in _divisions(parts, saddle.epsilon, saddle.log_delta + effort.log_accuracy):
+        with contextlib.suppress(UndampedError):
+            divided = Divided(parts, division, saddle.epsilon)
+            line = line_for(divided.saddle(saddle), effort, divided.log_mass)
+            return trace(divided.on(line.tilt), line, effort.work, divided.left_out())
+    raise UndampedError
 
 
 def estimates(releases: Composition, about: SaddlePoint) -> list[SaddlePoint]:
@@ -79,10 +86,10 @@ def estimates(releases: Composition, about: SaddlePoint) -> list[SaddlePoint]:
     parts = _parts(releases, about)
     sketch = _Sketch(parts)
     many = sketch.renyi(about.log_delta)
-    epsilons = np.geomspace(1e-3 * many, many, 200)
+    epsilons = np.geomspace(1e-3, 1.0, 200) * max(many, _EPSILON_MIN)
     at = int(np.searchsorted(-_log_of_one(parts, epsilons), -about.log_delta))
     one = float(epsilons[min(at, len(epsilons) - 1)])
-    return [replace(about, epsilon=one), replace(about, epsilon=many)]
+    return [replace(about, epsilon=max(guess, _EPSILON_MIN)) for guess in (one, many)]
 
 
 def _parts(releases: Composition, about: SaddlePoint) -> list[_Part]:
@@ -175,7 +182,7 @@ class _Sketch:
         tilts = _RENYI_TILTS / top
         moments = self._log_moments(_Division.at(0.0, top).rare, tilts)
         constant = -np.log1p(tilts) - tilts * np.log1p(1 / tilts)
-        return max(float(((moments + constant - log_delta) / tilts).min()), 1e-6)
+        return float(((moments + constant - log_delta) / tilts).min())
 
 
 def _log_windows(windows: tuple[Window, ...], loss: Array) -> Array:
@@ -185,14 +192,20 @@ def _log_windows(windows: tuple[Window, ...], loss: Array) -> Array:
     return total
 
 
-def _divide(parts: list[_Part], epsilon: float, log_share: float) -> _Division:
-    """The lowest top that leaves out at most e^log_share of mass, and the highest split."""
+def _divisions(parts: list[_Part], epsilon: float, log_share: float) -> Iterator[_Division]:
+    """Those to try: the lowest top that leaves out at most e^log_share, and where to split.
+
+    The highest split that leaves out no more; none at all; and one very low.
+    """
     sketch = _Sketch(parts)
     top = sketch.top(log_share)
-    for division in (_Division.at(share * epsilon, top) for share in _SHARES):
-        if sketch.log_chernoff(division.common, epsilon) < log_share:
-            return division
-    return _Division.at(0.0, top)
+    for shares in (_SHARES, (), _LOW_SHARES):
+        if not shares:
+            yield _Division.at(0.0, top)
+        for division in (_Division.at(share * epsilon, top) for share in shares):
+            if sketch.log_chernoff(division.common, epsilon) < log_share:
+                yield division
+                break
 
 
 class Divided:
@@ -295,19 +308,18 @@ class _OnLine:
     def log_decay(self, edges: Array) -> Array:
         """See `Integrand`: |Φ(v)| ≤ Σ T·|b(v)|·Π(a + b)^T/(a + b), all at v = 0 but the first.
 
-        Without common outcomes Π|b|^T: by pairs of outcomes, or c + |d(v)| for |b|, with c what
-        lies below some loss and d what lies above it.
+        Without common outcomes Π|b|^T.
         """
-        order = np.array([self.order])
         if not self.common:
-            total, paired = np.zeros_like(edges), np.zeros_like(edges)
-            for (still, turning), rare, count in zip(
-                self.still, self.rare, self.counts, strict=True
-            ):
-                log_still = float(still.log_moments(order)[0])
-                total += count * np.logaddexp(log_still, turning.log_decay(self.order, edges))
-                paired[:-1] += count * rare.pairs(self.order).log_decay(edges[:-1], edges[1:])
-            return np.minimum(np.minimum(total - self.log_scale + 1e-6, paired), 0.0)
+            log_sizes = [
+                count * self._log_decay_of_one(rare, still, turning, edges)
+                for rare, (still, turning), count in zip(
+                    self.rare, self.still, self.counts, strict=True
+                )
+            ]
+            total: Array = np.sum(log_sizes, axis=0) - self.log_scale + 1e-6
+            return np.minimum(total, 0.0)
+        order = np.array([self.order])
         rows, whole = [], 0.0
         for common, rare, count in zip(self.common, self.rare, self.counts, strict=True):
             either = float(np.logaddexp(common.log_moments(order), rare.log_moments(order))[0])
@@ -315,6 +327,20 @@ class _OnLine:
             rows.append(math.log(count) + rare.log_decay(self.order, edges) - either)
         bound: Array = log_sum_exp(np.array(rows), axis=0) + whole - self.log_scale + 1e-6
         return np.minimum(bound, 0.0)
+
+    def _log_decay_of_one(
+        self, whole: WindowedLoss, still: WindowedLoss, turning: WindowedLoss, edges: Array
+    ) -> Array:
+        """Of a whole law: by pairs of its outcomes, by lines, or by lines for what turns."""
+        order = np.array([self.order])
+        log_moment, log_still = whole.log_moments(order)[0], still.log_moments(order)[0]
+        by_pairs = np.append(whole.pairs(self.order).log_decay(edges[:-1], edges[1:]), 0.0)
+        by_lines = np.minimum(
+            whole.log_decay(self.order, edges),
+            np.logaddexp(log_still, turning.log_decay(self.order, edges)),
+        )
+        best: Array = np.minimum(by_pairs + log_moment, by_lines)
+        return best
 
     def nodes_for(self, frequency: float) -> float:
         """See `Integrand`."""
@@ -325,12 +351,14 @@ class _OnLine:
         """See `Integrand`."""
         value, size, largest = (_Product(len(frequencies), bool(self.common)) for _ in range(3))
         terms: Array = np.full(len(frequencies), float(len(self.counts)))
+        log_slip = 0.0
         for at, count in enumerate(self.counts):
             b = _Factor.of(self.rare[at], self.order, frequencies)
             a = _Factor.of(self.common[at], self.order, frequencies) if self.common else None
             terms += count * value.times(b.log(), a.log() if a else None, count)
             size.times(b.log_size(), a.log_size() if a else None, count)
             largest.times(b.log_largest(), a.log_largest() if a else None, count)
+            log_slip += count * max(b.slip, a.slip if a else 0.0)
         most = largest.value(self.log_scale).real
         rounding = 16 * _EPS * terms * most
         error = most - size.value(self.log_scale).real + 2 * rounding
@@ -344,9 +372,13 @@ class _OnLine:
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """a(s + iv) or b(s + iv) of one release: e^{log_scale}·(1 + rise), off by `error` of it."""
+    """a(s + iv) or b(s + iv) of one release: e^{log_scale ± slip}·(1 + rise ± error).
+
+    The slip is the same at every v: that of a measure larger or smaller by so much throughout.
+    """
 
     log_scale: float
+    slip: float
     rise: ComplexArray
     error: Array
 
@@ -354,7 +386,10 @@ class _Factor:
     def of(cls, law: WindowedLoss, order: float, frequencies: Array) -> _Factor:
         nodes = law.nodes(order, float(frequencies[-1]))
         rise, error = nodes.characteristic(frequencies)
-        return cls(nodes.log_moment, rise, error + nodes.moment_error * np.abs(1 + rise))
+        slip = nodes.moment_error
+        if slip > _SLIP_MAX:  # hardly any mass, of which little is known: counted as an error
+            slip, error = 0.0, error + slip * (1 + np.abs(1 + rise))
+        return cls(nodes.log_moment, slip, rise, error)
 
     def log(self) -> ComplexArray:
         return np.asarray(self.log_scale + log1p_complex(self.rise))

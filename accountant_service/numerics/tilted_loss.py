@@ -37,6 +37,7 @@ _SPAN: Final = 7.0  # deviations beyond the modes that the cells of the decay co
 _CELLS_MIN: Final = 64
 _CELLS_MAX: Final = 160
 _WEIGHT_MIN: Final = 1e-25  # nodes of less weight are left out, and counted as an error
+_CHUNK: Final = 64  # nodes of a dot product
 _ELEMENTS_MAX: Final = 1 << 18  # of a block of frequencies × nodes (2 MiB)
 _MISSING_MAX: Final = 1e-6  # of K, that the limits of integration may leave out
 _STRIP: Final = np.linspace(0.02, 0.98, 49)  # shares of the strip of analyticity that are tried
@@ -296,8 +297,8 @@ class Nodes:
         """φ − 1 at each frequency."""
         half = np.multiply.outer(0.5 * frequencies, self.loss)
         sine = np.sin(half)
-        real = -2 * (sine * sine) @ self.weight
-        imaginary = 2 * (sine * np.cos(half)) @ self.weight
+        real = -2 * _dot(sine * sine, self.weight)
+        imaginary = 2 * _dot(sine * np.cos(half), self.weight)
         return np.asarray(real + 1j * imaginary)
 
     def characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
@@ -305,11 +306,13 @@ class Nodes:
         blocks = _blocks(frequencies, len(self.weight))
         rise = np.concatenate([self.rise(block) for block in blocks])
         # each term e^{ivl} − 1 is at most min(2, v|l|), and its weight is off by its slip
-        relative = self.weight * (self.slip + _EPS * (len(self.weight) + 8))
+        summed = _CHUNK + len(self.weight) / _CHUNK + 8
+        relative = self.weight * (self.slip + _EPS * summed)
         error = np.minimum(frequencies * float(relative @ np.abs(self.loss)), 2 * relative.sum())
         error += frequencies * self.loss_error + 2 * self.missing
-        rise[np.abs(1 + rise) < 1e-300] = -1 + 1e-16  # an error like those that are counted
-        return rise, error + 4 * _EPS * np.abs(rise) + 1e-16
+        lost = np.abs(1 + rise) < 1e-300
+        rise[lost] = -1 + 1e-16
+        return rise, error + 4 * _EPS * np.abs(rise) + np.where(lost, 1e-16, 0.0)
 
 
 def nodes(
@@ -339,6 +342,14 @@ def nodes(
     weight = weight[kept] / total
     off = float(weight @ loss_error[kept])
     return Nodes(weight, loss[kept], slip[kept], off, log_moment, missing)
+
+
+def _dot(terms: Array, weight: Array) -> Array:
+    """Σ terms·weight in chunks: off by an eps for each of a chunk, and for each chunk."""
+    starts = range(0, len(weight), _CHUNK)
+    parts = [terms[:, i : i + _CHUNK] @ weight[i : i + _CHUNK] for i in starts]
+    total: Array = np.sum(parts, axis=0)
+    return total
 
 
 def _blocks(frequencies: Array, nodes: int) -> list[Array]:

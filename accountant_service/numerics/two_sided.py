@@ -152,6 +152,12 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
     return _refine(sides)
 
 
+def _alike(one: SaddlePoint, other: SaddlePoint) -> bool:
+    """Whether two are so near that they lead to the same contour, about."""
+    same_epsilon = abs(one.epsilon - other.epsilon) < 0.02 * other.epsilon
+    return same_epsilon and abs(one.log_delta - other.log_delta) < 1.0
+
+
 def _likely(lower: float, upper: float) -> float:
     """A value between two bounds: the upper one, unless it is still far off."""
     return math.sqrt(lower * upper) if 1.5 * lower < upper and lower > 0 else upper
@@ -215,15 +221,25 @@ class _Side:
         """What to try next, given what the attempts before have found."""
         yield contour, self._cheap(), self.saddle
         yield contour, self._thorough(), self.saddle
-        with contextlib.suppress(UndampedError):
-            for guess in rare_events.estimates(self.releases, self.saddle):
-                about = guess if self.reading.at_delta else self.saddle
-                yield rare_events.contour, self._rare(), about
-            for _ in range(_RARE_ATTEMPTS):
-                yield rare_events.contour, self._rare(), self.saddle
+        yield from self._rare_attempts()
         for _ in range(_BLURRED_ATTEMPTS):
             yield rare_events.contour, self._blurred(), self.saddle
             yield contour, self._blurred(), self.saddle
+
+    def _rare_attempts(self) -> Iterator[tuple[Engine, Effort, SaddlePoint]]:
+        """At the ε of one event, of many, and where these found it; nowhere twice."""
+        effort = Effort(math.log(_RARE_SHARE * self.reading.tolerance), 0.0, _WORK_BLURRED)
+        guesses: list[SaddlePoint] = []
+        with contextlib.suppress(UndampedError):
+            guesses = rare_events.estimates(self.releases, self.saddle)
+        if not self.reading.at_delta:
+            guesses = [self.saddle]
+        tried: list[SaddlePoint] = []
+        for _ in range(len(guesses) + _RARE_ATTEMPTS):
+            guess = guesses.pop(0) if guesses else self.saddle
+            if not any(_alike(guess, other) for other in tried):
+                tried.append(guess)
+                yield rare_events.contour, effort, guess
 
     def _cheap(self) -> Effort:
         return Effort(math.log(_ACCURACY), 0.0, _WORK_CHEAP)
@@ -232,10 +248,6 @@ class _Side:
         width = self.reading.epsilon_width(self.saddle)
         accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
         return Effort(math.log(accuracy), 0.0, _WORK_THOROUGH)
-
-    def _rare(self) -> Effort:
-        accuracy = _RARE_SHARE * self.reading.tolerance
-        return Effort(math.log(accuracy), 0.0, _WORK_BLURRED)
 
     def _blurred(self) -> Effort:
         width = self.reading.epsilon_width(self.saddle)

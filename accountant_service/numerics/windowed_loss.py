@@ -66,9 +66,10 @@ class Window:
     def slip(self, loss: Array, loss_error: Array) -> Array:
         """The relative error of its computed value."""
         u = self.sign * (loss - self.edge) / self.width
-        hazard = 1 + np.maximum(-u, 0.0)  # at least (log Φ)′
+        closed = np.maximum(-u, 0.0)
+        hazard = np.where(u > 0, np.exp(-0.5 * u * u), 1 + closed)  # at least (log Φ)′
         moved = loss_error / self.width + 4 * _EPS * (np.abs(u) + abs(self.edge) / self.width)
-        slip: Array = hazard * moved + 16 * _EPS * (1 + 0.5 * u * u)
+        slip: Array = hazard * moved + 16 * _EPS * (1 + 0.5 * closed * closed)
         return slip
 
     def log_bound(self, low: Array, high: Array, angle: Array) -> Array:

@@ -74,7 +74,7 @@ def of_delta(
         releases: with their counts.
         direction: of add-or-remove.
         log_delta: log δ < 0.
-        enough: a bound that needs no improvement.
+        enough: a bound that needs no improvement; if that is met, no saddle point is looked for.
     """
 
     def cost(tilts: Array, moments: Array) -> Array:
@@ -82,6 +82,8 @@ def of_delta(
         return ratio
 
     tilts, moments, best = _least(releases, direction, cost, enough)
+    if best <= enough:
+        return SaddlePoint(direction, TILT_MIN, max(best, 0.0), log_delta, best, tilts, moments)
     curve = _Curve(tilts, moments)
     at = int(np.argmin(np.abs(curve.log_deltas - log_delta)))
     epsilon = min(max(float(curve.epsilons[at]), 0.0), max(best, 0.0))

@@ -10,10 +10,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from accountant_service import __version__, mechanisms
-from accountant_service.api import problems
+from accountant_service.api import ledger_routes, problems
 from accountant_service.api.answering import Answerer
 from accountant_service.api.routes import build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
+from accountant_service.ledger.database import open_repository
+from accountant_service.ledger.keys import Keys
+from accountant_service.ledger.service import Ledger
 from accountant_service.settings import Settings
 
 _DESCRIPTION = """
@@ -31,11 +34,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """
     settings = settings or Settings()
     answerer = Answerer(settings)
+    repository = open_repository(settings.database_url)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         answerer.close()
+        repository.close()
 
     app = FastAPI(
         title="Privacy accountant",
@@ -45,7 +50,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.answerer = answerer
+    app.state.repository = repository
+    app.state.keys = Keys(repository)
+    app.state.ledger = Ledger(repository)
     app.include_router(build_router())
+    app.include_router(ledger_routes.router)
     problems.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

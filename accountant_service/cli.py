@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from accountant_service import ledger_cli
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api.answering import CALLS
 from accountant_service.api.problems import of_error
@@ -33,6 +34,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Privacy accounting: what a differentially private run costs, and what it may do.",
 )
+
+app.add_typer(ledger_cli.keys, name="keys")
+app.add_typer(ledger_cli.ledger, name="ledger")
+app.add_typer(ledger_cli.db, name="db")
 
 Json = dict[str, Any]
 

@@ -5,12 +5,20 @@ AccountingError
 ├── NoFiniteEpsilonError       no finite ε (or no positive δ) exists or can be represented
 ├── TooExpensiveError          the work would exceed what one question may cost
 ├── ToleranceNotReachedError   the proved interval is wider than was asked
-└── UnreachableTargetError     no allowed parameter reaches the target
+├── UnreachableTargetError     no allowed parameter reaches the target
+└── LedgerError                the ledger says no
+    ├── BudgetExhaustedError       the plan does not fit in what is left
+    ├── ReservationClosedError     the reservation has ended
+    ├── StaleSequenceError         the client has missed a grant
+    ├── NameTakenError             a dataset of this name exists
+    ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
+    ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
+    └── DatabaseAwayError          the database does not answer: no grant
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class AccountingError(Exception):
@@ -19,12 +27,14 @@ class AccountingError(Exception):
     Attributes:
         code: stable, kebab-case; one heading each in docs/errors.md.
         title: the code in words.
+        status: the HTTP status it is answered with.
         detail: what happened and the way out.
         pointer: JSON pointer into the mechanism, where one part is to blame.
     """
 
     code: ClassVar[str] = "accounting-error"
     title: ClassVar[str] = "The question has no answer"
+    status: ClassVar[int] = 422
 
     def __init__(self, detail: str, pointer: str | None = None) -> None:
         self.detail = detail
@@ -65,3 +75,99 @@ class UnreachableTargetError(AccountingError):
 
     code = "unreachable-target"
     title = "No allowed value reaches the target"
+
+
+class LedgerError(AccountingError):
+    """The ledger says no."""
+
+    code = "ledger-error"
+    title = "The ledger says no"
+
+
+class BudgetExhaustedError(LedgerError):
+    """The plan does not fit in what is left.
+
+    Attributes:
+        steps: how many steps of this mechanism would.
+        affordable: those, and the noise with which the plan would fit, where that is known.
+    """
+
+    code = "budget-exhausted"
+    title = "The budget does not allow it"
+    status = 409
+
+    def __init__(self, detail: str, steps: int) -> None:
+        self.steps = steps
+        self.affordable: dict[str, Any] = {"steps": steps, "noise_multiplier": None}
+        super().__init__(detail)
+
+
+class ReservationClosedError(LedgerError):
+    """The reservation has ended."""
+
+    code = "reservation-closed"
+    title = "The reservation has ended"
+    status = 409
+
+
+class StaleSequenceError(LedgerError):
+    """The client does not know of a grant, or asks for one twice."""
+
+    code = "stale-sequence"
+    title = "The sequence is stale"
+    status = 409
+
+
+class NameTakenError(LedgerError):
+    """A dataset of this name exists."""
+
+    code = "name-taken"
+    title = "The name is taken"
+    status = 409
+
+
+class IdempotencyKeyRequiredError(LedgerError):
+    """A write came without an Idempotency-Key."""
+
+    code = "idempotency-key-required"
+    title = "An Idempotency-Key is required"
+    status = 400
+
+
+class IdempotencyKeyReusedError(LedgerError):
+    """An Idempotency-Key came back with another request."""
+
+    code = "idempotency-key-reused"
+    title = "The Idempotency-Key was used for another request"
+
+
+class UnauthenticatedError(LedgerError):
+    """No key, or none that is valid."""
+
+    code = "unauthenticated"
+    title = "A valid API key is required"
+    status = 401
+
+
+class ForbiddenError(LedgerError):
+    """The key lacks the scope."""
+
+    code = "forbidden"
+    title = "The key does not allow this"
+    status = 403
+
+
+class UnknownSubjectError(LedgerError):
+    """There is no such thing, for this key."""
+
+    code = "not-found"
+    title = "There is nothing here"
+    status = 404
+
+
+class DatabaseAwayError(LedgerError):
+    """The database does not answer; nothing was charged."""
+
+    code = "database-away"
+    title = "The database does not answer"
+    status = 503

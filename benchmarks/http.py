@@ -10,6 +10,7 @@ before, and the health check's latency meanwhile.
 from __future__ import annotations
 
 import sys
+import tempfile
 
 sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py hides a library
 
@@ -36,6 +37,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from accountant_service.app import create_app
+from accountant_service.settings import Settings
 
 CLIENTS = 16
 SECONDS = 2.0
@@ -82,7 +84,9 @@ def create_bare() -> FastAPI:
 
 def create_both() -> Starlette:
     """The service, with the bare endpoint mounted beside it as an application of its own."""
-    service, bare = create_app(), create_bare()
+    folder = tempfile.mkdtemp()
+    settings = Settings(database_url=f"sqlite:///{folder}/accountant.db")
+    service, bare = create_app(settings), create_bare()
     return Starlette(routes=[Mount("/plain", bare), Mount("/", service)])
 
 

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 
-from accountant_service.errors import AccountingError
+from accountant_service.errors import AccountingError, BudgetExhaustedError, DatabaseAwayError
 from accountant_service.mechanisms import MechanismError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -59,7 +59,10 @@ def of_accounting_error(error: AccountingError, mechanism_at: str = "/mechanism"
     errors = []
     if error.pointer is not None:
         errors.append({"pointer": mechanism_at + error.pointer, "message": error.detail})
-    return document(422, error.code, error.title, error.detail, errors)
+    problem = document(error.status, error.code, error.title, error.detail, errors)
+    if isinstance(error, BudgetExhaustedError):
+        problem["affordable"] = error.affordable
+    return problem
 
 
 def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -130,4 +133,7 @@ def install(app: FastAPI) -> None:
         problem = of_error(error)
         if problem["status"] == 500:
             _LOG.error("unexpected failure at %s", request.url.path, exc_info=error)
-        return response(problem, getattr(error, "headers", None))
+        headers = getattr(error, "headers", None)
+        if isinstance(error, DatabaseAwayError):
+            headers = {"Retry-After": "2"}
+        return response(problem, headers)

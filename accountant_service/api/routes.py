@@ -119,10 +119,10 @@ def build_router() -> APIRouter:
         responses={200: {"model": schemas.MethodsAnswer}},
         tags=["computation"],
     )
-    for path in ("/healthz", "/readyz"):
+    for path, endpoint in (("/healthz", health), ("/readyz", ready)):
         router.add_api_route(
             path,
-            health,
+            endpoint,
             response_model=schemas.HealthAnswer,
             operation_id=path[1:],
             tags=["health"],
@@ -169,4 +169,10 @@ async def methods() -> Response:
 
 async def health() -> schemas.HealthAnswer:
     """Whether the process answers."""
+    return schemas.HealthAnswer(status="ok")
+
+
+def ready(request: Request) -> schemas.HealthAnswer:
+    """Whether the database answers as well."""
+    request.app.state.repository.ping()
     return schemas.HealthAnswer(status="ok")

@@ -349,8 +349,10 @@ class Line:
         s, half = self.tilt, 0.5 * self.blur**2
         log_square = np.log(1 / low - 1 / high)
         attack_half = 0.5 * self.attack_blur**2
-        log_inverse = np.log(np.minimum(np.log(high / low), 1 / (self.attack_blur * low) ** 2))
-        damped = log_inverse - (attack_half - half) * low * low
+        octaves = np.log(high / low)
+        log_inverse = np.log(np.minimum(octaves, 1 / np.maximum(self.blur * low, 1e-150) ** 2))
+        damped = np.log(np.minimum(octaves, 1 / (self.attack_blur * low) ** 2))
+        damped = damped - (attack_half - half) * low * low
         accused, innocent = s * s * half, (s + 1) ** 2 * half
         larger = max(accused - s * self.threshold, innocent - (s + 1) * self.threshold)
         return [

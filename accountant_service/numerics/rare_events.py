@@ -389,7 +389,7 @@ class _Factor:
         slip = nodes.moment_error
         if slip > _SLIP_MAX:  # hardly any mass, of which little is known: counted as an error
             slip, error = 0.0, error + slip * (1 + np.abs(1 + rise))
-        return cls(nodes.log_moment, slip, rise, error)
+        return cls(nodes.log_moment, slip, rise, error * (1 + slip))
 
     def log(self) -> ComplexArray:
         return np.asarray(self.log_scale + log1p_complex(self.rise))
@@ -417,17 +417,20 @@ class _Product:
         log_ratio = _log_one_plus_exp(log_b - log_a)  # of (a + b)/a
         self._whole += count * (log_a + log_ratio)
         self._ratio += count * log_ratio
-        return np.asarray(np.abs(log_a) + np.abs(log_ratio))
+        exponent = np.minimum(np.abs(log_b - log_a), 700.0)  # of b/a: its rounding is the ratio's
+        return np.asarray(np.abs(log_a) + np.abs(log_ratio) * (1 + exponent))
 
     def value(self, log_scale: float) -> ComplexArray:
         """Relative to e^log_scale: e^whole·(1 − e^−ratio), without overflow."""
         whole = self._whole - log_scale
         if not self._differs:
-            return np.exp(whole)
+            with np.errstate(over="ignore", invalid="ignore"):
+                return np.exp(whole)
         grows = self._ratio.real > 0
         positive, negative = np.where(grows, self._ratio, 0.0), np.where(grows, 0.0, self._ratio)
-        up = np.exp(whole) * -np.expm1(-positive)
-        down = np.exp(whole - negative) * np.expm1(negative)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+            up = np.exp(whole) * -np.expm1(-positive)
+            down = np.exp(whole - negative) * np.expm1(negative)
         return np.asarray(np.where(grows, up, down))
 
 

@@ -305,11 +305,13 @@ class Nodes:
         """φ − 1 at each frequency, block by block, and a bound of its error."""
         blocks = _blocks(frequencies, len(self.weight))
         rise = np.concatenate([self.rise(block) for block in blocks])
-        # each term e^{ivl} − 1 is at most min(2, v|l|), and its weight is off by its slip
+        # each term e^{ivl} − 1 is at most min(2, v|l|), and its weight is off by its slip; so is
+        # their sum, by which all are divided
         summed = _CHUNK + len(self.weight) / _CHUNK + 8
         relative = self.weight * (self.slip + _EPS * summed)
         error = np.minimum(frequencies * float(relative @ np.abs(self.loss)), 2 * relative.sum())
         error += frequencies * self.loss_error + 2 * self.missing
+        error += relative.sum() * np.abs(rise)
         lost = np.abs(1 + rise) < 1e-300
         rise[lost] = -1 + 1e-16
         return rise, error + 4 * _EPS * np.abs(rise) + np.where(lost, 1e-16, 0.0)

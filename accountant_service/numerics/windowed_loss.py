@@ -72,6 +72,14 @@ class Window:
         slip: Array = hazard * moved + 16 * _EPS * (1 + 0.5 * closed * closed)
         return slip
 
+    def log_bound_beyond(self, loss: Array, angle: Array) -> Array:
+        """Log of what it is at most right of a loss, where θ² − (Re l − edge)² falls."""
+        u = self.sign * (loss - self.edge) / self.width
+        growth = 0.5 * (angle / self.width) ** 2
+        if self.sign > 0:
+            return np.logaddexp(0.0, growth + special.log_ndtr(-u))
+        return np.asarray(growth + special.log_ndtr(u))
+
     def log_bound(self, low: Array, high: Array, angle: Array) -> Array:
         """Log of a bound of it where low ≤ Re l ≤ high and |Im l| ≤ angle."""
         ends = np.stack([self.sign * (low - self.edge), self.sign * (high - self.edge)])
@@ -181,7 +189,7 @@ class WindowedLoss:
         for window in self._windows:
             past = end_loss - window.edge - slope * end_angle
             decreases = (angle <= 0.25 * math.pi) & (past >= 0)
-            log_end = window.log_bound(end_loss, end_loss + 1e6, end_angle)
+            log_end = window.log_bound_beyond(end_loss, end_angle)
             log_windows += np.where(decreases, log_end, 0.5 * (angle / window.width) ** 2)
             falls |= (
                 decreases
@@ -266,10 +274,15 @@ class WindowedLoss:
             slip = slip + window.slip(loss, loss_error)
         return slip
 
+    def _nodes_at(self, spacing: float) -> Array:
+        count = math.ceil((self._high - self._low) / spacing) + 1
+        z: Array = self._low + spacing * np.arange(count, dtype=float)
+        return z
+
     def log_moments(self, orders: Array) -> Array:
         """Upper bounds of log K(a) for each order a in (0, order]."""
         spacing, log_left_out = self._rule(orders, 0.0)
-        z = np.arange(self._low, self._high + spacing, spacing)
+        z = self._nodes_at(spacing)
         loss = self._loss(z)
         exponent = self._exponent(z, orders)
         slip = self._slips(z, loss, loss_rounding(loss, self._rate, self._mu), float(orders.max()))
@@ -287,7 +300,7 @@ class WindowedLoss:
         """The nodes for frequencies up to this one."""
         orders = np.array([order])
         spacing, log_left_out = self._rule(orders, frequency)
-        z = np.arange(self._low, self._high + spacing, spacing)
+        z = self._nodes_at(spacing)
         loss = self._loss(z)
         loss_error = loss_rounding(loss, self._rate, self._mu)
         exponent = self._exponent(z, orders)[0]

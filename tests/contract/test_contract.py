@@ -6,6 +6,7 @@ A change of the wire shows here first. `python -m tests.contract.test_contract` 
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def recorded(name: str) -> dict[str, Any]:
 
 def ask(name: str) -> dict[str, Any]:
     path, body = QUESTIONS[name]
-    with TestClient(create_app(Settings())) as api:
-        answer = api.post(path, json=body)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(database_url=f"sqlite:///{folder}/accountant.db")
+        with TestClient(create_app(settings)) as api:
+            answer = api.post(path, json=body)
     document: dict[str, Any] = {
         "path": path,
         "body": body,

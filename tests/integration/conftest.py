@@ -12,6 +12,8 @@ from accountant_service.settings import Settings
 
 
 @pytest.fixture(scope="session")
-def api() -> Iterator[TestClient]:
-    with TestClient(create_app(Settings()), raise_server_exceptions=False) as client:
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/accountant.db"
+    app = create_app(Settings(database_url=url))
+    with TestClient(app, raise_server_exceptions=False) as client:
         yield client

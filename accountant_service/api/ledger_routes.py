@@ -1,0 +1,251 @@
+"""The ledger's endpoints: read the body, ask the ledger, answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header, Request
+from pydantic import BaseModel
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from accountant_service import mechanisms
+from accountant_service.api import ledger_schemas as bodies
+from accountant_service.api import schemas, views
+from accountant_service.api.routes import StrictRoute
+from accountant_service.errors import UnknownSubjectError
+from accountant_service.ledger import service
+from accountant_service.ledger.keys import Keys, Scope, require
+from accountant_service.ledger.repository import KeyRecord, Remembered, now
+from accountant_service.ledger.service import Ledger
+
+_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": schemas.ProblemView, "description": description}
+    for status, description in (
+        (400, "The body is not JSON, or a write has no Idempotency-Key"),
+        (401, "No valid API key"),
+        (403, "The key lacks the scope"),
+        (404, "There is no such thing, for this key"),
+        (409, "The ledger says no: see `code`"),
+        (413, "The body is too large"),
+        (422, "The request is malformed, or cannot be accounted for"),
+        (503, "The database does not answer; nothing was charged"),
+    )
+}
+
+router = APIRouter(route_class=StrictRoute, tags=["ledger"], responses=_PROBLEMS)
+
+
+def _keys(request: Request) -> Keys:
+    found: Keys = request.app.state.keys
+    return found
+
+
+def _ledger(request: Request) -> Ledger:
+    found: Ledger = request.app.state.ledger
+    return found
+
+
+def authenticated(
+    request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
+) -> KeyRecord:
+    """Whose request this is."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return _keys(request).authenticate(token if scheme.lower() == "bearer" else None)
+
+
+Key = Annotated[KeyRecord, Depends(authenticated)]
+TheLedger = Annotated[Ledger, Depends(_ledger)]
+Idempotency = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key", max_length=200, description="a new random value for each write"
+    ),
+]
+
+
+def _write(request: Request, key: KeyRecord, idempotency: str | None, body: Any) -> service.Request:
+    call = f"{request.method} {request.url.path}"
+    return service.Request(key, idempotency, call, body)
+
+
+def _answer(answer: Remembered) -> Response:
+    return Response(answer.answer, answer.status, media_type="application/json")
+
+
+def _json(view: Any, status: int = 200) -> Response:
+    return Response(to_json(view), status, media_type="application/json")
+
+
+def _raw(body: BaseModel) -> Any:
+    """A body as JSON, for the fingerprint of a repeat."""
+    trees = {name for name in type(body).model_fields if "mechanism" in name}
+    plain = body.model_dump(mode="json", exclude=trees)
+    present = {name: tree for name in trees if (tree := getattr(body, name)) is not None}
+    return plain | {name: mechanisms.to_json(tree) for name, tree in present.items()}
+
+
+@router.post("/v1/datasets", status_code=201, response_model=bodies.DatasetView)
+def create_dataset(
+    body: bodies.DatasetRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """Give a dataset a privacy budget, for good."""
+    write = _write(request, key, idempotency_key, _raw(body))
+    return _answer(
+        ledger.create_dataset(
+            write, body.name, body.size, body.budget.epsilon, body.budget.delta,
+            body.neighbouring_relation, body.privacy_unit, body.planned_mechanism,
+        )
+    )  # fmt: skip
+
+
+@router.get("/v1/datasets", response_model=bodies.DatasetsView)
+def datasets(key: Key, ledger: TheLedger) -> Response:
+    """The datasets this key may see."""
+    return _json({"items": ledger.datasets(key)})
+
+
+@router.get("/v1/datasets/{name}", response_model=bodies.DatasetView)
+def dataset(name: str, key: Key, ledger: TheLedger) -> Response:
+    """A dataset: its budget, what is spent, held and left."""
+    return _json(ledger.dataset(key, name))
+
+
+@router.post("/v1/datasets/{name}/quotes", response_model=bodies.QuoteView)
+def quote(name: str, body: bodies.QuoteRequest, key: Key, ledger: TheLedger) -> Response:
+    """Whether a plan would fit, and what would; charges nothing."""
+    view, guarantee = ledger.quote(key, name, body.mechanism)
+    return _json(view | {"guarantee": views.guarantee(guarantee) | {"scope": "fixed_plan"}})
+
+
+@router.post(
+    "/v1/datasets/{name}/reservations", status_code=201, response_model=bodies.ReservationView
+)
+def reserve(
+    name: str,
+    body: bodies.ReservationRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """Hold budget for a whole plan."""
+    write = _write(request, key, idempotency_key, _raw(body))
+    return _answer(ledger.reserve(write, name, body.mechanism, body.lease_seconds, body.purpose))
+
+
+@router.get("/v1/reservations/{identifier}", response_model=bodies.ReservationView)
+def reservation(identifier: str, key: Key, ledger: TheLedger) -> Response:
+    """A reservation as it stands."""
+    return _json(ledger.reservation(key, identifier))
+
+
+@router.post("/v1/reservations/{identifier}/grants", response_model=bodies.ReservationView)
+def grant(
+    identifier: str,
+    body: bodies.GrantRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """Charge the next steps, before their noise is drawn."""
+    write = _write(request, key, idempotency_key, _raw(body))
+    return _answer(ledger.grant(write, identifier, body.steps, body.sequence))
+
+
+@router.post("/v1/reservations/{identifier}/commit", response_model=bodies.ReservationView)
+def commit(
+    identifier: str,
+    body: bodies.NothingRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """The run is done; what was never granted is free again."""
+    return _answer(ledger.commit(_write(request, key, idempotency_key, _raw(body)), identifier))
+
+
+@router.post("/v1/reservations/{identifier}/release", response_model=bodies.ReservationView)
+def release(
+    identifier: str,
+    body: bodies.NothingRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """The run is given up; what was never granted is free again."""
+    return _answer(ledger.release(_write(request, key, idempotency_key, _raw(body)), identifier))
+
+
+@router.post("/v1/reservations/{identifier}/renew", response_model=bodies.ReservationView)
+def renew(
+    identifier: str,
+    body: bodies.RenewRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """Extend the lease."""
+    write = _write(request, key, idempotency_key, _raw(body))
+    return _answer(ledger.renew(write, identifier, body.lease_seconds))
+
+
+@router.get("/v1/datasets/{name}/entries", response_model=bodies.EntriesView)
+def entries(name: str, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
+    """The append-only record, page by page."""
+    return _json(ledger.entries(key, name, cursor))
+
+
+@router.post("/v1/keys", status_code=201, response_model=bodies.NewKeyView, tags=["keys"])
+def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
+    """A new API key, shown this once."""
+    require(key)
+    expires = body.expires_in_seconds
+    token, record = _keys(request).create(
+        body.scopes,
+        body.name,
+        None if body.datasets is None else tuple(body.datasets),
+        None if expires is None else now() + int(1e6 * expires),
+    )
+    return _json(_key_view(record) | {"key": token}, 201)
+
+
+@router.get("/v1/keys", response_model=bodies.KeysView, tags=["keys"])
+def list_keys(request: Request, key: Key) -> Response:
+    """All keys, without what only their owners know."""
+    require(key)
+    return _json({"items": [_key_view(record) for record in _keys(request).all()]})
+
+
+@router.delete("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])
+def revoke_key(identifier: str, request: Request, key: Key) -> Response:
+    """Make a key useless from now on."""
+    require(key, Scope.ADMIN)
+    record = _keys(request).revoke(identifier, by=key.identifier)
+    if record is None:
+        raise UnknownSubjectError(f"there is no key {identifier!r}")
+    return _json(_key_view(record))
+
+
+def _key_view(record: KeyRecord) -> dict[str, Any]:
+    def seconds(at: int | None) -> float | None:
+        return None if at is None else at / 1e6
+
+    return {
+        "id": record.identifier,
+        "name": record.name,
+        "scopes": sorted(record.scopes),
+        "datasets": None if record.datasets is None else list(record.datasets),
+        "created_at": seconds(record.created_at),
+        "expires_at": seconds(record.expires_at),
+        "revoked_at": seconds(record.revoked_at),
+        "last_used_at": seconds(record.last_used_at),
+    }

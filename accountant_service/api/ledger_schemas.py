@@ -1,0 +1,199 @@
+"""The ledger's bodies, field by field; names are the wire contract."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from accountant_service.api.schemas import DeltaField, MechanismField
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.keys import Scope
+
+LEASE_SECONDS: Final = 3600.0
+_LEASE_MAX: Final = 30 * 86400.0
+_STEPS_MAX: Final = 10**12
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+LeaseField = Annotated[
+    float, Field(ge=1, le=_LEASE_MAX, description="after which what was not granted is free again")
+]
+NameField = Annotated[
+    str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+]
+
+
+class BudgetBody(_Body):
+    """(ε, δ) that a dataset may give out, for good."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    delta: DeltaField
+
+
+class DatasetRequest(_Body):
+    """A dataset and what it may give out."""
+
+    name: NameField
+    size: Annotated[int, Field(ge=1, le=10**15)]
+    budget: BudgetBody
+    neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
+        NeighbouringRelation.ADD_OR_REMOVE_ONE
+    )
+    privacy_unit: Annotated[str, Field(min_length=1, max_length=1000)] = "record"
+    planned_mechanism: Annotated[
+        MechanismField | None,
+        Field(description="what the dataset is meant for: the filter's order is chosen for it"),
+    ] = None
+
+
+class QuoteRequest(_Body):
+    """Would this plan fit?"""
+
+    mechanism: MechanismField
+
+
+class ReservationRequest(_Body):
+    """Hold budget for this plan."""
+
+    mechanism: MechanismField
+    lease_seconds: LeaseField = LEASE_SECONDS
+    purpose: Annotated[str, Field(max_length=1000)] = ""
+
+
+class GrantRequest(_Body):
+    """Charge the next steps, before their noise is drawn."""
+
+    steps: Annotated[int, Field(ge=1, le=_STEPS_MAX)]
+    sequence: Annotated[
+        int, Field(ge=0, le=_STEPS_MAX, description="steps granted so far, as the client knows")
+    ]
+
+
+class RenewRequest(_Body):
+    """Extend the lease, from now on."""
+
+    lease_seconds: LeaseField = LEASE_SECONDS
+
+
+class NothingRequest(_Body):
+    """An empty object."""
+
+
+class KeyRequest(_Body):
+    """A new API key."""
+
+    scopes: Annotated[list[Annotated[Scope, Field(strict=False)]], Field(min_length=1)]
+    name: Annotated[str, Field(max_length=200)] = ""
+    datasets: list[NameField] | None = None
+    expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+
+
+class AffordableView(BaseModel):
+    """What would fit."""
+
+    steps: int | None = Field(description="of this mechanism; null if without end")
+    noise_multiplier: float | None = Field(description="with which the whole plan would fit")
+
+
+class AmountView(BaseModel):
+    """A part of the budget."""
+
+    epsilon: float
+    micronats: int
+
+
+class BudgetView(BaseModel):
+    """The budget."""
+
+    epsilon: float
+    delta: float
+
+
+class AccountingView(BaseModel):
+    """The frozen policy."""
+
+    filter: Literal["renyi"]
+    order: float
+    budget_micronats: int
+    scope: Literal["filter_budget"]
+
+
+class DatasetView(BaseModel):
+    """A dataset."""
+
+    name: str
+    size: int
+    privacy_unit: str
+    neighbouring_relation: NeighbouringRelation
+    budget: BudgetView
+    spent: AmountView
+    held: AmountView
+    remaining: AmountView
+    accounting: AccountingView
+    version: int
+
+
+class DatasetsView(BaseModel):
+    """The datasets a key may see."""
+
+    items: list[DatasetView]
+
+
+class QuoteView(BaseModel):
+    """Whether a plan fits."""
+
+    fits: bool
+    affordable: AffordableView
+    epsilon_after: float = Field(description="of the filter, were the plan charged in full")
+    guarantee: dict[str, Any] = Field(description="of this plan alone; scope fixed_plan")
+
+
+class ReservationView(BaseModel):
+    """A reservation."""
+
+    id: str
+    dataset: str
+    state: Literal["open", "committed", "released", "expired"]
+    mechanism: dict[str, Any]
+    mechanism_hash: str
+    steps_reserved: int
+    steps_granted: int
+    expires_at: float = Field(description="seconds since 1970")
+    purpose: str
+    neighbouring_relation: NeighbouringRelation
+
+
+class EntriesView(BaseModel):
+    """A page of the record."""
+
+    items: list[dict[str, Any]]
+    next_cursor: str | None
+
+
+class KeyView(BaseModel):
+    """A key, without what only its owner knows."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    datasets: list[str] | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+class NewKeyView(KeyView):
+    """A new key, shown this once."""
+
+    key: str
+
+
+class KeysView(BaseModel):
+    """All keys."""
+
+    items: list[KeyView]

@@ -1,0 +1,114 @@
+"""API keys: made once, shown once, stored as an HMAC only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from accountant_service.errors import ForbiddenError, UnauthenticatedError, UnknownSubjectError
+from accountant_service.ledger.repository import KeyRecord, Repository, now
+
+_PREFIX: Final = "pa"
+_SECRET: Final = "api-keys"
+_USED_EVERY: Final = 60_000_000  # microseconds between two notes that a key was used
+
+
+class Scope(StrEnum):
+    """What a key may do; `admin` may do everything."""
+
+    COMPUTE = "compute"
+    RUN = "run"
+    OWNER = "owner"
+    ADMIN = "admin"
+
+
+class Keys:
+    """Makes keys and recognises them."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._secret: bytes | None = None
+
+    def create(
+        self,
+        scopes: Iterable[Scope],
+        name: str = "",
+        datasets: tuple[str, ...] | None = None,
+        expires_at: int | None = None,
+    ) -> tuple[str, KeyRecord]:
+        """A new key: the token, never to be seen again, and what is kept of it."""
+        identifier = secrets.token_hex(8)
+        token = f"{_PREFIX}_{identifier}_{secrets.token_urlsafe(32)}"
+        record = KeyRecord(
+            identifier, name, self._digest(token), frozenset(scope.value for scope in scopes),
+            datasets, now(), expires_at, None, None,
+        )  # fmt: skip
+        with self._repository.transaction() as transaction:
+            transaction.add_key(record)
+            transaction.audit(identifier, "key-created", identifier)
+        return token, record
+
+    def authenticate(self, token: str | None) -> KeyRecord:
+        """Whose token this is.
+
+        Raises:
+            UnauthenticatedError: nobody's, or it has expired or been revoked.
+        """
+        parts = (token or "").split("_", 2)
+        if len(parts) != 3 or parts[0] != _PREFIX:
+            raise UnauthenticatedError("send an API key as Authorization: Bearer …")
+        with self._repository.reading() as reading:
+            record = reading.key(parts[1])
+        expected = record.digest if record is not None else bytes(32)
+        genuine = hmac.compare_digest(self._digest(token or ""), expected)
+        if record is None or not genuine:
+            raise UnauthenticatedError("this API key is not known")
+        expired = record.expires_at is not None and record.expires_at <= now()
+        if record.revoked_at is not None or expired:
+            raise UnauthenticatedError("this API key has expired or was revoked")
+        if now() - (record.last_used_at or 0) > _USED_EVERY:
+            with self._repository.transaction() as transaction:
+                transaction.used(record.identifier)
+        return record
+
+    def all(self) -> list[KeyRecord]:
+        """Every key, oldest first."""
+        with self._repository.reading() as reading:
+            return reading.keys()
+
+    def revoke(self, identifier: str, by: str) -> KeyRecord | None:
+        """Make a key useless from now on; None if there is none."""
+        with self._repository.transaction() as transaction:
+            if transaction.key(identifier) is None:
+                return None
+            transaction.revoke(identifier)
+            transaction.audit(by, "key-revoked", identifier)
+            return transaction.key(identifier)
+
+    def _digest(self, token: str) -> bytes:
+        if self._secret is None:
+            with self._repository.transaction() as transaction:
+                self._secret = transaction.secret(_SECRET)
+        return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()
+
+
+def require(key: KeyRecord, *scopes: Scope) -> None:
+    """Raise `ForbiddenError` unless the key has one of the scopes."""
+    allowed = {Scope.ADMIN.value, *(scope.value for scope in scopes)}
+    if not allowed & key.scopes:
+        raise ForbiddenError(f"this needs a key with scope {' or '.join(scopes) or 'admin'}")
+
+
+def sees(key: KeyRecord, dataset: str) -> bool:
+    """Whether a key may know of a dataset at all."""
+    return Scope.ADMIN.value in key.scopes or key.datasets is None or dataset in key.datasets
+
+
+def require_sight(key: KeyRecord, dataset: str, subject: str) -> None:
+    """Raise `UnknownSubjectError` if a key may not know of a dataset: as if there were none."""
+    if not sees(key, dataset):
+        raise UnknownSubjectError(f"there is no {subject}")

@@ -1,0 +1,389 @@
+"""All SQL of the ledger: one class, one transaction at a time, SQLite and PostgreSQL alike.
+
+SQLite: write-ahead log, synchronous=FULL, every transaction BEGIN IMMEDIATE, so one writer at a
+time. PostgreSQL: the dataset's row is locked before anything is read that a charge depends on.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, create_engine, event, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+
+from accountant_service import __version__
+from accountant_service.errors import DatabaseAwayError
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import chain
+from accountant_service.ledger.filter import RenyiFilter
+from accountant_service.ledger.model import Balance, Change, Dataset, Kind, Reservation, State
+from accountant_service.ledger.tables import (
+    API_KEY,
+    AUDIT_EVENT,
+    DATASET,
+    ENTRY,
+    IDEMPOTENCY,
+    RESERVATION,
+    SECRET,
+)
+
+_BUSY_SECONDS: Final = 20.0
+_ATTEMPTS: Final = 4
+_RETRIED_STATES: Final = ("40001", "40P01", "55P03")  # serialisation, deadlock, lock timeout
+PAGE: Final = 200
+
+
+def now() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def connect(url: str) -> Engine:
+    """An engine for an SQLite or a PostgreSQL URL, with what durability and races ask for."""
+    if url.startswith("sqlite"):
+        engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(
+            engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE")
+        )
+        return engine
+    timeouts = f"-c lock_timeout={int(1000 * _BUSY_SECONDS)} -c statement_timeout=30000"
+    return create_engine(
+        url,
+        pool_size=8,
+        max_overflow=8,
+        pool_timeout=10,
+        pool_pre_ping=True,
+        connect_args={"connect_timeout": 5, "options": timeouts},
+    )
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # SQLAlchemy says BEGIN, not the driver
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """An API key as it is stored: never the key itself."""
+
+    identifier: str
+    name: str
+    digest: bytes
+    scopes: frozenset[str]
+    datasets: tuple[str, ...] | None
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    last_used_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The answer of a write that was made before."""
+
+    fingerprint: str
+    status: int
+    answer: str
+
+
+class Repository:
+    """The database, one transaction at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Everything inside happens together, durably, or not at all.
+
+        Raises:
+            DatabaseAwayError: the database does not answer; nothing happened.
+            IntegrityError: another writer was first; the caller tries again.
+        """
+        try:
+            with self.engine.begin() as connection:
+                yield Transaction(connection)
+        except IntegrityError:
+            raise
+        except (OperationalError, DBAPIError, TimeoutError) as error:
+            raise DatabaseAwayError(
+                "the database does not answer; nothing was charged. Try again"
+            ) from error
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        """Statements that each see what is committed; nothing may be written, nothing is locked."""
+        try:
+            with self.engine.connect() as connection:
+                yield Transaction(connection.execution_options(isolation_level="AUTOCOMMIT"))
+        except (OperationalError, DBAPIError, TimeoutError) as error:
+            raise DatabaseAwayError("the database does not answer. Try again") from error
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+    def ping(self) -> None:
+        """Raise `DatabaseAwayError` unless the database answers."""
+        with self.transaction() as transaction:
+            transaction.connection.execute(text("SELECT 1"))
+
+
+class Transaction:
+    """What may be read and written within one transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    # --- datasets
+
+    def dataset(self, name: str, *, lock: bool = False) -> Dataset | None:
+        """A dataset by its name, its row locked if asked for."""
+        query = select(DATASET).where(DATASET.c.name == name)
+        return self._dataset(query.with_for_update() if lock else query)
+
+    def dataset_by_id(self, identifier: str, *, lock: bool = False) -> Dataset | None:
+        """A dataset by its identifier."""
+        query = select(DATASET).where(DATASET.c.id == identifier)
+        return self._dataset(query.with_for_update() if lock else query)
+
+    def _dataset(self, query: Any) -> Dataset | None:
+        row = self.connection.execute(query).first()
+        return None if row is None else _dataset_of(row)
+
+    def datasets(self) -> list[Dataset]:
+        """All of them, by name."""
+        rows = self.connection.execute(select(DATASET).order_by(DATASET.c.name))
+        return [_dataset_of(row) for row in rows]
+
+    def add_dataset(self, dataset: Dataset, key: str) -> Dataset:
+        """A new dataset with the first entry of its chain."""
+        policy = dataset.policy
+        self.connection.execute(
+            DATASET.insert().values(
+                id=dataset.identifier, name=dataset.name, size=dataset.size,
+                privacy_unit=dataset.privacy_unit, relation=policy.relation.value,
+                epsilon=policy.epsilon, delta=policy.delta, rdp_order=policy.order,
+                spent=0, held=0, version=0, head=chain.GENESIS, created_at=dataset.created_at,
+            )
+        )  # fmt: skip
+        created = {
+            "name": dataset.name,
+            "size": dataset.size,
+            "privacy_unit": dataset.privacy_unit,
+            "neighbouring_relation": policy.relation.value,
+            "epsilon": policy.epsilon,
+            "delta": policy.delta,
+            "order": policy.order,
+            "budget_micronats": policy.budget,
+        }
+        return self._append(dataset, Kind.CREATE, Balance(), key, created)
+
+    # --- reservations
+
+    def reservation(self, identifier: str) -> Reservation | None:
+        """A reservation by its public identifier."""
+        row = self.connection.execute(
+            select(RESERVATION).where(RESERVATION.c.id == identifier)
+        ).first()
+        return None if row is None else _reservation_of(row)
+
+    def due(self, dataset: Dataset, at: int) -> list[Reservation]:
+        """Open reservations of a dataset whose lease has ended."""
+        rows = self.connection.execute(
+            select(RESERVATION)
+            .where(RESERVATION.c.dataset == dataset.identifier)
+            .where(RESERVATION.c.state == State.OPEN.value)
+            .where(RESERVATION.c.expires_at <= at)
+            .order_by(RESERVATION.c.expires_at)
+        )
+        return [_reservation_of(row) for row in rows]
+
+    def apply(self, dataset: Dataset, change: Change, key: str) -> Dataset:
+        """Write a change down: the reservation, the balance, the entry."""
+        after = change.reservation
+        values = {
+            "state": after.state.value,
+            "steps_granted": after.steps_granted,
+            "expires_at": after.expires_at,
+        }
+        if change.kind is Kind.RESERVE:
+            self.connection.execute(
+                RESERVATION.insert().values(
+                    id=after.identifier, dataset=after.dataset,
+                    mechanism=json.dumps(after.mechanism),
+                    mechanism_hash=after.mechanism_hash, unit=str(after.unit),
+                    steps_reserved=after.steps_reserved, purpose=after.purpose, key_id=after.key,
+                    **values,
+                )
+            )  # fmt: skip
+        else:
+            self.connection.execute(
+                RESERVATION.update().where(RESERVATION.c.id == after.identifier).values(**values)
+            )
+        about: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
+        if change.kind is Kind.RESERVE:
+            about |= {
+                "mechanism": after.mechanism,
+                "mechanism_hash": after.mechanism_hash,
+                "unit_attonats": str(after.unit),
+                "purpose": after.purpose,
+            }
+        if change.kind in (Kind.RESERVE, Kind.RENEW):
+            about["expires_at"] = after.expires_at
+        return self._append(dataset, change.kind, change.balance, key, about)
+
+    def _append(
+        self, dataset: Dataset, kind: Kind, change: Balance, key: str, about: dict[str, Any]
+    ) -> Dataset:
+        balance, number = dataset.balance.plus(change), dataset.version + 1
+        body = chain.body_of(
+            {
+                "number": number,
+                "kind": kind.value,
+                "at": now(),
+                "key": key,
+                "spent_micronats": change.spent,
+                "held_micronats": change.held,
+                "accountant_version": __version__,
+                **about,
+            }
+        )
+        head = chain.hash_of(dataset.head, body)
+        self.connection.execute(
+            ENTRY.insert().values(dataset=dataset.identifier, number=number, body=body, hash=head)
+        )
+        self.connection.execute(
+            DATASET.update()
+            .where(DATASET.c.id == dataset.identifier)
+            .values(spent=balance.spent, held=balance.held, version=number, head=head)
+        )
+        return Dataset(
+            dataset.identifier, dataset.name, dataset.size, dataset.privacy_unit, dataset.policy,
+            balance, number, head, dataset.created_at,
+        )  # fmt: skip
+
+    def entries(self, dataset: Dataset, after: int, limit: int = PAGE) -> Sequence[Any]:
+        """Entries with a number above `after`: number, body, hash."""
+        return self.connection.execute(
+            select(ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
+            .where(ENTRY.c.dataset == dataset.identifier)
+            .where(ENTRY.c.number > after)
+            .order_by(ENTRY.c.number)
+            .limit(limit)
+        ).all()
+
+    def reservations(self, dataset: Dataset) -> list[Reservation]:
+        """Every reservation of a dataset, for `verify`."""
+        rows = self.connection.execute(
+            select(RESERVATION).where(RESERVATION.c.dataset == dataset.identifier)
+        )
+        return [_reservation_of(row) for row in rows]
+
+    # --- idempotency
+
+    def remembered(self, key: str, value: str) -> Remembered | None:
+        """The answer given before under this idempotency key."""
+        row = self.connection.execute(
+            select(IDEMPOTENCY)
+            .where(IDEMPOTENCY.c.key_id == key)
+            .where(IDEMPOTENCY.c.value == value)
+        ).first()
+        return None if row is None else Remembered(row.fingerprint, row.status, row.answer)
+
+    def remember(self, key: str, value: str, answer: Remembered) -> None:
+        """Keep an answer for repeats."""
+        self.connection.execute(
+            IDEMPOTENCY.insert().values(
+                key_id=key, value=value, fingerprint=answer.fingerprint, status=answer.status,
+                answer=answer.answer, created_at=now(),
+            )
+        )  # fmt: skip
+
+    # --- keys
+
+    def secret(self, name: str) -> bytes:
+        """A server secret, made when first asked for."""
+        found = self.connection.execute(
+            select(SECRET.c.value).where(SECRET.c.name == name)
+        ).scalar()
+        if found is None:
+            found = secrets.token_bytes(32)
+            self.connection.execute(SECRET.insert().values(name=name, value=found))
+        return bytes(found)
+
+    def key(self, identifier: str) -> KeyRecord | None:
+        """A key by its identifier."""
+        row = self.connection.execute(select(API_KEY).where(API_KEY.c.id == identifier)).first()
+        return None if row is None else _key_of(row)
+
+    def keys(self) -> list[KeyRecord]:
+        """All keys, oldest first."""
+        rows = self.connection.execute(select(API_KEY).order_by(API_KEY.c.created_at))
+        return [_key_of(row) for row in rows]
+
+    def add_key(self, key: KeyRecord) -> None:
+        """Store a new key."""
+        self.connection.execute(
+            API_KEY.insert().values(
+                id=key.identifier, name=key.name, digest=key.digest,
+                scopes=json.dumps(sorted(key.scopes)),
+                datasets=None if key.datasets is None else json.dumps(list(key.datasets)),
+                created_at=key.created_at, expires_at=key.expires_at,
+                revoked_at=None, last_used_at=None,
+            )
+        )  # fmt: skip
+
+    def revoke(self, identifier: str) -> None:
+        """Make a key useless from now on."""
+        self.connection.execute(
+            API_KEY.update().where(API_KEY.c.id == identifier).values(revoked_at=now())
+        )
+
+    def used(self, identifier: str) -> None:
+        """Note that a key was used."""
+        self.connection.execute(
+            API_KEY.update().where(API_KEY.c.id == identifier).values(last_used_at=now())
+        )
+
+    def audit(self, key: str, action: str, subject: str) -> None:
+        """Note who did what."""
+        self.connection.execute(
+            AUDIT_EVENT.insert().values(
+                id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject
+            )
+        )
+
+
+def _dataset_of(row: Any) -> Dataset:
+    policy = RenyiFilter(row.rdp_order, row.epsilon, row.delta, NeighbouringRelation(row.relation))
+    balance = Balance(row.spent, row.held)
+    return Dataset(
+        row.id, row.name, row.size, row.privacy_unit, policy, balance, row.version, row.head,
+        row.created_at,
+    )  # fmt: skip
+
+
+def _reservation_of(row: Any) -> Reservation:
+    return Reservation(
+        row.id, row.dataset, State(row.state), json.loads(row.mechanism), row.mechanism_hash,
+        int(row.unit), row.steps_reserved, row.steps_granted, row.expires_at, row.purpose,
+        row.key_id,
+    )  # fmt: skip
+
+
+def _key_of(row: Any) -> KeyRecord:
+    datasets = None if row.datasets is None else tuple(json.loads(row.datasets))
+    return KeyRecord(
+        row.id, row.name, bytes(row.digest), frozenset(json.loads(row.scopes)), datasets,
+        row.created_at, row.expires_at, row.revoked_at, row.last_used_at,
+    )  # fmt: skip

@@ -1,0 +1,413 @@
+"""The ledger's calls: certify outside, then one transaction each.
+
+A charge's cost depends on the mechanism alone, so it is computed before the transaction begins; the
+transaction compares integers and writes. Every write is remembered under its Idempotency-Key in the
+transaction that makes it: a repeat gets the same answer, whatever crashed in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from sqlalchemy.exc import IntegrityError
+
+from accountant_service import mechanisms
+from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.errors import (
+    BudgetExhaustedError,
+    DatabaseAwayError,
+    IdempotencyKeyRequiredError,
+    IdempotencyKeyReusedError,
+    MethodNotApplicableError,
+    NameTakenError,
+    UnknownSubjectError,
+)
+from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.ledger import filter as privacy_filter
+from accountant_service.ledger import model
+from accountant_service.ledger.keys import Scope, require, require_sight, sees
+from accountant_service.ledger.model import Balance, Dataset, Reservation, State
+from accountant_service.ledger.repository import (
+    PAGE,
+    KeyRecord,
+    Remembered,
+    Repository,
+    Transaction,
+    now,
+)
+from accountant_service.mechanisms import CanonicalForm, DpSgd, Mechanism, Repeated, canonical_form
+
+_ATTEMPTS: Final = 4
+_SYSTEM: Final = "system"  # who expires leases
+_NOISE_MAX: Final = 1e6
+_BISECTIONS: Final = 40
+View = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A write as it came in.
+
+    Attributes:
+        key: whose it is.
+        idempotency_key: from the header.
+        call: method and path.
+        body: as JSON.
+    """
+
+    key: KeyRecord
+    idempotency_key: str | None
+    call: str
+    body: Any
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same request."""
+        text = json.dumps([self.call, self.body], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A mechanism as equal steps.
+
+    Attributes:
+        mechanism: the whole.
+        step: one of its steps, in canonical form.
+        steps: how many; one for what is not repeated.
+        whole: all of them, in canonical form.
+    """
+
+    mechanism: Mechanism
+    step: CanonicalForm
+    steps: int
+    whole: CanonicalForm
+
+    @classmethod
+    def of(cls, mechanism: Mechanism) -> Plan:
+        """The steps of a mechanism."""
+        whole = canonical_form(mechanism)
+        match mechanism:
+            case DpSgd() if mechanism.sampling != "shuffled" and mechanism.step_count() > 0:
+                step: Mechanism = replace(mechanism, steps=1, epochs=None)
+                return cls(mechanism, canonical_form(step), mechanism.step_count(), whole)
+            case Repeated(count, inner) if count > 0:
+                return cls(mechanism, canonical_form(inner), count, whole)
+            case _:
+                return cls(mechanism, whole, 1, whole)
+
+
+class Ledger:
+    """What can be asked of the ledger, by whoever holds a key."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    # --- datasets
+
+    def create_dataset(
+        self,
+        request: Request,
+        name: str,
+        size: int,
+        epsilon: float,
+        delta: float,
+        relation: NeighbouringRelation,
+        privacy_unit: str,
+        planned: Mechanism | None,
+    ) -> Remembered:
+        """A new dataset, its policy frozen."""
+        require(request.key, Scope.OWNER)
+        step = None if planned is None else Plan.of(planned).step
+        policy = privacy_filter.choose(epsilon, delta, relation, step)
+        dataset = Dataset(
+            uuid.uuid4().hex, name, size, privacy_unit, policy, Balance(), 0, "0" * 64, now()
+        )
+
+        def act(transaction: Transaction) -> tuple[int, View]:
+            if transaction.dataset(name) is not None:
+                raise NameTakenError(f"there is a dataset {name!r} already; choose another name")
+            transaction.audit(request.key.identifier, "dataset-created", name)
+            return 201, dataset_view(transaction.add_dataset(dataset, request.key.identifier))
+
+        return self._write(request, act)
+
+    def datasets(self, key: KeyRecord) -> list[View]:
+        """Those that the key may see."""
+        require(key, Scope.OWNER, Scope.RUN)
+        with self._repository.reading() as reading:
+            found = reading.datasets()
+        return [dataset_view(dataset) for dataset in found if sees(key, dataset.name)]
+
+    def dataset(self, key: KeyRecord, name: str) -> View:
+        """One of them, with what is due expired."""
+        require(key, Scope.OWNER, Scope.RUN)
+        dataset = self._seen(key, name)
+        with self._repository.reading() as reading:
+            due = reading.due(dataset, now())
+        if due:
+            with self._repository.transaction() as transaction:
+                dataset = self._current(transaction, name)
+        return dataset_view(dataset)
+
+    def _seen(self, key: KeyRecord, name: str) -> Dataset:
+        require_sight(key, name, f"dataset {name!r}")
+        with self._repository.reading() as reading:
+            dataset = reading.dataset(name)
+        if dataset is None:
+            raise UnknownSubjectError(f"there is no dataset {name!r}")
+        return dataset
+
+    def _current(self, transaction: Transaction, name: str) -> Dataset:
+        """A dataset with its row locked and every ended lease expired."""
+        dataset = transaction.dataset(name, lock=True)
+        if dataset is None:
+            raise UnknownSubjectError(f"there is no dataset {name!r}")
+        for reservation in transaction.due(dataset, now()):
+            change = model.close(reservation, State.EXPIRED)
+            if change is not None:
+                dataset = transaction.apply(dataset, change, _SYSTEM)
+        return dataset
+
+    # --- plans
+
+    def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> tuple[View, Guarantee]:
+        """Whether a plan would fit, and what would; charges nothing."""
+        require(key, Scope.OWNER, Scope.RUN)
+        dataset = self._seen(key, name)
+        plan = Plan.of(mechanism)
+        unit = dataset.policy.unit_cost(plan.step)
+        view = {
+            "fits": model.fits(dataset, unit, plan.steps),
+            "affordable": affordable(dataset, plan, unit),
+            "epsilon_after": dataset.policy.epsilon_of(
+                dataset.balance.taken + privacy_filter.cost(unit, plan.steps)
+            ),
+        }
+        question = Question(plan.whole, dataset.policy.relation)
+        try:
+            return view, ACCOUNTANTS["pld"].epsilon(question, dataset.policy.delta)
+        except MethodNotApplicableError:
+            return view, ACCOUNTANTS["subsampled_rdp"].epsilon(question, dataset.policy.delta)
+
+    def reserve(
+        self, request: Request, name: str, mechanism: Mechanism, lease: float, purpose: str
+    ) -> Remembered:
+        """Hold the whole plan, or say what would fit."""
+        require(request.key, Scope.RUN)
+        seen = self._seen(request.key, name)
+        plan = Plan.of(mechanism)
+        unit = seen.policy.unit_cost(plan.step)
+        reservation = Reservation(
+            uuid.uuid4().hex,
+            seen.identifier,
+            State.OPEN,
+            mechanisms.to_json(plan.mechanism),
+            plan.whole.hash,
+            unit,
+            plan.steps,
+            0,
+            now() + int(1e6 * lease),
+            purpose,
+            request.key.identifier,
+        )
+
+        def act(transaction: Transaction) -> tuple[int, View]:
+            dataset = self._current(transaction, name)
+            change = model.reserve(dataset, reservation)
+            transaction.apply(dataset, change, request.key.identifier)
+            return 201, reservation_view(change.reservation, dataset)
+
+        try:
+            return self._write(request, act)
+        except BudgetExhaustedError as error:
+            error.affordable = affordable(self._seen(request.key, name), plan, unit)
+            raise
+
+    # --- runs
+
+    def reservation(self, key: KeyRecord, identifier: str) -> View:
+        """A reservation as it stands."""
+        require(key, Scope.OWNER, Scope.RUN)
+        dataset, reservation = self._found(key, identifier)
+        if reservation.state is State.OPEN and reservation.expires_at <= now():
+            with self._repository.transaction() as transaction:
+                self._current(transaction, dataset.name)
+            dataset, reservation = self._found(key, identifier)
+        return reservation_view(reservation, dataset)
+
+    def _found(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
+        subject = f"reservation {identifier!r}"
+        with self._repository.reading() as reading:
+            reservation = reading.reservation(identifier)
+            owner = "" if reservation is None else reservation.dataset
+            dataset = reading.dataset_by_id(owner)
+        if reservation is None or dataset is None:
+            raise UnknownSubjectError(f"there is no {subject}")
+        require_sight(key, dataset.name, subject)
+        return dataset, reservation
+
+    def grant(self, request: Request, identifier: str, steps: int, sequence: int) -> Remembered:
+        """Charge the next steps, before their noise is drawn."""
+        return self._change(
+            request, identifier, lambda reservation: model.grant(reservation, steps, sequence)
+        )
+
+    def commit(self, request: Request, identifier: str) -> Remembered:
+        """The run is done: what was granted is spent."""
+        return self._change(
+            request, identifier, lambda reservation: model.close(reservation, State.COMMITTED)
+        )
+
+    def release(self, request: Request, identifier: str) -> Remembered:
+        """The run is given up: what was never granted is free again."""
+        return self._change(
+            request, identifier, lambda reservation: model.close(reservation, State.RELEASED)
+        )
+
+    def renew(self, request: Request, identifier: str, lease: float) -> Remembered:
+        """The lease begins anew."""
+        return self._change(
+            request,
+            identifier,
+            lambda reservation: model.renew(reservation, now() + int(1e6 * lease)),
+        )
+
+    def _change(
+        self,
+        request: Request,
+        identifier: str,
+        decide: Callable[[Reservation], model.Change | None],
+    ) -> Remembered:
+        require(request.key, Scope.RUN)
+        seen, _ = self._found(request.key, identifier)
+
+        def act(transaction: Transaction) -> tuple[int, View]:
+            dataset = self._current(transaction, seen.name)
+            reservation = transaction.reservation(identifier)
+            if reservation is None:
+                raise UnknownSubjectError(f"there is no reservation {identifier!r}")
+            change = decide(reservation)
+            if change is None:
+                return 200, reservation_view(reservation, dataset)
+            transaction.apply(dataset, change, request.key.identifier)
+            return 200, reservation_view(change.reservation, dataset)
+
+        return self._write(request, act)
+
+    # --- the record
+
+    def entries(self, key: KeyRecord, name: str, cursor: str) -> View:
+        """A page of the append-only record."""
+        require(key, Scope.OWNER, Scope.RUN)
+        dataset = self._seen(key, name)
+        after = int(cursor) if cursor.isdecimal() and len(cursor) < 19 else 0
+        with self._repository.reading() as reading:
+            rows = reading.entries(dataset, after, PAGE + 1)
+        items = [json.loads(row.body) | {"hash": row.hash} for row in rows[:PAGE]]
+        more = len(rows) > PAGE
+        return {"items": items, "next_cursor": str(items[-1]["number"]) if more else None}
+
+    def _write(
+        self, request: Request, act: Callable[[Transaction], tuple[int, View]]
+    ) -> Remembered:
+        """Do it once, whatever is retried; remember the answer in the same transaction."""
+        value = request.idempotency_key
+        if not value:
+            raise IdempotencyKeyRequiredError(
+                "send an Idempotency-Key header with a new random value for each new request"
+            )
+        who, fingerprint = request.key.identifier, request.fingerprint
+        for _ in range(_ATTEMPTS):
+            try:
+                with self._repository.transaction() as transaction:
+                    found = transaction.remembered(who, value)
+                    if found is not None:
+                        if found.fingerprint != fingerprint:
+                            raise IdempotencyKeyReusedError(
+                                "this Idempotency-Key came with another request before; "
+                                "take a new one for a new request"
+                            )
+                        return found
+                    status, view = act(transaction)
+                    answer = Remembered(fingerprint, status, json.dumps(view))
+                    transaction.remember(who, value, answer)
+                return answer
+            except IntegrityError:
+                continue  # another writer was first: look again
+        raise DatabaseAwayError("other writers were always first; nothing was charged. Try again")
+
+
+def affordable(dataset: Dataset, plan: Plan, unit: int) -> View:
+    """The most steps of a plan that fit, and the least noise with which all of them would."""
+    micronats = model.room(dataset)
+    steps = privacy_filter.affordable_steps(unit, micronats)
+    return {"steps": steps, "noise_multiplier": _least_noise(dataset, plan, micronats)}
+
+
+def _least_noise(dataset: Dataset, plan: Plan, micronats: int) -> float | None:
+    """By bisection, rounded up to four digits; only a dp_sgd run has one noise multiplier."""
+    run = plan.mechanism
+    if not isinstance(run, DpSgd) or run.sampling == "shuffled":
+        return None
+    one = replace(run, steps=1, epochs=None)
+
+    def fits(noise: float) -> bool:
+        step = canonical_form(replace(one, noise_multiplier=noise))
+        unit = dataset.policy.unit_cost(step)
+        return privacy_filter.cost(unit, plan.steps) <= micronats
+
+    low, high = 0.01, _NOISE_MAX
+    if not fits(high):
+        return None
+    while high > low * (1 + 1e-4):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def dataset_view(dataset: Dataset) -> View:
+    """A dataset as it is answered."""
+    policy, balance = dataset.policy, dataset.balance
+    spent, taken = policy.epsilon_of(balance.spent), policy.epsilon_of(balance.taken)
+    return {
+        "name": dataset.name,
+        "size": dataset.size,
+        "privacy_unit": dataset.privacy_unit,
+        "neighbouring_relation": policy.relation.value,
+        "budget": {"epsilon": policy.epsilon, "delta": policy.delta},
+        "spent": {"epsilon": spent, "micronats": balance.spent},
+        "held": {"epsilon": max(taken - spent, 0.0), "micronats": balance.held},
+        "remaining": {
+            "epsilon": max(policy.epsilon - taken, 0.0),
+            "micronats": model.room(dataset),
+        },
+        "accounting": {
+            "filter": "renyi",
+            "order": policy.order,
+            "budget_micronats": policy.budget,
+            "scope": "filter_budget",
+        },
+        "version": dataset.version,
+    }
+
+
+def reservation_view(reservation: Reservation, dataset: Dataset) -> View:
+    """A reservation as it is answered."""
+    return {
+        "id": reservation.identifier,
+        "dataset": dataset.name,
+        "state": reservation.state.value,
+        "mechanism": reservation.mechanism,
+        "mechanism_hash": reservation.mechanism_hash,
+        "steps_reserved": reservation.steps_reserved,
+        "steps_granted": reservation.steps_granted,
+        "expires_at": reservation.expires_at / 1e6,
+        "purpose": reservation.purpose,
+        "neighbouring_relation": dataset.policy.relation.value,
+    }

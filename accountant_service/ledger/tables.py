@@ -1,0 +1,107 @@
+"""The ledger's tables, portable between SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+METADATA: Final = MetaData()
+
+DATASET: Final = Table(
+    "dataset",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(200), nullable=False, unique=True),
+    Column("size", BigInteger, nullable=False),
+    Column("privacy_unit", Text, nullable=False),
+    Column("relation", String(40), nullable=False),
+    Column("epsilon", Float(53), nullable=False),
+    Column("delta", Float(53), nullable=False),
+    Column("rdp_order", Float(53), nullable=False),  # Rényi order; frozen
+    Column("spent", BigInteger, nullable=False),  # micro-nats, as is held
+    Column("held", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),  # number of the last entry
+    Column("head", String(64), nullable=False),  # its hash
+    Column("created_at", BigInteger, nullable=False),  # microseconds since 1970, as all times
+)
+
+RESERVATION: Final = Table(
+    "reservation",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("dataset", String(32), ForeignKey("dataset.id"), nullable=False),
+    Column("state", String(12), nullable=False),
+    Column("mechanism", Text, nullable=False),
+    Column("mechanism_hash", String(80), nullable=False),
+    Column("unit", String(40), nullable=False),  # atto-nats a step: beyond 64 bits
+    Column("steps_reserved", BigInteger, nullable=False),
+    Column("steps_granted", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("key_id", String(32), nullable=False),
+    Index("ix_reservation_due", "dataset", "state", "expires_at"),
+)
+
+ENTRY: Final = Table(
+    "entry",
+    METADATA,
+    Column("dataset", String(32), ForeignKey("dataset.id"), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("body", Text, nullable=False),  # canonical JSON: what the hash is taken of
+    Column("hash", String(64), nullable=False),
+)
+
+API_KEY: Final = Table(
+    "api_key",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("datasets", Text, nullable=True),  # JSON list of names; all of them if null
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=True),
+    Column("revoked_at", BigInteger, nullable=True),
+    Column("last_used_at", BigInteger, nullable=True),
+)
+
+IDEMPOTENCY: Final = Table(
+    "idempotency_key",
+    METADATA,
+    Column("key_id", String(32), primary_key=True),
+    Column("value", String(200), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+AUDIT_EVENT: Final = Table(
+    "audit_event",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("at", BigInteger, nullable=False),
+    Column("key_id", String(32), nullable=False),
+    Column("action", String(40), nullable=False),
+    Column("subject", String(200), nullable=False),
+)
+
+SECRET: Final = Table(
+    "secret",
+    METADATA,
+    Column("name", String(40), primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)

@@ -1,0 +1,172 @@
+"""The operator's commands: keys, the ledger's record, the database."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from accountant_service.errors import LedgerError
+from accountant_service.ledger import database, verification
+from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.repository import Repository, connect, now
+from accountant_service.ledger.service import dataset_view
+from accountant_service.settings import Settings
+
+keys = typer.Typer(no_args_is_help=True, help="API keys: make, list, revoke.")
+ledger = typer.Typer(no_args_is_help=True, help="The budget ledger: verify, show, export.")
+db = typer.Typer(no_args_is_help=True, help="The ledger's database.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def _opened() -> Iterator[Repository]:
+    """The repository of the settings; faults end the command with a sentence."""
+    try:
+        repository = database.open_repository(Settings().database_url)
+        try:
+            yield repository
+        finally:
+            repository.close()
+    except (LedgerError, database.NewerDatabaseError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+@keys.command("create")
+def create_key(
+    scope: Annotated[
+        list[Scope], typer.Option("--scope", help="What it may do; may be given several times.")
+    ],
+    name: Annotated[str, typer.Option(help="Whose it is.")] = "",
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", help="Only this dataset; several times.")
+    ] = None,
+    expires_in_days: Annotated[float | None, typer.Option(help="Never, unless given.")] = None,
+) -> None:
+    """Make a key and print it, this once, alone on one line."""
+    expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
+    with _opened() as repository:
+        token, _ = Keys(repository).create(
+            scope, name, None if not dataset else tuple(dataset), expires
+        )
+    print(token)
+
+
+@keys.command("list")
+def list_keys(as_json: AsJson = False) -> None:
+    """Show every key, without the secret nobody has."""
+    with _opened() as repository:
+        found = Keys(repository).all()
+    rows = [
+        {
+            "id": key.identifier,
+            "name": key.name,
+            "scopes": sorted(key.scopes),
+            "datasets": key.datasets,
+            "revoked": key.revoked_at is not None,
+        }
+        for key in found
+    ]
+    _show(rows, ["id", "name", "scopes", "datasets", "revoked"], "API keys", as_json)
+
+
+@keys.command("revoke")
+def revoke_key(identifier: Annotated[str, typer.Argument(help="From `keys list`.")]) -> None:
+    """Make a key useless from now on."""
+    with _opened() as repository:
+        if Keys(repository).revoke(identifier, by="command-line") is None:
+            print(f"error: there is no key {identifier!r}", file=sys.stderr)
+            raise typer.Exit(1)
+    print(f"revoked {identifier}")
+
+
+@ledger.command("verify")
+def verify(as_json: AsJson = False) -> None:
+    """Recompute every chain, balance and charge; exit code 1 if anything is wrong."""
+    with _opened() as repository:
+        report = verification.verify(repository)
+    if as_json:
+        print(json.dumps({"entries": report.entries, "faults": report.faults}))
+    else:
+        for fault in report.faults:
+            print(fault, file=sys.stderr)
+        verdict = f"{len(report.faults)} faults" if report.faults else "all is well"
+        print(f"{report.datasets} datasets, {report.entries} entries: {verdict}")
+    if report.faults:
+        raise typer.Exit(1)
+
+
+@ledger.command("show")
+def show(as_json: AsJson = False) -> None:
+    """Show every dataset's budget, and what is spent, held and left."""
+    with _opened() as repository, repository.reading() as reading:
+        views = [dataset_view(dataset) for dataset in reading.datasets()]
+    if as_json:
+        print(json.dumps(views))
+        return
+    rows = [
+        {
+            "dataset": view["name"],
+            "budget": f"ε = {view['budget']['epsilon']:g}, δ = {view['budget']['delta']:g}",
+            "spent": f"{view['spent']['epsilon']:.4f}",
+            "held": f"{view['held']['epsilon']:.4f}",
+            "left": f"{view['remaining']['epsilon']:.4f}",
+            "entries": view["version"],
+        }
+        for view in views
+    ]
+    _show(rows, ["dataset", "budget", "spent", "held", "left", "entries"], "Datasets", False)
+
+
+@ledger.command("export")
+def export() -> None:
+    """Print every entry as a line of JSON, with its dataset and hash."""
+    with _opened() as repository, repository.transaction() as transaction:
+        for dataset in transaction.datasets():
+            after = 0
+            while rows := transaction.entries(dataset, after):
+                for row in rows:
+                    entry = {"dataset": dataset.name, **json.loads(row.body), "hash": row.hash}
+                    print(json.dumps(entry))
+                after = rows[-1].number
+
+
+@db.command("upgrade")
+def upgrade() -> None:
+    """Bring the database's tables up to date; `serve` does it as well."""
+    engine = connect(Settings().database_url)
+    try:
+        with Repository(engine).transaction() as transaction:
+            before, after = database.upgrade(transaction.connection)
+    except (LedgerError, database.NewerDatabaseError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    finally:
+        engine.dispose()
+    print(f"at revision {after}" if before == after else f"from {before} to revision {after}")
+
+
+def _show(rows: list[dict[str, Any]], columns: list[str], title: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(_text(row[column]) for column in columns))
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "–" if value is None else str(value)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, event, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from accountant_service import __version__
@@ -54,6 +54,7 @@ def connect(url: str) -> Engine:
             engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE")
         )
         return engine
+    asked = make_url(url).query.get("options", "")
     timeouts = f"-c lock_timeout={int(1000 * _BUSY_SECONDS)} -c statement_timeout=30000"
     return create_engine(
         url,
@@ -61,7 +62,7 @@ def connect(url: str) -> Engine:
         max_overflow=8,
         pool_timeout=10,
         pool_pre_ping=True,
-        connect_args={"connect_timeout": 5, "options": timeouts},
+        connect_args={"connect_timeout": 5, "options": f"{asked} {timeouts}"},
     )
 
 

@@ -1,0 +1,356 @@
+"""The ledger through HTTP, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from accountant_service.app import create_app
+from accountant_service.ledger import database as opening
+from accountant_service.ledger import repository as storage
+from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.repository import Repository
+from accountant_service.ledger.verification import verify
+from accountant_service.settings import Settings
+from tests.databases import database
+
+RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 60}
+BUDGET = {"epsilon": 3.0, "delta": 1e-5}
+SHUFFLED = RUN | {"sampling": "shuffled"}
+BAD = "invalid-request"
+Json = dict[str, Any]
+
+
+class Caller:
+    """Someone with a key."""
+
+    def __init__(self, http: TestClient, key: str) -> None:
+        self.http, self.key = http, key
+
+    def post(self, path: str, body: Any = None, repeat: str | None = None) -> tuple[int, Json]:
+        headers = {
+            "Authorization": f"Bearer {self.key}",
+            "Idempotency-Key": repeat or uuid.uuid4().hex,
+        }
+        answer = self.http.post(path, json={} if body is None else body, headers=headers)
+        return answer.status_code, answer.json()
+
+    def get(self, path: str) -> tuple[int, Json]:
+        answer = self.http.get(path, headers={"Authorization": f"Bearer {self.key}"})
+        return answer.status_code, answer.json()
+
+    def dataset(self, name: str, budget: Json = BUDGET) -> Json:
+        status, found = self.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
+        assert status == 201, found
+        return found
+
+    def reserve(self, name: str, run: Json = RUN, **fields: Any) -> Json:
+        status, found = self.post(f"/v1/datasets/{name}/reservations", {"mechanism": run, **fields})
+        assert status == 201, found
+        return found
+
+    def grant(self, run: str, steps: int, sequence: int) -> tuple[int, Json]:
+        body = {"steps": steps, "sequence": sequence}
+        return self.post(f"/v1/reservations/{run}/grants", body)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with database(request.param, tmp_path_factory.mktemp("ledger")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def http(url: str) -> Iterator[TestClient]:
+    app = create_app(Settings(database_url=url))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def keys(http: TestClient) -> Keys:
+    found: Keys = http.app.state.keys  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.fixture(scope="module")
+def admin(http: TestClient, keys: Keys) -> Caller:
+    return Caller(http, keys.create([Scope.ADMIN])[0])
+
+
+@pytest.fixture
+def repository(http: TestClient) -> Repository:
+    found: Repository = http.app.state.repository  # type: ignore[attr-defined]
+    return found
+
+
+def test_the_life_of_a_run(admin: Caller, repository: Repository) -> None:
+    made = admin.dataset("life")
+    assert made["spent"] == {"epsilon": 0.0, "micronats": 0}
+    assert made["remaining"]["epsilon"] == BUDGET["epsilon"]
+    status, quote = admin.post("/v1/datasets/life/quotes", {"mechanism": RUN})
+    assert (status, quote["fits"]) == (200, True)
+    assert quote["guarantee"]["scope"] == "fixed_plan"
+    assert quote["affordable"]["steps"] > 60
+    run = admin.reserve("life", purpose="a first try")
+    assert (run["state"], run["steps_reserved"], run["steps_granted"]) == ("open", 60, 0)
+    status, run = admin.grant(run["id"], 20, 0)
+    assert (status, run["steps_granted"]) == (200, 20)
+    held = admin.get("/v1/datasets/life")[1]
+    assert held["held"]["micronats"] > 0
+    status, problem = admin.grant(run["id"], 20, 0)
+    assert (status, problem["code"]) == (409, "stale-sequence")
+    status, problem = admin.grant(run["id"], 41, 20)
+    assert (status, problem["code"]) == (409, "budget-exhausted")
+    for _ in range(2):  # a repeat is answered alike
+        status, run = admin.post(f"/v1/reservations/{run['id']}/commit")
+        assert (status, run["state"]) == (200, "committed")
+    status, problem = admin.post(f"/v1/reservations/{run['id']}/release")
+    assert (status, problem["code"]) == (409, "reservation-closed")
+    status, problem = admin.grant(run["id"], 1, 20)
+    assert (status, problem["code"]) == (409, "reservation-closed")
+    after = admin.get("/v1/datasets/life")[1]
+    assert after["held"]["micronats"] == 0
+    assert after["spent"]["micronats"] == held["spent"]["micronats"] > 0
+    items = admin.get("/v1/datasets/life/entries")[1]["items"]
+    assert [item["kind"] for item in items] == ["create", "reserve", "grant", "commit"]
+    assert verify(repository).faults == []
+
+
+def test_what_does_not_fit_is_refused_with_what_would(admin: Caller) -> None:
+    admin.dataset("small", {"epsilon": 3.0, "delta": 1e-5})
+    long = RUN | {"steps": 100_000}
+    status, quote = admin.post("/v1/datasets/small/quotes", {"mechanism": long})
+    assert (status, quote["fits"]) == (200, False)
+    status, problem = admin.post("/v1/datasets/small/reservations", {"mechanism": long})
+    assert (status, problem["code"]) == (409, "budget-exhausted")
+    assert problem["affordable"] == quote["affordable"]
+    steps, noise = problem["affordable"]["steps"], problem["affordable"]["noise_multiplier"]
+    status, quote = admin.post(
+        "/v1/datasets/small/quotes", {"mechanism": long | {"noise_multiplier": noise}}
+    )
+    assert quote["fits"]
+    status, quote = admin.post(
+        "/v1/datasets/small/quotes", {"mechanism": RUN | {"steps": steps + 1}}
+    )
+    assert not quote["fits"]
+    admin.reserve("small", RUN | {"steps": steps})
+    status, problem = admin.post("/v1/datasets/small/reservations", {"mechanism": RUN})
+    assert (status, problem["affordable"]["steps"]) == (409, 0)
+
+
+def test_a_repeat_is_answered_alike_and_charges_once(admin: Caller) -> None:
+    admin.dataset("again")
+    body, key = {"mechanism": RUN}, uuid.uuid4().hex
+    first = admin.post("/v1/datasets/again/reservations", body, key)
+    assert first == admin.post("/v1/datasets/again/reservations", body, key)
+    assert len(admin.get("/v1/datasets/again/entries")[1]["items"]) == 2
+    other = {"mechanism": RUN | {"steps": 61}}
+    status, problem = admin.post("/v1/datasets/again/reservations", other, key)
+    assert (status, problem["code"]) == (422, "idempotency-key-reused")
+    answer = admin.http.post(
+        "/v1/datasets/again/reservations",
+        json=body,
+        headers={"Authorization": f"Bearer {admin.key}"},
+    )
+    assert (answer.status_code, answer.json()["code"]) == (400, "idempotency-key-required")
+
+
+def test_the_same_request_raced_against_itself_happens_once(admin: Caller) -> None:
+    admin.dataset("raced")
+    key = uuid.uuid4().hex
+    with ThreadPoolExecutor(8) as pool:
+        found = list(
+            pool.map(
+                lambda _: admin.post("/v1/datasets/raced/reservations", {"mechanism": RUN}, key),
+                range(8),
+            )
+        )
+    assert {status for status, _ in found} == {201}
+    assert len({answer["id"] for _, answer in found}) == 1
+    assert len(admin.get("/v1/datasets/raced/entries")[1]["items"]) == 2
+
+
+def test_racing_reservations_never_overspend(admin: Caller, repository: Repository) -> None:
+    made = admin.dataset("race", {"epsilon": 3.0, "delta": 1e-5})
+    run = RUN | {"steps": 100}
+
+    def take(_: int) -> int:
+        status, found = admin.post("/v1/datasets/race/reservations", {"mechanism": run})
+        if status == 201:
+            assert admin.grant(found["id"], 100, 0)[0] == 200
+        return status
+
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(take, range(40)))
+    assert set(statuses) == {201, 409}
+    after = admin.get("/v1/datasets/race")[1]
+    assert after["spent"]["micronats"] <= made["remaining"]["micronats"]
+    assert after["spent"]["epsilon"] <= 3.0
+    assert verify(repository).faults == []
+
+
+def test_a_lease_that_ends_frees_what_was_never_granted(
+    admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.dataset("lease")
+    run = admin.reserve("lease", lease_seconds=2.0)
+    admin.grant(run["id"], 10, 0)
+    spent = admin.get("/v1/datasets/lease")[1]["spent"]
+    status, renewed = admin.post(f"/v1/reservations/{run['id']}/renew", {"lease_seconds": 2.5})
+    assert (status, renewed["expires_at"] > run["expires_at"]) == (200, True)
+    time.sleep(2.6)
+    found = admin.get("/v1/datasets/lease")[1]
+    assert (found["held"]["micronats"], found["spent"]) == (0, spent)
+    assert admin.get(f"/v1/reservations/{run['id']}")[1]["state"] == "expired"
+    status, problem = admin.grant(run["id"], 1, 10)
+    assert (status, problem["code"]) == (409, "reservation-closed")
+
+
+def test_who_may_do_what(admin: Caller, keys: Keys) -> None:
+    admin.dataset("ours")
+    admin.dataset("theirs")
+    team = Caller(admin.http, keys.create([Scope.RUN], datasets=("ours",))[0])
+    run = admin.reserve("theirs")
+    assert team.post("/v1/datasets/ours/quotes", {"mechanism": RUN})[0] == 200
+    for path in ("/v1/datasets/theirs", f"/v1/reservations/{run['id']}", "/v1/datasets/none"):
+        assert team.get(path)[0] == 404
+    assert team.grant(run["id"], 1, 0)[0] == 404
+    assert [d["name"] for d in team.get("/v1/datasets")[1]["items"]] == ["ours"]
+    status, problem = team.post("/v1/datasets", {"name": "x", "size": 1, "budget": BUDGET})
+    assert (status, problem["code"]) == (403, "forbidden")
+    assert team.get("/v1/keys")[0] == 403
+    for key in ("", "pa_x_y", admin.key[:-1] + "!", "nonsense"):
+        status, problem = Caller(admin.http, key).get("/v1/datasets")
+        assert (status, problem["code"]) == (401, "unauthenticated")
+
+
+def test_keys_are_shown_once_and_can_be_revoked(admin: Caller) -> None:
+    status, made = admin.post("/v1/keys", {"scopes": ["run"], "name": "team"})
+    assert (status, made["scopes"]) == (201, ["run"])
+    team = Caller(admin.http, made["key"])
+    assert team.get("/v1/datasets")[0] == 200
+    listed = admin.get("/v1/keys")[1]["items"]
+    assert made["key"] not in str(listed)
+    assert any(key["id"] == made["id"] and key["last_used_at"] for key in listed)
+    headers = {"Authorization": f"Bearer {admin.key}"}
+    assert admin.http.delete(f"/v1/keys/{made['id']}", headers=headers).status_code == 200
+    assert team.get("/v1/datasets")[0] == 401
+    assert admin.http.delete("/v1/keys/none", headers=headers).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v1/datasets", {"name": "bad name", "size": 1, "budget": BUDGET}, 422, BAD),
+        ("/v1/datasets", {"name": "a", "size": 0, "budget": BUDGET}, 422, BAD),
+        ("/v1/datasets", {"name": "a", "size": 1, "budget": BUDGET | {"epsilon": 0}}, 422, BAD),
+        ("/v1/datasets", {"name": "a", "size": 1}, 422, BAD),
+        ("/v1/datasets/bad/reservations", {"mechanism": {"kind": "magic"}}, 422, BAD),
+        ("/v1/datasets/bad/reservations", {"mechanism": SHUFFLED}, 422, "method-not-applicable"),
+        ("/v1/datasets/bad/reservations", {"mechanism": RUN, "lease_seconds": 0}, 422, BAD),
+        ("/v1/datasets/none/reservations", {"mechanism": RUN}, 404, "not-found"),
+        ("/v1/reservations/none/commit", {}, 404, "not-found"),
+        ("/v1/reservations/none/grants", {"steps": 0, "sequence": 0}, 422, BAD),
+        ("/v1/keys", {"scopes": ["king"]}, 422, BAD),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(admin: Caller, path: str, body: Json, status: int, code: str) -> None:
+    admin.post("/v1/datasets", {"name": "bad", "size": 1, "budget": BUDGET})
+    found, problem = admin.post(path, body)
+    assert (found, problem["code"]) == (status, code), problem
+
+
+def test_a_name_is_taken_once(admin: Caller) -> None:
+    admin.dataset("twice")
+    status, problem = admin.post("/v1/datasets", {"name": "twice", "size": 9, "budget": BUDGET})
+    assert (status, problem["code"]) == (409, "name-taken")
+
+
+def test_entries_come_page_by_page(admin: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin.dataset("pages")
+    run = admin.reserve("pages")
+    for k in range(5):
+        admin.grant(run["id"], 1, k)
+    monkeypatch.setattr("accountant_service.ledger.service.PAGE", 3)
+    seen: list[int] = []
+    cursor = ""
+    while True:
+        _, page = admin.get(f"/v1/datasets/pages/entries?cursor={cursor}")
+        seen += [item["number"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == list(range(1, 8))
+
+
+TAMPERING = [
+    "UPDATE entry SET body = replace(body, '\"steps\":20', '\"steps\":10') WHERE number = 3",
+    "UPDATE entry SET hash = replace(hash, substr(hash, 1, 1), 'g') WHERE number = 3",
+    "DELETE FROM entry WHERE number = 4",
+    "DELETE FROM entry WHERE number = 5",
+    "UPDATE dataset SET spent = spent - 1",
+    "UPDATE dataset SET epsilon = 30",
+    "UPDATE reservation SET steps_granted = steps_granted - 1",
+    "UPDATE reservation SET unit = '1'",
+]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("statement", TAMPERING)
+def test_tampering_shows(kind: str, statement: str, tmp_path: Path) -> None:
+    with database(kind, tmp_path) as url:
+        app = create_app(Settings(database_url=url))
+        with TestClient(app) as http:
+            admin = Caller(http, app.state.keys.create([Scope.ADMIN])[0])
+            admin.dataset("d")
+            run = admin.reserve("d")
+            for sequence in (0, 20, 40):
+                assert admin.grant(run["id"], 20, sequence)[0] == 200
+            repository = app.state.repository
+            assert verify(repository).faults == []
+            with repository.transaction() as transaction:
+                transaction.connection.exec_driver_sql(statement)
+            faults = verify(repository).faults
+            assert faults, statement
+            if "number" in statement:
+                number = statement.rsplit("= ", 1)[1]
+                assert any(number in fault for fault in faults), faults
+
+
+def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    opening.open_repository(url).close()
+    with sqlite3.connect(tmp_path / "ledger.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(opening.NewerDatabaseError, match="newer"):
+        opening.open_repository(url)
+
+
+def test_migrations_make_the_tables_the_code_expects(url: str) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    from accountant_service.ledger.tables import METADATA
+
+    repository = opening.open_repository(url)
+    with repository.transaction() as transaction:
+        context = MigrationContext.configure(transaction.connection)
+        assert compare_metadata(context, METADATA) == []
+    repository.close()
+
+
+def test_a_database_that_is_away_grants_nothing() -> None:
+    away = Repository(storage.connect("postgresql+psycopg://postgres@127.0.0.1:1/none"))
+    with pytest.raises(Exception, match="does not answer"), away.transaction():
+        pass
+    away.close()

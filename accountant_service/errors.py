@@ -9,6 +9,7 @@ AccountingError
 └── LedgerError                the ledger says no
     ├── BudgetExhaustedError       the plan does not fit in what is left
     ├── ReservationClosedError     the reservation has ended
+    ├── ReservationOpenError       or has not
     ├── StaleSequenceError         the client has missed a grant
     ├── NameTakenError             a dataset of this name exists
     ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
@@ -107,6 +108,14 @@ class ReservationClosedError(LedgerError):
 
     code = "reservation-closed"
     title = "The reservation has ended"
+    status = 409
+
+
+class ReservationOpenError(LedgerError):
+    """The reservation has not ended yet."""
+
+    code = "reservation-open"
+    title = "The reservation is still open"
     status = 409
 
 

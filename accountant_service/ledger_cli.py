@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accountant_service.errors import LedgerError
-from accountant_service.ledger import database, verification
+from accountant_service.ledger import certificate, database, verification
 from accountant_service.ledger.keys import Keys, Scope
 from accountant_service.ledger.repository import Repository, connect, now
 from accountant_service.ledger.service import dataset_view
@@ -152,6 +152,33 @@ def upgrade() -> None:
     finally:
         engine.dispose()
     print(f"at revision {after}" if before == after else f"from {before} to revision {after}")
+
+
+def verify_certificate(
+    file: Annotated[typer.FileText, typer.Argument(help="A certificate, as JSON.")],
+    public_key: Annotated[
+        str | None, typer.Option(help="The issuer's, in hexadecimal, if you know it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a certificate's signature and compute its guarantee anew, without any server."""
+    try:
+        document = json.load(file)
+    except ValueError as error:
+        document = {"format": str(error)}
+    faults, found = certificate.check(document if isinstance(document, dict) else {}, public_key)
+    if as_json:
+        epsilon = None if found is None else found.epsilon
+        print(json.dumps({"faults": faults, "epsilon": epsilon}))
+    else:
+        for fault in faults:
+            print(fault, file=sys.stderr)
+        if found is not None:
+            print(f"computed anew: ε = {found.epsilon:.6g} at δ = {found.delta:g}")
+            print(f"signed with {document.get('public_key')}")
+        print("not valid" if faults else "valid")
+    if faults:
+        raise typer.Exit(1)
 
 
 def _show(rows: list[dict[str, Any]], columns: list[str], title: str, as_json: bool) -> None:

@@ -144,6 +144,12 @@ def reservation(identifier: str, key: Key, ledger: TheLedger) -> Response:
     return _json(ledger.reservation(key, identifier))
 
 
+@router.get("/v1/reservations/{identifier}/certificate", response_model=dict[str, Any])
+def certificate(identifier: str, key: Key, ledger: TheLedger) -> Response:
+    """What may be published about a run that has ended; check it with `accountant verify FILE`."""
+    return _json(ledger.certificate(key, identifier))
+
+
 @router.post("/v1/reservations/{identifier}/grants", response_model=bodies.ReservationView)
 def grant(
     identifier: str,

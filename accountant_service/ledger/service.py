@@ -17,19 +17,18 @@ from typing import Any, Final
 from sqlalchemy.exc import IntegrityError
 
 from accountant_service import mechanisms
-from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.errors import (
     BudgetExhaustedError,
     DatabaseAwayError,
     IdempotencyKeyRequiredError,
     IdempotencyKeyReusedError,
-    MethodNotApplicableError,
     NameTakenError,
+    ReservationOpenError,
     UnknownSubjectError,
 )
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.ledger import certificate, model
 from accountant_service.ledger import filter as privacy_filter
-from accountant_service.ledger import model
 from accountant_service.ledger.keys import Scope, require, require_sight, sees
 from accountant_service.ledger.model import Balance, Dataset, Reservation, State
 from accountant_service.ledger.repository import (
@@ -43,6 +42,7 @@ from accountant_service.ledger.repository import (
 from accountant_service.mechanisms import CanonicalForm, DpSgd, Mechanism, Repeated, canonical_form
 
 _ATTEMPTS: Final = 4
+_SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # who expires leases
 _NOISE_MAX: Final = 1e6
 _BISECTIONS: Final = 40
@@ -189,11 +189,8 @@ class Ledger:
                 dataset.balance.taken + privacy_filter.cost(unit, plan.steps)
             ),
         }
-        question = Question(plan.whole, dataset.policy.relation)
-        try:
-            return view, ACCOUNTANTS["pld"].epsilon(question, dataset.policy.delta)
-        except MethodNotApplicableError:
-            return view, ACCOUNTANTS["subsampled_rdp"].epsilon(question, dataset.policy.delta)
+        policy = dataset.policy
+        return view, certificate.certified(plan.mechanism, policy.relation, policy.delta)
 
     def reserve(
         self, request: Request, name: str, mechanism: Mechanism, lease: float, purpose: str
@@ -299,6 +296,16 @@ class Ledger:
             return 200, reservation_view(change.reservation, dataset)
 
         return self._write(request, act)
+
+    def certificate(self, key: KeyRecord, identifier: str) -> View:
+        """What may be published about a run that has ended, signed."""
+        self.reservation(key, identifier)  # expires what is due
+        dataset, reservation = self._found(key, identifier)
+        if reservation.state is State.OPEN:
+            raise ReservationOpenError("commit or release the reservation first")
+        with self._repository.transaction() as transaction:
+            seed = transaction.secret(_SIGNING_KEY)
+        return certificate.issue(dataset, reservation, seed, now())
 
     # --- the record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 import uuid
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
+from accountant_service import cli
 from accountant_service.app import create_app
+from accountant_service.ledger import certificate
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.keys import Keys, Scope
@@ -123,6 +127,32 @@ def test_the_life_of_a_run(admin: Caller, repository: Repository) -> None:
     items = admin.get("/v1/datasets/life/entries")[1]["items"]
     assert [item["kind"] for item in items] == ["create", "reserve", "grant", "commit"]
     assert verify(repository).faults == []
+
+
+def test_a_certificate_can_be_checked_by_anyone(admin: Caller, tmp_path: Path) -> None:
+    admin.dataset("public")
+    run = admin.reserve("public", RUN | {"steps": 300})
+    admin.grant(run["id"], 200, 0)
+    path = f"/v1/reservations/{run['id']}/certificate"
+    assert admin.get(path)[1]["code"] == "reservation-open"
+    admin.post(f"/v1/reservations/{run['id']}/commit")
+    status, document = admin.get(path)
+    assert (status, document["steps"], document["guarantee"]["scope"]) == (200, 200, "fixed_plan")
+    asked = {"mechanism": RUN | {"steps": 200}, "delta": BUDGET["delta"]}
+    alone = admin.post("/v1/epsilon", asked)[1]
+    assert document["guarantee"]["epsilon"] == alone["epsilon"]
+    assert document["mechanism_hash"] == alone["mechanism_hash"]
+    assert certificate.check(document, document["public_key"])[0] == []
+    file = tmp_path / "certificate.json"
+    file.write_text(json.dumps(document))
+    assert CliRunner().invoke(cli.app, ["verify", str(file)]).exit_code == 0
+    better = document | {"guarantee": document["guarantee"] | {"epsilon": 0.1}}
+    shorter = document | {"mechanism": document["mechanism"] | {"steps": 20}}
+    for altered in (better, shorter, document | {"dataset": "other"}, {}, {"format": 1}):
+        assert certificate.check(altered)[0], altered
+        file.write_text(json.dumps(altered))
+        assert CliRunner().invoke(cli.app, ["verify", str(file)]).exit_code == 1
+    assert certificate.check(document, "00" * 32)[0]
 
 
 def test_what_does_not_fit_is_refused_with_what_would(admin: Caller) -> None:

@@ -19,7 +19,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def test_every_error_code_has_its_heading() -> None:
     headings = set(re.findall(r"^## (\S+)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE))
-    raised = {cls.code for cls in errors.AccountingError.__subclasses__()}
+    kinds = errors.AccountingError.__subclasses__() + errors.LedgerError.__subclasses__()
+    raised = {cls.code for cls in kinds}
     mapped = {code for code, _ in problems._STATUS_CODES.values()}
     assert headings == raised | mapped | {"invalid-request", "internal-error", "http-error"}
 

@@ -16,6 +16,7 @@ Where no such division leaves little enough, only the extreme ones are set aside
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import math
 from collections.abc import Iterator
@@ -171,10 +172,14 @@ class _Sketch:
 
     def top(self, log_share: float) -> float:
         """About the least loss beyond which at most e^log_share outcomes are expected."""
-        for top in _TOPS:
-            if self.log_mass(_Division.at(0.0, float(top)).extreme) < log_share:
-                return float(top)
-        raise UndampedError
+
+        def few(top: float) -> bool:
+            return self.log_mass(_Division.at(0.0, float(top)).extreme) < log_share
+
+        at = bisect.bisect_left(_TOPS, True, key=few)
+        if at == len(_TOPS):
+            raise UndampedError
+        return float(_TOPS[at])
 
     def renyi(self, log_delta: float) -> float:
         """About Rényi's bound of ε at δ with the extreme outcomes set aside."""

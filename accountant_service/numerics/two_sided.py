@@ -206,9 +206,9 @@ class _Side:
         The first attempt is cheap and accurate, the others cost more and are less so, the last
         are blurred as well; each aims at where the one before found the answer.
         """
+        if self._settled(enough):
+            return
         for engine, effort, saddle in self._attempts():
-            if self.upper <= enough or self._excess(self.lower) <= 1:
-                return
             with contextlib.suppress(UndampedError):
                 line = engine(self.releases, saddle, effort)
                 lower, upper = self.reading.of_contour(line, self.upper)
@@ -216,6 +216,12 @@ class _Side:
                 self.saddle = self.reading.moved(self.saddle, self.lower, self.upper)
                 if effort.blur:  # it costs more where δ is steeper than the tilt
                     self.blur *= min(1.0, math.sqrt(0.5 / max(self._excess(self.lower), 1e-9)))
+            if self._settled(enough):  # before the next attempt is prepared
+                return
+
+    def _settled(self, enough: float) -> bool:
+        """Whether no more is asked of this direction."""
+        return self.upper <= enough or self._excess(self.lower) <= 1
 
     def _attempts(self) -> Iterator[tuple[Engine, Effort, SaddlePoint]]:
         """What to try next, given what the attempts before have found."""

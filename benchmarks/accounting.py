@@ -43,7 +43,14 @@ from accountant_service.audit import Figure
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import DpSgd
-from accountant_service.numerics import saddle_point, sampled_gaussian, tilted_loss, two_sided
+from accountant_service.numerics import (
+    rare_events,
+    saddle_point,
+    sampled_gaussian,
+    tilted_loss,
+    two_sided,
+    windowed_loss,
+)
 from accountant_service.numerics.privacy_loss import GaussianRatio, Release
 from accountant_service.report import draw
 
@@ -74,6 +81,8 @@ def cold(call: Callable[[], Any]) -> Callable[[], Any]:
     def from_nothing() -> Any:
         saddle_point._release_moments.cache_clear()
         tilted_loss.tilted_loss.cache_clear()
+        windowed_loss.windowed_loss.cache_clear()
+        rare_events._sketch.cache_clear()
         return call()
 
     return from_nothing

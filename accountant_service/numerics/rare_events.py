@@ -21,6 +21,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -38,12 +39,13 @@ from accountant_service.numerics.special import (
     log_sum_exp,
 )
 from accountant_service.numerics.tilted_loss import UndampedError
-from accountant_service.numerics.windowed_loss import Window, WindowedLoss
+from accountant_service.numerics.windowed_loss import Window, WindowedLoss, windowed_loss
 
 _EPS: Final = float(np.finfo(float).eps)
 _SHARES: Final = (0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05, 0.03)  # of ε, that are common
 _LOW_SHARES: Final = (0.02, 0.01, 0.005)
 _EPSILON_MIN: Final = 1e-4  # below it nobody looks
+_SCALE: Final = 1.08  # divisions are made at its powers, so that neighbouring questions share laws
 _TOPS: Final = np.geomspace(1e-5, 100.0, 160)  # losses, beyond which they may be extreme
 _SPLIT_WIDTH: Final = 0.1  # of where it is
 _TOP_WIDTH: Final = 0.07
@@ -70,9 +72,10 @@ def contour(releases: Composition, saddle: SaddlePoint, effort: Effort) -> Conto
     parts = _parts(releases, saddle)
     if saddle.epsilon < _EPSILON_MIN:
         raise UndampedError
-    for division in _divisions(parts, saddle.epsilon, saddle.log_delta + effort.log_accuracy):
+    epsilon = _SCALE ** round(math.log(saddle.epsilon, _SCALE))
+    for division in _divisions(parts, epsilon, saddle.log_delta + effort.log_accuracy):
         with contextlib.suppress(UndampedError):
-            divided = Divided(parts, division, saddle.epsilon)
+            divided = Divided(parts, division, epsilon)
             line = line_for(divided.saddle(saddle), effort, divided.log_mass)
             return trace(divided.on(line.tilt), line, effort.work, divided.left_out())
     raise UndampedError
@@ -143,12 +146,7 @@ class _Sketch:
     """The laws of the losses on a few nodes, without proof: to choose a division."""
 
     def __init__(self, parts: list[_Part]) -> None:
-        self._laws = []
-        for part in parts:
-            z = np.linspace(-9.0, 13.0 + part.mu, _SKETCH)
-            loss = privacy_loss(part.mu * z - 0.5 * part.mu**2, part.sample_rate)
-            log_mass = loss - 0.5 * z * z - LOG_SQRT_TWO_PI + math.log(z[1] - z[0])
-            self._laws.append((loss, log_mass, part.count))
+        self._laws = [(*_sketch(part.sample_rate, part.mu), part.count) for part in parts]
 
     def log_mass(self, windows: tuple[Window, ...]) -> float:
         """Log of the expected number of outcomes in the windows."""
@@ -188,6 +186,14 @@ class _Sketch:
         moments = self._log_moments(_Division.at(0.0, top).rare, tilts)
         constant = -np.log1p(tilts) - tilts * np.log1p(1 / tilts)
         return float(((moments + constant - log_delta) / tilts).min())
+
+
+@lru_cache(maxsize=64)
+def _sketch(sample_rate: float, mu: float) -> tuple[Array, Array]:
+    """Losses, and log masses, of a release at some nodes."""
+    z = np.linspace(-9.0, 13.0 + mu, _SKETCH)
+    loss = privacy_loss(mu * z - 0.5 * mu**2, sample_rate)
+    return loss, loss - 0.5 * z * z - LOG_SQRT_TWO_PI + math.log(z[1] - z[0])
 
 
 def _log_windows(windows: tuple[Window, ...], loss: Array) -> Array:
@@ -230,7 +236,7 @@ class Divided:
         self._moments = self._log_measure(1.0 + self._tilts)
 
     def _laws(self, windows: tuple[Window, ...], order: float) -> list[WindowedLoss]:
-        return [WindowedLoss(p.sample_rate, p.mu, windows, order) for p in self._parts]
+        return [windowed_loss(p.sample_rate, p.mu, windows, order) for p in self._parts]
 
     def _log_measure(self, orders: Array) -> Array:
         """Upper bounds of the log-moments of the measure."""
@@ -254,16 +260,8 @@ class Divided:
     def saddle(self, about: SaddlePoint) -> SaddlePoint:
         """Where the measure's own line may lie."""
         tilts, moments = self._tilts[1:], self._moments[1:]
-        cost = moments - tilts * self._epsilon - np.log(tilts) - np.log1p(tilts)
-        return SaddlePoint(
-            "removing",
-            float(tilts[np.argmin(cost)]),
-            self._epsilon,
-            about.log_delta,
-            about.bound,
-            tilts,
-            moments,
-        )
+        cost = moments - tilts * about.epsilon - np.log(tilts) - np.log1p(tilts)
+        return replace(about, tilt=float(tilts[np.argmin(cost)]), tilts=tilts, moments=moments)
 
     def left_out(self) -> LeftOut:
         """What the extreme outcomes and the common ones add, at most."""

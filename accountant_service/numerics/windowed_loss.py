@@ -21,8 +21,9 @@ bounds |K| by how fast it decays; with e^{+vθ} it bounds the error of the trape
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -49,6 +50,7 @@ _LINES: Final = np.geomspace(0.004, 1.0, 20)  # shares of the strip 0 < μy ≤ 
 _HEIGHT_MAX: Final = 12.6
 _PAIRED: Final = 160  # cells that are paired
 _NODES_MAX: Final = 1 << 17
+_KNOWN_MAX: Final = 16  # results that a law remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,14 @@ class Window:
         return bound
 
 
+@lru_cache(maxsize=128)  # a curve, or a solver for the steps, asks for the same ones again
+def windowed_loss(
+    sample_rate: float, mu: float, windows: tuple[Window, ...], order: float
+) -> WindowedLoss:
+    """A `WindowedLoss`, perhaps one that was asked for before."""
+    return WindowedLoss(sample_rate, mu, windows, order)
+
+
 class WindowedLoss:
     """A release seen through some windows, for orders up to a largest one."""
 
@@ -114,6 +124,18 @@ class WindowedLoss:
         if closed:
             self._high = max(min(self._high, self._position(max(closed))), 1.0)
         self._draw_lines()
+        self._known: dict[tuple[str, bytes], Array] = {}
+
+    def _once(self, what: str, of: Array, compute: Callable[[], Array]) -> Array:
+        """What was computed before for these numbers, or else computes it."""
+        key = (what, of.tobytes())
+        found = self._known.get(key)
+        if found is None:
+            found = compute()
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[key] = found
+        return found
 
     def _position(self, loss: float) -> float:
         """z at which the loss is this."""
@@ -207,6 +229,10 @@ class WindowedLoss:
 
     def log_decay(self, order: float, frequencies: Array) -> Array:
         """Upper bounds of log|K(a + iv)|, which decrease with v."""
+        of = np.append(frequencies, order)
+        return self._once("decay", of, lambda: self._log_decay(order, frequencies))
+
+    def _log_decay(self, order: float, frequencies: Array) -> Array:
         fixed = self._log_size + order * self._greatest_loss
         beyond = self._log_beyond(order, self._heights, self._end_loss, self._end_angle)
         best = np.full_like(frequencies, math.inf)
@@ -281,6 +307,9 @@ class WindowedLoss:
 
     def log_moments(self, orders: Array) -> Array:
         """Upper bounds of log K(a) for each order a in (0, order]."""
+        return self._once("moments", orders, lambda: self._log_moments(orders))
+
+    def _log_moments(self, orders: Array) -> Array:
         spacing, log_left_out = self._rule(orders, 0.0)
         z = self._nodes_at(spacing)
         loss = self._loss(z)

@@ -1,7 +1,8 @@
-"""The whole thing once: start the service, train on MNIST within ε = 2, stop the service."""
+"""The whole thing once: a dataset's budget, a training run that draws on it, its certificate."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -34,19 +35,54 @@ def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
             time.sleep(0.1)
 
 
+def give_budget(url: str, key: str, budget: dict[str, float]) -> None:
+    """Give the dataset `mnist` its budget."""
+    plan = {"kind": "dp_sgd", "noise_multiplier": 1.2, "sample_rate": 0.01, "steps": 1000}
+    body = {"name": "mnist", "size": 60_000, "budget": budget, "planned_mechanism": plan}
+    headers = {
+        "Authorization": f"Bearer {key}",
+        "Idempotency-Key": "the-demonstration",
+        "Content-Type": "application/json",
+    }
+    request = urllib.request.Request(f"{url}/v1/datasets", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30):
+        print(f"Dataset 'mnist' may give out ε = {budget['epsilon']:g} at δ = {budget['delta']:g}")
+
+
 def main() -> int:
-    """Run the demonstration; the exit code is the training run's."""
+    """Run the demonstration; the exit code is the training run's, or that of the checks."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/accountant.db"}
-        command = [PROGRAMS / "accountant", "serve", "--port", str(port)]
-        service = subprocess.Popen(command, env=environment)
+
+        def accountant(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [PROGRAMS / "accountant", *arguments]
+            return subprocess.run(
+                command, env=environment, check=False, text=True, stdout=subprocess.PIPE
+            )
+
+        key = accountant("keys", "create", "--scope", "admin").stdout.strip()
+        service = subprocess.Popen(
+            [PROGRAMS / "accountant", "serve", "--port", str(port)], env=environment
+        )
         try:
             wait_until_healthy(url)
-            arguments = sys.argv[1:] or ["--epsilon", "2", "--delta", "1e-5"]
-            training = [PROGRAMS / "accountant-train", "run", "--service", url, *arguments]
-            return subprocess.run(training, check=False).returncode
+            give_budget(url, key, {"epsilon": 2.0, "delta": 1e-5})
+            training = [PROGRAMS / "accountant-train", "run", "--service", url]
+            training += ["--dataset", "mnist", *sys.argv[1:]]
+            code = subprocess.run(
+                training, env=environment | {"ACCOUNTANT_API_KEY": key}, check=False
+            ).returncode
+            if code:
+                return code
+            written = sys.argv[sys.argv.index("--output") + 1] if "--output" in sys.argv else None
+            certificate = f"{written or 'runs/mnist'}/certificate.json"
+            for check in (("verify", certificate), ("ledger", "verify")):
+                done = accountant(*check)
+                print(f"accountant {' '.join(check)}:", done.stdout.strip().replace("\n", "; "))
+                code = code or done.returncode
+            return code
         finally:
             service.terminate()
             service.wait(20)

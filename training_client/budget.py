@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from training_client.errors import BudgetExhaustedError
 from training_client.plan import Plan
-from training_client.service import AccountingService, Guarantee
+from training_client.service import AccountingService, Guarantee, Reservation
+
+
+class Allowance(Protocol):
+    """What the training loop asks before every step."""
+
+    @property
+    def plan(self) -> Plan:
+        """What a step costs."""
+        ...
+
+    @property
+    def spent(self) -> float:
+        """ε of the steps allowed so far."""
+        ...
+
+    def allow(self, step: int) -> None:
+        """Return if step number `step` (from 1) may be made; raise if not."""
+        ...
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """What the service claims of the first `steps` steps."""
+        ...
 
 
 @dataclass
@@ -66,3 +89,50 @@ class Budget:
             claim = self.guarantee(last)
             if claim.epsilon <= self.epsilon:
                 self.allowed, self.spent = last, claim.epsilon
+
+
+@dataclass
+class LedgerBudget:
+    """Has steps charged to a dataset's budget, a block at a time, before they are made.
+
+    A run that dies has been charged for every block it asked for, and for no more.
+
+    Attributes:
+        service: the ledger, with an API key.
+        plan: what a step costs.
+        dataset: whose budget.
+        delta: of the dataset's budget, for the run's own guarantee.
+        reservation: the whole plan, held.
+        block: steps charged at once.
+        spent: ε of the run's granted steps alone.
+    """
+
+    service: AccountingService
+    plan: Plan
+    dataset: str
+    delta: float
+    reservation: Reservation
+    block: int = 50
+    spent: float = field(default=0.0, init=False)
+
+    def allow(self, step: int) -> None:
+        """See `Allowance`.
+
+        Raises:
+            BudgetExhaustedError: the plan has no such step.
+            ServiceError: no usable answer; the step must not be made.
+        """
+        held = self.reservation
+        if step <= held.steps_granted:
+            return
+        block = min(self.block, held.steps_reserved - held.steps_granted)
+        if block == 0:
+            raise BudgetExhaustedError(f"all {held.steps_reserved} steps of the plan are made")
+        self.reservation = self.service.grant(held, block)
+        self.spent = self.guarantee(self.reservation.steps_granted).epsilon
+        if step > self.reservation.steps_granted:
+            raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """See `Allowance`: of this run alone."""
+        return self.service.epsilon(self.plan.mechanism(steps), self.delta)

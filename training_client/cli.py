@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from training_client import train as training
-from training_client.budget import Budget
-from training_client.data import mnist
+from training_client.budget import Budget, LedgerBudget
+from training_client.data import TRAIN_SIZE, mnist
 from training_client.errors import TrainingStoppedError
 from training_client.optimizers import DpSgd
 from training_client.plan import Plan
@@ -38,8 +39,14 @@ def main() -> None:
 @app.command(epilog="Exit codes: 0 done, 2 wrong input, 3 refused by budget, 4 no service.")
 def run(
     service: Annotated[str, typer.Option(help="The accounting service.")] = "http://127.0.0.1:8000",
-    epsilon: Annotated[float, typer.Option(help="ε the run may spend.")] = 2.0,
-    delta: Annotated[float, typer.Option(help="δ the run may spend.")] = 1e-5,
+    dataset: Annotated[
+        str | None, typer.Option(help="Draw on this dataset's budget in the ledger.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ACCOUNTANT_API_KEY", help="For the ledger.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="ε the run may spend, without a ledger.")] = 2.0,
+    delta: Annotated[float, typer.Option(help="δ the run may spend, without a ledger.")] = 1e-5,
     steps: Annotated[int, typer.Option(min=1, help="Steps to plan the noise for.")] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Expected batch size, qN.")] = 600,
     clip_norm: Annotated[float, typer.Option(help="C, of each example's gradient.")] = 1.0,
@@ -54,23 +61,22 @@ def run(
 ) -> None:
     """Train DP-SGD on MNIST until the privacy budget is used up."""
     console = Console(highlight=False, soft_wrap=True)
+    certificate = None
     try:
-        with AccountingService(service) as accounting:
-            rate = batch_size / 60_000
-            sigma = accounting.noise_multiplier(
-                sample_rate=rate, steps=steps, epsilon=epsilon, delta=delta
-            )
-            console.print(
-                f"Budget ε = {epsilon:g} at δ = {delta:g}: {steps} steps at q = {rate:g} "
-                f"need noise multiplier σ = {sigma:.4f}"
-            )
+        with AccountingService(service, api_key=api_key) as accounting:
+            wanted = _Wanted(TRAIN_SIZE, batch_size / TRAIN_SIZE, clip_norm, steps)
+            budget: Budget | LedgerBudget
+            if dataset is None:
+                budget = _asked(accounting, wanted, epsilon, delta, console)
+            else:
+                budget = _reserved(accounting, wanted, dataset, console)
             data = mnist(data_dir).to(torch.device(device))
-            plan = Plan(len(data.train_labels), rate, clip_norm, sigma)
             model = training.mlp(784, hidden, 10).to(device)
-            optimizer = DpSgd(model, plan, learning_rate=learning_rate, momentum=momentum)
-            budget = Budget(accounting, plan, epsilon, delta)
+            optimizer = DpSgd(model, budget.plan, learning_rate=learning_rate, momentum=momentum)
             with _progress(console, steps) as report:
                 result = training.train(model, data, optimizer, budget, report=report)
+            if isinstance(budget, LedgerBudget):
+                certificate = accounting.certificate(accounting.commit(budget.reservation))
     except TrainingStoppedError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]Stopped:[/] {error}")
         raise typer.Exit(error.exit_code) from None
@@ -78,13 +84,59 @@ def run(
     output.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), output / "model.pt")
     (output / "privacy.json").write_text(json.dumps(claim.document, indent=2) + "\n")
-    why = "the budget allows no further step" if result.stopped_by_budget else "all steps are done"
+    if certificate is not None:
+        (output / "certificate.json").write_text(json.dumps(certificate, indent=2) + "\n")
+    why = "all steps are done"
+    if result.stopped_by_budget:
+        why = "the budget allows no further step" if dataset is None else "the plan is done"
     console.print(f"Stopped after {result.steps} steps: {why}.")
     console.print(f"Test accuracy [bold]{result.test_accuracy:.2%}[/]")
     console.print(
         f"Guarantee: ε = [bold]{claim.epsilon:.6f}[/] at δ = {claim.delta:g}, {claim.status} by "
         f"{claim.method}; written with the model to {output}/"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A run whose noise is still to be found."""
+
+    size: int
+    sample_rate: float
+    clip_norm: float
+    steps: int
+
+    def plan(self, noise_multiplier: float) -> Plan:
+        return Plan(self.size, self.sample_rate, self.clip_norm, noise_multiplier)
+
+
+def _asked(
+    accounting: AccountingService, wanted: _Wanted, epsilon: float, delta: float, console: Console
+) -> Budget:
+    """A budget of this run's own."""
+    sigma = accounting.noise_multiplier(
+        sample_rate=wanted.sample_rate, steps=wanted.steps, epsilon=epsilon, delta=delta
+    )
+    console.print(
+        f"Budget ε = {epsilon:g} at δ = {delta:g}: {wanted.steps} steps at q = "
+        f"{wanted.sample_rate:g} need noise multiplier σ = {sigma:.4f}"
+    )
+    return Budget(accounting, wanted.plan(sigma), epsilon, delta)
+
+
+def _reserved(
+    accounting: AccountingService, wanted: _Wanted, dataset: str, console: Console
+) -> LedgerBudget:
+    """A dataset's budget: quote, then reserve the whole plan."""
+    budget = accounting.dataset(dataset).get("budget") or {}
+    sigma = accounting.affordable_noise(dataset, wanted.plan(1.0).mechanism(wanted.steps))
+    plan = wanted.plan(sigma)
+    reservation = accounting.reserve(dataset, plan.mechanism(wanted.steps), "accountant-train")
+    console.print(
+        f"Dataset {dataset!r} allows {wanted.steps} steps at q = {wanted.sample_rate:g} with noise "
+        f"multiplier σ = {sigma:.4f}: reserved as {reservation.identifier}"
+    )
+    return LedgerBudget(accounting, plan, dataset, float(budget["delta"]), reservation)
 
 
 @contextmanager

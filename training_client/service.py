@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, Final, Self
 import httpx
 
 from training_client.errors import (
+    BudgetExhaustedError,
     ServiceConfusedError,
     ServiceRefusedError,
     ServiceUnreachableError,
@@ -52,11 +54,38 @@ class Guarantee:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What the ledger holds for a run."""
+
+    identifier: str
+    state: str
+    steps_reserved: int
+    steps_granted: int
+
+    @classmethod
+    def from_json(cls, document: Json) -> Reservation:
+        """Read a reservation, refusing anything that is not one."""
+        try:
+            found = cls(
+                str(document["id"]),
+                str(document["state"]),
+                int(document["steps_reserved"]),
+                int(document["steps_granted"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServiceConfusedError(f"the answer is not a reservation: {error!r}") from None
+        if not 0 <= found.steps_granted <= found.steps_reserved:
+            raise ServiceConfusedError(f"the answer is no reservation: {found}")
+        return found
+
+
 class AccountingService:
     """A connection to the service. Use as a context manager.
 
     Args:
         url: where it listens, such as http://127.0.0.1:8000.
+        api_key: for the ledger; computations may do without.
         timeout_seconds: for one attempt.
         attempts: how often to try before giving up, with growing pauses (0.2 s, 0.4 s, …).
         transport: for tests.
@@ -66,13 +95,17 @@ class AccountingService:
         self,
         url: str,
         *,
+        api_key: str | None = None,
         timeout_seconds: float = 30.0,
         attempts: int = 5,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url
         self._attempts = attempts
-        self._client = httpx.Client(base_url=url, timeout=timeout_seconds, transport=transport)
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._client = httpx.Client(
+            base_url=url, timeout=timeout_seconds, transport=transport, headers=headers
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -126,8 +159,56 @@ class AccountingService:
         _require_within(Guarantee.from_json(answer.get("guarantee")), epsilon, delta)
         return int(_number(answer, "steps"))
 
-    def _ask(self, path: str, body: Json) -> dict[str, Any]:
-        answer = self._post(path, body)
+    def affordable_noise(self, dataset: str, mechanism: Json) -> float:
+        """The least noise multiplier with which a whole run fits a dataset's budget."""
+        answer = self._ask(f"/v1/datasets/{dataset}/quotes", {"mechanism": mechanism})
+        affordable = answer.get("affordable")
+        if not isinstance(affordable, dict) or affordable.get("noise_multiplier") is None:
+            raise BudgetExhaustedError(
+                f"no noise makes these steps fit what is left of the budget of {dataset!r}"
+            )
+        return _number(affordable, "noise_multiplier")
+
+    def dataset(self, name: str) -> Json:
+        """A dataset as the ledger has it."""
+        return self._ask(f"/v1/datasets/{name}")
+
+    def reserve(self, dataset: str, mechanism: Json, purpose: str = "") -> Reservation:
+        """Hold budget for a whole run."""
+        body = {"mechanism": mechanism, "purpose": purpose}
+        return Reservation.from_json(self._write(f"/v1/datasets/{dataset}/reservations", body))
+
+    def grant(self, reservation: Reservation, steps: int) -> Reservation:
+        """Have the next steps charged, before their noise is drawn."""
+        body = {"steps": steps, "sequence": reservation.steps_granted}
+        path = f"/v1/reservations/{reservation.identifier}/grants"
+        after = Reservation.from_json(self._write(path, body))
+        if after.steps_granted != reservation.steps_granted + steps:
+            raise ServiceConfusedError(f"{steps} steps were asked for, the answer is {after}")
+        return after
+
+    def commit(self, reservation: Reservation) -> Reservation:
+        """The run is done; what was not granted is free again."""
+        path = f"/v1/reservations/{reservation.identifier}/commit"
+        return Reservation.from_json(self._write(path, {}))
+
+    def certificate(self, reservation: Reservation) -> Json:
+        """What may be published about a run that has ended."""
+        return self._ask(f"/v1/reservations/{reservation.identifier}/certificate")
+
+    def _write(self, path: str, body: Json) -> dict[str, Any]:
+        """A write, repeated under one key until it is answered: it happens once."""
+        try:
+            return self._ask(path, body, {"Idempotency-Key": uuid.uuid4().hex})
+        except ServiceRefusedError as error:
+            if error.code == "budget-exhausted":
+                raise BudgetExhaustedError(str(error)) from None
+            raise
+
+    def _ask(
+        self, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        answer = self._send(path, body, headers)
         try:
             document = answer.json()
         except ValueError:
@@ -141,14 +222,17 @@ class AccountingService:
         code = str(document.get("code", answer.status_code))
         raise ServiceRefusedError(code, str(document.get("detail", "no reason given")), pointers)
 
-    def _post(self, path: str, body: Json) -> httpx.Response:
-        """The answer, after as many attempts as allowed; computations are safe to repeat."""
+    def _send(
+        self, path: str, body: Json | None, headers: Mapping[str, str] | None
+    ) -> httpx.Response:
+        """The answer, after as many attempts as allowed; every call is safe to repeat."""
         problem = ""
         for attempt in range(self._attempts):
             if attempt:
                 time.sleep(0.2 * 2 ** (attempt - 1))
             try:
-                answer = self._client.post(path, json=body)
+                method = "GET" if body is None else "POST"
+                answer = self._client.request(method, path, json=body, headers=headers)
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training_client.budget import Budget
+from training_client.budget import Allowance
 from training_client.data import Dataset
 from training_client.errors import BudgetExhaustedError
 from training_client.optimizers import PrivateOptimizer
@@ -58,7 +58,7 @@ def train(
     model: nn.Module,
     data: Dataset,
     optimizer: PrivateOptimizer,
-    budget: Budget,
+    budget: Allowance,
     *,
     steps_max: int | None = None,
     report: Callable[[Progress], None] = lambda _: None,

@@ -192,7 +192,10 @@ def test_the_demonstration_trains_within_its_budget(tmp_path: Path) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    assert "Stopped after 60 steps: the budget allows no further step." in done.stdout
+    assert "Stopped after 60 steps: the plan is done." in done.stdout
+    assert "all is well" in done.stdout
+    certificate = json.loads((tmp_path / "certificate.json").read_text())
+    assert certificate["steps"] == 60
     accuracy = re.search(r"Test accuracy ([\d.]+)%", done.stdout)
     assert accuracy
     assert float(accuracy[1]) > 70

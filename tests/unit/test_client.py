@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from training_client import train as training
-from training_client.budget import Budget
+from training_client.budget import Budget, LedgerBudget
 from training_client.data import Dataset
 from training_client.errors import (
     BudgetExhaustedError,
@@ -21,7 +21,7 @@ from training_client.errors import (
 )
 from training_client.optimizers import DpSgd
 from training_client.plan import Plan
-from training_client.service import AccountingService
+from training_client.service import AccountingService, Reservation
 
 PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
 Answer = Callable[[str, dict[str, Any]], httpx.Response]
@@ -188,3 +188,83 @@ def test_a_plan_without_privacy_is_refused(field: str, value: float) -> None:
     fields = {"dataset_size": 10, "sample_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
     with pytest.raises(ValueError, match=field):
         Plan(**{**fields, field: value})  # type: ignore[arg-type]
+
+
+# --- a dataset's budget
+
+
+class Ledger:
+    """A ledger of one reservation, which loses every third answer after it has acted."""
+
+    def __init__(self, reserved: int) -> None:
+        self.reserved, self.granted, self.calls = reserved, 0, 0
+        self.answered: dict[str, dict[str, Any]] = {}
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content or b"{}")
+        if request.url.path == "/v1/epsilon":
+            return httpx.Response(200, json=claim(0.1 * body["mechanism"]["steps"]))
+        assert request.headers["Authorization"] == "Bearer secret"
+        key = request.headers["Idempotency-Key"]
+        self.calls += 1
+        if key not in self.answered:
+            if body.get("sequence", 0) != self.granted:
+                return httpx.Response(409, json={"code": "stale-sequence", "detail": "no"})
+            self.granted += body["steps"]
+            self.answered[key] = self.view()
+        if self.calls % 3 == 0:
+            raise httpx.ReadTimeout("lost")
+        return httpx.Response(200, json=self.answered[key])
+
+    def view(self) -> dict[str, Any]:
+        return {
+            "id": "r",
+            "state": "open",
+            "steps_reserved": self.reserved,
+            "steps_granted": self.granted,
+        }
+
+
+def test_steps_are_charged_before_they_are_made_whatever_answers_are_lost() -> None:
+    ledger = Ledger(reserved=20)
+    accounting = AccountingService(
+        "http://test", api_key="secret", transport=httpx.MockTransport(ledger.handle)
+    )
+    held = Reservation.from_json(ledger.view())
+    budget = LedgerBudget(accounting, PLAN, "d", 1e-5, held, block=3)
+    model = training.mlp(5, 8, 2)
+    made: list[int] = []
+
+    def seen(now: training.Progress) -> None:
+        made.append(now.step)
+        assert ledger.granted >= now.step  # write-ahead
+
+    result = training.train(
+        model, tiny_data(), DpSgd(model, PLAN, learning_rate=0.1), budget, report=seen
+    )
+    assert made == list(range(1, 21))
+    assert (result.steps, ledger.granted, result.stopped_by_budget) == (20, 20, True)
+
+
+def test_a_grant_that_is_not_what_was_asked_for_stops_the_run() -> None:
+    ledger = Ledger(reserved=20)
+    accounting = AccountingService(
+        "http://test", api_key="secret", transport=httpx.MockTransport(ledger.handle)
+    )
+    held = Reservation("r", "open", 20, 5)  # the client knows of steps the ledger does not
+    with pytest.raises(ServiceRefusedError, match="stale-sequence"):
+        LedgerBudget(accounting, PLAN, "d", 1e-5, held).allow(6)
+    with pytest.raises(ServiceConfusedError):
+        Reservation.from_json({"id": "r", "state": "open", "steps_reserved": 1, "steps_granted": 2})
+
+
+def test_a_budget_that_is_used_up_is_no_error_of_the_question() -> None:
+    def full(path: str, body: dict[str, Any]) -> httpx.Response:
+        if path.endswith("/quotes"):
+            return httpx.Response(200, json={"affordable": {"steps": 0, "noise_multiplier": None}})
+        return httpx.Response(409, json={"code": "budget-exhausted", "detail": "nothing is left"})
+
+    with pytest.raises(BudgetExhaustedError, match="nothing is left"):
+        service(full).reserve("d", PLAN.mechanism(10))
+    with pytest.raises(BudgetExhaustedError, match="no noise"):
+        service(full).affordable_noise("d", PLAN.mechanism(10))

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from accountant_service import __version__, mechanisms
-from accountant_service.api import ledger_routes, problems
+from accountant_service.api import ledger_routes, ledger_schemas, problems
 from accountant_service.api.answering import Answerer
 from accountant_service.api.routes import build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
@@ -67,7 +67,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         components = document["components"]["schemas"]
-        for name, example in EXAMPLES.items():
+        for name, example in (EXAMPLES | ledger_schemas.EXAMPLES).items():
             components[name].setdefault("examples", [example])
         components |= mechanisms.json_schema()
         app.openapi_schema = _with_references(document)

@@ -197,3 +197,79 @@ class KeysView(BaseModel):
     """All keys."""
 
     items: list[KeyView]
+
+
+_RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
+_BUDGET: Final = {"epsilon": 3.0, "delta": 1e-05}
+_AFFORDABLE: Final = {"steps": 2730, "noise_multiplier": 0.861}
+_ACCOUNTING: Final = {
+    "filter": "renyi",
+    "order": 5.54,
+    "budget_micronats": 1041228,
+    "scope": "filter_budget",
+}
+_DATASET: Final = {
+    "name": "patients",
+    "size": 60000,
+    "privacy_unit": "record",
+    "neighbouring_relation": "add_or_remove_one",
+    "budget": _BUDGET,
+    "spent": {"epsilon": 2.01, "micronats": 51250},
+    "held": {"epsilon": 0.05, "micronats": 50000},
+    "remaining": {"epsilon": 0.94, "micronats": 939978},
+    "accounting": _ACCOUNTING,
+    "version": 4,
+}
+_RESERVATION: Final = {
+    "id": "2971f435474842618b5ac0cd7158106f",
+    "dataset": "patients",
+    "state": "open",
+    "mechanism": _RUN,
+    "mechanism_hash": "sha256:404040cf70b9ac59bb6ce69ab25e4321ce121f7c8698dbf82ddfb0e958ab6b3b",
+    "steps_reserved": 1000,
+    "steps_granted": 50,
+    "expires_at": 1795278815.9,
+    "purpose": "a first model",
+    "neighbouring_relation": "add_or_remove_one",
+}
+_KEY: Final = {
+    "id": "1c3aee0336e2d586",
+    "name": "team",
+    "scopes": ["run"],
+    "datasets": ["patients"],
+    "created_at": 1795278797.7,
+    "expires_at": None,
+    "revoked_at": None,
+    "last_used_at": None,
+}
+EXAMPLES: Final[dict[str, Any]] = {
+    "BudgetBody": _BUDGET,
+    "BudgetView": _BUDGET,
+    "DatasetRequest": {"name": "patients", "size": 60000, "budget": _BUDGET},
+    "QuoteRequest": {"mechanism": _RUN},
+    "ReservationRequest": {"mechanism": _RUN, "purpose": "a first model"},
+    "GrantRequest": {"steps": 50, "sequence": 0},
+    "RenewRequest": {"lease_seconds": 3600},
+    "NothingRequest": {},
+    "KeyRequest": {"scopes": ["run"], "name": "team", "datasets": ["patients"]},
+    "AffordableView": _AFFORDABLE,
+    "AmountView": {"epsilon": 2.01, "micronats": 51250},
+    "AccountingView": _ACCOUNTING,
+    "DatasetView": _DATASET,
+    "DatasetsView": {"items": [_DATASET]},
+    "QuoteView": {
+        "fits": True,
+        "affordable": _AFFORDABLE,
+        "epsilon_after": 2.47,
+        "guarantee": {"epsilon": 1.65, "delta": 1e-05, "scope": "fixed_plan"},
+    },
+    "ReservationView": _RESERVATION,
+    "EntriesView": {
+        "items": [{"number": 1, "kind": "create", "hash": "5d41402abc4b2a76b9719d911017c592"}],
+        "next_cursor": None,
+    },
+    "KeyView": _KEY,
+    "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…"},
+    "KeysView": {"items": [_KEY]},
+    "Scope": "run",
+}

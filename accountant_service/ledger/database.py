@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 
 from accountant_service.ledger.repository import Repository, connect
 
-_LOCK = 7_071_967  # any number: the advisory lock of migrations
+_LOCK: Final = 7_071_967  # any number: the advisory lock of migrations
+_MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
 
 class NewerDatabaseError(RuntimeError):
@@ -34,19 +32,27 @@ def open_repository(url: str) -> Repository:
     return repository
 
 
-def upgrade(connection: Connection) -> tuple[str | None, str | None]:
+def upgrade(connection: Connection) -> tuple[str | None, str]:
     """Run what is missing of the migration chain; the revision before and after."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["connection"] = connection
-    known = ScriptDirectory.from_config(config)
-    before = MigrationContext.configure(connection).get_current_revision()
-    if before is not None and before not in {script.revision for script in known.walk_revisions()}:
+    known = sorted(path.stem.split("_")[0] for path in _MIGRATIONS.glob("versions/[0-9]*.py"))
+    before = None
+    if inspect(connection).has_table("alembic_version"):
+        before = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if before is not None and before not in known:
         raise NewerDatabaseError(
             f"the database is at revision {before}, which this version does not know: "
             "it was made by a newer one. Start that version, or restore a backup"
         )
-    head = known.get_current_head()
-    if before != head:
-        command.upgrade(config, "head")
-    return before, head
+    if before != known[-1]:
+        _run_chain(connection)
+    return before, known[-1]
+
+
+def _run_chain(connection: Connection) -> None:
+    from alembic import command  # 12 MB that a database which is up to date does without
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -45,7 +45,7 @@ _ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # who expires leases
 _NOISE_MAX: Final = 1e6
-_BISECTIONS: Final = 40
+_OWNERS_MAX: Final = 10_000
 View = dict[str, Any]
 
 
@@ -107,6 +107,7 @@ class Ledger:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
+        self._owners: dict[str, str] = {}
 
     # --- datasets
 
@@ -282,13 +283,16 @@ class Ledger:
         decide: Callable[[Reservation], model.Change | None],
     ) -> Remembered:
         require(request.key, Scope.RUN)
-        seen, _ = self._found(request.key, identifier)
+        owner, subject = self._owner(identifier), f"reservation {identifier!r}"
 
         def act(transaction: Transaction) -> tuple[int, View]:
-            dataset = self._current(transaction, seen.name)
+            dataset = transaction.dataset_by_id(owner, lock=True)
             reservation = transaction.reservation(identifier)
-            if reservation is None:
-                raise UnknownSubjectError(f"there is no reservation {identifier!r}")
+            if dataset is None or reservation is None:
+                raise UnknownSubjectError(f"there is no {subject}")
+            require_sight(request.key, dataset.name, subject)
+            if reservation.state is State.OPEN and reservation.expires_at <= now():
+                reservation = replace(reservation, state=State.EXPIRED)
             change = decide(reservation)
             if change is None:
                 return 200, reservation_view(reservation, dataset)
@@ -296,6 +300,19 @@ class Ledger:
             return 200, reservation_view(change.reservation, dataset)
 
         return self._write(request, act)
+
+    def _owner(self, identifier: str) -> str:
+        """The dataset of a reservation, which never changes: looked up once."""
+        found = self._owners.get(identifier)
+        if found is None:
+            with self._repository.reading() as reading:
+                reservation = reading.reservation(identifier)
+            if reservation is None:
+                raise UnknownSubjectError(f"there is no reservation {identifier!r}")
+            if len(self._owners) >= _OWNERS_MAX:
+                self._owners = {}
+            found = self._owners[identifier] = reservation.dataset
+        return found
 
     def certificate(self, key: KeyRecord, identifier: str) -> View:
         """What may be published about a run that has ended, signed."""

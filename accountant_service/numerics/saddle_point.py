@@ -22,7 +22,6 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-from scipy import interpolate
 
 from accountant_service.numerics.privacy_loss import Composition, Direction, Release
 from accountant_service.numerics.special import Array
@@ -111,6 +110,8 @@ class _Curve:
     """ε, log δ and K along finely spaced tilts, from a monotone spline of log K over log s."""
 
     def __init__(self, tilts: Array, moments: Array) -> None:
+        from scipy import interpolate  # 25 MB that a server without questions does without
+
         spline = interpolate.PchipInterpolator(np.log(tilts), np.log(np.maximum(moments, 1e-300)))
         x = np.linspace(math.log(tilts[0]), math.log(tilts[-1]), _FINE * len(tilts))
         self.tilts, self.moments = np.exp(x), np.exp(spline(x))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from accountant_service.numerics import saddle_point, two_sided
 from accountant_service.numerics.contour import Contour, Effort, contour
@@ -209,6 +209,8 @@ def _nearest_gaussian(
         gaussian = special.ndtr(-_PROBITS - mu)
         right, left = np.append(gaussian, 0.0), np.append(1.0, gaussian)
         return float(max((high - right).max(), (left - low).max()))
+
+    from scipy import optimize  # 25 MB that a server without questions does without
 
     start = float(np.interp(0.5, special.ndtr(_PROBITS), 0.5 * (low[:-1] + high[1:])))
     guess = max(-float(special.ndtri(min(max(start, 1e-12), 0.5))), 1e-6)

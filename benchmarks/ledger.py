@@ -1,0 +1,174 @@
+"""Grants a second and their latency on either database, beside the bare transaction.
+
+    python benchmarks/ledger.py [SECONDS]
+
+The bare transaction writes what a grant writes (a reservation, a balance, an entry, an idempotency
+key) with no rules, no hash and no JSON, through the same driver. Everything is one run on one
+machine: read the ratios. PostgreSQL is left out, with a line that says so, where there is none.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import database as opening
+from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.repository import KeyRecord, Repository
+from accountant_service.ledger.service import Ledger, Request
+from accountant_service.ledger.tables import DATASET, ENTRY, IDEMPOTENCY, RESERVATION
+from accountant_service.mechanisms import DpSgd
+from tests.databases import database
+
+CLIENTS = (1, 8, 32)
+CONSOLE = Console(width=110)
+LONG = DpSgd(100.0, sample_rate=1e-4, steps=10**9)
+
+
+def request(key: KeyRecord, body: object) -> Request:
+    return Request(key, uuid.uuid4().hex, "POST", body)
+
+
+class Work:
+    """One dataset, and a reservation for each client."""
+
+    def __init__(self, repository: Repository, clients: int) -> None:
+        self.repository, self.ledger = repository, Ledger(repository)
+        _, self.key = Keys(repository).create([Scope.ADMIN])
+        self.name = uuid.uuid4().hex
+        self.ledger.create_dataset(
+            request(self.key, self.name), self.name, 1000, 100.0, 1e-5,
+            NeighbouringRelation.ADD_OR_REMOVE_ONE, "record", None,
+        )  # fmt: skip
+        with repository.reading() as reading:
+            found = reading.dataset(self.name)
+        assert found is not None
+        self.dataset = found.identifier
+        for i in range(clients):
+            self.ledger.reserve(request(self.key, i), self.name, LONG, 3600, "")
+        with repository.reading() as reading:
+            self.runs = [run.identifier for run in reading.reservations(found)]
+        self.done = [0] * clients
+        self._numbers = iter(range(10**6, 10**9))
+        self._lock = threading.Lock()
+
+    def grant(self, client: int) -> None:
+        body = {"steps": 1, "sequence": self.done[client]}
+        self.ledger.grant(request(self.key, body), self.runs[client], 1, self.done[client])
+        self.done[client] += 1
+
+    def bare(self, client: int) -> None:
+        """The same rows, and nothing else."""
+        with self._lock:
+            number = next(self._numbers)
+        with self.repository.transaction() as transaction:
+            run = transaction.connection.execute
+            run(DATASET.select().where(DATASET.c.id == self.dataset).with_for_update())
+            run(
+                RESERVATION.update()
+                .where(RESERVATION.c.id == self.runs[client])
+                .values(steps_granted=number)
+            )
+            run(ENTRY.insert().values(dataset=self.dataset, number=number, body="x" * 250, hash=""))
+            run(DATASET.update().where(DATASET.c.id == self.dataset).values(spent=number))
+            run(
+                IDEMPOTENCY.insert().values(
+                    key_id=self.key.identifier, value=uuid.uuid4().hex, fingerprint="", status=200,
+                    answer="x" * 400, created_at=number,
+                )
+            )  # fmt: skip
+
+
+def measure(act: Callable[[int], None], clients: int, seconds: float) -> tuple[float, list[float]]:
+    """Calls a second, and every call's milliseconds."""
+    took: list[list[float]] = [[] for _ in range(clients)]
+    end = time.perf_counter() + seconds
+
+    def client(i: int) -> None:
+        while (start := time.perf_counter()) < end:
+            act(i)
+            took[i].append(1e3 * (time.perf_counter() - start))
+
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(clients)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    every = [ms for each in took for ms in each]
+    return len(every) / (time.perf_counter() - started), every
+
+
+def throughput(kind: str, repository: Repository, seconds: float, table: Table) -> None:
+    for clients in CLIENTS:
+        work = Work(repository, clients)
+        bare, _ = measure(work.bare, clients, seconds)
+        work = Work(repository, clients)
+        rate, took = measure(work.grant, clients, seconds)
+        centiles = statistics.quantiles(took, n=100)
+        table.add_row(
+            kind, f"{clients}", f"{rate:.0f}", f"{bare:.0f}", f"{rate / bare:.2f}",
+            f"{centiles[49]:.1f}", f"{centiles[98]:.1f}",
+        )  # fmt: skip
+
+
+def by_length(kind: str, repository: Repository, table: Table) -> None:
+    """Admission time as the record grows: its entries are written in bulk, not by grants."""
+    work, written = Work(repository, 1), 0
+    times = []
+    for length in (100, 10_000, 1_000_000):
+        while written < length:
+            batch = range(written, min(length, written + 20_000))
+            rows = [
+                {"dataset": work.dataset, "number": 10**7 + n, "body": "x" * 250, "hash": ""}
+                for n in batch
+            ]
+            with repository.transaction() as transaction:
+                transaction.connection.execute(ENTRY.insert(), rows)
+            written = batch.stop
+        took = []
+        for _ in range(200):
+            start = time.perf_counter()
+            work.grant(0)
+            took.append(1e3 * (time.perf_counter() - start))
+        times.append(statistics.median(took))
+    table.add_row(kind, *(f"{ms:.2f}" for ms in times), f"{times[-1] / times[0]:.2f}")
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 4.0
+    rates = Table(title="Grants", title_justify="left")
+    for column in ("database", "clients", "grants/s", "bare/s", "ratio", "p50 ms", "p99 ms"):
+        rates.add_column(column, justify="right")
+    lengths = Table(title="ms of a grant, by entries in the record", title_justify="left")
+    for column in ("database", "1e2", "1e4", "1e6", "1e6 / 1e2"):
+        lengths.add_column(column, justify="right")
+    for kind in ("sqlite", "postgresql"):
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            try:
+                url = stack.enter_context(database(kind, Path(folder)))
+            except BaseException as skipped:  # pytest's own, where there is no PostgreSQL
+                CONSOLE.print(f"{kind} is left out: {skipped}")
+                continue
+            repository = opening.open_repository(url)
+            stack.callback(repository.close)
+            throughput(kind, repository, seconds, rates)
+            by_length(kind, repository, lengths)
+    CONSOLE.print(rates)
+    CONSOLE.print(lengths)
+
+
+if __name__ == "__main__":
+    main()

@@ -70,7 +70,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for name, example in (EXAMPLES | ledger_schemas.EXAMPLES).items():
             components[name].setdefault("examples", [example])
         components |= mechanisms.json_schema()
-        app.openapi_schema = _with_references(document)
+        app.openapi_schema = _with_problems(_with_references(document))
     return app.openapi_schema
 
 
@@ -81,3 +81,14 @@ def _with_references(node: Any) -> Any:
             return {"$ref": "#/components/schemas/Mechanism"}
         return {name: _with_references(value) for name, value in node.items()}
     return [_with_references(item) for item in node] if isinstance(node, list) else node
+
+
+def _with_problems(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with problems under the media type they are sent with."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            for status, answer in operation["responses"].items():
+                if status >= "400" and "application/json" in answer.get("content", {}):
+                    content = answer["content"]
+                    content[problems.MEDIA_TYPE] = content.pop("application/json")
+    return document

@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from accountant_service.errors import MethodNotApplicableError, NoFiniteEpsilonError
+from accountant_service.errors import (
+    MethodNotApplicableError,
+    NoFiniteEpsilonError,
+    TooExpensiveError,
+)
 from accountant_service.guarantee import (
     Assumption,
     Guarantee,
@@ -27,6 +31,7 @@ from accountant_service.numerics import rounding, search
 TOLERANCE: Final = 1e-3
 DELTA_MIN: Final = 1e-300  # where a search for δ ends, and what is claimed below it
 _DELTA_MAX: Final = 1 - 1e-9
+_SAMPLED_NOISE_MIN: Final = 0.004  # over the sensitivity: 3e5 quadrature nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +211,14 @@ def _require_known_atoms(method: str, question: Question) -> None:
                 f"{method} has no formula for a sample on which different releases are made; "
                 "describe each release with its own sampling",
                 atom.pointer,
+            )
+    for part in question.parts:
+        if part.atom.noise == "gaussian" and part.rate < 1 and part.sigma < _SAMPLED_NOISE_MIN:
+            raise TooExpensiveError(
+                f"the releases made on one sample count as one, with noise {part.sigma:.2g} times "
+                f"the sensitivity; below {_SAMPLED_NOISE_MIN:g} it is not accounted: make fewer "
+                "releases on a sample, or add noise",
+                part.atom.pointer,
             )
 
 

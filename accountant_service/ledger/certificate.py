@@ -11,9 +11,6 @@ import json
 from dataclasses import replace
 from typing import Any, Final
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
 from accountant_service import __version__, mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.errors import AccountingError, MethodNotApplicableError
@@ -54,6 +51,8 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
         seed: 32 bytes of the signing key.
         issued_at: microseconds since 1970.
     """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # 7 MB, rarely
+
     policy = dataset.policy
     released = executed(mechanisms.from_json(run.mechanism), run.steps_granted)
     claim = certified(released, policy.relation, policy.delta)
@@ -112,6 +111,9 @@ def check(document: Document, public_key: str | None = None) -> tuple[list[str],
         document: as it was read.
         public_key: the issuer's, in hexadecimal, where it is known; else the document's own.
     """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     faults: list[str] = []
     try:
         if document["format"] != FORMAT:

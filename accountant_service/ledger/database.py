@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, text
 
 from accountant_service.ledger.repository import Repository, connect
+from accountant_service.ledger.tables import METADATA
 
 _LOCK: Final = 7_071_967  # any number: the advisory lock of migrations
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -43,9 +44,21 @@ def upgrade(connection: Connection) -> tuple[str | None, str]:
             f"the database is at revision {before}, which this version does not know: "
             "it was made by a newer one. Start that version, or restore a backup"
         )
-    if before != known[-1]:
+    if before is None:
+        _create(connection, known[-1])
+    elif before != known[-1]:
         _run_chain(connection)
     return before, known[-1]
+
+
+def _create(connection: Connection, revision: str) -> None:
+    """The tables of a new database at once: what the chain would make of it, step by step."""
+    METADATA.create_all(connection)
+    version = Table(
+        "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)
+    )
+    version.create(connection)
+    connection.execute(version.insert().values(version_num=revision))
 
 
 def _run_chain(connection: Connection) -> None:

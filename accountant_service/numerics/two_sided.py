@@ -33,6 +33,7 @@ from accountant_service.numerics.saddle_point import TILT_MIN, SaddlePoint
 from accountant_service.numerics.tilted_loss import UndampedError
 
 _ROUNDS_MAX: Final = 6
+_DELTA_HASTY: Final = 0.99  # beyond it nobody is protected, and every engine is slow
 EPSILON_NEGLIGIBLE: Final = 0.05  # the tolerance is relative to ε, but never to less than this
 _ACCURACY: Final = 1e-8  # relative, of δ, where a contour is cheap
 _ACCURACY_SHARE: Final = 0.01  # of the tolerance, where it is not
@@ -65,6 +66,7 @@ class _Reading:
         log_delta: log of the δ at which a lattice has to be accurate.
         at_delta: whether it is ε at that δ that is asked for.
         tolerance: the relative width to reach.
+        hasty: whether what two contours say is enough, however wide.
         width: the relative width of bounds.
         epsilon_width: the width in ε that the tolerance amounts to, at a saddle point.
         of_contour, of_profile: the bounds, given an upper one, and the bound of a lattice.
@@ -74,6 +76,7 @@ class _Reading:
     log_delta: float
     at_delta: bool
     tolerance: float
+    hasty: bool
     width: Callable[[Bounds], float]
     epsilon_width: Callable[[SaddlePoint], float]
     of_contour: Callable[[Contour, float], tuple[float, float]]
@@ -90,7 +93,8 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         tolerance: the width to reach, relative to max(ε, `EPSILON_NEGLIGIBLE`).
 
     Returns:
-        The interval, as narrow as the work limit allows when the tolerance is out of reach.
+        The interval, as narrow as the work limit allows when the tolerance is out of reach, and
+        as it comes for a δ so large that nobody is protected.
     """
     log_delta = math.log(delta)
 
@@ -103,6 +107,7 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         log_delta,
         True,
         tolerance,
+        delta > _DELTA_HASTY,
         width,
         lambda saddle: tolerance * max(saddle.epsilon, EPSILON_NEGLIGIBLE),
         lambda line, bound: line.epsilon(delta, bound),
@@ -140,6 +145,7 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
             min(0.0, max(-600.0, saddle.bound - 10.0)),
             False,
             tolerance,
+            False,
             width,
             lambda saddle: tolerance / (1.0 + saddle.tilt),
             lambda line, _: _at(line, epsilon),
@@ -227,6 +233,8 @@ class _Side:
         """What to try next, given what the attempts before have found."""
         yield contour, self._cheap(), self.saddle
         yield contour, self._thorough(), self.saddle
+        if self.reading.hasty:
+            return
         yield from self._rare_attempts()
         for _ in range(_BLURRED_ATTEMPTS):
             yield rare_events.contour, self._blurred(), self.saddle
@@ -277,7 +285,7 @@ class _Side:
                 lower one is left out.
         """
         excess = self._excess(best)
-        if excess <= 1:
+        if excess <= 1 or self.reading.hasty:
             return
         if self.lattice is None:
             self.lattice = self._first_lattice()

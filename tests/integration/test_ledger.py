@@ -366,17 +366,26 @@ def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:
         opening.open_repository(url)
 
 
-def test_migrations_make_the_tables_the_code_expects(url: str) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("make", ["at once", "by the chain"])
+def test_both_ways_make_the_tables_the_code_expects(kind: str, make: str, tmp_path: Path) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
     from accountant_service.ledger.tables import METADATA
 
-    repository = opening.open_repository(url)
-    with repository.transaction() as transaction:
-        context = MigrationContext.configure(transaction.connection)
-        assert compare_metadata(context, METADATA) == []
-    repository.close()
+    with database(kind, tmp_path) as url:
+        repository = Repository(storage.connect(url))
+        with repository.transaction() as transaction:
+            if make == "at once":
+                assert opening.upgrade(transaction.connection)[0] is None
+            else:
+                opening._run_chain(transaction.connection)
+            context = MigrationContext.configure(transaction.connection)
+            assert compare_metadata(context, METADATA) == []
+            before, after = opening.upgrade(transaction.connection)
+            assert before == after == context.get_current_revision()
+        repository.close()
 
 
 def test_a_database_that_is_away_grants_nothing() -> None:

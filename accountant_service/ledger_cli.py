@@ -129,7 +129,7 @@ def show(as_json: AsJson = False) -> None:
 @ledger.command("export")
 def export() -> None:
     """Print every entry as a line of JSON, with its dataset and hash."""
-    with _opened() as repository, repository.transaction() as transaction:
+    with _opened() as repository, repository.snapshot() as transaction:
         for dataset in transaction.datasets():
             after = 0
             while rows := transaction.entries(dataset, after):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Depends, Header, Path, Request
 from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -55,6 +55,7 @@ def authenticated(
 
 
 Key = Annotated[KeyRecord, Depends(authenticated)]
+Name = Annotated[str, Path(max_length=200, pattern=bodies.NAME_PATTERN)]
 TheLedger = Annotated[Ledger, Depends(_ledger)]
 Idempotency = Annotated[
     str | None,
@@ -110,13 +111,13 @@ def datasets(key: Key, ledger: TheLedger) -> Response:
 
 
 @router.get("/v1/datasets/{name}", response_model=bodies.DatasetView)
-def dataset(name: str, key: Key, ledger: TheLedger) -> Response:
+def dataset(name: Name, key: Key, ledger: TheLedger) -> Response:
     """A dataset: its budget, what is spent, held and left."""
     return _json(ledger.dataset(key, name))
 
 
 @router.post("/v1/datasets/{name}/quotes", response_model=bodies.QuoteView)
-def quote(name: str, body: bodies.QuoteRequest, key: Key, ledger: TheLedger) -> Response:
+def quote(name: Name, body: bodies.QuoteRequest, key: Key, ledger: TheLedger) -> Response:
     """Whether a plan would fit, and what would; charges nothing."""
     view, guarantee = ledger.quote(key, name, body.mechanism)
     return _json(view | {"guarantee": views.guarantee(guarantee) | {"scope": "fixed_plan"}})
@@ -126,7 +127,7 @@ def quote(name: str, body: bodies.QuoteRequest, key: Key, ledger: TheLedger) -> 
     "/v1/datasets/{name}/reservations", status_code=201, response_model=bodies.ReservationView
 )
 def reserve(
-    name: str,
+    name: Name,
     body: bodies.ReservationRequest,
     request: Request,
     key: Key,
@@ -139,20 +140,20 @@ def reserve(
 
 
 @router.get("/v1/reservations/{identifier}", response_model=bodies.ReservationView)
-def reservation(identifier: str, key: Key, ledger: TheLedger) -> Response:
+def reservation(identifier: Name, key: Key, ledger: TheLedger) -> Response:
     """A reservation as it stands."""
     return _json(ledger.reservation(key, identifier))
 
 
 @router.get("/v1/reservations/{identifier}/certificate", response_model=dict[str, Any])
-def certificate(identifier: str, key: Key, ledger: TheLedger) -> Response:
+def certificate(identifier: Name, key: Key, ledger: TheLedger) -> Response:
     """What may be published about a run that has ended; check it with `accountant verify FILE`."""
     return _json(ledger.certificate(key, identifier))
 
 
 @router.post("/v1/reservations/{identifier}/grants", response_model=bodies.ReservationView)
 def grant(
-    identifier: str,
+    identifier: Name,
     body: bodies.GrantRequest,
     request: Request,
     key: Key,
@@ -166,7 +167,7 @@ def grant(
 
 @router.post("/v1/reservations/{identifier}/commit", response_model=bodies.ReservationView)
 def commit(
-    identifier: str,
+    identifier: Name,
     body: bodies.NothingRequest,
     request: Request,
     key: Key,
@@ -179,7 +180,7 @@ def commit(
 
 @router.post("/v1/reservations/{identifier}/release", response_model=bodies.ReservationView)
 def release(
-    identifier: str,
+    identifier: Name,
     body: bodies.NothingRequest,
     request: Request,
     key: Key,
@@ -192,7 +193,7 @@ def release(
 
 @router.post("/v1/reservations/{identifier}/renew", response_model=bodies.ReservationView)
 def renew(
-    identifier: str,
+    identifier: Name,
     body: bodies.RenewRequest,
     request: Request,
     key: Key,
@@ -205,7 +206,7 @@ def renew(
 
 
 @router.get("/v1/datasets/{name}/entries", response_model=bodies.EntriesView)
-def entries(name: str, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
+def entries(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
     """The append-only record, page by page."""
     return _json(ledger.entries(key, name, cursor))
 
@@ -232,7 +233,7 @@ def list_keys(request: Request, key: Key) -> Response:
 
 
 @router.delete("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])
-def revoke_key(identifier: str, request: Request, key: Key) -> Response:
+def revoke_key(identifier: Name, request: Request, key: Key) -> Response:
     """Make a key useless from now on."""
     require(key, Scope.ADMIN)
     record = _keys(request).revoke(identifier, by=key.identifier)

@@ -22,9 +22,9 @@ class _Body(BaseModel):
 LeaseField = Annotated[
     float, Field(ge=1, le=_LEASE_MAX, description="after which what was not granted is free again")
 ]
-NameField = Annotated[
-    str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-]
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+_TEXT: Final = r"^[^\x00]*$"  # PostgreSQL keeps no NUL
+NameField = Annotated[str, Field(min_length=1, max_length=200, pattern=NAME_PATTERN)]
 
 
 class BudgetBody(_Body):
@@ -43,7 +43,7 @@ class DatasetRequest(_Body):
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
         NeighbouringRelation.ADD_OR_REMOVE_ONE
     )
-    privacy_unit: Annotated[str, Field(min_length=1, max_length=1000)] = "record"
+    privacy_unit: Annotated[str, Field(min_length=1, max_length=1000, pattern=_TEXT)] = "record"
     planned_mechanism: Annotated[
         MechanismField | None,
         Field(description="what the dataset is meant for: the filter's order is chosen for it"),
@@ -61,7 +61,7 @@ class ReservationRequest(_Body):
 
     mechanism: MechanismField
     lease_seconds: LeaseField = LEASE_SECONDS
-    purpose: Annotated[str, Field(max_length=1000)] = ""
+    purpose: Annotated[str, Field(max_length=1000, pattern=_TEXT)] = ""
 
 
 class GrantRequest(_Body):
@@ -87,7 +87,7 @@ class KeyRequest(_Body):
     """A new API key."""
 
     scopes: Annotated[list[Annotated[Scope, Field(strict=False)]], Field(min_length=1)]
-    name: Annotated[str, Field(max_length=200)] = ""
+    name: Annotated[str, Field(max_length=200, pattern=_TEXT)] = ""
     datasets: list[NameField] | None = None
     expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
 

@@ -2,10 +2,9 @@
 
 The parameters of later runs may depend on the results of earlier ones. A Rényi filter of one fixed
 order is sound even so: releases are admitted while the sum of their Rényi divergences, each a
-function of the mechanism chosen, stays within a bound fixed in advance (Feldman & Zrnic 2021, arXiv
-2008.11193v4, Theorem 3.1; for runs that overlap in time: Haney et al. 2023, arXiv 2309.05901). So
-the order is chosen once, when the dataset is created, and frozen; see
-docs/decisions/0004-one-frozen-order.md.
+function of the mechanism chosen, stays within a bound fixed in advance (Feldman & Zrnic, arXiv
+2008.11193; for runs that overlap in time: Haney et al., arXiv 2309.05901). So the order is chosen
+once, when the dataset is created, and frozen; the proof is in decision 0004.
 
 Charges are whole micro-nats and round up; the budget rounds down. The cost of one step is kept in
 whole atto-nats, so that a thousand small grants cost what one large one does.
@@ -56,7 +55,8 @@ class RenyiFilter:
     @property
     def budget(self) -> int:
         """The Rényi divergence that (ε, δ) allows, in micro-nats, rounded down."""
-        return math.floor(1e6 * max(rounding.down(self.epsilon - self._overhead()), 0.0))
+        room = -rounding.sum_up(self._overhead(), -self.epsilon)
+        return math.floor(1e6 * max(room, 0.0))
 
     def _overhead(self) -> float:
         """What the conversion from Rényi divergence takes of ε: it may be below 0."""
@@ -77,7 +77,7 @@ class RenyiFilter:
         """
         if micronats <= 0:
             return 0.0
-        value = max(rounding.up(micronats / 1e6 + self._overhead()), 0.0)
+        value = max(rounding.sum_up(micronats / 1e6, self._overhead()), 0.0)
         return min(value, self.epsilon) if micronats <= self.budget else value
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service import __version__
 from accountant_service.errors import DatabaseAwayError
@@ -37,6 +38,8 @@ from accountant_service.ledger.tables import (
 )
 
 _BUSY_SECONDS: Final = 20.0
+# no answer, or not in time; a statement the database refuses is a fault of this service instead
+_AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError)
 PAGE: Final = 200
 
 
@@ -101,7 +104,7 @@ class Repository:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # SQLite has one writer: threads queue here, in order, rather than poll its lock
+        # SQLite has one writer: threads wait here rather than poll its lock
         alone = engine.dialect.name == "sqlite"
         self._turn = threading.Lock() if alone else contextlib.nullcontext()
 
@@ -118,10 +121,20 @@ class Repository:
                 yield Transaction(connection)
         except IntegrityError:
             raise
-        except (OperationalError, DBAPIError, TimeoutError) as error:
+        except _AWAY as error:
             raise DatabaseAwayError(
                 "the database does not answer; nothing was charged. Try again"
             ) from error
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Transaction]:
+        """A transaction that sees one state of the whole database, whoever writes meanwhile."""
+        with self.transaction() as transaction:
+            if self.engine.dialect.name == "postgresql":  # SQLite has no other writer
+                transaction.connection.exec_driver_sql(
+                    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+                )
+            yield transaction
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
@@ -129,7 +142,7 @@ class Repository:
         try:
             with self.engine.connect() as connection:
                 yield Transaction(connection.execution_options(isolation_level="AUTOCOMMIT"))
-        except (OperationalError, DBAPIError, TimeoutError) as error:
+        except _AWAY as error:
             raise DatabaseAwayError("the database does not answer. Try again") from error
 
     def close(self) -> None:
@@ -180,17 +193,7 @@ class Transaction:
                 spent=0, held=0, version=0, head=chain.GENESIS, created_at=dataset.created_at,
             )
         )  # fmt: skip
-        created = {
-            "name": dataset.name,
-            "size": dataset.size,
-            "privacy_unit": dataset.privacy_unit,
-            "neighbouring_relation": policy.relation.value,
-            "epsilon": policy.epsilon,
-            "delta": policy.delta,
-            "order": policy.order,
-            "budget_micronats": policy.budget,
-        }
-        return self._append(dataset, Kind.CREATE, Balance(), key, created)
+        return self._append(dataset, Kind.CREATE, Balance(), key, creation(dataset))
 
     # --- reservations
 
@@ -366,6 +369,22 @@ class Transaction:
                 id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject
             )
         )
+
+
+def creation(dataset: Dataset) -> dict[str, Any]:
+    """What the first entry says of a dataset: all that never changes."""
+    policy = dataset.policy
+    return {
+        "name": dataset.name,
+        "size": dataset.size,
+        "privacy_unit": dataset.privacy_unit,
+        "neighbouring_relation": policy.relation.value,
+        "epsilon": policy.epsilon,
+        "delta": policy.delta,
+        "order": policy.order,
+        "budget_micronats": policy.budget,
+        "created_at": dataset.created_at,
+    }
 
 
 def _dataset_of(row: Any) -> Dataset:

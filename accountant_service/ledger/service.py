@@ -27,7 +27,7 @@ from accountant_service.errors import (
     UnknownSubjectError,
 )
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
-from accountant_service.ledger import certificate, model
+from accountant_service.ledger import certificate, chain, model
 from accountant_service.ledger import filter as privacy_filter
 from accountant_service.ledger.keys import Scope, require, require_sight, sees
 from accountant_service.ledger.model import Balance, Dataset, Reservation, State
@@ -40,6 +40,7 @@ from accountant_service.ledger.repository import (
     now,
 )
 from accountant_service.mechanisms import CanonicalForm, DpSgd, Mechanism, Repeated, canonical_form
+from accountant_service.numerics import rounding
 
 _ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
@@ -127,7 +128,7 @@ class Ledger:
         step = None if planned is None else Plan.of(planned).step
         policy = privacy_filter.choose(epsilon, delta, relation, step)
         dataset = Dataset(
-            uuid.uuid4().hex, name, size, privacy_unit, policy, Balance(), 0, "0" * 64, now()
+            uuid.uuid4().hex, name, size, privacy_unit, policy, Balance(), 0, chain.GENESIS, now()
         )
 
         def act(transaction: Transaction) -> tuple[int, View]:
@@ -408,7 +409,7 @@ def dataset_view(dataset: Dataset) -> View:
         "spent": {"epsilon": spent, "micronats": balance.spent},
         "held": {"epsilon": max(taken - spent, 0.0), "micronats": balance.held},
         "remaining": {
-            "epsilon": max(policy.epsilon - taken, 0.0),
+            "epsilon": max(rounding.difference_down(policy.epsilon, taken), 0.0),
             "micronats": model.room(dataset),
         },
         "accounting": {

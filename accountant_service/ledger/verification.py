@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from accountant_service import mechanisms
-from accountant_service.errors import AccountingError
-from accountant_service.ledger import chain
-from accountant_service.ledger.filter import cost
-from accountant_service.ledger.model import Balance, Dataset, Kind, State
-from accountant_service.ledger.repository import PAGE, Repository, Transaction
+from accountant_service.errors import AccountingError, LedgerError
+from accountant_service.ledger import chain, model
+from accountant_service.ledger.model import Balance, Change, Dataset, Kind, Reservation, State
+from accountant_service.ledger.repository import PAGE, Repository, Transaction, creation
 from accountant_service.ledger.service import Plan
 
-_STATES = {
-    Kind.COMMIT.value: State.COMMITTED,
-    Kind.RELEASE.value: State.RELEASED,
-    Kind.EXPIRE.value: State.EXPIRED,
+_ENDS: Final = {
+    Kind.COMMIT: State.COMMITTED,
+    Kind.RELEASE: State.RELEASED,
+    Kind.EXPIRE: State.EXPIRED,
 }
 
 
@@ -31,19 +30,11 @@ class Report:
     faults: list[str]
 
 
-@dataclass(slots=True)
-class _Run:
-    unit: int
-    reserved: int
-    granted: int = 0
-    state: State = State.OPEN
-
-
 def verify(repository: Repository) -> Report:
     """Recompute every dataset's chain, balance and charges."""
     faults: list[str] = []
     count = 0
-    with repository.transaction() as transaction:  # one consistent view
+    with repository.snapshot() as transaction:
         datasets = transaction.datasets()
         for dataset in datasets:
             checker = _Checker(transaction, dataset)
@@ -60,7 +51,7 @@ class _Checker:
         self.number = 0
         self._head = chain.GENESIS
         self._balance = Balance()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Reservation] = {}
 
     def faults(self) -> Iterator[str]:
         """What is wrong, in the order of the entries."""
@@ -100,65 +91,65 @@ class _Checker:
             yield f"after entry {number} the balance {self._balance} is outside of the budget"
 
     def _charge(self, entry: dict[str, Any], change: Balance) -> Iterator[str]:
-        """Whether an entry charges what its mechanism costs."""
-        kind = entry["kind"]
-        if kind == Kind.CREATE.value:
-            policy = self._dataset.policy
-            said = (entry["epsilon"], entry["delta"], entry["order"])
-            if said != (policy.epsilon, policy.delta, policy.order):
-                yield "the dataset's policy is not the one it was created with"
+        """Whether an entry follows from those before it, and charges what its mechanism costs."""
+        kind = Kind(entry["kind"])
+        if kind is Kind.CREATE:
+            created = creation(self._dataset)
+            altered = [name for name, value in created.items() if entry[name] != value]
+            if altered:
+                yield f"the dataset was not created with its {', '.join(altered)}"
             return
-        if kind == Kind.RESERVE.value:
-            yield from self._reserve(entry)
-        run = self._runs.get(entry["reservation"])
-        if run is None:
-            yield "it is about a reservation that was never made"
-            return
-        if kind == Kind.GRANT.value and run.state is not State.OPEN:
-            yield f"it grants steps of a reservation that is {run.state}"
-        expected = _follow(run, kind, int(entry["steps"]))
-        if run.granted > run.reserved:
-            yield f"{run.granted} steps are granted of {run.reserved} reserved"
+        if kind is Kind.RESERVE:
+            run, expected = self._reserved(entry), None
+            yield from self._cost(run)
+        else:
+            if entry["reservation"] not in self._runs:
+                yield "it is about a reservation that was never made"
+                return
+            try:
+                run, expected = _follow(self._runs[entry["reservation"]], kind, entry)
+            except LedgerError as error:
+                yield f"it must not follow: {error.detail}"
+                return
+        expected = expected or Balance(held=run.held)
+        self._runs[run.identifier] = run
         if change != expected:
             yield f"it changes the balance by {change}, and should by {expected}"
 
-    def _reserve(self, entry: dict[str, Any]) -> Iterator[str]:
-        unit = int(entry["unit_attonats"])
-        self._runs[entry["reservation"]] = _Run(unit, int(entry["steps"]))
+    def _reserved(self, entry: dict[str, Any]) -> Reservation:
+        return Reservation(
+            entry["reservation"], self._dataset.identifier, State.OPEN, entry["mechanism"],
+            entry["mechanism_hash"], int(entry["unit_attonats"]), int(entry["steps"]), 0,
+            int(entry["expires_at"]), entry["purpose"], entry["key"],
+        )  # fmt: skip
+
+    def _cost(self, run: Reservation) -> Iterator[str]:
         try:
-            plan = Plan.of(mechanisms.from_json(entry["mechanism"]))
+            plan = Plan.of(mechanisms.from_json(run.mechanism))
             least = self._dataset.policy.unit_cost(plan.step)
         except (AccountingError, mechanisms.MechanismError) as error:
             yield f"its mechanism cannot be accounted for: {error}"
             return
-        if plan.whole.hash != entry["mechanism_hash"] or plan.steps != int(entry["steps"]):
+        if plan.whole.hash != run.mechanism_hash or plan.steps != run.steps_reserved:
             yield "its mechanism is not the one that was charged"
-        if unit < least * (1 - 1e-9):
-            yield f"a step was charged {unit} atto-nats, and costs {least}"
+        if run.unit < least * (1 - 1e-9):
+            yield f"a step was charged {run.unit} atto-nats, and costs {least}"
 
     def _reservations(self) -> Iterator[str]:
         stored = {r.identifier: r for r in self._transaction.reservations(self._dataset)}
-        for identifier in stored.keys() ^ self._runs.keys():
-            yield f"reservation {identifier} is in the record or in the table, but not in both"
-        for identifier, run in self._runs.items():
-            row = stored.get(identifier)
-            if row is None:
-                continue
-            seen = (row.unit, row.steps_reserved, row.steps_granted, row.state)
-            if seen != (run.unit, run.reserved, run.granted, run.state):
-                yield f"reservation {identifier} is stored as {seen}, recorded as {run}"
+        for identifier in sorted(stored.keys() | self._runs.keys()):
+            row, run = stored.get(identifier), self._runs.get(identifier)
+            if row != run:
+                yield f"reservation {identifier} is stored as {row}, and recorded as {run}"
 
 
-def _follow(run: _Run, kind: str, steps: int) -> Balance:
-    """What an entry should change, and the run after it."""
-    whole, before = cost(run.unit, run.reserved), cost(run.unit, run.granted)
-    if kind == Kind.RESERVE.value:
-        return Balance(held=whole)
-    if kind == Kind.GRANT.value:
-        run.granted += steps
-        moved = cost(run.unit, run.granted) - before
-        return Balance(moved, -moved)
-    if kind in _STATES:
-        run.state = _STATES[kind]
-        return Balance(held=before - whole)
-    return Balance()
+def _follow(run: Reservation, kind: Kind, entry: dict[str, Any]) -> tuple[Reservation, Balance]:
+    """A reservation after an entry, and what that should change: by the ledger's own rules."""
+    change: Change | None
+    if kind is Kind.GRANT:
+        change = model.grant(run, int(entry["steps"]), run.steps_granted)
+    elif kind is Kind.RENEW:
+        change = model.renew(run, int(entry["expires_at"]))
+    else:
+        change = model.close(run, _ENDS[kind])
+    return (run, Balance()) if change is None else (change.reservation, change.balance)

@@ -8,6 +8,8 @@ exact value of its formula.
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -24,6 +26,18 @@ def up(value: float) -> float:
 def down(value: float) -> float:
     """Round a non-negative lower bound down, past the floating-point error of its formula."""
     return value * (1.0 - MARGIN)
+
+
+def sum_up(first: float, second: float) -> float:
+    """Round the sum of two upper bounds up, past the error of either, whatever cancels."""
+    return first + second + MARGIN * (abs(first) + abs(second))
+
+
+def difference_down(first: float, second: float) -> float:
+    """The largest double that is at most the exact difference of two doubles."""
+    difference = first - second
+    exact = Fraction(first) - Fraction(second)
+    return difference if Fraction(difference) <= exact else math.nextafter(difference, -math.inf)
 
 
 def up_each(values: NDArray[np.float64]) -> NDArray[np.float64]:

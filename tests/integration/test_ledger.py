@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import QueuePool, create_engine
 from typer.testing import CliRunner
 
 from accountant_service import cli
 from accountant_service.app import create_app
+from accountant_service.errors import DatabaseAwayError
 from accountant_service.ledger import certificate
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
@@ -331,6 +333,15 @@ TAMPERING = [
     "UPDATE dataset SET epsilon = 30",
     "UPDATE reservation SET steps_granted = steps_granted - 1",
     "UPDATE reservation SET unit = '1'",
+    "UPDATE dataset SET relation = 'replace_one'",
+    "UPDATE dataset SET size = 2 * size",
+    "UPDATE dataset SET privacy_unit = 'household'",
+    "UPDATE dataset SET created_at = created_at + 1",
+    "UPDATE reservation SET expires_at = expires_at + 1",
+    "UPDATE reservation SET purpose = 'another'",
+    "UPDATE reservation SET key_id = 'another'",
+    "UPDATE reservation SET mechanism = replace(mechanism, '0.01', '0.02')",
+    "UPDATE reservation SET state = 'released'",
 ]
 
 
@@ -354,6 +365,49 @@ def test_tampering_shows(kind: str, statement: str, tmp_path: Path) -> None:
             if "number" in statement:
                 number = statement.rsplit("= ", 1)[1]
                 assert any(number in fault for fault in faults), faults
+
+
+def test_verify_sees_one_state_while_others_write(admin: Caller, repository: Repository) -> None:
+    admin.dataset("busy")
+    run = admin.reserve("busy")
+    with ThreadPoolExecutor(1) as pool:
+        grants = pool.submit(lambda: [admin.grant(run["id"], 1, k)[0] for k in range(60)])
+        checks = 0
+        while not grants.done():
+            assert verify(repository).faults == []
+            checks += 1
+            time.sleep(0.02)
+        assert grants.result() == [200] * 60
+    assert checks > 1
+
+
+@pytest.mark.parametrize("path", ["/v1/datasets/%00", "/v1/reservations/%00", "/v1/datasets/a%0A"])
+def test_what_no_database_can_hold_is_refused(admin: Caller, path: str) -> None:
+    admin.post("/v1/datasets", {"name": "nul", "size": 1, "budget": BUDGET})
+    assert admin.get(path)[1]["code"] == BAD
+    unit = {"name": "nul2", "size": 1, "budget": BUDGET, "privacy_unit": "a\0b"}
+    assert admin.post("/v1/datasets", unit)[1]["code"] == BAD
+    plan = {"mechanism": RUN, "purpose": "\0"}
+    assert admin.post("/v1/datasets/nul/reservations", plan)[1]["code"] == BAD
+    assert admin.post("/v1/keys", {"scopes": ["run"], "name": "\0"})[1]["code"] == BAD
+
+
+def test_a_pool_that_is_used_up_is_no_answer_in_time(tmp_path: Path) -> None:
+    engine = create_engine(
+        f"sqlite:///{tmp_path}/a.db",
+        poolclass=QueuePool,
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=0.1,
+    )
+    repository = Repository(engine)
+    with (
+        repository.reading(),
+        pytest.raises(DatabaseAwayError, match="does not answer"),
+        repository.reading(),
+    ):
+        pass
+    repository.close()
 
 
 def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:

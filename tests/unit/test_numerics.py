@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import mpmath as mp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from accountant_service.numerics import (
     gaussian,
+    rounding,
     sampled_gaussian,
     search,
     special,
@@ -173,3 +177,10 @@ def test_log1p_of_small_complex_numbers_keeps_its_digits() -> None:
     for value, found in zip(x, special.log1p_complex(x), strict=True):
         exact = mp.log(1 + mp.mpc(value.real, value.imag))
         assert abs(mp.mpc(found.real, found.imag) - exact) <= 1e-15 * abs(value)
+
+
+@given(st.floats(0, 1000), st.floats(0, 1000))
+def test_sums_and_differences_are_rounded_outward(first: float, second: float) -> None:
+    exact = Fraction(first) - Fraction(second)
+    assert Fraction(rounding.difference_down(first, second)) <= exact
+    assert Fraction(rounding.sum_up(first, -second)) >= exact

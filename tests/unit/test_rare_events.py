@@ -158,10 +158,10 @@ def test_what_common_outcomes_add(exact: float, monkeypatch: pytest.MonkeyPatch)
     assert bounds(RUN, EPSILON, exact)[1] < exact
 
 
-def test_the_common_outcomes_are_taken_off_once(
+def test_a_release_that_is_not_counted_would_be_caught(
     exact: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Πb^T for Π(a + b)^T − Πa^T: next to nothing of δ is left."""
+    """With T − 1 for T half of δ is gone."""
     genuine = rare_events._Product.times
     monkeypatch.setattr(
         rare_events._Product, "times", lambda of, b, a, count: genuine(of, b, a, count - 1)

@@ -21,7 +21,7 @@ from accountant_service.accountants import (
     verdict,
 )
 from accountant_service.accountants.pld import pairs
-from accountant_service.errors import AccountingError, NoFiniteEpsilonError
+from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
 from accountant_service.numerics import rounding
@@ -148,8 +148,8 @@ def curve(
     """
     total, unit = _unit(run)
     counts = tuple(sorted({math.ceil(total * i / points) for i in range(1, points + 1)}))
-    questions = [Question(canonical_form(unit).scaled(count), relation) for count in counts]
-    return counts, tuple(_curve(method, questions, delta) for method in methods)
+    step = Question(canonical_form(unit), relation)
+    return counts, tuple(_curve(method, step, counts, delta) for method in methods)
 
 
 def _unit(run: DpSgd) -> tuple[int, DpSgd]:
@@ -160,20 +160,16 @@ def _unit(run: DpSgd) -> tuple[int, DpSgd]:
     return run.step_count(), replace(run, steps=1, epochs=None)
 
 
-def _curve(method: str, questions: Sequence[Question], delta: float) -> Curve | Inapplicable:
-    epsilons: list[float | None] = []
-    status = Status.PROVEN
-    for question in questions:
-        try:
-            guarantee = ACCOUNTANTS[method].epsilon(question, delta)
-        except NoFiniteEpsilonError:
-            epsilons.append(None)
-            continue
-        except AccountingError as error:
-            return Inapplicable(method, error)
-        epsilons.append(guarantee.epsilon)
-        status = status if guarantee.status is Status.PROVEN else guarantee.status
-    return Curve(method, tuple(epsilons), status)
+def _curve(
+    method: str, step: Question, counts: Sequence[int], delta: float
+) -> Curve | Inapplicable:
+    try:
+        found = ACCOUNTANTS[method].curve(step, counts, delta)
+    except AccountingError as error:
+        return Inapplicable(method, error)
+    statuses = [each.status for each in found if each and each.status is not Status.PROVEN]
+    epsilons = tuple(each.epsilon if each else None for each in found)
+    return Curve(method, epsilons, statuses[-1] if statuses else Status.PROVEN)
 
 
 @dataclass(frozen=True, slots=True)

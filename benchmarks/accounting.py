@@ -17,6 +17,7 @@ import os
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"
 
+import math
 import statistics
 import time
 import warnings
@@ -329,18 +330,39 @@ def cost_by_steps(plot: Path | None) -> None:
 
 
 def cost_of_curves() -> None:
-    """A certified curve of many step counts, as a ratio to one certified ε asked for afresh."""
-    run = DpSgd(1.1, sample_rate=0.01, steps=10_000)
-    one, _ = median_ms(cold(lambda: calculator.curve(run, 1e-5, ["pld"], 1)))
-    table = Table(title="certified curve, q = .01, σ = 1.1, δ = 1e-5", title_justify="left")
-    for column in ("points", "ms", "/ ms of one point"):
+    """Certified curves, as ratios to single questions asked from empty caches.
+
+    Three runs: many steps; few steps; few improbable outcomes, where single answers are dear. A
+    point is timed at the last count, and wherever it costs the most of ten along the curve.
+    """
+    table = Table(title="certified curves", title_justify="left")
+    for column in ("run", "points", "ms", "/ last point", "/ dearest point", "/ one by one"):
         table.add_column(column, justify="right")
-    for points in (1, 10, 50, 200):
-        took, _ = median_ms(
-            cold(lambda p=points: calculator.curve(run, 1e-5, ["pld"], p))  # type: ignore[misc]
-        )
-        table.add_row(f"{points}", f"{took:.1f}", f"{took / one:.1f}")
+    for q, sigma, steps, delta in (
+        (0.01, 1.1, 10_000, 1e-5),
+        (0.01, 1.1, 100, 1e-5),
+        (1e-4, 0.6, 200_000, 1e-7),
+    ):
+        single = [
+            median_ms(cold(_single(q, sigma, math.ceil(steps * i / 10), delta)))[0]
+            for i in range(1, 11)
+        ]
+        for points in (10, 50, 200):
+            run = DpSgd(sigma, sample_rate=q, steps=steps)
+            took, _ = median_ms(cold(partial(calculator.curve, run, delta, ["pld"], points)))
+            count = min(points, steps)
+            apart = count * sum(single) / len(single)
+            table.add_row(
+                f"q={q:g} σ={sigma} T={steps} δ={delta:g}",
+                f"{count}",
+                f"{took:.1f}",
+                *(f"{took / of:.2g}" for of in (single[-1], max(single), apart)),
+            )
     CONSOLE.print(table)
+
+
+def _single(q: float, sigma: float, steps: int, delta: float) -> Callable[[], Any]:
+    return partial(calculator.epsilon, DpSgd(sigma, sample_rate=q, steps=steps), delta)
 
 
 def main() -> None:

@@ -83,6 +83,10 @@ class Question:
             for atom, count in self.form.parts
         )
 
+    def repeated(self, times: int) -> Question:
+        """The same question of the whole mechanism run so many times."""
+        return replace(self, form=self.form.scaled(times))
+
     @property
     def sampling(self) -> str:
         """The one kind of sampling, `mixed` if there are several, `none` if nothing is released."""
@@ -127,6 +131,19 @@ class Accountant(ABC):
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
         """ε at δ, rounded up. At least one part; 0 < delta < 1."""
 
+    def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
+        """`epsilon_bound` after each of increasing numbers of repetitions, infinite if none is.
+
+        One by one, unless a method knows better; the last is what `epsilon_bound` gives.
+        """
+        bounds = []
+        for each in times:
+            try:
+                bounds.append(self.epsilon_bound(step.repeated(each), delta))
+            except NoFiniteEpsilonError:
+                bounds.append(Bound(math.inf))
+        return bounds
+
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
         """δ at ε, rounded up: by default the least δ found whose ε is small enough."""
 
@@ -148,11 +165,32 @@ class Accountant(ABC):
         """
         assumptions = self._assumptions(question)
         bound = self.epsilon_bound(question, delta) if question.form.parts else Bound(0.0)
-        if not math.isfinite(bound.value) or bound.value > 1e15:
+        if not _is_finite(bound):
             raise NoFiniteEpsilonError(
                 f"{self.name} finds no finite ε at δ = {delta:g}: add noise, or allow a larger δ"
             )
         return self._guarantee(question, bound, assumptions, bound.value, delta, "epsilon")
+
+    def curve(self, step: Question, times: Sequence[int], delta: float) -> list[Guarantee | None]:
+        """The guarantee at δ after each number of repetitions; None where no ε is finite.
+
+        Args:
+            step: what is repeated, which releases something.
+            times: increasing numbers ≥ 1.
+            delta: in (0, 1).
+
+        Raises:
+            AccountingError: the method has no formula, or the work is too much, at any of them.
+        """
+        questions = [step.repeated(each) for each in times]
+        assumptions = [self._assumptions(question) for question in questions]
+        bounds = self.epsilon_bounds(step, times, delta)
+        return [
+            self._guarantee(question, bound, assumed, bound.value, delta, "epsilon")
+            if _is_finite(bound)
+            else None
+            for question, assumed, bound in zip(questions, assumptions, bounds, strict=True)
+        ]
 
     def delta(self, question: Question, epsilon: float) -> Guarantee:
         """The guarantee at ε."""
@@ -194,6 +232,10 @@ class Accountant(ABC):
             optimal_order=bound.order,
             conversion=bound.conversion,
         )
+
+
+def _is_finite(bound: Bound) -> bool:
+    return math.isfinite(bound.value) and bound.value <= 1e15
 
 
 def _above_underflow(bound: Bound) -> Bound:

@@ -10,6 +10,7 @@ from accountant_service.accountants.base import Accountant, Bound, Part, Questio
 from accountant_service.errors import MethodNotApplicableError, TooExpensiveError
 from accountant_service.guarantee import Assumption, Interval, NeighbouringRelation
 from accountant_service.numerics import gaussian, rounding, two_sided
+from accountant_service.numerics.epsilon_curve import epsilon_curve
 from accountant_service.numerics.privacy_loss import GaussianRatio, LaplaceRatio, Release
 
 _POISSON: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
@@ -44,20 +45,24 @@ class Pld(Accountant):
         return (Assumption(statement, True, _POISSON if sampled else _GAUSSIAN),)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """The certified interval around ε.
-
-        Sampling never hurts, so the same releases without it, Gaussian ones by their closed form
-        and Laplace ones by their pure ε, cap what the lattice says.
-        """
-        mu, pure, releases = _releases(question)
+        """The certified interval around ε."""
+        mu, _, releases = _releases(question)
         if releases:
             bounds = two_sided.epsilon_bounds(releases, delta, question.tolerance)
-            if bounds.upper <= bounds.lower * (1 + question.tolerance):
-                return _bound(question, bounds.lower, bounds.upper)
-        cap = rounding.up(float(gaussian.epsilon(delta, mu)) + pure)
-        if releases:
-            return _bound(question, bounds.lower, min(bounds.upper, cap))
-        return _bound(question, rounding.down(float(gaussian.epsilon_lower(delta, mu))), cap)
+            return _capped(question, bounds, delta)
+        lower = rounding.down(float(gaussian.epsilon_lower(delta, mu)))
+        return _bound(question, lower, rounding.up(float(gaussian.epsilon(delta, mu))))
+
+    def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
+        """The same for many numbers of repetitions, at the cost of a few."""
+        _, _, releases = _releases(step)
+        if not releases:
+            return super().epsilon_bounds(step, times, delta)
+        curve = epsilon_curve(releases, times, delta, step.tolerance)
+        return [
+            _capped(step.repeated(each), bounds, delta)
+            for each, bounds in zip(times, curve, strict=True)
+        ]
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
         """The certified interval around δ, capped alike."""
@@ -89,6 +94,18 @@ def _attained(question: Question) -> bool:
 def _bound(question: Question, lower: float, upper: float) -> Bound:
     """The interval, from 0 where the pair is only a bound: a shuffled epoch hides more than it."""
     return Bound(upper, interval=Interval(min(lower, upper) if _attained(question) else 0.0, upper))
+
+
+def _capped(question: Question, bounds: two_sided.Bounds, delta: float) -> Bound:
+    """Bounds of ε, the upper one at most that of the same releases without sampling.
+
+    Sampling never hurts: Gaussian releases have a closed form, Laplace ones their pure ε.
+    """
+    if bounds.upper <= bounds.lower * (1 + question.tolerance):  # no cap is needed
+        return _bound(question, bounds.lower, bounds.upper)
+    mu, pure, _ = _releases(question)
+    cap = rounding.up(float(gaussian.epsilon(delta, mu)) + pure)
+    return _bound(question, bounds.lower, min(bounds.upper, cap))
 
 
 def _require_dominating_pair(part: Part, question: Question) -> None:

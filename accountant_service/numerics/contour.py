@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -48,6 +48,10 @@ _ROUNDS: Final = 7  # each narrows the upper bound 32 times
 _POINTS: Final = 32
 _HALVINGS: Final = 34  # the lower bound is this many halvings of ε below the upper one, at most
 _DIGITS: Final = 32.0  # natural log of what double precision resolves, with room
+_SECANTS: Final = 6
+_SECANT_LEAST: Final = 1e-10  # relative, of ε
+_WIDENINGS: Final = (1.05, 2.0)  # of what the errors amount to
+_ONCE: Final = np.asarray(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +71,20 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """Σ Re(terms·e^{−ivε}), off by at most `error`, and `drift` more for each unit of ε."""
+    """Σ Re(terms·e^{−ivε}), off by at most `error`, and `drift` more for each unit of ε.
+
+    Of one composition, or of several: then terms, error and drift have a row for each of them.
+    """
 
     frequencies: Array
     terms: ComplexArray
-    error: float
-    drift: float
+    error: Array
+    drift: Array
 
     def at(self, epsilons: Array) -> tuple[Array, Array]:
-        """The sum and its error at each ε."""
+        """The sum and its error at each ε; of several compositions, each at its own ε."""
         phase = np.multiply.outer(epsilons, self.frequencies)
-        total = np.cos(phase) @ self.terms.real + np.sin(phase) @ self.terms.imag
+        total = (np.cos(phase) * self.terms.real + np.sin(phase) * self.terms.imag).sum(axis=-1)
         return total, self.error + self.drift * np.abs(epsilons)
 
 
@@ -95,8 +102,8 @@ class Contour:
     below: _Sum
     accused: _Sum
     innocent: _Sum
-    log_scale: float
-    log_slip: float
+    log_scale: Array
+    log_slip: Array
     left_out: LeftOut
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
@@ -134,6 +141,39 @@ class Contour:
             points = np.linspace(lower, points[costly[-1] + 1], _POINTS + 1)
         return lower, upper
 
+    def epsilons(self, delta: float, about: Array) -> tuple[Array, Array]:
+        """Bounds of the smallest ε > 0 of each of several compositions, by the secant method.
+
+        Args:
+            delta: in (0, 1).
+            about: a guess of each ε.
+
+        Returns:
+            Lower bounds, 0 where none is found, and upper bounds, infinite where none is.
+        """
+        at, slope = about, np.full_like(about, self.line.tilt + 0.5)  # of −log δ
+        rise = self._log_excess(at, delta)
+        for _ in range(_SECANTS):
+            step = np.clip(rise / slope, -0.5 * at, at)
+            following = self._log_excess(at + step, delta)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                steeper = (rise - following) / step
+            usable = (steeper > 0) & (np.abs(step) > _SECANT_LEAST * at) & np.isfinite(steeper)
+            at, rise, slope = at + step, following, np.where(usable, steeper, slope)
+        least, most = self.delta(at)
+        width = np.log(most / np.maximum(least, _UNDERFLOW)) / slope + np.abs(rise) / slope
+        lower, upper = np.zeros_like(at), np.full_like(at, math.inf)
+        for widening in _WIDENINGS:
+            out = widening * width + _SECANT_LEAST * at
+            below, above = np.maximum(at - out, 0.0), at + out
+            lower = np.maximum(lower, np.where(self.delta(below)[0] > delta, below, 0.0))
+            upper = np.minimum(upper, np.where(self.delta(above)[1] <= delta, above, math.inf))
+        return lower, upper
+
+    def _log_excess(self, epsilons: Array, delta: float) -> Array:
+        excess: Array = np.log(self.delta(epsilons)[1]) - math.log(delta)
+        return excess
+
     def attacks(self, thresholds: Array) -> tuple[Array, Array]:
         """Error rates of the attacker who accuses when L + ηZ reaches a threshold.
 
@@ -164,20 +204,26 @@ class Contour:
         return total * (1 + 1e-9)
 
 
-def contour(releases: Composition, saddle: SaddlePoint, effort: Effort) -> Contour:
+def contour(
+    releases: Composition, saddle: SaddlePoint, effort: Effort, times: Array = _ONCE
+) -> Contour:
     """Sum the integrand of a composition along a line that serves a saddle point.
 
     Args:
         releases: with their counts.
-        saddle: near the ε of interest.
+        saddle: near the ε of interest, of the composition repeated the most times.
         effort: accuracy there, blur, and the work limit.
+        times: how often all of it is repeated; if several, the contour is of each.
 
     Raises:
         UndampedError: the integrand decays too slowly for the work limit.
     """
     line = line_for(saddle, effort)
+    shares = times / times.max()
+    moments = np.multiply.outer(shares, line.higher_moments) * (1 + 4 * _EPS)
+    line = replace(line, higher_moments=moments)
     tilted = [(tilted_loss(r, saddle.direction, line.tilt), count) for r, count in releases]
-    return trace(Composed(tilted), line, effort.work)
+    return trace(Composed(tilted, times), line, effort.work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +259,15 @@ class Values:
         error: what Φ is off by, at most.
         log_scale: about log Φ(0).
         log_slip: see above.
+
+    Of several compositions each has a row for each of them.
     """
 
     value: ComplexArray
     largest: Array
     error: Array
-    log_scale: float
-    log_slip: float
+    log_scale: Array
+    log_slip: Array
 
 
 class Integrand(Protocol):
@@ -244,23 +292,32 @@ class Integrand(Protocol):
 
 
 class Composed:
-    """The integrand of a whole composition: Φ = Π φᵢ^{Tᵢ}."""
+    """The integrand of a whole composition: Φ = Π φᵢ^{Tᵢ}; or of each of several powers of it."""
 
-    def __init__(self, tilted: Sequence[tuple[TiltedLoss, int]]) -> None:
+    def __init__(self, tilted: Sequence[tuple[TiltedLoss, int]], times: Array = _ONCE) -> None:
+        """The releases with their counts, and how often the whole of them is repeated.
+
+        Args:
+            tilted: each release, and its count.
+            times: one number ≥ 1, or several, of which the values have a row each.
+        """
         self._tilted = tilted
+        self._times = times
+        self._least = float(np.min(times))  # |φ| ≤ 1: it decays the slowest
 
     @property
     def deviation(self) -> float:
         """See `Integrand`."""
-        return math.sqrt(math.fsum(count * of.deviation**2 for of, count in self._tilted))
+        square = math.fsum(count * of.deviation**2 for of, count in self._tilted)
+        return math.sqrt(self._least * square)
 
     def log_decay(self, edges: Array) -> Array:
-        """See `Integrand`."""
+        """See `Integrand`: of the fewest repetitions, and so of all."""
         total = np.zeros_like(edges)
         for of, count in self._tilted:
             total[:-1] += count * of.log_decay(edges[:-1], edges[1:])
             total[-1] += count * of.log_tail(float(edges[-1]))
-        return total
+        return self._least * total
 
     def nodes_for(self, frequency: float) -> float:
         """See `Integrand`."""
@@ -276,16 +333,18 @@ class Composed:
             value = of.characteristic(frequencies)
             log_phi += count * value.log_value
             magnitude = np.maximum(np.exp(value.log_value.real), _UNDERFLOW)
-            rounded = (4 + different) * _EPS * np.abs(value.log_value)
+            rounded = (5 + different) * _EPS * np.abs(value.log_value)
             off += count * (np.log1p(value.error / magnitude) + rounded)
             log_scale += count * value.log_moment
-            sums = (1 + different) * _EPS * abs(value.log_moment)
+            sums = (2 + different) * _EPS * abs(value.log_moment)
             log_slip += count * (value.moment_error + sums)
+        times = self._times[..., np.newaxis]
+        log_phi, off = times * log_phi, times * off
         phi = np.exp(log_phi)
         largest = np.exp(np.minimum(log_phi.real + off, 0.0))  # |Φ| ≤ 1
         grown = np.abs(phi) * np.expm1(np.minimum(off, 1.0))
         error = np.where(off < 1.0, grown, 2 * largest)
-        return Values(phi, largest, error, log_scale, log_slip)
+        return Values(phi, largest, error, self._times * log_scale, self._times * log_slip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +359,7 @@ class Line:
         log_tail: log of the tail, relative to e^{K(s) − sε}.
         log_mass: log of the mass of the measure, which δ is at most.
         higher_tilts: some tilts above s.
-        higher_moments: upper bounds of K there.
+        higher_moments: upper bounds of K there; of several compositions, a row for each.
     """
 
     tilt: float
@@ -477,6 +536,6 @@ def _sum(
     """Σ Φ·kernel."""
     terms = values.value * kernel
     size = np.abs(terms)
-    error = float(values.error @ np.abs(kernel)) + float(values.largest @ kernel_error)
-    error += tail + float(size.sum()) * _EPS * (len(size) + 32)
-    return _Sum(frequencies, terms, error, 4 * _EPS * float(size @ frequencies))
+    error = values.error @ np.abs(kernel) + values.largest @ kernel_error
+    error += tail + size.sum(axis=-1) * _EPS * (len(frequencies) + 32)
+    return _Sum(frequencies, terms, error, 4 * _EPS * (size @ frequencies))

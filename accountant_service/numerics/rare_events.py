@@ -368,9 +368,9 @@ class _OnLine:
         if not np.isfinite(error).all():
             raise UndampedError
         found = value.value(self.log_scale)
-        return Values(
-            found, np.minimum(most, 1.0), np.maximum(error, rounding), self.log_scale, 0.0
-        )
+        error = np.maximum(error, rounding)
+        exactly = np.asarray(0.0)
+        return Values(found, np.minimum(most, 1.0), error, np.asarray(self.log_scale), exactly)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from accountant_service.numerics import rounding
 from accountant_service.numerics.privacy_loss import Composition, Direction, Release
 from accountant_service.numerics.special import Array
 
@@ -104,6 +105,13 @@ def of_epsilon(
     at = int(np.argmin(np.abs(curve.epsilons - epsilon)))
     about = min(float(seen[at]), best, 0.0)
     return SaddlePoint(direction, float(curve.tilts[at]), epsilon, about, best, tilts, moments)
+
+
+def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:
+    """Upper bounds of ε at δ after some shares, of 1 at most, of the saddle point's repetitions."""
+    moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
+    least: Array = ((moments - log_delta) / saddle.tilts).min(axis=1)
+    return rounding.up_each(np.maximum(least, 0.0))
 
 
 class _Curve:

@@ -97,18 +97,12 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         as it comes for a δ so large that nobody is protected.
     """
     log_delta = math.log(delta)
-
-    def width(bounds: Bounds) -> float:
-        if math.isinf(bounds.upper):
-            return math.inf
-        return (bounds.upper - bounds.lower) / max(bounds.upper, EPSILON_NEGLIGIBLE)
-
     reading = _Reading(
         log_delta,
         True,
         tolerance,
         delta > _DELTA_HASTY,
-        width,
+        relative_width,
         lambda saddle: tolerance * max(saddle.epsilon, EPSILON_NEGLIGIBLE),
         lambda line, bound: line.epsilon(delta, bound),
         lambda profile: profile.epsilon(delta),
@@ -121,6 +115,26 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         sides.append(_Side(releases, saddle, max(saddle.bound, 0.0), reading))
         sides[-1].trace(enough)
     return _refine(sides)
+
+
+def relative_width(bounds: Bounds) -> float:
+    """The width of bounds of ε, relative to what a tolerance is relative to."""
+    if math.isinf(bounds.upper):
+        return math.inf
+    return (bounds.upper - bounds.lower) / max(bounds.upper, EPSILON_NEGLIGIBLE)
+
+
+def outward(bounds: Bounds, tolerance: float) -> Bounds:
+    """Bounds a little wider than they came out, for good measure: at the end, once.
+
+    Raises:
+        ArithmeticError: the lower one is above the upper one, which one of them disproves.
+    """
+    margin = max(rounding.MARGIN, _MARGIN_SHARE * tolerance)
+    wider = Bounds(bounds.lower * (1 - margin), bounds.upper * (1 + margin))
+    if not wider.lower <= wider.upper:
+        raise ArithmeticError(f"a lower bound {wider.lower} above the upper one {wider.upper}")
+    return wider
 
 
 def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bounds:
@@ -187,12 +201,8 @@ def _refine(sides: list[_Side]) -> Bounds:
         for side in sides:
             best = max(side.lower for side in sides)
             side.refine(best)
-    margin = max(rounding.MARGIN, _MARGIN_SHARE * sides[0].reading.tolerance)
-    lower = max(side.lower for side in sides) * (1 - margin)
-    upper = max(side.upper for side in sides) * (1 + margin)
-    if not lower <= upper:
-        raise ArithmeticError(f"a lower bound {lower} above the upper one {upper}")
-    return Bounds(lower, upper)
+    found = Bounds(max(side.lower for side in sides), max(side.upper for side in sides))
+    return outward(found, sides[0].reading.tolerance)
 
 
 class _Side:

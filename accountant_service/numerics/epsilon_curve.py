@@ -41,12 +41,21 @@ def epsilon_curve(
     found = [bounds for group in _groups(times[:-1]) for bounds in _shared(releases, group, delta)]
     found.append(Bounds(0.0, math.inf))
     outward = [two_sided.outward(bounds, tolerance) for bounds in found]
-    return [
-        bounds
-        if two_sided.relative_width(bounds) <= tolerance
-        else two_sided.epsilon_bounds(_repeated(releases, each), delta, tolerance)
-        for each, bounds in zip(times, outward, strict=True)
-    ]
+    return _increasing(
+        [
+            bounds
+            if two_sided.relative_width(bounds) <= tolerance
+            else two_sided.epsilon_bounds(_repeated(releases, each), delta, tolerance)
+            for each, bounds in zip(times, outward, strict=True)
+        ]
+    )
+
+
+def _increasing(bounds: list[Bounds]) -> list[Bounds]:
+    """The same bounds or better ones: fewer repetitions never cost more (post-processing)."""
+    lower = np.maximum.accumulate([each.lower for each in bounds])
+    upper = np.minimum.accumulate([each.upper for each in bounds][::-1])[::-1]
+    return [Bounds(float(low), float(high)) for low, high in zip(lower, upper, strict=True)]
 
 
 def _groups(times: Sequence[int]) -> list[Array]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
+import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -36,3 +40,63 @@ def database(kind: str, folder: Path) -> Iterator[str]:
             yield f"postgresql+psycopg://{SERVER}?options=-csearch_path%3D{schema}"
         finally:
             server.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+class PrivateServer:
+    """A PostgreSQL server of one's own, to be stopped and started; see `private_server`."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self._data, self._programs = folder / "postgresql", programs
+        self._data.mkdir()
+        self.port = free_port()
+        # PostgreSQL refuses to run as root
+        user = "postgres" if os.geteuid() == 0 else None
+        if user:
+            shutil.chown(self._data, user)
+            for parent in (folder, *folder.parents):
+                if not parent.stat().st_mode & 0o001:
+                    parent.chmod(parent.stat().st_mode | 0o011)  # it may pass, not look
+        self._run = partial(subprocess.run, check=True, user=user, stdout=subprocess.DEVNULL)
+        self._run([programs / "initdb", "-D", self._data, "-A", "trust", "-U", "postgres"])
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Of its only database."""
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        """Accept connections, after crash recovery if need be."""
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._data}"
+        self._control("start", "-w", "-o", options, "-l", self._data / "log")
+
+    def crash(self) -> None:
+        """Stop at once, as if the power had failed: connections are cut, nothing is flushed."""
+        self._control("stop", "-m", "immediate")
+
+    def _control(self, *arguments: str | Path) -> None:
+        self._run([self._programs / "pg_ctl", "-D", self._data, *arguments])
+
+
+@contextmanager
+def private_server(folder: Path) -> Iterator[PrivateServer]:
+    """A PostgreSQL server of one's own; the test is skipped where the programs are missing."""
+    found = shutil.which("pg_ctl") or next(
+        (str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))), None
+    )
+    if found is None:
+        assert not os.environ.get("CI"), "pg_ctl is needed"
+        pytest.skip("no pg_ctl: install PostgreSQL's server programs to run this")
+    server = PrivateServer(folder, Path(found).resolve().parent)
+    try:
+        yield server
+    finally:
+        server.crash()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

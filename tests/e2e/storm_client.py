@@ -1,12 +1,14 @@
-"""One client process of a storm: reserve, grant, commit, and log what was acknowledged.
+"""One client process of a storm: reserve, read, grant, commit, and log every call.
 
     python storm_client.py KEY DATASET LOG PORT...
 
-Every line of the log is one acknowledged fact, written and flushed before the next request.
+Every line of the log is one answered call (see `tests/linearizability.py`), written and flushed
+before the next one is made. A client that is stopped ends between two calls.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -19,43 +21,54 @@ import httpx
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 12}
 PATIENCE = 600.0
+Answer = tuple[int, dict[str, Any]]
 
 
 def main(key: str, dataset: str, log: str, ports: list[str]) -> None:
     chance = random.Random(log)
     started = time.monotonic()
-    with httpx.Client(timeout=10) as http, open(log, "a") as acknowledged:
+    with httpx.Client(timeout=10) as http, open(log, "a") as history:
 
-        def write(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-            """One write, repeated under one key until a server answers it."""
-            headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": uuid.uuid4().hex}
+        def call(kind: str, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+            """One call, repeated under one key until a server answers it."""
+            headers = {"Authorization": f"Bearer {key}"}
+            if body is not None:
+                headers["Idempotency-Key"] = uuid.uuid4().hex
+            start = time.monotonic_ns()
             while time.monotonic() - started < PATIENCE:
                 url = f"http://127.0.0.1:{chance.choice(ports)}{path}"
-                try:
-                    answer = http.post(url, json=body, headers=headers)
+                with contextlib.suppress(httpx.HTTPError):
+                    answer = http.request(method, url, json=body, headers=headers)
                     if answer.status_code < 500:
-                        return answer.status_code, answer.json()
-                except httpx.HTTPError:
-                    pass
+                        end, status, found = time.monotonic_ns(), answer.status_code, answer.json()
+                        line = {"kind": kind, "start": start, "end": end, "status": status}
+                        history.write(json.dumps(line | {"answer": found}) + "\n")
+                        history.flush()
+                        return status, found
+                    assert answer.status_code == 503, answer.text
+                    assert int(answer.headers["Retry-After"]) >= 1
                 time.sleep(0.05)
             raise SystemExit("no server answered")
 
-        while not Path(log).with_name("stop").exists():
-            status, run = write(f"/v1/datasets/{dataset}/reservations", {"mechanism": RUN})
+        def goes_on() -> bool:
+            return not Path(log).with_name("stop").exists()
+
+        while goes_on():
+            plan = {"mechanism": RUN}
+            status, run = call("reserve", "POST", f"/v1/datasets/{dataset}/reservations", plan)
             if status == 409:
                 return
             assert status == 201, run
             granted = 0
             while granted < run["steps_reserved"]:
                 body = {"steps": 4, "sequence": granted}
-                status, after = write(f"/v1/reservations/{run['id']}/grants", body)
+                status, after = call("grant", "POST", f"/v1/reservations/{run['id']}/grants", body)
                 assert status == 200, after
                 granted = after["steps_granted"]
-                fact = {"reservation": run["id"], "granted": granted}
-                acknowledged.write(json.dumps(fact) + "\n")
-                acknowledged.flush()
+                status, seen = call("read", "GET", f"/v1/datasets/{dataset}")
+                assert status == 200, seen
             end = chance.choice(["commit", "release"])
-            status, after = write(f"/v1/reservations/{run['id']}/{end}", {})
+            status, after = call(end, "POST", f"/v1/reservations/{run['id']}/{end}", {})
             assert status == 200, after
 
 

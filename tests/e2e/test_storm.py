@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,11 +16,14 @@ import pytest
 
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
+from accountant_service.ledger.filter import cost
 from accountant_service.ledger.keys import Keys, Scope
-from accountant_service.ledger.model import Reservation
 from accountant_service.ledger.service import Ledger, Request
 from accountant_service.ledger.verification import verify
-from tests.databases import database
+from accountant_service.mechanisms import DpSgd, canonical_form
+from tests.databases import database, free_port, private_server
+from tests.e2e.storm_client import RUN
+from tests.linearizability import Call, faults
 
 PROGRAMS = Path(sys.executable).parent
 CLIENT = Path(__file__).with_name("storm_client.py")
@@ -31,9 +33,7 @@ class Server:
     """A server process that can be killed and started again on its port."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._environment = os.environ | {"ACCOUNTANT_DATABASE_URL": url}
         self._log = folder / f"server-{self.port}.log"
         self.start()
@@ -63,64 +63,103 @@ class Server:
         self.process.wait()
 
 
+class Storm:
+    """Clients and servers on one dataset, from the first call to the reckoning."""
+
+    def __init__(self, url: str, folder: Path, servers: int, epsilon: float) -> None:
+        self.repository = opening.open_repository(url)
+        token, admin = Keys(self.repository).create([Scope.ADMIN])
+        Ledger(self.repository).create_dataset(
+            Request(admin, "first", "storm", None), "d", 60_000, epsilon, 1e-5,
+            NeighbouringRelation.ADD_OR_REMOVE_ONE, "record", None,
+        )  # fmt: skip
+        self.epsilon, self.folder = epsilon, folder
+        self.servers = [Server(url, folder) for _ in range(servers)]
+        for server in self.servers:
+            server.wait()
+        ports = [str(server.port) for server in self.servers]
+        self.logs = [folder / f"client-{i}.jsonl" for i in range(8)]
+        self.clients = [
+            subprocess.Popen([sys.executable, CLIENT, token, "d", log, *ports]) for log in self.logs
+        ]
+
+    @property
+    def rages(self) -> bool:
+        """Whether a client still has budget to ask for."""
+        return any(client.poll() is None for client in self.clients)
+
+    def answered(self) -> int:
+        """How many calls have had an answer."""
+        return sum(len(log.read_text().splitlines()) for log in self.logs if log.exists())
+
+    def wait_for(self, answers: int) -> None:
+        """Until so many calls have had one."""
+        deadline = time.monotonic() + 60
+        while self.answered() < answers:
+            assert time.monotonic() < deadline, "nothing is answered any more"
+            time.sleep(0.05)
+
+    def end(self) -> str:
+        """Stop it, and hold every promise against what is stored; a line of figures."""
+        (self.folder / "stop").touch()
+        codes = [client.wait(240) for client in self.clients]
+        for server in self.servers:
+            server.kill()
+        assert codes == [0] * 8, [log.read_bytes()[-500:] for log in self.folder.glob("*.log")]
+        report = verify(self.repository)
+        assert report.faults == []
+        with self.repository.reading() as reading:
+            dataset = reading.dataset("d")
+            assert dataset is not None
+            entries = [json.loads(row.body) for row in reading.entries(dataset, 0, 1 << 30)]
+        assert dataset.balance.taken <= dataset.policy.budget
+        assert dataset.policy.epsilon_of(dataset.balance.spent) <= self.epsilon
+        step = canonical_form(DpSgd(1.0, sample_rate=0.01, steps=1))
+        price = cost(dataset.policy.unit_cost(step), RUN["steps"])
+        lines = [line for log in self.logs if log.exists() for line in log.read_text().splitlines()]
+        calls = [Call.from_line(line) for line in lines]
+        # a client waits for every answer before it ends: nothing may be stored beyond these
+        assert faults(calls, entries, dataset.policy.budget, price) == []
+        self.repository.close()
+        return f"{len(calls)} calls, {report.entries} entries, {dataset.balance}"
+
+
 @pytest.mark.parametrize(("kind", "servers"), [("sqlite", 1), ("postgresql", 2)])
 @pytest.mark.parametrize(
     "kills", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_a_storm(kind: str, servers: int, kills: int, tmp_path: Path) -> None:
+def test_servers_are_killed(kind: str, servers: int, kills: int, tmp_path: Path) -> None:
     with database(kind, tmp_path) as url:
-        repository = opening.open_repository(url)
-        token, admin = Keys(repository).create([Scope.ADMIN])
         epsilon = 1.5 if kills < 10 else 60.0  # used up, or more than the storm can use
-        Ledger(repository).create_dataset(
-            Request(admin, "first", "storm", None), "d", 60_000, epsilon, 1e-5,
-            NeighbouringRelation.ADD_OR_REMOVE_ONE, "record", None,
-        )  # fmt: skip
-        running = [Server(url, tmp_path) for _ in range(servers)]
-        for server in running:
-            server.wait()
-        ports = [str(server.port) for server in running]
-        logs = [tmp_path / f"client-{i}.jsonl" for i in range(8)]
-        clients = [
-            subprocess.Popen([sys.executable, CLIENT, token, "d", log, *ports]) for log in logs
-        ]
+        storm = Storm(url, tmp_path, servers, epsilon)
         chance, killed = random.Random(7), 0
-        while killed < kills and any(client.poll() is None for client in clients):
+        while killed < kills and storm.rages:
             time.sleep(chance.uniform(0.05, 0.5))
-            server = chance.choice(running)
+            server = chance.choice(storm.servers)
             server.kill()
             killed += 1
             server.start()
             server.wait()
         if kills > 10:
             assert killed == kills
-        (tmp_path / "stop").touch()
-        codes = [client.wait(240) for client in clients]
-        for server in running:
-            server.kill()
-        assert codes == [0] * 8, [log.read_bytes()[-500:] for log in tmp_path.glob("*.log")]
-        report = verify(repository)
-        assert report.faults == []
-        with repository.reading() as reading:
-            dataset = reading.dataset("d")
-            assert dataset is not None
-            assert dataset.balance.taken <= dataset.policy.budget
-            assert dataset.policy.epsilon_of(dataset.balance.spent) <= epsilon
-            everything_acknowledged_is_stored(logs, reading.reservations(dataset))
-        repository.close()
-        print(f"{kind}: {killed} kills, {report.entries} entries, {dataset.balance}")
+        print(f"{kind}: {killed} kills, {storm.end()}")
 
 
-def everything_acknowledged_is_stored(logs: list[Path], stored: list[Reservation]) -> None:
-    granted = {run.identifier: run.steps_granted for run in stored}
-    texts = [log.read_text() for log in logs if log.exists()]
-    facts = [json.loads(line) for text in texts for line in text.splitlines()]
-    assert facts
-    for fact in facts:
-        assert granted[fact["reservation"]] >= fact["granted"]
-    acknowledged: dict[str, int] = {}
-    for fact in facts:
-        run = fact["reservation"]
-        acknowledged[run] = max(acknowledged.get(run, 0), fact["granted"])
-    # a client waits for every answer: what is stored beyond that was on its way when it ended
-    assert sum(granted.values()) == sum(acknowledged.values())
+@pytest.mark.parametrize(
+    "crashes", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_the_database_crashes(crashes: int, tmp_path: Path) -> None:
+    """Without it nothing is granted; with it again everything goes on, nobody restarts a server."""
+    with private_server(tmp_path) as postgresql:
+        storm = Storm(postgresql.url, tmp_path, 2, 60.0)
+        chance = random.Random(9)
+        for _ in range(crashes):
+            time.sleep(chance.uniform(0.5, 1.5))
+            postgresql.crash()
+            before = storm.answered()
+            time.sleep(chance.uniform(0.2, 1.0))
+            after = storm.answered()
+            assert after <= before + 8  # each client's last answer may still have been on its way
+            postgresql.start()
+            storm.wait_for(after + 8)
+        print(f"{crashes} crashes of the database, {storm.end()}")

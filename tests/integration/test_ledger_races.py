@@ -1,0 +1,150 @@
+"""Racing writers, and what happens without each of the two things that keep them apart.
+
+On PostgreSQL a writer locks the dataset's row before it reads anything that a charge depends on,
+and every entry's number is unique in its dataset. Either alone keeps the budget; the lock also
+spares writers from being told to try again. Without both, a race overspends.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from accountant_service.errors import AccountingError, BudgetExhaustedError, DatabaseAwayError
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import database as opening
+from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.repository import KeyRecord, Repository, Transaction
+from accountant_service.ledger.service import Ledger, Request
+from accountant_service.ledger.verification import verify
+from accountant_service.mechanisms import DpSgd
+from tests.databases import database
+
+RUN = DpSgd(1.0, sample_rate=0.01, steps=2000)  # five fit
+WRITERS = 16
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
+    with database(request.param, tmp_path) as url:
+        found = opening.open_repository(url)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def postgresql(tmp_path: Path) -> Iterator[Repository]:
+    with database("postgresql", tmp_path) as url:
+        found = opening.open_repository(url)
+        yield found
+        found.close()
+
+
+@dataclass
+class Outcome:
+    """What came of a race of reservations."""
+
+    admitted: int
+    refused: int
+    turned_away: int
+    overspent: bool
+    faults: int
+
+
+def race(repository: Repository) -> Outcome:
+    """Sixteen writers reserve a fifth of the budget each, at the same moment."""
+    ledger = Ledger(repository)
+    _, key = Keys(repository).create([Scope.ADMIN])
+    ledger.create_dataset(
+        request(key), "d", 1000, 8.0, 1e-5, NeighbouringRelation.ADD_OR_REMOVE_ONE, "record", None
+    )
+    start, results = threading.Barrier(WRITERS), []
+
+    def writer() -> None:
+        start.wait()
+        try:
+            ledger.reserve(request(key), "d", RUN, 3600, "")
+        except AccountingError as error:
+            results.append(type(error))
+        else:
+            results.append(None)
+
+    threads = [threading.Thread(target=writer) for _ in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == WRITERS
+    with repository.reading() as reading:
+        dataset = reading.dataset("d")
+        assert dataset is not None
+        held = sum(run.held for run in reading.reservations(dataset))
+    return Outcome(
+        results.count(None),
+        results.count(BudgetExhaustedError),
+        results.count(DatabaseAwayError),
+        held > dataset.policy.budget,
+        len(verify(repository).faults),
+    )
+
+
+def request(key: KeyRecord) -> Request:
+    return Request(key, uuid.uuid4().hex, "race", None)
+
+
+def without_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dataset", "dataset_by_id"):
+        genuine: Any = getattr(Transaction, name)
+
+        def unlocked(self: Transaction, of: str, *, lock: bool = False, to: Any = genuine) -> Any:
+            return to(self, of)
+
+        monkeypatch.setattr(Transaction, name, unlocked)
+
+
+def without_unique_numbers(repository: Repository) -> None:
+    with repository.transaction() as transaction:
+        transaction.connection.execute(text("ALTER TABLE entry DROP CONSTRAINT entry_pkey"))
+
+
+def test_racing_writers_are_all_answered_and_never_overspend(repository: Repository) -> None:
+    outcome = race(repository)
+    assert outcome.admitted > 1
+    assert outcome.admitted + outcome.refused == WRITERS
+    assert not outcome.overspent
+    assert outcome.faults == 0
+
+
+def test_the_lock_alone_keeps_the_budget(postgresql: Repository) -> None:
+    without_unique_numbers(postgresql)
+    outcome = race(postgresql)
+    assert outcome.admitted + outcome.refused == WRITERS
+    assert not outcome.overspent
+    assert outcome.faults == 0
+
+
+def test_unique_numbers_alone_keep_the_budget_but_turn_writers_away(
+    postgresql: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_lock(monkeypatch)
+    outcome = race(postgresql)
+    assert outcome.turned_away > 0  # which the first test here does not allow
+    assert not outcome.overspent
+    assert outcome.faults == 0
+
+
+def test_without_either_a_race_overspends(
+    postgresql: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_lock(monkeypatch)
+    without_unique_numbers(postgresql)
+    outcome = race(postgresql)
+    assert outcome.overspent
+    assert outcome.faults > 0

@@ -1,0 +1,91 @@
+"""The judge of histories: it accepts what one call after the other explains, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.linearizability import Call, faults
+
+BUDGET, COST = 20, 12
+RECORD: list[dict[str, Any]] = [
+    {"number": 1, "kind": "create", "spent_micronats": 0, "held_micronats": 0},
+    {"number": 2, "kind": "reserve", "reservation": "a", "spent_micronats": 0,
+     "held_micronats": 12, "steps": 12},
+    {"number": 3, "kind": "grant", "reservation": "a", "spent_micronats": 4,
+     "held_micronats": -4, "steps": 4},
+    {"number": 4, "kind": "release", "reservation": "a", "spent_micronats": 0,
+     "held_micronats": -8, "steps": 8},
+]  # fmt: skip
+
+
+def read(start: int, end: int, version: int, spent: int, held: int) -> Call:
+    seen = {"version": version, "spent": {"micronats": spent}, "held": {"micronats": held}}
+    return Call("read", start, end, 200, seen)
+
+
+RESERVE = Call("reserve", 10, 20, 201, {"id": "a", "steps_granted": 0})
+GRANT = Call("grant", 30, 40, 200, {"id": "a", "steps_granted": 4})
+RELEASE = Call("release", 50, 60, 200, {"id": "a", "steps_granted": 4})
+REFUSED = Call("reserve", 12, 45, 409, {"code": "budget-exhausted"})
+HISTORY = [RESERVE, REFUSED, GRANT, read(35, 45, 2, 0, 12), read(41, 55, 4, 4, 0), RELEASE]
+
+
+def judge(*calls: Call, record: list[dict[str, Any]] = RECORD) -> list[str]:
+    return faults(calls, record, BUDGET, COST)
+
+
+def changed(old: Call, **changes: Any) -> list[Call]:
+    return [replace(call, **changes) if call is old else call for call in HISTORY]
+
+
+def test_what_one_call_after_the_other_explains() -> None:
+    assert judge(*HISTORY) == []
+
+
+def test_a_call_without_an_answer_may_have_happened_or_not() -> None:
+    lost = replace(GRANT, end=None, status=0, answer={})
+    assert judge(*changed(GRANT, end=None, status=0, answer={})) == []
+    assert judge(*HISTORY, lost) == []
+
+
+def test_a_lost_write() -> None:
+    missing = Call("grant", 61, 62, 200, {"id": "a", "steps_granted": 8})
+    assert "nothing in the record explains" in judge(*HISTORY, missing)[0]
+
+
+def test_a_write_that_nobody_asked_for() -> None:
+    assert "nobody's are entries [3]" in judge(*(call for call in HISTORY if call is not GRANT))[0]
+
+
+def test_one_grant_acknowledged_to_two() -> None:
+    assert judge(*HISTORY, GRANT) == ["two calls claim entry 3"]
+
+
+def test_a_stale_read() -> None:
+    assert "entry 3 was answered before" in judge(*HISTORY, read(41, 48, 2, 0, 12))[0]
+
+
+def test_a_read_of_what_never_was() -> None:
+    assert "nothing in the record explains" in judge(*HISTORY, read(41, 48, 3, 4, 12))[0]
+
+
+def test_a_read_of_the_future() -> None:
+    found = judge(*HISTORY, read(21, 25, 3, 4, 8))
+    assert found
+    assert all("was answered before it began" in fault for fault in found)
+
+
+def test_writes_that_changed_places() -> None:
+    assert "was answered before it began" in judge(*changed(RELEASE, start=5, end=8))[0]
+
+
+def test_a_refusal_while_there_was_room() -> None:
+    assert judge(*changed(REFUSED, start=61, end=70)) != []
+    assert judge(*changed(REFUSED, start=1, end=5)) != []
+    assert judge(*changed(REFUSED, start=1, end=11)) == []  # the other may have come first
+
+
+def test_a_refusal_after_a_read_that_saw_room() -> None:
+    calls = [*changed(REFUSED, start=57, end=70), read(52, 56, 4, 4, 0)]
+    assert "there was room at all times" in judge(*calls)[0]

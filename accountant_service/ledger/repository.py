@@ -17,7 +17,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Select,
+    bindparam,
+    create_engine,
+    event,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -41,6 +51,35 @@ _BUSY_SECONDS: Final = 20.0
 # no answer, or not in time; a statement the database refuses is a fault of this service instead
 _AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError)
 PAGE: Final = 200
+
+
+# what every grant runs, built once: building a statement costs more than running it
+_DATASET_BY_NAME: Final = select(DATASET).where(DATASET.c.name == bindparam("of"))
+_DATASET_BY_ID: Final = select(DATASET).where(DATASET.c.id == bindparam("of"))
+_DATASET_MOVES: Final = (
+    DATASET.update()
+    .where(DATASET.c.id == bindparam("of"))
+    .values({name: bindparam(f"new_{name}") for name in ("spent", "held", "version", "head")})
+)
+_RESERVATION_BY_ID: Final = select(RESERVATION).where(RESERVATION.c.id == bindparam("of"))
+_RESERVATION_MOVES: Final = (
+    RESERVATION.update()
+    .where(RESERVATION.c.id == bindparam("of"))
+    .values({name: bindparam(f"new_{name}") for name in ("state", "steps_granted", "expires_at")})
+)
+_RESERVATION_GRANTED: Final = (  # without a column of an index, which would be written anew
+    RESERVATION.update()
+    .where(RESERVATION.c.id == bindparam("of"))
+    .values(steps_granted=bindparam("new_steps_granted"))
+)
+_NEW_ENTRY: Final = ENTRY.insert()
+_NEW_IDEMPOTENCY: Final = IDEMPOTENCY.insert()
+_REMEMBERED: Final = (
+    select(IDEMPOTENCY)
+    .where(IDEMPOTENCY.c.key_id == bindparam("key"))
+    .where(IDEMPOTENCY.c.value == bindparam("given"))
+)
+_LOCKED: Final = {query: query.with_for_update() for query in (_DATASET_BY_NAME, _DATASET_BY_ID)}
 
 
 def now() -> int:
@@ -165,16 +204,14 @@ class Transaction:
 
     def dataset(self, name: str, *, lock: bool = False) -> Dataset | None:
         """A dataset by its name, its row locked if asked for."""
-        query = select(DATASET).where(DATASET.c.name == name)
-        return self._dataset(query.with_for_update() if lock else query)
+        return self._dataset(_DATASET_BY_NAME, name, lock)
 
     def dataset_by_id(self, identifier: str, *, lock: bool = False) -> Dataset | None:
         """A dataset by its identifier."""
-        query = select(DATASET).where(DATASET.c.id == identifier)
-        return self._dataset(query.with_for_update() if lock else query)
+        return self._dataset(_DATASET_BY_ID, identifier, lock)
 
-    def _dataset(self, query: Any) -> Dataset | None:
-        row = self.connection.execute(query).first()
+    def _dataset(self, query: Select[Any], of: str, lock: bool) -> Dataset | None:
+        row = self.connection.execute(_LOCKED[query] if lock else query, {"of": of}).first()
         return None if row is None else _dataset_of(row)
 
     def datasets(self) -> list[Dataset]:
@@ -199,9 +236,7 @@ class Transaction:
 
     def reservation(self, identifier: str) -> Reservation | None:
         """A reservation by its public identifier."""
-        row = self.connection.execute(
-            select(RESERVATION).where(RESERVATION.c.id == identifier)
-        ).first()
+        row = self.connection.execute(_RESERVATION_BY_ID, {"of": identifier}).first()
         return None if row is None else _reservation_of(row)
 
     def due(self, dataset: Dataset, at: int) -> list[Reservation]:
@@ -233,10 +268,12 @@ class Transaction:
                     **values,
                 )
             )  # fmt: skip
+        elif change.kind is Kind.GRANT:
+            granted = {"of": after.identifier, "new_steps_granted": after.steps_granted}
+            self.connection.execute(_RESERVATION_GRANTED, granted)
         else:
-            self.connection.execute(
-                RESERVATION.update().where(RESERVATION.c.id == after.identifier).values(**values)
-            )
+            moves = {f"new_{name}": value for name, value in values.items()}
+            self.connection.execute(_RESERVATION_MOVES, {"of": after.identifier} | moves)
         about: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
         if change.kind is Kind.RESERVE:
             about |= {
@@ -267,13 +304,16 @@ class Transaction:
         )
         head = chain.hash_of(dataset.head, body)
         self.connection.execute(
-            ENTRY.insert().values(dataset=dataset.identifier, number=number, body=body, hash=head)
+            _NEW_ENTRY,
+            {"dataset": dataset.identifier, "number": number, "body": body, "hash": head},
         )
         self.connection.execute(
-            DATASET.update()
-            .where(DATASET.c.id == dataset.identifier)
-            .values(spent=balance.spent, held=balance.held, version=number, head=head)
-        )
+            _DATASET_MOVES,
+            {
+                "of": dataset.identifier, "new_spent": balance.spent, "new_held": balance.held,
+                "new_version": number, "new_head": head,
+            },
+        )  # fmt: skip
         return Dataset(
             dataset.identifier, dataset.name, dataset.size, dataset.privacy_unit, dataset.policy,
             balance, number, head, dataset.created_at,
@@ -300,20 +340,17 @@ class Transaction:
 
     def remembered(self, key: str, value: str) -> Remembered | None:
         """The answer given before under this idempotency key."""
-        row = self.connection.execute(
-            select(IDEMPOTENCY)
-            .where(IDEMPOTENCY.c.key_id == key)
-            .where(IDEMPOTENCY.c.value == value)
-        ).first()
+        row = self.connection.execute(_REMEMBERED, {"key": key, "given": value}).first()
         return None if row is None else Remembered(row.fingerprint, row.status, row.answer)
 
     def remember(self, key: str, value: str, answer: Remembered) -> None:
         """Keep an answer for repeats."""
         self.connection.execute(
-            IDEMPOTENCY.insert().values(
-                key_id=key, value=value, fingerprint=answer.fingerprint, status=answer.status,
-                answer=answer.answer, created_at=now(),
-            )
+            _NEW_IDEMPOTENCY,
+            {
+                "key_id": key, "value": value, "fingerprint": answer.fingerprint,
+                "status": answer.status, "answer": answer.answer, "created_at": now(),
+            },
         )  # fmt: skip
 
     # --- keys

@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from accountant_service import mechanisms
 from accountant_service.errors import (
+    AccountingError,
     BudgetExhaustedError,
     DatabaseAwayError,
     IdempotencyKeyRequiredError,
@@ -341,7 +342,11 @@ class Ledger:
     def _write(
         self, request: Request, act: Callable[[Transaction], tuple[int, View]]
     ) -> Remembered:
-        """Do it once, whatever is retried; remember the answer in the same transaction."""
+        """Do it once, whatever is retried; remember the answer in the same transaction.
+
+        A repeat cannot be written down again, for its key is taken: all of it is rolled back, and
+        the first answer is given again. Looking for the key first would cost every write a query.
+        """
         value = request.idempotency_key
         if not value:
             raise IdempotencyKeyRequiredError(
@@ -351,21 +356,32 @@ class Ledger:
         for _ in range(_ATTEMPTS):
             try:
                 with self._repository.transaction() as transaction:
-                    found = transaction.remembered(who, value)
-                    if found is not None:
-                        if found.fingerprint != fingerprint:
-                            raise IdempotencyKeyReusedError(
-                                "this Idempotency-Key came with another request before; "
-                                "take a new one for a new request"
-                            )
-                        return found
                     status, view = act(transaction)
                     answer = Remembered(fingerprint, status, json.dumps(view))
                     transaction.remember(who, value, answer)
                 return answer
-            except IntegrityError:
-                continue  # another writer was first: look again
+            except DatabaseAwayError:
+                raise
+            except (IntegrityError, AccountingError) as error:
+                # a repeat, for which the key is not free or the ledger no longer as it was; or
+                # another writer was first; or the ledger says no
+                found = self._remembered(who, value, fingerprint)
+                if found is not None:
+                    return found
+                if isinstance(error, AccountingError):
+                    raise
         raise DatabaseAwayError("other writers were always first; nothing was charged. Try again")
+
+    def _remembered(self, who: str, value: str, fingerprint: str) -> Remembered | None:
+        """The answer of a write that was made before under this key."""
+        with self._repository.reading() as reading:
+            found = reading.remembered(who, value)
+        if found is not None and found.fingerprint != fingerprint:
+            raise IdempotencyKeyReusedError(
+                "this Idempotency-Key came with another request before; "
+                "take a new one for a new request"
+            )
+        return found
 
 
 def affordable(dataset: Dataset, plan: Plan, unit: int) -> View:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from accountant_service import __version__, mechanisms
@@ -53,7 +53,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.repository = repository
     app.state.keys = Keys(repository)
     app.state.ledger = Ledger(repository)
-    app.include_router(build_router())
+    guards = [] if settings.open_computation else [Depends(ledger_routes.may_compute)]
+    app.include_router(build_router(guards))
     app.include_router(ledger_routes.router)
     problems.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

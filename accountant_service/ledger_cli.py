@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from accountant_service.ledger.service import dataset_view
 from accountant_service.settings import Settings
 
 keys = typer.Typer(no_args_is_help=True, help="API keys: make, list, revoke.")
-ledger = typer.Typer(no_args_is_help=True, help="The budget ledger: verify, show, export.")
+ledger = typer.Typer(no_args_is_help=True, help="The budget ledger: verify, show, export, events.")
 db = typer.Typer(no_args_is_help=True, help="The ledger's database.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -137,6 +138,18 @@ def export() -> None:
                     entry = {"dataset": dataset.name, **json.loads(row.body), "hash": row.hash}
                     print(json.dumps(entry))
                 after = rows[-1].number
+
+
+@ledger.command("events")
+def events(as_json: AsJson = False) -> None:
+    """Show who made and revoked keys, and who created datasets; the record has all the rest."""
+    with _opened() as repository, repository.reading() as reading:
+        found = reading.audits()
+    rows = [
+        event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC).isoformat(" ", "seconds")}
+        for event in found
+    ]
+    _show(rows, ["at", "key", "action", "subject"], "Audit events", as_json)
 
 
 @db.command("upgrade")

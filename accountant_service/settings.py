@@ -16,6 +16,9 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default="sqlite:///accountant.db", description="where the budget ledger is kept"
     )
+    open_computation: bool = Field(
+        default=True, description="whether computations are answered without an API key"
+    )
     cache_entries: int = Field(
         default=4096, ge=0, description="answers kept for identical questions"
     )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from accountant_service import mechanisms
 from accountant_service.api import ledger_schemas as bodies
-from accountant_service.api import schemas, views
+from accountant_service.api import problems, schemas, views
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import UnknownSubjectError
 from accountant_service.ledger import service
@@ -52,6 +52,11 @@ def authenticated(
     """Whose request this is."""
     scheme, _, token = (authorization or "").partition(" ")
     return _keys(request).authenticate(token if scheme.lower() == "bearer" else None)
+
+
+def may_compute(key: Annotated[KeyRecord, Depends(authenticated)]) -> None:
+    """For computations that are not left open: a key of any scope."""
+    require(key, *Scope)
 
 
 Key = Annotated[KeyRecord, Depends(authenticated)]
@@ -119,8 +124,33 @@ def dataset(name: Name, key: Key, ledger: TheLedger) -> Response:
 @router.post("/v1/datasets/{name}/quotes", response_model=bodies.QuoteView)
 def quote(name: Name, body: bodies.QuoteRequest, key: Key, ledger: TheLedger) -> Response:
     """Whether a plan would fit, and what would; charges nothing."""
-    view, guarantee = ledger.quote(key, name, body.mechanism)
-    return _json(view | {"guarantee": views.guarantee(guarantee) | {"scope": "fixed_plan"}})
+    return _json(_quote_view(ledger.quote(key, name, body.mechanism)))
+
+
+@router.post("/v1/datasets/{name}/quotes/batch", response_model=bodies.QuotesView)
+def quotes(name: Name, body: bodies.QuotesRequest, key: Key, ledger: TheLedger) -> Response:
+    """Quotes of several plans, each by itself and all together; charges nothing."""
+    found, together = ledger.quotes(key, name, body.mechanisms)
+    items = [
+        _quote_view(each)
+        if isinstance(each, service.Quote)
+        else {"problem": problems.of_accounting_error(each, f"/mechanisms/{at}")}
+        for at, each in enumerate(found)
+    ]
+    return _json({"items": items, "together": together})
+
+
+def _quote_view(quote: service.Quote) -> dict[str, Any]:
+    found = quote.guarantee
+    guarantee = None if found is None else views.guarantee(found) | {"scope": "fixed_plan"}
+    return quote.view | {"guarantee": guarantee}
+
+
+@router.get("/v1/datasets/{name}/running-total", response_model=dict[str, Any])
+def running_total(name: Name, key: Key, ledger: TheLedger) -> Response:
+    """All that was granted so far, accounted as one plan: informative, not a guarantee."""
+    found = views.guarantee(ledger.running_total(key, name))
+    return _json(found | {"scope": "running_total"})
 
 
 @router.post(

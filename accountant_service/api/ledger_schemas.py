@@ -6,7 +6,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from accountant_service.api.schemas import DeltaField, MechanismField
+from accountant_service.api.schemas import (
+    AffordableView,
+    DeltaField,
+    MechanismField,
+    ProblemView,
+)
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.keys import Scope
 
@@ -56,6 +61,12 @@ class QuoteRequest(_Body):
     mechanism: MechanismField
 
 
+class QuotesRequest(_Body):
+    """Would these plans fit?"""
+
+    mechanisms: Annotated[list[MechanismField], Field(min_length=1, max_length=100)]
+
+
 class ReservationRequest(_Body):
     """Hold budget for this plan."""
 
@@ -90,13 +101,6 @@ class KeyRequest(_Body):
     name: Annotated[str, Field(max_length=200, pattern=_TEXT)] = ""
     datasets: list[NameField] | None = None
     expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
-
-
-class AffordableView(BaseModel):
-    """What would fit."""
-
-    steps: int | None = Field(description="of this mechanism; null if without end")
-    noise_multiplier: float | None = Field(description="with which the whole plan would fit")
 
 
 class AmountView(BaseModel):
@@ -149,7 +153,29 @@ class QuoteView(BaseModel):
     fits: bool
     affordable: AffordableView
     epsilon_after: float = Field(description="of the filter, were the plan charged in full")
-    guarantee: dict[str, Any] = Field(description="of this plan alone; scope fixed_plan")
+    guarantee: dict[str, Any] | None = Field(
+        description="of this plan alone, scope fixed_plan; null if it has no finite ε"
+    )
+
+
+class ProblemItemView(BaseModel):
+    """A plan that cannot be charged."""
+
+    problem: ProblemView
+
+
+class TogetherView(BaseModel):
+    """All plans, one after the other."""
+
+    fits: bool
+    epsilon_after: float | None = Field(description="null if one of them cannot be charged")
+
+
+class QuotesView(BaseModel):
+    """A quote of each plan by itself, and of all of them."""
+
+    items: list[QuoteView | ProblemItemView]
+    together: TogetherView
 
 
 class ReservationView(BaseModel):
@@ -242,6 +268,13 @@ _KEY: Final = {
     "revoked_at": None,
     "last_used_at": None,
 }
+_QUOTE: Final = {
+    "fits": True,
+    "affordable": _AFFORDABLE,
+    "epsilon_after": 2.47,
+    "guarantee": {"epsilon": 1.65, "delta": 1e-05, "scope": "fixed_plan"},
+}
+_TOGETHER: Final = {"fits": True, "epsilon_after": 2.61}
 EXAMPLES: Final[dict[str, Any]] = {
     "BudgetBody": _BUDGET,
     "BudgetView": _BUDGET,
@@ -257,12 +290,10 @@ EXAMPLES: Final[dict[str, Any]] = {
     "AccountingView": _ACCOUNTING,
     "DatasetView": _DATASET,
     "DatasetsView": {"items": [_DATASET]},
-    "QuoteView": {
-        "fits": True,
-        "affordable": _AFFORDABLE,
-        "epsilon_after": 2.47,
-        "guarantee": {"epsilon": 1.65, "delta": 1e-05, "scope": "fixed_plan"},
-    },
+    "QuoteView": _QUOTE,
+    "QuotesRequest": {"mechanisms": [_RUN]},
+    "QuotesView": {"items": [_QUOTE], "together": _TOGETHER},
+    "TogetherView": _TOGETHER,
     "ReservationView": _RESERVATION,
     "EntriesView": {
         "items": [{"number": 1, "kind": "create", "hash": "5d41402abc4b2a76b9719d911017c592"}],

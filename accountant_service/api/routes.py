@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
+from fastapi.params import Depends
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
@@ -89,8 +90,12 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def build_router() -> APIRouter:
-    """Every computation route."""
+def build_router(guards: Sequence[Depends] = ()) -> APIRouter:
+    """Every computation route.
+
+    Args:
+        guards: what must pass before anything is computed.
+    """
     router = APIRouter(route_class=StrictRoute)
     for path, call in CALLS.items():
         router.add_api_route(
@@ -102,6 +107,7 @@ def build_router() -> APIRouter:
             summary=(call.request.__doc__ or "").strip(),
             operation_id=path.removeprefix("/v1/").replace("-", "_"),
             tags=["computation"],
+            dependencies=guards,
         )
     router.add_api_route(
         "/v1/batch",
@@ -110,6 +116,7 @@ def build_router() -> APIRouter:
         response_model=None,
         responses={200: {"model": schemas.BatchAnswer}, **_PROBLEMS},
         tags=["computation"],
+        dependencies=guards,
     )
     router.add_api_route(
         "/v1/methods",

@@ -477,6 +477,13 @@ EXAMPLES: Final[JsonDict] = {
 }
 
 
+class AffordableView(BaseModel):
+    """What would fit."""
+
+    steps: int | None = Field(description="of this mechanism; null if without end")
+    noise_multiplier: float | None = Field(description="with which the whole plan would fit")
+
+
 class ProblemView(_Strict):
     """An RFC 9457 problem."""
 
@@ -505,3 +512,6 @@ class ProblemView(_Strict):
     detail: str
     code: str
     errors: list[dict[str, str]] = Field(default_factory=list)
+    affordable: AffordableView | None = Field(
+        default=None, description="with `budget-exhausted`: what would fit"
+    )

@@ -152,7 +152,8 @@ class Repository:
         """Everything inside happens together, durably, or not at all.
 
         Raises:
-            DatabaseAwayError: the database does not answer; nothing happened.
+            DatabaseAwayError: the database does not answer; nothing happened, unless it went away
+                while it was told to commit: then all of it did or nothing, which a repeat finds.
             IntegrityError: another writer was first; the caller tries again.
         """
         try:
@@ -162,7 +163,8 @@ class Repository:
             raise
         except _AWAY as error:
             raise DatabaseAwayError(
-                "the database does not answer; nothing was charged. Try again"
+                "the database does not answer, so nothing is granted; try again with the same "
+                "Idempotency-Key: it happens once"
             ) from error
 
     @contextmanager
@@ -406,6 +408,14 @@ class Transaction:
                 id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject
             )
         )
+
+    def audits(self) -> list[dict[str, Any]]:
+        """Who did what, oldest first."""
+        rows = self.connection.execute(select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.at))
+        return [
+            {"at": row.at, "key": row.key_id, "action": row.action, "subject": row.subject}
+            for row in rows
+        ]
 
 
 def creation(dataset: Dataset) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from accountant_service.errors import (
     IdempotencyKeyRequiredError,
     IdempotencyKeyReusedError,
     NameTakenError,
+    NoFiniteEpsilonError,
     ReservationOpenError,
     UnknownSubjectError,
 )
@@ -40,7 +41,14 @@ from accountant_service.ledger.repository import (
     Transaction,
     now,
 )
-from accountant_service.mechanisms import CanonicalForm, DpSgd, Mechanism, Repeated, canonical_form
+from accountant_service.mechanisms import (
+    CanonicalForm,
+    Composed,
+    DpSgd,
+    Mechanism,
+    Repeated,
+    canonical_form,
+)
 from accountant_service.numerics import rounding
 
 _ATTEMPTS: Final = 4
@@ -102,6 +110,19 @@ class Plan:
                 return cls(mechanism, canonical_form(inner), count, whole)
             case _:
                 return cls(mechanism, whole, 1, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What a plan would take.
+
+    Attributes:
+        view: whether it fits, what would, and ε of the filter after it.
+        guarantee: of the plan alone; None if it has no finite ε.
+    """
+
+    view: View
+    guarantee: Guarantee | None
 
 
 class Ledger:
@@ -179,21 +200,51 @@ class Ledger:
 
     # --- plans
 
-    def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> tuple[View, Guarantee]:
+    def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> Quote:
         """Whether a plan would fit, and what would; charges nothing."""
         require(key, Scope.OWNER, Scope.RUN)
+        return _quote(self._seen(key, name), mechanism)
+
+    def quotes(
+        self, key: KeyRecord, name: str, plans: Sequence[Mechanism]
+    ) -> tuple[list[Quote | AccountingError], View]:
+        """Quotes of several plans, each as if it were the only one; and of all of them together.
+
+        A plan that cannot be charged at all has its error in its place.
+        """
+        require(key, Scope.OWNER, Scope.RUN)
         dataset = self._seen(key, name)
-        plan = Plan.of(mechanism)
-        unit = dataset.policy.unit_cost(plan.step)
-        view = {
-            "fits": model.fits(dataset, unit, plan.steps),
-            "affordable": affordable(dataset, plan, unit),
-            "epsilon_after": dataset.policy.epsilon_of(
-                dataset.balance.taken + privacy_filter.cost(unit, plan.steps)
-            ),
+        items: list[Quote | AccountingError] = []
+        total, chargeable = dataset.balance.taken, True
+        for mechanism in plans:
+            try:
+                items.append(_quote(dataset, mechanism))
+                plan = Plan.of(mechanism)
+                total += privacy_filter.cost(dataset.policy.unit_cost(plan.step), plan.steps)
+            except AccountingError as error:
+                items.append(error)
+                chargeable = False
+        return items, {
+            "fits": chargeable and total <= dataset.policy.budget,
+            "epsilon_after": dataset.policy.epsilon_of(total) if chargeable else None,
         }
+
+    def running_total(self, key: KeyRecord, name: str) -> Guarantee:
+        """What has been granted to all runs so far, accounted as one plan.
+
+        Informative: the plan was not fixed in advance, so it is no guarantee; the budget is.
+        """
+        require(key, Scope.OWNER, Scope.RUN)
+        dataset = self._seen(key, name)
+        with self._repository.reading() as reading:
+            runs = reading.reservations(dataset)
+        released = tuple(
+            certificate.executed(mechanisms.from_json(run.mechanism), run.steps_granted)
+            for run in runs
+            if run.steps_granted
+        )
         policy = dataset.policy
-        return view, certificate.certified(plan.mechanism, policy.relation, policy.delta)
+        return certificate.certified(Composed(released), policy.relation, policy.delta)
 
     def reserve(
         self, request: Request, name: str, mechanism: Mechanism, lease: float, purpose: str
@@ -382,6 +433,22 @@ class Ledger:
                 "take a new one for a new request"
             )
         return found
+
+
+def _quote(dataset: Dataset, mechanism: Mechanism) -> Quote:
+    plan, policy = Plan.of(mechanism), dataset.policy
+    unit = policy.unit_cost(plan.step)
+    view = {
+        "fits": model.fits(dataset, unit, plan.steps),
+        "affordable": affordable(dataset, plan, unit),
+        "epsilon_after": policy.epsilon_of(
+            dataset.balance.taken + privacy_filter.cost(unit, plan.steps)
+        ),
+    }
+    try:
+        return Quote(view, certificate.certified(plan.mechanism, policy.relation, policy.delta))
+    except NoFiniteEpsilonError:  # it does not fit, and this is no fault of the question
+        return Quote(view, None)
 
 
 def affordable(dataset: Dataset, plan: Plan, unit: int) -> View:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from accountant_service import cli
 from accountant_service.app import create_app
-from accountant_service.errors import DatabaseAwayError
+from accountant_service.errors import DatabaseAwayError, NoFiniteEpsilonError
 from accountant_service.ledger import certificate
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
@@ -179,6 +179,70 @@ def test_what_does_not_fit_is_refused_with_what_would(admin: Caller) -> None:
     assert (status, problem["affordable"]["steps"]) == (409, 0)
 
 
+def test_quotes_of_many_plans(admin: Caller) -> None:
+    """Each by itself and all together; what cannot be charged is named in its place."""
+    admin.dataset("planning")
+    _, one = admin.post("/v1/datasets/planning/quotes", {"mechanism": RUN})
+    half = RUN | {"steps": one["affordable"]["steps"] // 2}
+    path = "/v1/datasets/planning/quotes/batch"
+    status, found = admin.post(path, {"mechanisms": [RUN, half, half]})
+    assert status == 200
+    assert found["items"][0] == one
+    assert [item["fits"] for item in found["items"]] == [True, True, True]
+    assert found["together"]["fits"] is False
+    assert found["together"]["epsilon_after"] > BUDGET["epsilon"]
+    _, both = admin.post(path, {"mechanisms": [half, half]})
+    assert both["together"]["fits"] is True
+    assert both["together"]["epsilon_after"] <= BUDGET["epsilon"]
+    _, mixed = admin.post(path, {"mechanisms": [RUN, SHUFFLED]})
+    assert mixed["items"][1]["problem"]["code"] == "method-not-applicable"
+    assert mixed["items"][1]["problem"]["errors"][0]["pointer"] == "/mechanisms/1"
+    assert mixed["together"] == {"fits": False, "epsilon_after": None}
+    assert admin.post(path, {"mechanisms": []})[0] == 422
+    assert admin.get("/v1/datasets/planning")[1]["version"] == 1  # nothing was charged
+
+
+def test_a_quote_without_a_finite_epsilon_is_a_quote(
+    admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def infinite(*_: Any) -> None:
+        raise NoFiniteEpsilonError("none at all")
+
+    monkeypatch.setattr(certificate, "certified", infinite)
+    admin.dataset("endless")
+    status, found = admin.post("/v1/datasets/endless/quotes", {"mechanism": RUN})
+    assert (status, found["fits"], found["guarantee"]) == (200, True, None)
+
+
+def test_the_running_total_is_labelled_and_counts_what_was_granted(admin: Caller) -> None:
+    admin.dataset("sum")
+    status, nothing = admin.get("/v1/datasets/sum/running-total")
+    assert (status, nothing["epsilon"], nothing["scope"]) == (200, 0.0, "running_total")
+    for steps in (20, 60):
+        run = admin.reserve("sum")["id"]
+        admin.grant(run, steps, 0)
+    _, total = admin.get("/v1/datasets/sum/running-total")
+    whole = {"mechanism": RUN | {"steps": 80}, "delta": BUDGET["delta"]}
+    alone = admin.http.post("/v1/epsilon", json=whole).json()
+    assert total["epsilon"] == alone["epsilon"]
+    assert total["epsilon"] < admin.get("/v1/datasets/sum")[1]["spent"]["epsilon"]
+
+
+def test_computations_can_be_closed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/closed.db"
+    app = create_app(Settings(database_url=url, open_computation=False))
+    with TestClient(app) as http:
+        ask = {"mechanism": RUN, "delta": 1e-5}
+        for path, body in (("/v1/epsilon", ask), ("/v1/batch", {"requests": []})):
+            assert http.post(path, json=body).json()["code"] == "unauthenticated"
+            for scope in Scope:
+                token, _ = app.state.keys.create([scope])
+                answer = http.post(path, json=body, headers={"Authorization": f"Bearer {token}"})
+                assert answer.status_code != 401
+        assert http.get("/healthz").status_code == 200
+        assert http.get("/v1/methods").status_code == 200
+
+
 def test_a_repeat_is_answered_alike_and_charges_once(admin: Caller) -> None:
     admin.dataset("again")
     body, key = {"mechanism": RUN}, uuid.uuid4().hex
@@ -277,6 +341,19 @@ def test_keys_are_shown_once_and_can_be_revoked(admin: Caller) -> None:
     assert admin.http.delete(f"/v1/keys/{made['id']}", headers=headers).status_code == 200
     assert team.get("/v1/datasets")[0] == 401
     assert admin.http.delete("/v1/keys/none", headers=headers).status_code == 404
+
+
+def test_events_say_who_did_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCOUNTANT_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
+    run = CliRunner().invoke
+    token = run(cli.app, ["keys", "create", "--scope", "admin"]).stdout.strip()
+    identifier = token.split("_")[1]
+    assert run(cli.app, ["keys", "revoke", identifier]).exit_code == 0
+    events = json.loads(run(cli.app, ["ledger", "events", "--json"]).stdout)
+    assert [(event["action"], event["subject"]) for event in events] == [
+        ("key-created", identifier), ("key-revoked", identifier)
+    ]  # fmt: skip
+    assert "key-revoked" in run(cli.app, ["ledger", "events"]).stdout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""The whole OpenAPI document against the service: generated requests, valid and not."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from accountant_service.app import create_app
+from accountant_service.ledger.keys import Scope
+from accountant_service.settings import Settings
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('openapi')}/ledger.db"
+    found = create_app(Settings(database_url=url))
+    with TestClient(found):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def token(app: Any) -> str:
+    made: str = app.state.keys.create([Scope.ADMIN])[0]
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_request_breaks_it_and_every_answer_is_as_documented(app: Any, token: str) -> None:
+    document = schemathesis.openapi.from_asgi("/openapi.json", app)
+    operations = [found.ok() for found in document.get_all_operations()]
+    assert len(operations) >= len(app.openapi()["paths"])
+    asked = sum(answered(operation, token) for operation in operations)
+    print(f"{len(operations)} operations, {asked} requests")
+
+
+def answered(operation: Any, token: str) -> int:
+    """Ask one operation whatever its schema allows; how many times."""
+    asked = 0
+
+    @settings(
+        max_examples=120,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy())
+    def ask(case: schemathesis.Case) -> None:
+        nonlocal asked
+        asked += 1
+        if case.path == "/v1/keys/{identifier}":
+            case.path_parameters["identifier"] = "0" * 16  # or it might revoke the only key
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": uuid.uuid4().hex}
+        case.call_and_validate(headers=headers, checks=CHECKS)
+
+    ask()
+    return asked

@@ -274,6 +274,13 @@ _QUOTE: Final = {
     "epsilon_after": 2.47,
     "guarantee": {"epsilon": 1.65, "delta": 1e-05, "scope": "fixed_plan"},
 }
+_PROBLEM: Final = {
+    "type": "urn:privacy-accountant:problem:too-expensive",
+    "title": "The question needs too much work",
+    "status": 422,
+    "detail": "compose fewer different releases",
+    "code": "too-expensive",
+}
 _TOGETHER: Final = {"fits": True, "epsilon_after": 2.61}
 EXAMPLES: Final[dict[str, Any]] = {
     "BudgetBody": _BUDGET,
@@ -292,6 +299,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "DatasetsView": {"items": [_DATASET]},
     "QuoteView": _QUOTE,
     "QuotesRequest": {"mechanisms": [_RUN]},
+    "ProblemItemView": {"problem": _PROBLEM},
     "QuotesView": {"items": [_QUOTE], "together": _TOGETHER},
     "TogetherView": _TOGETHER,
     "ReservationView": _RESERVATION,

@@ -5,7 +5,8 @@
 Reads lines `PORT POINT MUTANT` and forks a server for each, which ends by SIGKILL when it comes to
 the point: the first is before its first statement, the next before its second, and so on; there is
 one before each commit and one after it. Mutants lack what a promise rests on: `autocommit` makes
-every statement a transaction of its own, `forgetful` remembers no idempotency key, `none` is sound.
+every statement a transaction of its own, `forgetful` remembers no idempotency key, `hasty` answers
+without a commit, `none` is sound.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def serve(port: int, point: int, mutant: str) -> None:
 def mutate(repository: Repository, mutant: str) -> None:
     if mutant == "forgetful":
         Transaction.remember = lambda *_: None  # type: ignore[method-assign]
+    if mutant == "hasty":
+        repository.engine.dialect.do_commit = lambda _: None  # type: ignore[method-assign]
     if mutant == "autocommit":
         commit = repository.engine.dialect.do_commit
         event.listen(

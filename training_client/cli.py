@@ -18,7 +18,7 @@ from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
 from training_client.data import TRAIN_SIZE, mnist
 from training_client.errors import TrainingStoppedError
-from training_client.optimizers import DpSgd
+from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.service import AccountingService
 
@@ -72,7 +72,9 @@ def run(
                 budget = _reserved(accounting, wanted, dataset, console)
             data = mnist(data_dir).to(torch.device(device))
             model = training.mlp(784, hidden, 10).to(device)
-            optimizer = DpSgd(model, budget.plan, learning_rate=learning_rate, momentum=momentum)
+            optimizer = make_optimizer(
+                "dp_sgd", model, budget.plan, learning_rate=learning_rate, momentum=momentum
+            )
             with _progress(console, steps) as report:
                 result = training.train(model, data, optimizer, budget, report=report)
             if isinstance(budget, LedgerBudget):

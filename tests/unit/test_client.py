@@ -19,7 +19,7 @@ from training_client.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
 )
-from training_client.optimizers import DpSgd
+from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.service import AccountingService, Reservation
 
@@ -60,7 +60,7 @@ def tiny_data() -> Dataset:
 
 def run(accounting: AccountingService, **more: Any) -> tuple[training.Result, torch.nn.Module]:
     model = training.mlp(5, 8, 2)
-    optimizer = DpSgd(model, PLAN, learning_rate=0.1)
+    optimizer = make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1)
     budget = Budget(accounting, PLAN, epsilon=2.0, delta=1e-5, block=7)
     return training.train(model, tiny_data(), optimizer, budget, **more), model
 
@@ -152,7 +152,7 @@ def test_a_refused_step_leaves_the_parameters_untouched() -> None:
     with pytest.raises(BudgetExhaustedError) as caught:
         budget.allow(1)
     assert caught.value.exit_code == 3
-    optimizer = DpSgd(model, PLAN, learning_rate=0.1)
+    optimizer = make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1)
     training.train(model, tiny_data(), optimizer, budget)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -176,7 +176,7 @@ def test_without_an_answer_no_step_is_made() -> None:
 def test_code_and_claim_come_from_one_plan() -> None:
     model = training.mlp(5, 8, 2)
     other = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=0.5)
-    optimizer = DpSgd(model, other, learning_rate=0.1)
+    optimizer = make_optimizer("dp_sgd", model, other, learning_rate=0.1)
     budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
     with pytest.raises(ValueError, match="another plan"):
         training.train(model, tiny_data(), optimizer, budget)
@@ -240,7 +240,11 @@ def test_steps_are_charged_before_they_are_made_whatever_answers_are_lost() -> N
         assert ledger.granted >= now.step  # write-ahead
 
     result = training.train(
-        model, tiny_data(), DpSgd(model, PLAN, learning_rate=0.1), budget, report=seen
+        model,
+        tiny_data(),
+        make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1),
+        budget,
+        report=seen,
     )
     assert made == list(range(1, 21))
     assert (result.steps, ledger.granted, result.stopped_by_budget) == (20, 20, True)

@@ -11,10 +11,10 @@ from scipy import special
 from torch import nn
 
 from training_client import train as training
-from training_client.clipping import LinearClipper
+from training_client.clipping import LinearClipper, Transform
 from training_client.errors import UnsupportedModelError
 from training_client.noise import fresh_generator, gaussian_like
-from training_client.optimizers import DpSgd
+from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.sampling import PoissonSampler
 
@@ -46,8 +46,8 @@ def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) ->
 @pytest.mark.parametrize("clip_norm", [0.1, 1.0, 1e9])
 def test_clipped_sums_equal_the_per_example_oracle(bias: bool, clip_norm: float) -> None:
     net, (examples, labels) = model(bias=bias), batch()
-    sums, mean_loss = LinearClipper(net, clip_norm).sum_clipped(
-        examples, labels, training.cross_entropy
+    sums, mean_loss = LinearClipper(net).sum_clipped(
+        examples, labels, training.cross_entropy, Transform(clip_norm)
     )
     gradients = per_example(net, examples, labels)
     norms = torch.sqrt(sum(g.flatten(1).square().sum(1) for g in gradients))  # type: ignore[arg-type]
@@ -61,11 +61,11 @@ def test_clipped_sums_equal_the_per_example_oracle(bias: bool, clip_norm: float)
 
 def test_no_example_exceeds_the_clip_norm() -> None:
     net, (examples, labels) = model().float(), batch()
-    clipper = LinearClipper(net, 0.5)
+    clipper = LinearClipper(net)
     for i in range(len(labels)):
         one = slice(i, i + 1)
         sums, _ = clipper.sum_clipped(
-            examples[one].float() * 100, labels[one], training.cross_entropy
+            examples[one].float() * 100, labels[one], training.cross_entropy, Transform(0.5)
         )
         norm = math.sqrt(sum(float(s.double().square().sum()) for s in sums))
         assert norm <= 0.5
@@ -75,17 +75,17 @@ def test_an_empty_batch_still_gets_noise() -> None:
     net = model()
     plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=1.0, noise_multiplier=2.0)
     before = [p.clone() for p in net.parameters()]
-    optimizer = DpSgd(net, plan, learning_rate=1.0)
+    optimizer = make_optimizer("dp_sgd", net, plan, learning_rate=1.0)
     optimizer.step(*batch(0), training.cross_entropy)
     assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
 def test_an_example_with_an_infinite_gradient_counts_as_zero() -> None:
     net, (examples, labels) = model(), batch()
-    clipper = LinearClipper(net, 1.0)
-    rest, _ = clipper.sum_clipped(examples[1:], labels[1:], training.cross_entropy)
+    clipper = LinearClipper(net)
+    rest, _ = clipper.sum_clipped(examples[1:], labels[1:], training.cross_entropy, Transform(1.0))
     examples[0] = float("inf")
-    found, _ = clipper.sum_clipped(examples, labels, training.cross_entropy)
+    found, _ = clipper.sum_clipped(examples, labels, training.cross_entropy, Transform(1.0))
     assert all(torch.allclose(a, b) for a, b in zip(found, rest, strict=True))
 
 
@@ -93,7 +93,7 @@ def test_without_noise_and_clipping_it_is_plain_descent() -> None:
     private, plain = model(), model()
     examples, labels = batch()
     plan = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1e12, noise_multiplier=1e-30)
-    optimizer = DpSgd(private, plan, learning_rate=0.3, momentum=0.9)
+    optimizer = make_optimizer("dp_sgd", private, plan, learning_rate=0.3, momentum=0.9)
     reference = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=0.9)
     for _ in range(5):
         optimizer.step(examples, labels, training.cross_entropy)
@@ -107,9 +107,13 @@ def test_without_noise_and_clipping_it_is_plain_descent() -> None:
 def test_sums_are_divided_by_the_expected_batch_size() -> None:
     net, (examples, labels) = model(), batch(8)
     plan = Plan(dataset_size=1000, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1e-30)
-    sums, _ = LinearClipper(net, 1.0).sum_clipped(examples, labels, training.cross_entropy)
+    sums, _ = LinearClipper(net).sum_clipped(
+        examples, labels, training.cross_entropy, Transform(1.0)
+    )
     before = [p.detach().clone() for p in net.parameters()]
-    DpSgd(net, plan, learning_rate=1.0).step(examples, labels, training.cross_entropy)
+    make_optimizer("dp_sgd", net, plan, learning_rate=1.0).step(
+        examples, labels, training.cross_entropy
+    )
     for old, new, total in zip(before, net.parameters(), sums, strict=True):
         assert torch.allclose(old - new, total / 100)
 
@@ -155,17 +159,19 @@ def test_poisson_batches_pass_a_chi_square_test() -> None:
 )
 def test_other_layers_are_named_and_refused(net: nn.Module, name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=name):
-        LinearClipper(net, 1.0)
+        LinearClipper(net)
 
 
 def test_a_loss_that_mixes_examples_is_refused() -> None:
     net, (examples, labels) = model(), batch()
     with pytest.raises(UnsupportedModelError, match="reduction='none'"):
-        LinearClipper(net, 1.0).sum_clipped(examples, labels, nn.functional.cross_entropy)
+        LinearClipper(net).sum_clipped(
+            examples, labels, nn.functional.cross_entropy, Transform(1.0)
+        )
 
 
 def test_a_layer_applied_twice_is_refused() -> None:
     layer = nn.Linear(6, 6).double()
     net = nn.Sequential(layer, layer)
     with pytest.raises(UnsupportedModelError, match="twice"):
-        LinearClipper(net, 1.0).sum_clipped(*batch(), training.cross_entropy)
+        LinearClipper(net).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))

@@ -1,38 +1,44 @@
-"""Flat ℓ2 clipping for models whose parameters all belong to Linear layers.
+"""Clipped sums for models whose parameters all belong to Linear layers.
 
 The gradient of one example in a Linear layer is the outer product of its output gradient g and its
-input a, so its squared norm is ‖g‖²·(‖a‖² + 1) with a bias, and a weighted sum over examples is
-one matrix product. Neither needs a per-example gradient in memory ("book-keeping", Bu et al. 2023,
-arXiv 2210.00038), and one backward pass to the layers' outputs is enough.
+input a, so the squared norm of D∘(g aᵀ) + c is
+
+    Σⱼ [(g²)D²]ⱼ·a²ⱼ + 2·gᵀ(D∘c)a + ‖c‖²,
+
+which is ‖g‖²·‖a‖² without D and c, and a weighted sum over examples is one matrix product. Neither
+needs a per-example gradient in memory ("book-keeping", Bu et al. 2023, arXiv 2210.00038), and one
+backward pass to the layers' outputs is enough. Only a box is elementwise: it is clamped in chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from training_client.clipping.transform import Transform
 from training_client.errors import UnsupportedModelError
 
-_ROUNDING: Final = 1e-6  # a norm summed in single precision is this good: clip a little below C
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # one value an example
+_ROUNDING: Final = 1e-6  # a norm summed in single precision is this good: clip a little below B
+_CANCELLATION: Final = 4e-6  # the same, of each part of a norm that has a shift
+_CHUNK: Final = 1 << 22  # elements of per-example gradients that are held to clamp them
 
 
 class LinearClipper:
-    """Computes Σᵢ clip(∇ᵢ) of a batch for one model.
+    """Computes Σᵢ clip(D∘∇ᵢ + c) of a batch for one model.
 
     Args:
         model: parameters only in `nn.Linear` layers, each applied once to a matrix of examples.
-        clip_norm: C > 0.
 
     Raises:
         UnsupportedModelError: another layer has parameters; the message names it.
     """
 
-    def __init__(self, model: nn.Module, clip_norm: float) -> None:
-        self.clip_norm = clip_norm
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers = _linear_layers(model)
         self._inputs: dict[nn.Linear, torch.Tensor] = {}
@@ -42,14 +48,16 @@ class LinearClipper:
         self,
         examples: torch.Tensor,
         targets: torch.Tensor,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        loss: Loss,
+        transform: Transform,
     ) -> tuple[list[torch.Tensor], float]:
-        """The sum over the batch of each example's gradient, scaled to norm at most C.
+        """The sum over the batch of each example's transformed gradient, clipped.
 
         Args:
             examples: one row an example.
             targets: one entry an example.
             loss: maps predictions and targets to one loss an example; it must not mix examples.
+            transform: what is clipped, and to what bound.
 
         Returns:
             A tensor per trainable parameter in the order of `model.parameters()`, and the mean
@@ -66,8 +74,11 @@ class LinearClipper:
             )
         outputs = [self._outputs[layer] for layer in self._layers]
         gradients = dict(zip(self._layers, torch.autograd.grad(losses.sum(), outputs), strict=True))
-        weights = self._weights(gradients)
-        sums = self._weighted_sums(gradients, weights)
+        if transform.box:
+            sums = self._clamped_sums(gradients, transform)
+        else:
+            weights = self._weights(gradients, transform)
+            sums = self._weighted_sums(gradients, weights, transform)
         self._inputs.clear()
         self._outputs.clear()
         return [sums[p] for p in self._parameters()], float(losses.detach().mean())
@@ -95,30 +106,97 @@ class LinearClipper:
             raise UnsupportedModelError(f"{layer} is applied to more than one row an example")
         self._inputs[layer], self._outputs[layer] = inputs[0].detach(), output
 
-    def _weights(self, gradients: dict[nn.Linear, torch.Tensor]) -> torch.Tensor:
-        """min(1, C/‖∇ᵢ‖) for each example; 0 for an example whose gradient is not finite."""
+    def _weights(
+        self, gradients: dict[nn.Linear, torch.Tensor], transform: Transform
+    ) -> torch.Tensor:
+        """min(1, B/‖u‖) for each example; 0 for an example whose gradient is not finite."""
+        scales, shifts = self._by_parameter(transform.scales), self._by_parameter(transform.shifts)
         first = next(iter(gradients.values()))
-        squared = first.new_zeros(len(first))
+        squared, crossed, constant = first.new_zeros(len(first)), first.new_zeros(len(first)), 0.0
         for layer, gradient in gradients.items():
-            size = self._inputs[layer].square().sum(1)
-            size = size + 1.0 if layer.bias is not None else size
-            squared += gradient.square().sum(1) * size
-        limit = self.clip_norm * (1 - _ROUNDING)
+            for parameter, inputs in self._factors(layer):
+                scale, shift = scales.get(parameter), shifts.get(parameter)
+                squared += _form(gradient.square(), _square(scale), _square(inputs))
+                if shift is not None:
+                    crossed += 2 * _form(
+                        gradient, shift if scale is None else scale * shift, inputs
+                    )
+                    constant += float(shift.double().square().sum())
+        if transform.shifts is not None:
+            rounding = _CANCELLATION * (squared + crossed.abs() + constant)
+            squared = (squared + crossed + constant).clamp_min(0.0) + rounding
+        limit = transform.bound * (1 - _ROUNDING)
         weights = (limit / squared.sqrt().clamp_min(1e-30)).clamp_max(1.0)
         return torch.where(torch.isfinite(squared), weights, torch.zeros_like(weights))
 
     def _weighted_sums(
-        self, gradients: dict[nn.Linear, torch.Tensor], weights: torch.Tensor
+        self,
+        gradients: dict[nn.Linear, torch.Tensor],
+        weights: torch.Tensor,
+        transform: Transform,
     ) -> dict[torch.Tensor, torch.Tensor]:
-        kept = weights[:, None] > 0
+        """Σ wᵢ·(D∘∇ᵢ + c) = D∘Σ wᵢ∇ᵢ + (Σ wᵢ)·c."""
+        scales, shifts = self._by_parameter(transform.scales), self._by_parameter(transform.shifts)
+        kept, total = weights[:, None] > 0, weights.sum()
         sums: dict[torch.Tensor, torch.Tensor] = {}
         for layer, gradient in gradients.items():
             scaled = torch.where(kept, gradient * weights[:, None], 0.0)
-            inputs = torch.where(kept, self._inputs[layer], 0.0)
-            sums[layer.weight] = scaled.T @ inputs
-            if layer.bias is not None:
-                sums[layer.bias] = scaled.sum(0)
+            for parameter, inputs in self._factors(layer):
+                if inputs is None:
+                    found = scaled.sum(0)
+                else:
+                    found = scaled.T @ torch.where(kept, inputs, 0.0)
+                if parameter in scales:
+                    found *= scales[parameter]
+                if parameter in shifts:
+                    found.add_(total * shifts[parameter])
+                sums[parameter] = found
         return sums
+
+    def _clamped_sums(
+        self, gradients: dict[nn.Linear, torch.Tensor], transform: Transform
+    ) -> dict[torch.Tensor, torch.Tensor]:
+        """Σ clamp(D∘∇ᵢ, ±1), a few examples at a time; 0 for what is not finite."""
+        scales = self._by_parameter(transform.scales)
+        sums: dict[torch.Tensor, torch.Tensor] = {}
+        for layer, gradient in gradients.items():
+            for parameter, inputs in self._factors(layer):
+                scale, total = scales[parameter], torch.zeros_like(parameter)
+                rows = max(1, _CHUNK // parameter.numel())
+                for at in range(0, len(gradient), rows):
+                    each = gradient[at : at + rows]
+                    if inputs is not None:
+                        each = each[:, :, None] * inputs[at : at + rows, None, :]
+                    total += (each * scale).nan_to_num(0.0).clamp(-1.0, 1.0).sum(0)
+                sums[parameter] = total
+        return sums
+
+    def _factors(self, layer: nn.Linear) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """A layer's parameters, each with what its gradient is the outer product with."""
+        found: list[tuple[torch.Tensor, torch.Tensor | None]] = [
+            (layer.weight, self._inputs[layer])
+        ]
+        return found if layer.bias is None else [*found, (layer.bias, None)]
+
+    def _by_parameter(
+        self, tensors: Sequence[torch.Tensor] | None
+    ) -> dict[torch.Tensor, torch.Tensor]:
+        return {} if tensors is None else dict(zip(self._parameters(), tensors, strict=True))
+
+
+def _form(
+    gradient: torch.Tensor, matrix: torch.Tensor | None, inputs: torch.Tensor | None
+) -> torch.Tensor:
+    """Σ gᵒ·M_oj·aⱼ of each example; a bias has the input 1, and no matrix is all ones."""
+    if inputs is None:
+        return gradient.sum(1) if matrix is None else gradient @ matrix
+    if matrix is None:
+        return gradient.sum(1) * inputs.sum(1)
+    return ((gradient @ matrix) * inputs).sum(1)
+
+
+def _square(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.square()
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear]:

@@ -1,6 +1,25 @@
 """The papers' optimizers, one protocol."""
 
+from training_client.optimizers.adadp import AdaDp
+from training_client.optimizers.adadps import AdaDps, PublicPreconditioner
+from training_client.optimizers.after_noise import AfterNoise
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.dp_sgd import DpSgd
+from training_client.optimizers.pigdo import PiGdo
+from training_client.optimizers.registry import OPTIMIZERS, make_optimizer
+from training_client.optimizers.source import Gradients, Noisy, Public, Raw, Source
 
-__all__ = ["DpSgd", "PrivateOptimizer"]
+__all__ = [
+    "OPTIMIZERS",
+    "AdaDp",
+    "AdaDps",
+    "AfterNoise",
+    "Gradients",
+    "Noisy",
+    "PiGdo",
+    "PrivateOptimizer",
+    "Public",
+    "PublicPreconditioner",
+    "Raw",
+    "Source",
+    "make_optimizer",
+]

@@ -1,19 +1,22 @@
-"""The private step: clip, sum, add noise, divide by the expected batch size, then update.
+"""The private step: transform, clip, sum, add noise, divide by the expected batch size, update.
 
-Everything private happens here, once, for every optimizer; what a subclass does comes after the
-noise and is post-processing.
+Everything private happens here, once, for every optimizer. A subclass says what is clipped, from
+what it already knows (`transform`), and what to do with the noisy mean (`update`): both are
+post-processing of noisy sums, unless its state comes from elsewhere (`source`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from training_client.clipping import LinearClipper
+from training_client.clipping import LinearClipper, Loss, Transform
+from training_client.errors import DataError
 from training_client.noise import fresh_generator, gaussian_like
+from training_client.optimizers.source import Gradients, Noisy, Source, Step
 from training_client.plan import Plan
 
 
@@ -23,36 +26,84 @@ class PrivateOptimizer(ABC):
     Args:
         model: the model to train.
         plan: what each step does and costs.
+        source: where the gradients come from that state is made of; noisy ones by default.
         generator: of the noise, on the model's device; seeded by the operating system by default.
+        physical_batch_size: at most so many examples are in memory at a time; all by default.
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, generator: torch.Generator | None = None
+        self,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        source: Source | None = None,
+        generator: torch.Generator | None = None,
+        physical_batch_size: int | None = None,
     ) -> None:
         self.plan = plan
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._clipper = LinearClipper(model, plan.clip_norm)
+        self.source = source or Noisy()
+        self._model = model
+        self._clipper = LinearClipper(model)
         self._generator = generator or fresh_generator(self.parameters[0].device)
+        self._physical_batch_size = physical_batch_size
 
-    def step(
-        self,
-        examples: torch.Tensor,
-        targets: torch.Tensor,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> float:
+    def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> float:
         """One step on one Poisson batch (which may be empty: the noise is added all the same).
 
         Returns:
             The batch's mean loss, for the data owner's eyes only.
+
+        Raises:
+            DataError: the examples are on another device than the model.
         """
-        sums, mean_loss = self._clipper.sum_clipped(examples, targets, loss)
+        if examples.device != self.parameters[0].device:
+            raise DataError(
+                f"the examples are on {examples.device}, the model on {self.parameters[0].device}"
+            )
+        transform = self.transform()
+        sums, mean_loss = self._summed(examples, targets, loss, transform)
+        deviation = self.plan.noise_multiplier * transform.bound
+        size = self.plan.expected_batch_size
         with torch.no_grad():
             for total in sums:
-                total += gaussian_like(total, self.plan.noise_deviation, self._generator)
-                total /= self.plan.expected_batch_size
-            self.update(sums)
+                total += gaussian_like(total, deviation, self._generator)
+                total /= size
+            noisy = Gradients(
+                transform.gradients_of(sums), transform.variances_of(deviation / size, sums)
+            )
+        known = self.source.gradients(Step(noisy, self._model, examples, targets, loss, size))
+        with torch.no_grad():
+            self.update(sums, known)
         return mean_loss
 
+    def _summed(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
+    ) -> tuple[list[torch.Tensor], float]:
+        """The clipped sum over a batch of any size, a physical batch at a time."""
+        rows = self._physical_batch_size or max(len(examples), 1)
+        sums, losses = None, 0.0
+        for at in range(0, max(len(examples), 1), rows):
+            part = slice(at, at + rows)
+            found, mean = self._clipper.sum_clipped(examples[part], targets[part], loss, transform)
+            losses += mean * len(examples[part])
+            if sums is None:
+                sums = found
+            else:
+                for total, each in zip(sums, found, strict=True):
+                    total += each
+        assert sums is not None
+        return sums, losses / max(len(examples), 1)
+
+    def transform(self) -> Transform:
+        """What is clipped in the next step: the gradient itself, to the plan's norm."""
+        return Transform(self.plan.clip_norm)
+
     @abstractmethod
-    def update(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Change the parameters, given the noisy mean gradient of each."""
+    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
+        """Change the parameters and the state.
+
+        Args:
+            means: the noisy mean of what was clipped, a tensor per parameter.
+            known: the gradients that state is made of.
+        """

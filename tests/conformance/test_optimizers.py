@@ -1,0 +1,406 @@
+"""Every optimizer, by the same rules: what it clips, what noise it adds, what its state knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.test_private_step import batch, model, per_example
+from training_client import train as training
+from training_client.clipping import LinearClipper, Transform
+from training_client.errors import DataError
+from training_client.optimizers import (
+    OPTIMIZERS,
+    AdaDp,
+    AdaDps,
+    PrivateOptimizer,
+    make_optimizer,
+)
+from training_client.plan import Plan
+
+Tensors = Sequence[torch.Tensor]
+SHAPES = ("ball", "ellipsoid", "box", "affine")
+STATES = [(name, state) for name, entry in OPTIMIZERS.items() for state in entry.states]
+PUBLIC = batch(64)
+
+
+def made(name: str, net: nn.Module, plan: Plan, **options: Any) -> PrivateOptimizer:
+    return make_optimizer(name, net, plan, public=PUBLIC, **options)
+
+
+def like(net: nn.Module, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in net.parameters()]
+
+
+def a_transform(shape: str, net: nn.Module) -> Transform:
+    positive = [each.abs() + 0.05 for each in like(net, 3)]
+    if shape == "ball":
+        return Transform(0.7)
+    if shape == "affine":
+        return Transform(0.7, positive, like(net, 4))
+    return Transform.ellipsoid([0.1 * each for each in positive], box=shape == "box")
+
+
+# --- the engine against every example's gradient
+
+
+def transformed(net: nn.Module, transform: Transform, *of: torch.Tensor) -> Tensors:
+    """u of every example, flat, one row an example, clipped: the oracle."""
+    rows = []
+    for at, gradient in enumerate(per_example(net, *of)):
+        u = gradient
+        if transform.scales is not None:
+            u = u * transform.scales[at]
+        if transform.shifts is not None:
+            u = u + transform.shifts[at]
+        rows.append(u.flatten(1))
+    u = torch.cat(rows, 1)
+    if transform.box:
+        return u.clamp(-1, 1)
+    return u * (transform.bound / u.norm(dim=1, keepdim=True)).clamp_max(1.0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_clipped_sums_equal_those_of_every_example(shape: str) -> None:
+    net, (examples, labels) = model(), batch()
+    transform = a_transform(shape, net)
+    sums, _ = LinearClipper(net).sum_clipped(examples, labels, training.cross_entropy, transform)
+    exact = transformed(net, transform, examples, labels).sum(0)
+    found = torch.cat([each.flatten() for each in sums])
+    assert torch.allclose(found, exact, rtol=2e-5, atol=2e-5 * float(exact.abs().max()))
+    if shape in ("ball", "ellipsoid"):  # one part in a million below the bound, on purpose
+        assert torch.allclose(found, exact, rtol=2e-6, atol=2e-6 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+def test_no_example_exceeds_the_bound(shape: str, size: float) -> None:
+    net, (examples, labels) = model().float(), batch()
+    clipper, transform = LinearClipper(net), a_transform(shape, net)
+    for at in range(len(labels)):
+        one = slice(at, at + 1)
+        sums, _ = clipper.sum_clipped(
+            (size * examples[one]).float(), labels[one], training.cross_entropy, transform
+        )
+        norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
+        assert norm <= transform.bound
+
+
+def test_an_example_that_the_shift_cancels_is_still_bounded() -> None:
+    """u = D∘∇ + c near zero: the norm is what is left of two large numbers."""
+    net, (examples, labels) = model().float(), batch(1)
+    examples = examples.float()
+    gradient = [each[0].float() for each in per_example(net, examples, labels)]
+    for size in (1e2, 1e4, 1e6):
+        scales = [torch.full_like(each, size) for each in gradient]
+        shifts = [-size * each * (1 + 1e-7) for each in gradient]
+        transform = Transform(1e-3, scales, shifts)
+        sums, _ = LinearClipper(net).sum_clipped(
+            examples, labels, training.cross_entropy, transform
+        )
+        norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
+        assert norm <= transform.bound
+
+
+def test_an_ellipsoid_leaves_alone_what_its_box_leaves_alone() -> None:
+    net, (examples, labels) = model(), batch()
+    axes = [each.abs() + 1e-3 for each in like(net, 5)]
+    largest = max(
+        float((g.abs() / s).max())
+        for g, s in zip(per_example(net, examples, labels), axes, strict=True)
+    )
+    wide = [1.01 * largest * each for each in axes]  # every example is within the box
+    sums = [
+        LinearClipper(net).sum_clipped(
+            examples, labels, training.cross_entropy, Transform.ellipsoid(wide, box=box)
+        )[0]
+        for box in (True, False)
+    ]
+    for boxed, scaled in zip(*sums, strict=True):
+        assert torch.allclose(boxed, scaled, rtol=1e-9, atol=1e-12)
+
+
+def test_half_axes_give_the_noise_of_lemma_1() -> None:
+    """σᵢ = σ√m·sᵢ on the gradient: Σ sᵢ²/σᵢ² = 1/σ², with equality (papers/000, Lemma 1)."""
+    axes = [torch.tensor([0.5, 2.0]), torch.tensor([[0.1, 3.0, 1.0]])]
+    transform, sigma = Transform.ellipsoid(axes), 2.0
+    variances = transform.variances_of(sigma * transform.bound, axes)
+    total = sum(float((s.square() / v).sum()) for s, v in zip(axes, variances, strict=True))
+    assert total == pytest.approx(1 / sigma**2)
+
+
+# --- every optimizer
+
+
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_lots_of_any_size_make_a_step(name: str, state: str) -> None:
+    """An empty lot adds noise all the same; a lot in physical batches is the lot."""
+    plan = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1.0, noise_multiplier=1.0)
+    found = []
+    for physical in (None, 5):
+        net = model()
+        generator = torch.Generator().manual_seed(4)
+        torch.manual_seed(9)
+        optimizer = made(
+            name, net, plan, state=state, generator=generator, physical_batch_size=physical
+        )
+        for size in (0, 1, 32):
+            before = [p.detach().clone() for p in net.parameters()]
+            optimizer.step(*batch(size), training.cross_entropy)
+            assert all(torch.isfinite(p).all() for p in net.parameters())
+            assert any(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+        found.append([p.detach() for p in net.parameters()])
+    for whole, parts in zip(*found, strict=True):
+        assert torch.allclose(whole, parts, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_the_noise_is_as_stated(name: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an empty lot the noisy mean is nothing but noise of deviation σB/(qN)."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(600, 500), nn.ReLU(), nn.Linear(500, 4))
+    plan = Plan(dataset_size=64, sample_rate=0.5, clip_norm=3.0, noise_multiplier=1.5)
+    public = (torch.randn(16, 600), torch.randint(0, 4, (16,)))
+    optimizer = make_optimizer(name, net, plan, state=state, public=public)
+    seen: list[torch.Tensor] = []
+    genuine = optimizer.update
+
+    def update(means: Tensors, known: Any) -> None:
+        seen.append(torch.cat([each.flatten() for each in means]).clone())
+        genuine(means, known)
+
+    monkeypatch.setattr(optimizer, "update", update)
+    for _ in range(3):
+        bound = optimizer.transform().bound
+        optimizer.step(
+            torch.empty(0, 600), torch.empty(0, dtype=torch.long), training.cross_entropy
+        )
+        stated = plan.noise_multiplier * bound / plan.expected_batch_size
+        assert float(seen[-1].std()) == pytest.approx(stated, rel=0.01)
+        assert abs(float(seen[-1].mean())) < 0.02 * stated
+    assert not torch.equal(seen[0] / seen[0].norm(), seen[1] / seen[1].norm())
+
+
+REFERENCES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "dp_sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "dp_adam": lambda p: torch.optim.Adam(p, lr=0.05),
+    "dp_rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.05),
+    "dp_adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+    "adal": lambda p: torch.optim.RMSprop(p, lr=0.05, alpha=0.9, eps=0.0),
+    "adadp": lambda p: torch.optim.RMSprop(p, lr=0.05, alpha=0.9, eps=0.0),
+    "adan": lambda p: torch.optim.SGD(p, lr=0.05),
+}
+QUIET = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1e9, noise_multiplier=1e-30)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_without_noise_and_clipping_it_is_the_plain_optimizer(name: str) -> None:
+    private, plain = model(), model()
+    examples, labels = batch()
+    options = {"epsilon": 1e-30, "beta": 1e9} if name.startswith("ada") else {}
+    if name in ("adadp", "adan"):
+        options |= {"threshold": 0.0, "beta": 1e9}
+    optimizer = made(name, private, QUIET, learning_rate=0.05, **options)
+    reference = REFERENCES[name](list(plain.parameters()))
+    for _ in range(5):
+        optimizer.step(examples, labels, training.cross_entropy)
+        reference.zero_grad()
+        (training.cross_entropy(plain(examples), labels).sum() / 32).backward()
+        reference.step()
+    for a, b in zip(private.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["adam", "rmsprop", "adagrad"])
+def test_without_noise_and_clipping_pigdo_is_its_row_of_table_1(rule: str) -> None:
+    """With s and f from before the step; written out here once more, on the mean gradient."""
+    private, plain = model(), model()
+    examples, labels = batch()
+    optimizer = made(f"pi_{rule}", private, QUIET, learning_rate=0.01)
+    first, second, epsilon = 0.9, 0.999, 1e-3
+    f = [torch.zeros_like(p) for p in plain.parameters()]
+    s = [torch.zeros_like(p) for p in plain.parameters()]
+    for step in range(1, 5):
+        optimizer.step(examples, labels, training.cross_entropy)
+        loss = training.cross_entropy(plain(examples), labels).sum() / 32
+        gradients = torch.autograd.grad(loss, list(plain.parameters()))
+        with torch.no_grad():
+            for at, (p, g) in enumerate(zip(plain.parameters(), gradients, strict=True)):
+                known = s[at] / (1 - second ** (step - 1)) if rule == "adam" and step > 1 else s[at]
+                taken = (first * f[at] + (1 - first) * g) / (1 - first**step)
+                p -= 0.01 * (taken if rule == "adam" else g) / (known.sqrt() + epsilon)
+                f[at] = first * f[at] + (1 - first) * g
+                s[at] = s[at] + g**2 if rule == "adagrad" else second * s[at] + (1 - second) * g**2
+    for a, b in zip(private.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_side_information_scales_gradients_before_the_clip() -> None:
+    """A ∝ how often a feature occurs: with A = 1 it is DP-SGD, and steps scale by 1/A."""
+    found = []
+    for size in (1.0, 4.0):
+        net, (examples, labels) = model(), batch()
+        known = [torch.full_like(p, size) for p in net.parameters()]
+        before = [p.detach().clone() for p in net.parameters()]
+        AdaDps(net, QUIET, learning_rate=0.1, side_information=known).step(
+            examples, labels, training.cross_entropy
+        )
+        found.append([b - p.detach() for b, p in zip(before, net.parameters(), strict=True)])
+    for one, four in zip(*found, strict=True):
+        assert torch.allclose(one, 4 * four, rtol=1e-9)
+
+
+# --- leaks: what an optimizer keeps may depend on a record through noisy sums only
+
+
+class Recorder:
+    """The noise, known; and every noisy mean that a run releases."""
+
+    def __init__(self, optimizer: PrivateOptimizer) -> None:
+        self.released: list[list[torch.Tensor]] = []
+        genuine = optimizer.update
+
+        def update(means: Tensors, known: Any) -> None:
+            self.released.append([each.clone() for each in means])
+            genuine(means, known)
+
+        optimizer.update = update  # type: ignore[method-assign]
+
+
+def state_of(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
+    """Every tensor that an optimizer keeps, wherever it is."""
+    found: list[torch.Tensor] = []
+
+    def walk(value: Any, depth: int = 0) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(value.detach().clone())
+        elif isinstance(value, dict):
+            for each in value.values():
+                walk(each, depth)
+        elif isinstance(value, list | tuple):
+            for each in value:
+                walk(each, depth)
+        elif hasattr(value, "__dict__") and depth < 3 and not isinstance(value, nn.Module):
+            walk(vars(value), depth + 1)
+        elif hasattr(value, "__slots__") and depth < 3:
+            walk([getattr(value, name) for name in value.__slots__], depth + 1)
+
+    hidden = {"_model", "_clipper", "_generator", "source"}
+    kept = {name: each for name, each in vars(optimizer).items() if name not in hidden}
+    if hasattr(optimizer, "ordinary"):
+        kept["ordinary"] = list(optimizer.ordinary.state.values())
+    walk(kept)
+    return found
+
+
+def replayed(
+    name: str, state: str, released: list[list[torch.Tensor]], other: tuple[torch.Tensor, ...]
+) -> list[torch.Tensor]:
+    """The state of a run on another dataset whose releases are these, whatever its batches."""
+    torch.manual_seed(5)
+    net = model()
+    optimizer = made(name, net, PLAN, state=state, **OPTIONS.get(name, {}))
+    following = iter(released)
+    genuine = optimizer._summed
+
+    def summed(*of: Any) -> Any:
+        """What the other dataset sums up is looked at, and what was released is put in its place."""
+        _, loss = genuine(*of)
+        size = PLAN.expected_batch_size
+        return [each * size for each in next(following)], loss
+
+    optimizer._summed = summed  # type: ignore[method-assign]
+
+    def without_noise(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.zeros_like(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training_client.optimizers.base.gaussian_like", without_noise)
+        for _ in released:
+            optimizer.step(*other, training.cross_entropy)
+    return state_of(optimizer)
+
+
+PLAN = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1.0, noise_multiplier=0.5)
+OPTIONS: dict[str, dict[str, Any]] = {"adadp": {"threshold": 0.0}, "adan": {"threshold": 0.0}}
+
+
+def states_after_a_replay(name: str, state: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Of a run, and of a run on data that differs in one record but released the same."""
+    examples, labels = batch()
+    torch.manual_seed(5)
+    net = model()
+    optimizer = made(name, net, PLAN, state=state, **OPTIONS.get(name, {}))
+    recorder = Recorder(optimizer)
+    for _ in range(4):
+        optimizer.step(examples, labels, training.cross_entropy)
+    neighbour = examples.clone()
+    neighbour[0] = 7.0
+    return state_of(optimizer), replayed(name, state, recorder.released, (neighbour, labels))
+
+
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_state_is_a_function_of_what_was_released(name: str, state: str) -> None:
+    kept, again = states_after_a_replay(name, state)
+    assert len(kept) == len(again) > 0
+    same = [torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(kept, again, strict=True)]
+    if state == "raw":
+        assert not all(same)
+        optimizer = made(name, model(), PLAN, state=state)
+        assert not optimizer.source.proven
+    else:
+        assert all(same)
+
+
+def test_a_leak_is_found_in_any_optimizer() -> None:
+    """One that keeps the norm of the private sum would be caught, whatever it calls it."""
+
+    class Leaky(AdaDp):
+        def _summed(self, *of: Any) -> Any:
+            found = super()._summed(*of)
+            self.memory_of_norm = torch.stack([each.norm() for each in found[0]])
+            return found
+
+    def run(examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        optimizer = Leaky(model(), QUIET, learning_rate=0.0)
+        optimizer.step(examples, labels, training.cross_entropy)
+        return state_of(optimizer)
+
+    examples, labels = batch()
+    neighbour = examples.clone()
+    neighbour[0] = 7.0
+    pairs = zip(run(examples, labels), run(neighbour, labels), strict=True)
+    assert any(not torch.allclose(a, b) for a, b in pairs)
+
+
+# --- bad input
+
+
+def test_names_and_states_that_do_not_exist_are_named() -> None:
+    net = model()
+    with pytest.raises(ValueError, match="there are dp_sgd"):
+        made("sgd", net, PLAN)
+    with pytest.raises(ValueError, match="it has privatised"):
+        made("dp_sgd", net, PLAN, state="raw")
+    with pytest.raises(ValueError, match="public data"):
+        make_optimizer("adadps", net, PLAN)
+
+
+def test_a_model_on_another_device_than_its_data_is_refused() -> None:
+    net = model().to("meta")
+    optimizer = made("dp_sgd", net, PLAN, generator=torch.Generator())
+    with pytest.raises(DataError, match="the model on meta"):
+        optimizer.step(*batch(), training.cross_entropy)
+
+
+@pytest.mark.parametrize("wrong", [{"beta": 0.0}, {"threshold": -1.0}, {"epsilon": 0.0}])
+def test_adadp_refuses_what_would_divide_by_zero(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected beta"):
+        made("adadp", model(), PLAN, **wrong)

@@ -1,0 +1,69 @@
+"""What happens to an example's gradient before it is added up: an affine map, and a bound.
+
+    u = D∘∇ + c,    then u is scaled to ‖u‖₂ ≤ B (a ball), or each coordinate clamped to ±1 (a box)
+
+D, c and B must be known before the batch is looked at: public, or made of noisy sums. Then one
+example moves the sum of the u by at most B in ℓ2, whatever D and c are, and noise of deviation σB
+on every coordinate of that sum is the Gaussian mechanism of noise multiplier σ. Divided by D again
+the noise deviates by σB/Dᵢ: large where gradients are (papers/000, Lemma 1, is this remark).
+
+A box of m coordinates lies in the ball of B = √m: one bound serves both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """The map of a step.
+
+    Attributes:
+        bound: B > 0, the ℓ2 norm that no example exceeds.
+        scales: D > 0, a tensor per parameter; 1 if there are none.
+        shifts: c, a tensor per parameter; 0 if there are none.
+        box: clamp each coordinate to ±1 rather than scale to the ball; without shifts.
+    """
+
+    bound: float
+    scales: Sequence[torch.Tensor] | None = None
+    shifts: Sequence[torch.Tensor] | None = None
+    box: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what bounds nothing."""
+        if not 0 < self.bound < math.inf:
+            raise ValueError(f"expected a finite bound > 0, got {self.bound}")
+        if self.box and (self.scales is None or self.shifts is not None):
+            raise ValueError("a box has scales and no shifts")
+
+    @classmethod
+    def ellipsoid(cls, half_axes: Sequence[torch.Tensor], *, box: bool = False) -> Transform:
+        """Gradients within {Σ(∇ᵢ/sᵢ)² ≤ m}, or within the box |∇ᵢ| ≤ sᵢ inside of it.
+
+        Args:
+            half_axes: s > 0, a tensor per parameter.
+            box: see above.
+        """
+        size = sum(each.numel() for each in half_axes)
+        return cls(math.sqrt(size), [1 / each for each in half_axes], box=box)
+
+    def gradients_of(self, means: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """∇ = (u − c)/D: what a mean of u says of the mean gradient, if nothing was clipped."""
+        found = list(means)
+        if self.shifts is not None:
+            found = [u - c for u, c in zip(found, self.shifts, strict=True)]
+        if self.scales is not None:
+            found = [u / d for u, d in zip(found, self.scales, strict=True)]
+        return found
+
+    def variances_of(self, deviation: float, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of the noise on `gradients_of`, where that on u has this deviation everywhere."""
+        if self.scales is None:
+            return [torch.full_like(each, deviation**2) for each in like]
+        return [(deviation / d).square() for d in self.scales]

@@ -1,0 +1,155 @@
+"""AdaDPS and its baselines with public data (papers/004, Algorithm 1, §6.1.1 and Appendix C)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from training_client.clipping import Transform
+from training_client.optimizers.base import PrivateOptimizer
+from training_client.optimizers.source import Gradients, Source
+from training_client.plan import Plan
+
+Statistic = Literal["rmsprop", "adam", "adagrad"]
+
+
+class Statistics:
+    """A running statistic of public gradients: the A that gradients are divided by.
+
+    Args:
+        like: the parameters.
+        statistic: RMSProp's and Adam's moving mean of squares (Adam's with its bias corrected), or
+            Adagrad's sum.
+        decay: β of the moving mean.
+        epsilon: added to the root.
+    """
+
+    def __init__(
+        self, like: Sequence[torch.Tensor], statistic: Statistic, decay: float, epsilon: float
+    ) -> None:
+        self._statistic, self._decay, self._epsilon = statistic, decay, epsilon
+        self.squares = [torch.zeros_like(each) for each in like]
+        self.steps = 0
+
+    def take(self, known: Gradients) -> None:
+        """One more gradient."""
+        self.steps += 1
+        for total, square in zip(self.squares, known.squares(), strict=True):
+            if self._statistic == "adagrad":
+                total.add_(square)
+            else:
+                total.mul_(self._decay).add_(square, alpha=1 - self._decay)
+
+    def roots(self) -> list[torch.Tensor]:
+        """A = √E[g²] + ε of each parameter; all ones before the first gradient."""
+        if self.steps == 0:
+            return [torch.ones_like(each) for each in self.squares]
+        share = 1 - self._decay**self.steps if self._statistic == "adam" else 1.0
+        return [(each / share).sqrt() + self._epsilon for each in self.squares]
+
+
+class AdaDps(PrivateOptimizer):
+    """Divide every example's gradient by A, then clip, add noise and descend.
+
+    A is a statistic of public gradients, or side information that is fixed and no secret, such as
+    how often each token occurs.
+
+    Args:
+        model: the model to train.
+        plan: what each step does and costs; its clip norm is C, of ∇/A.
+        learning_rate: η > 0.
+        momentum: of the noisy mean.
+        statistic: of the gradients of `source`, which should be public.
+        side_information: A itself, a tensor > 0 per parameter, instead of a statistic.
+        decay: see `Statistics`.
+        epsilon: see `Statistics`.
+        options: see `PrivateOptimizer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        learning_rate: float,
+        momentum: float = 0.0,
+        statistic: Statistic = "rmsprop",
+        side_information: Sequence[torch.Tensor] | None = None,
+        decay: float = 0.9,
+        epsilon: float = 1e-3,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, plan, **options)
+        self.learning_rate, self.momentum = learning_rate, momentum
+        self.side_information = side_information
+        self.statistics = Statistics(self.parameters, statistic, decay, epsilon)
+        self.velocities = [torch.zeros_like(p) for p in self.parameters]
+
+    def transform(self) -> Transform:
+        """D = 1/A."""
+        known = self.side_information or self.statistics.roots()
+        return Transform(self.plan.clip_norm, [1 / each for each in known])
+
+    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
+        """A step with momentum along what was divided by A before it was clipped."""
+        _descend(self.parameters, self.velocities, means, self.momentum, self.learning_rate)
+        if self.side_information is None:
+            self.statistics.take(known)
+
+
+class PublicPreconditioner(PrivateOptimizer):
+    """Clip and add noise first, then divide by A: DP-R-Pub, and DP-Adam-Pub with momentum.
+
+    Args:
+        model: the model to train.
+        plan: what each step does and costs.
+        source: public gradients.
+        learning_rate: η > 0.
+        first: β₁, of a moving mean of noisy gradients with its bias corrected; 0 is DP-R-Pub.
+        decay: see `Statistics`.
+        epsilon: see `Statistics`.
+        options: see `PrivateOptimizer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        source: Source,
+        *,
+        learning_rate: float,
+        first: float = 0.0,
+        decay: float = 0.9,
+        epsilon: float = 1e-3,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, plan, source=source, **options)
+        self.learning_rate, self.first = learning_rate, first
+        statistic: Statistic = "adam" if first else "rmsprop"
+        self.statistics = Statistics(self.parameters, statistic, decay, epsilon)
+        self.firsts = [torch.zeros_like(p) for p in self.parameters]
+
+    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
+        """A step along the (mean of the) noisy gradient over A."""
+        self.statistics.take(known)
+        share = 1 - self.first**self.statistics.steps
+        for parameter, first, mean, root in zip(
+            self.parameters, self.firsts, means, self.statistics.roots(), strict=True
+        ):
+            first.mul_(self.first).add_(mean, alpha=1 - self.first)
+            parameter.sub_(first / share / root, alpha=self.learning_rate)
+
+
+def _descend(
+    parameters: Sequence[torch.Tensor],
+    velocities: Sequence[torch.Tensor],
+    means: Sequence[torch.Tensor],
+    momentum: float,
+    learning_rate: float,
+) -> None:
+    for parameter, velocity, mean in zip(parameters, velocities, means, strict=True):
+        velocity.mul_(momentum).add_(mean)
+        parameter.sub_(velocity, alpha=learning_rate)

@@ -1,0 +1,44 @@
+"""Any optimizer of PyTorch on the noisy gradient: DP-SGD, DP-Adam, DP-RMSProp, DP-AdaGrad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from training_client.optimizers.base import PrivateOptimizer
+from training_client.optimizers.source import Gradients
+from training_client.plan import Plan
+
+
+class AfterNoise(PrivateOptimizer):
+    """Clip to C, add noise, and let an ordinary optimizer have the noisy mean gradient.
+
+    With `torch.optim.SGD` it is DP-SGD (papers/002; Abadi et al. 2016, Algorithm 1); with Adam,
+    RMSprop and Adagrad the baselines of papers/004 (§6 and its Algorithm 2).
+
+    Args:
+        model: the model to train.
+        plan: what each step does and costs.
+        make: the ordinary optimizer, given the parameters.
+        options: see `PrivateOptimizer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        **options: Any,
+    ) -> None:
+        super().__init__(model, plan, **options)
+        self.ordinary = make(self.parameters)
+
+    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:  # noqa: ARG002
+        """The ordinary optimizer's step."""
+        for parameter, mean in zip(self.parameters, means, strict=True):
+            parameter.grad = mean
+        self.ordinary.step()
+        self.ordinary.zero_grad()

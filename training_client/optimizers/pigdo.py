@@ -1,0 +1,90 @@
+"""PIAdam, PIRMSprop and PIAdagrad (papers/001, Algorithms 1 and 2, Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from training_client.clipping import Transform
+from training_client.optimizers.base import PrivateOptimizer
+from training_client.optimizers.source import Gradients
+from training_client.plan import Plan
+
+Rule = Literal["adam", "rmsprop", "adagrad"]
+
+
+class PiGdo(PrivateOptimizer):
+    """An example's gradient goes through an adaptive rule, then is clipped; plain descent after it.
+
+    Table 1 makes of an example's gradient g the step f/√s, with
+
+        Adagrad:   f = g,                                   s = s₋ + g²
+        RMSprop:   f = g,                                   s = β₂s₋ + (1 − β₂)g²
+        Adam:      f = (β₁f₋ + (1 − β₁)g)/(1 − β₁ᵗ),        s = (β₂s₋ + (1 − β₂)g²)/(1 − β₂ᵗ).
+
+    Here s and f₋ are those before the step (with their bias corrected in Adam), so that f/√s is
+    affine in g: (D∘g + c), which `clipping` sums without any example's gradient. They are made of
+    mean gradients, noisy ones unless `source` says otherwise; the paper prints raw ones.
+
+    Args:
+        model: the model to train.
+        plan: what each step does and costs; its clip norm is C.
+        rule: the row of Table 1.
+        learning_rate: η > 0.
+        betas: β₁ and β₂.
+        epsilon: added to √s; before anything is known of a coordinate it is all of it.
+        options: see `PrivateOptimizer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        rule: Rule,
+        *,
+        learning_rate: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-3,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, plan, **options)
+        self.rule: Rule = rule
+        self.learning_rate, self.betas, self.epsilon = learning_rate, betas, epsilon
+        self.steps = 0
+        self.firsts = [torch.zeros_like(p) for p in self.parameters]  # f
+        self.squares = [torch.zeros_like(p) for p in self.parameters]  # s
+
+    def transform(self) -> Transform:
+        """D = k/(√s + ε), and c = f₋′/(√s + ε) for Adam."""
+        roots = [square.sqrt() + self.epsilon for square in self._corrected_squares()]
+        if self.rule != "adam":
+            return Transform(self.plan.clip_norm, [1 / root for root in roots])
+        first, _ = self.betas
+        share = 1 - first ** (self.steps + 1)
+        scales = [(1 - first) / share / root for root in roots]
+        shifts = [first / share * f / r for f, r in zip(self.firsts, roots, strict=True)]
+        return Transform(self.plan.clip_norm, scales, shifts if self.steps else None)
+
+    def _corrected_squares(self) -> list[torch.Tensor]:
+        if self.rule != "adam" or self.steps == 0:
+            return self.squares
+        share = 1 - self.betas[1] ** self.steps
+        return [square / share for square in self.squares]
+
+    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
+        """Descend along the noisy mean; then take the step's gradients into f and s."""
+        for parameter, mean in zip(self.parameters, means, strict=True):
+            parameter.sub_(mean, alpha=self.learning_rate)
+        self.steps += 1
+        first, second = self.betas
+        for f, s, gradient, square in zip(
+            self.firsts, self.squares, known.means, known.squares(), strict=True
+        ):
+            f.mul_(first).add_(gradient, alpha=1 - first)
+            if self.rule == "adagrad":
+                s.add_(square)
+            else:
+                s.mul_(second).add_(square, alpha=1 - second)

@@ -1,0 +1,129 @@
+"""Where the gradients come from that an optimizer's state is made of.
+
+A state that sets later clips or noise decides whether the guarantee is true. Made of noisy
+gradients it is post-processing; made of public data it is public; made of the raw gradients, as
+papers/000 and papers/001 print it, it leaks, and no theorem covers the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import nn
+
+from training_client.clipping import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Mean gradients, a tensor per parameter, and the variance of the noise on each coordinate."""
+
+    means: Sequence[torch.Tensor]
+    variances: Sequence[torch.Tensor]
+
+    def squares(self) -> list[torch.Tensor]:
+        """The squared mean gradient without the noise's share of it, at least 0."""
+        pairs = zip(self.means, self.variances, strict=True)
+        return [(mean.square() - variance).clamp_min_(0.0) for mean, variance in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a source may look at: the step that has just been summed, before its update.
+
+    Attributes:
+        noisy: what the step releases.
+        model: at the parameters that the step was summed at.
+        examples, targets: the private batch.
+        loss: one value an example.
+        size: the expected batch size.
+    """
+
+    noisy: Gradients
+    model: nn.Module
+    examples: torch.Tensor
+    targets: torch.Tensor
+    loss: Loss
+    size: float
+
+    def exactly(self, means: Sequence[torch.Tensor]) -> Gradients:
+        """Gradients without noise."""
+        return Gradients(means, [torch.zeros_like(each) for each in means])
+
+
+class Source(Protocol):
+    """Gives the gradients that state is made of.
+
+    Attributes:
+        state: its name.
+        proven: whether a run's guarantee stands.
+    """
+
+    state: ClassVar[str]
+    proven: ClassVar[bool]
+
+    def gradients(self, step: Step) -> Gradients:
+        """Of one step."""
+        ...
+
+
+class Noisy:
+    """State is made of what the steps release: post-processing."""
+
+    state: ClassVar[str] = "privatised"
+    proven: ClassVar[bool] = True
+
+    def gradients(self, step: Step) -> Gradients:
+        """See `Source`."""
+        return step.noisy
+
+
+class Public:
+    """State is made of public data, of which each step takes a random batch.
+
+    Args:
+        examples, targets: public, on the model's device.
+        batch_size: of them, a step; all if there are fewer.
+    """
+
+    state: ClassVar[str] = "public"
+    proven: ClassVar[bool] = True
+
+    def __init__(
+        self, examples: torch.Tensor, targets: torch.Tensor, batch_size: int = 256
+    ) -> None:
+        if len(examples) == 0:
+            raise ValueError("public state needs public examples")
+        self._examples, self._targets, self._batch_size = examples, targets, batch_size
+
+    def gradients(self, step: Step) -> Gradients:
+        """See `Source`: of a public batch, without noise."""
+        rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
+        examples, targets = self._examples[rows], self._targets[rows]
+        return step.exactly(_summed(step.model, examples, targets, step.loss, len(rows)))
+
+
+class Raw:
+    """State is made of the private gradients themselves, as printed: no guarantee holds."""
+
+    state: ClassVar[str] = "raw"
+    proven: ClassVar[bool] = False
+
+    def gradients(self, step: Step) -> Gradients:
+        """See `Source`: of the private batch, without clipping and noise."""
+        means = _summed(step.model, step.examples, step.targets, step.loss, step.size)
+        return step.exactly(means)
+
+
+def _summed(
+    model: nn.Module, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
+) -> list[torch.Tensor]:
+    """The ordinary gradient of the summed loss, over a size."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if len(examples) == 0:
+        return [torch.zeros_like(p) for p in parameters]
+    total = loss(model(examples), targets).sum() / size
+    return list(torch.autograd.grad(total, parameters))

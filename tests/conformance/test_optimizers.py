@@ -19,6 +19,7 @@ from training_client.optimizers import (
     AdaDp,
     AdaDps,
     PrivateOptimizer,
+    Step,
     make_optimizer,
 )
 from training_client.plan import Plan
@@ -131,7 +132,9 @@ def test_half_axes_give_the_noise_of_lemma_1() -> None:
     axes = [torch.tensor([0.5, 2.0]), torch.tensor([[0.1, 3.0, 1.0]])]
     transform, sigma = Transform.ellipsoid(axes), 2.0
     variances = transform.variances_of(sigma * transform.bound, axes)
-    total = sum(float((s.square() / v).sum()) for s, v in zip(axes, variances, strict=True))
+    total = sum(
+        float((s.square() / torch.as_tensor(v)).sum()) for s, v in zip(axes, variances, strict=True)
+    )
     assert total == pytest.approx(1 / sigma**2)
 
 
@@ -171,9 +174,9 @@ def test_the_noise_is_as_stated(name: str, state: str, monkeypatch: pytest.Monke
     seen: list[torch.Tensor] = []
     genuine = optimizer.update
 
-    def update(means: Tensors, known: Any) -> None:
-        seen.append(torch.cat([each.flatten() for each in means]).clone())
-        genuine(means, known)
+    def update(step: Step) -> None:
+        seen.append(torch.cat([each.flatten() for each in step.means]).clone())
+        genuine(step)
 
     monkeypatch.setattr(optimizer, "update", update)
     for _ in range(3):
@@ -266,9 +269,9 @@ class Recorder:
         self.released: list[list[torch.Tensor]] = []
         genuine = optimizer.update
 
-        def update(means: Tensors, known: Any) -> None:
-            self.released.append([each.clone() for each in means])
-            genuine(means, known)
+        def update(step: Step) -> None:
+            self.released.append([each.clone() for each in step.means])
+            genuine(step)
 
         optimizer.update = update  # type: ignore[method-assign]
 
@@ -310,7 +313,7 @@ def replayed(
     genuine = optimizer._summed
 
     def summed(*of: Any) -> Any:
-        """What the other dataset sums up is looked at, and what was released is put in its place."""
+        """The other dataset is looked at, and what was released put in place of its sum."""
         _, loss = genuine(*of)
         size = PLAN.expected_batch_size
         return [each * size for each in next(following)], loss

@@ -116,7 +116,7 @@ class LinearClipper:
         for layer, gradient in gradients.items():
             for parameter, inputs in self._factors(layer):
                 scale, shift = scales.get(parameter), shifts.get(parameter)
-                squared += _form(gradient.square(), _square(scale), _square(inputs))
+                squared += _form(gradient * gradient, _square(scale), _square(inputs))
                 if shift is not None:
                     crossed += 2 * _form(
                         gradient, shift if scale is None else scale * shift, inputs
@@ -137,15 +137,16 @@ class LinearClipper:
     ) -> dict[torch.Tensor, torch.Tensor]:
         """Σ wᵢ·(D∘∇ᵢ + c) = D∘Σ wᵢ∇ᵢ + (Σ wᵢ)·c."""
         scales, shifts = self._by_parameter(transform.scales), self._by_parameter(transform.shifts)
-        kept, total = weights[:, None] > 0, weights.sum()
+        kept, total = weights > 0, weights.sum()
+        whole = bool(kept.all())  # else what is left out may not be finite: 0 times it neither
         sums: dict[torch.Tensor, torch.Tensor] = {}
         for layer, gradient in gradients.items():
-            scaled = torch.where(kept, gradient * weights[:, None], 0.0)
+            scaled = (gradient if whole else gradient[kept]) * weights[kept][:, None]
             for parameter, inputs in self._factors(layer):
                 if inputs is None:
                     found = scaled.sum(0)
                 else:
-                    found = scaled.T @ torch.where(kept, inputs, 0.0)
+                    found = scaled.T @ (inputs if whole else inputs[kept])
                 if parameter in scales:
                     found *= scales[parameter]
                 if parameter in shifts:
@@ -196,7 +197,7 @@ def _form(
 
 
 def _square(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.square()
+    return None if tensor is None else tensor * tensor
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear]:

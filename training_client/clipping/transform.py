@@ -62,8 +62,11 @@ class Transform:
             found = [u / d for u, d in zip(found, self.scales, strict=True)]
         return found
 
-    def variances_of(self, deviation: float, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def variances_of(
+        self, deviation: float, like: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor | float]:
         """Of the noise on `gradients_of`, where that on u has this deviation everywhere."""
         if self.scales is None:
-            return [torch.full_like(each, deviation**2) for each in like]
-        return [(deviation / d).square() for d in self.scales]
+            return [deviation**2 for _ in like]
+        roots = [deviation / d for d in self.scales]
+        return [root * root for root in roots]

@@ -6,7 +6,7 @@ from training_client.optimizers.after_noise import AfterNoise
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.pigdo import PiGdo
 from training_client.optimizers.registry import OPTIMIZERS, make_optimizer
-from training_client.optimizers.source import Gradients, Noisy, Public, Raw, Source
+from training_client.optimizers.source import Gradients, Noisy, Public, Raw, Source, Step
 
 __all__ = [
     "OPTIMIZERS",
@@ -21,5 +21,6 @@ __all__ = [
     "PublicPreconditioner",
     "Raw",
     "Source",
+    "Step",
     "make_optimizer",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any, Final
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from training_client.clipping import Transform
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.source import Gradients
+from training_client.optimizers.source import Step
 from training_client.plan import Plan
 
 _FLOOR: Final = 1e-3  # of the root mean square half axis: no coordinate is cut off for good
@@ -66,39 +66,37 @@ class AdaDp(PrivateOptimizer):
         self.adaptive_noise, self.adaptive_rate = adaptive_noise, adaptive_rate
         self.noisy_squares = [torch.zeros_like(p) for p in self.parameters]  # E[g̃²]
         self.prior_squares = [torch.zeros_like(p) for p in self.parameters]  # E′[g²]
-        self._transform = super().transform()
+        self.noise_varies = False
 
     def transform(self) -> Transform:
         """An ellipsoid or a box, once enough is known; C before that."""
-        self._transform = super().transform()
-        if self.adaptive_noise:
-            axes = [self.beta * each.sqrt() for each in self.prior_squares]
-            flat = torch.cat([each.flatten() for each in axes])
-            if float((flat / self.beta).var()) > self.threshold:
-                least = _FLOOR * float(flat.square().mean().sqrt())
-                within = [each.clamp_min(least) for each in axes]
-                self._transform = Transform.ellipsoid(within, box=self.box)
-        return self._transform
+        roots = [each.sqrt() for each in self.prior_squares] if self.adaptive_noise else []
+        mean_square, mean = _mean(self.prior_squares), _mean(roots)
+        self.noise_varies = bool(roots) and mean_square - mean**2 > self.threshold
+        if not self.noise_varies:
+            return super().transform()
+        least = _FLOOR * math.sqrt(mean_square)
+        axes = [root.clamp_min_(least).mul_(self.beta) for root in roots]
+        return Transform.ellipsoid(axes, box=self.box)
 
-    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
+    def update(self, step: Step) -> None:
         """Lines 21 to 26."""
-        gradients = self._transform.gradients_of(means)
-        for parameter, gradient, noisy, prior, square in zip(
-            self.parameters,
-            gradients,
-            self.noisy_squares,
-            self.prior_squares,
-            known.squares(),
-            strict=True,
+        if self.adaptive_noise:
+            squares = self.source.gradients(step).squares()
+            for prior, square in zip(self.prior_squares, squares, strict=True):
+                prior.mul_(self.memory).add_(square, alpha=1 - self.memory)
+        for parameter, gradient, noisy in zip(
+            self.parameters, step.noisy.means, self.noisy_squares, strict=True
         ):
-            noisy.mul_(1 - self.rate).add_(gradient.square(), alpha=self.rate)
-            prior.mul_(self.memory).add_(square, alpha=1 - self.memory)
-            step = gradient
             if self.adaptive_rate:
-                step = gradient / (noisy + self.epsilon).sqrt()
-            parameter.sub_(step, alpha=self.learning_rate)
+                noisy.mul_(1 - self.rate).addcmul_(gradient, gradient, value=self.rate)
+                root = (noisy + self.epsilon).sqrt_()
+                parameter.addcdiv_(gradient, root, value=-self.learning_rate)
+            else:
+                parameter.sub_(gradient, alpha=self.learning_rate)
 
-    @property
-    def noise_varies(self) -> bool:
-        """Whether the last step's noise differed between coordinates."""
-        return self._transform.scales is not None
+
+def _mean(tensors: list[torch.Tensor]) -> float:
+    """Over all coordinates; 0 if there are none."""
+    total = sum(float(each.sum(dtype=torch.float64)) for each in tensors)
+    return total / max(sum(each.numel() for each in tensors), 1)

@@ -10,7 +10,7 @@ from torch import nn
 
 from training_client.clipping import Transform
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.source import Gradients, Source
+from training_client.optimizers.source import Gradients, Source, Step
 from training_client.plan import Plan
 
 Statistic = Literal["rmsprop", "adam", "adagrad"]
@@ -93,11 +93,15 @@ class AdaDps(PrivateOptimizer):
         known = self.side_information or self.statistics.roots()
         return Transform(self.plan.clip_norm, [1 / each for each in known])
 
-    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
+    def update(self, step: Step) -> None:
         """A step with momentum along what was divided by A before it was clipped."""
-        _descend(self.parameters, self.velocities, means, self.momentum, self.learning_rate)
-        if self.side_information is None:
-            self.statistics.take(known)
+        if self.side_information is None:  # of this step's parameters: before they change
+            self.statistics.take(self.source.gradients(step))
+        for parameter, velocity, mean in zip(
+            self.parameters, self.velocities, step.means, strict=True
+        ):
+            velocity.mul_(self.momentum).add_(mean)
+            parameter.sub_(velocity, alpha=self.learning_rate)
 
 
 class PublicPreconditioner(PrivateOptimizer):
@@ -132,24 +136,12 @@ class PublicPreconditioner(PrivateOptimizer):
         self.statistics = Statistics(self.parameters, statistic, decay, epsilon)
         self.firsts = [torch.zeros_like(p) for p in self.parameters]
 
-    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
+    def update(self, step: Step) -> None:
         """A step along the (mean of the) noisy gradient over A."""
-        self.statistics.take(known)
-        share = 1 - self.first**self.statistics.steps
+        self.statistics.take(self.source.gradients(step))
+        rate = self.learning_rate / (1 - self.first**self.statistics.steps)
         for parameter, first, mean, root in zip(
-            self.parameters, self.firsts, means, self.statistics.roots(), strict=True
+            self.parameters, self.firsts, step.means, self.statistics.roots(), strict=True
         ):
             first.mul_(self.first).add_(mean, alpha=1 - self.first)
-            parameter.sub_(first / share / root, alpha=self.learning_rate)
-
-
-def _descend(
-    parameters: Sequence[torch.Tensor],
-    velocities: Sequence[torch.Tensor],
-    means: Sequence[torch.Tensor],
-    momentum: float,
-    learning_rate: float,
-) -> None:
-    for parameter, velocity, mean in zip(parameters, velocities, means, strict=True):
-        velocity.mul_(momentum).add_(mean)
-        parameter.sub_(velocity, alpha=learning_rate)
+            parameter.addcdiv_(first, root, value=-rate)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.source import Gradients
+from training_client.optimizers.source import Step
 from training_client.plan import Plan
 
 
@@ -36,9 +36,9 @@ class AfterNoise(PrivateOptimizer):
         super().__init__(model, plan, **options)
         self.ordinary = make(self.parameters)
 
-    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:  # noqa: ARG002
+    def update(self, step: Step) -> None:
         """The ordinary optimizer's step."""
-        for parameter, mean in zip(self.parameters, means, strict=True):
+        for parameter, mean in zip(self.parameters, step.means, strict=True):
             parameter.grad = mean
         self.ordinary.step()
         self.ordinary.zero_grad()

@@ -8,7 +8,6 @@ post-processing of noisy sums, unless its state comes from elsewhere (`source`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from torch import nn
 from training_client.clipping import LinearClipper, Loss, Transform
 from training_client.errors import DataError
 from training_client.noise import fresh_generator, gaussian_like
-from training_client.optimizers.source import Gradients, Noisy, Source, Step
+from training_client.optimizers.source import Noisy, Source, Step
 from training_client.plan import Plan
 
 
@@ -61,7 +60,8 @@ class PrivateOptimizer(ABC):
             raise DataError(
                 f"the examples are on {examples.device}, the model on {self.parameters[0].device}"
             )
-        transform = self.transform()
+        with torch.no_grad():
+            transform = self.transform()
         sums, mean_loss = self._summed(examples, targets, loss, transform)
         deviation = self.plan.noise_multiplier * transform.bound
         size = self.plan.expected_batch_size
@@ -69,12 +69,9 @@ class PrivateOptimizer(ABC):
             for total in sums:
                 total += gaussian_like(total, deviation, self._generator)
                 total /= size
-            noisy = Gradients(
-                transform.gradients_of(sums), transform.variances_of(deviation / size, sums)
+            self.update(
+                Step(sums, transform, deviation / size, self._model, examples, targets, loss, size)
             )
-        known = self.source.gradients(Step(noisy, self._model, examples, targets, loss, size))
-        with torch.no_grad():
-            self.update(sums, known)
         return mean_loss
 
     def _summed(
@@ -100,10 +97,5 @@ class PrivateOptimizer(ABC):
         return Transform(self.plan.clip_norm)
 
     @abstractmethod
-    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
-        """Change the parameters and the state.
-
-        Args:
-            means: the noisy mean of what was clipped, a tensor per parameter.
-            known: the gradients that state is made of.
-        """
+    def update(self, step: Step) -> None:
+        """Change the parameters, from what the step released, and the state, from the source."""

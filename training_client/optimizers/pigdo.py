@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from training_client.clipping import Transform
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.source import Gradients
+from training_client.optimizers.source import Step
 from training_client.plan import Plan
 
 Rule = Literal["adam", "rmsprop", "adagrad"]
@@ -74,17 +73,18 @@ class PiGdo(PrivateOptimizer):
         share = 1 - self.betas[1] ** self.steps
         return [square / share for square in self.squares]
 
-    def update(self, means: Sequence[torch.Tensor], known: Gradients) -> None:
-        """Descend along the noisy mean; then take the step's gradients into f and s."""
-        for parameter, mean in zip(self.parameters, means, strict=True):
-            parameter.sub_(mean, alpha=self.learning_rate)
+    def update(self, step: Step) -> None:
+        """Descend along the noisy mean; take the step's gradients into f and s."""
+        known = self.source.gradients(step)
         self.steps += 1
         first, second = self.betas
-        for f, s, gradient, square in zip(
-            self.firsts, self.squares, known.means, known.squares(), strict=True
-        ):
-            f.mul_(first).add_(gradient, alpha=1 - first)
+        if self.rule == "adam":
+            for f, gradient in zip(self.firsts, known.means, strict=True):
+                f.mul_(first).add_(gradient, alpha=1 - first)
+        for s, square in zip(self.squares, known.squares(), strict=True):
             if self.rule == "adagrad":
                 s.add_(square)
             else:
                 s.mul_(second).add_(square, alpha=1 - second)
+        for parameter, mean in zip(self.parameters, step.means, strict=True):
+            parameter.sub_(mean, alpha=self.learning_rate)

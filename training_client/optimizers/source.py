@@ -9,49 +9,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
 
-from training_client.clipping import Loss
+from training_client.clipping import Loss, Transform
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Mean gradients, a tensor per parameter, and the variance of the noise on each coordinate."""
+    """Mean gradients.
+
+    Attributes:
+        means: a tensor per parameter.
+        variances: of the noise on each coordinate, a tensor per parameter; None if there is none.
+    """
 
     means: Sequence[torch.Tensor]
-    variances: Sequence[torch.Tensor]
+    variances: Sequence[torch.Tensor | float] | None = None
 
     def squares(self) -> list[torch.Tensor]:
         """The squared mean gradient without the noise's share of it, at least 0."""
+        if self.variances is None:
+            return [mean * mean for mean in self.means]
         pairs = zip(self.means, self.variances, strict=True)
-        return [(mean.square() - variance).clamp_min_(0.0) for mean, variance in pairs]
+        return [(mean * mean).sub_(variance).clamp_min_(0.0) for mean, variance in pairs]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
-    """What a source may look at: the step that has just been summed, before its update.
+    """What a step has released, and what it was made of, before its update.
 
     Attributes:
-        noisy: what the step releases.
+        means: the noisy mean of what was clipped, a tensor per parameter.
+        transform: that made it of gradients.
+        deviation: of the noise on each coordinate of `means`.
         model: at the parameters that the step was summed at.
         examples, targets: the private batch.
         loss: one value an example.
         size: the expected batch size.
     """
 
-    noisy: Gradients
+    means: Sequence[torch.Tensor]
+    transform: Transform
+    deviation: float
     model: nn.Module
     examples: torch.Tensor
     targets: torch.Tensor
     loss: Loss
     size: float
 
-    def exactly(self, means: Sequence[torch.Tensor]) -> Gradients:
-        """Gradients without noise."""
-        return Gradients(means, [torch.zeros_like(each) for each in means])
+    @cached_property
+    def noisy(self) -> Gradients:
+        """The mean gradient that `means` amounts to, and the noise on it."""
+        return Gradients(
+            self.transform.gradients_of(self.means),
+            self.transform.variances_of(self.deviation, self.means),
+        )
 
 
 class Source(Protocol):
@@ -103,7 +119,7 @@ class Public:
         """See `Source`: of a public batch, without noise."""
         rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
         examples, targets = self._examples[rows], self._targets[rows]
-        return step.exactly(_summed(step.model, examples, targets, step.loss, len(rows)))
+        return Gradients(_summed(step.model, examples, targets, step.loss, len(rows)))
 
 
 class Raw:
@@ -115,9 +131,10 @@ class Raw:
     def gradients(self, step: Step) -> Gradients:
         """See `Source`: of the private batch, without clipping and noise."""
         means = _summed(step.model, step.examples, step.targets, step.loss, step.size)
-        return step.exactly(means)
+        return Gradients(means)
 
 
+@torch.enable_grad()
 def _summed(
     model: nn.Module, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
 ) -> list[torch.Tensor]:

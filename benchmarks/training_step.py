@@ -1,0 +1,229 @@
+"""One training step of every optimizer beside an ordinary one: time and peak memory, as ratios.
+
+    python benchmarks/training_step.py [--device cuda] [--quick]
+
+Every case runs in a process of its own. Time: an ordinary step and the private one in turn, and the
+median of their ratios. Memory: the peak above what the process held before its first step, over
+the same of an ordinary step. Opacus is measured with per-example hooks and with ghost clipping.
+"""
+
+from __future__ import annotations
+
+import sys
+
+sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py hides a library
+
+import multiprocessing
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from training_client.optimizers import OPTIMIZERS, make_optimizer
+from training_client.plan import Plan
+from training_client.train import cross_entropy
+
+CONSOLE = Console(width=100)
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and the size of its batches."""
+
+    name: str
+    inputs: int
+    hidden: int
+    classes: int
+    batch: int
+
+    def model(self, device: str) -> nn.Module:
+        torch.manual_seed(0)
+        if self.hidden == 0:
+            return nn.Linear(self.inputs, self.classes).to(device)
+        layers = (nn.Linear(self.inputs, self.hidden), nn.ReLU())
+        return nn.Sequential(*layers, nn.Linear(self.hidden, self.classes)).to(device)
+
+    def data(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        examples = torch.rand(self.batch, self.inputs, device=device)
+        examples = examples * (torch.rand_like(examples) < 0.2)  # most are zero, as in real ones
+        return examples, torch.randint(0, self.classes, (self.batch,), device=device)
+
+
+CASES = [
+    Case("784-1000-10", 784, 1000, 10, 600),
+    Case("784-1000-10", 784, 1000, 10, 256),
+    Case("60-1000-10", 60, 1000, 10, 600),
+    Case("60-1000-10", 60, 1000, 10, 256),
+    Case("10000-20", 10_000, 0, 20, 600),
+]
+BESIDE = ("opacus hooks", "opacus ghost")
+BOXES = ("adadp box",)
+
+
+def ordinary(case: Case, device: str) -> Step:
+    net, (examples, targets) = case.model(device), case.data(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(net(examples), targets).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def private(name: str, case: Case, device: str) -> Step:
+    net, (examples, targets) = case.model(device), case.data(device)
+    plan = Plan(60_000, case.batch / 60_000, 1.0, 1.0)
+    options: dict[str, Any] = {}
+    if name.startswith(("adadp", "adan")) and not name.startswith("adadps"):
+        options["threshold"] = 0.0  # the half axes from the second step on
+    if name in BOXES:
+        options["box"] = True
+    public = tuple(each[:64] for each in case.data(device))
+    optimizer = make_optimizer(name.removesuffix(" box"), net, plan, public=public, **options)
+    return lambda: optimizer.step(examples, targets, cross_entropy)
+
+
+def opacus(name: str, case: Case, device: str) -> Step:
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    net, (examples, targets) = case.model(device), case.data(device)
+    given: dict[str, Any] = {
+        "noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": case.batch
+    }  # fmt: skip
+    descent = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    if name == "opacus hooks":
+        wrapped = GradSampleModule(net)
+        optimizer = DPOptimizer(descent, **given)
+        criterion: Any = nn.CrossEntropyLoss()
+    else:
+        wrapped = GradSampleModuleFastGradientClipping(
+            net, max_grad_norm=1.0, use_ghost_clipping=True
+        )
+        optimizer = DPOptimizerFastGradientClipping(descent, **given)
+        criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(), "mean")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(wrapped(examples), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def made(name: str, case: Case, device: str) -> Step:
+    if name == "sgd":
+        return ordinary(case, device)
+    return opacus(name, case, device) if name in BESIDE else private(name, case, device)
+
+
+def apart(act: Callable[..., Any], *of: Any) -> Any:
+    """What a function returns, run in a process of its own."""
+    context = multiprocessing.get_context("fork" if of[-1] == "cpu" else "spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, act, of))
+    process.start()
+    sender.close()
+    found = receiver.recv()
+    process.join()
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _send(sender: Connection, act: Callable[..., Any], of: tuple[Any, ...]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    try:
+        sender.send(act(*of))
+    except Exception as error:
+        sender.send(error)
+    os._exit(0) if of[-1] == "cpu" else None
+
+
+def timed(step: Step, device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def times(name: str, case: Case, rounds: int, device: str) -> tuple[float, float]:
+    """Milliseconds of a step, and the median ratio to an ordinary one made just before."""
+    plain, step = ordinary(case, device), made(name, case, device)
+    for each in (plain, step, plain, step):
+        each()
+    ours, ratios = [], []
+    for _ in range(rounds):
+        base = timed(plain, device)
+        ours.append(timed(step, device))
+        ratios.append(ours[-1] / base)
+    return statistics.median(ours), statistics.median(ratios)
+
+
+def peak(name: str, case: Case, device: str) -> float:
+    """MiB above what was there before the first step."""
+    if device != "cpu":
+        step = made(name, case, device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for _ in range(3):
+            step()
+        return float(torch.cuda.max_memory_allocated() - before) / 2**20
+    step = made(name, case, device)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
+    before = _memory("VmHWM")
+    for _ in range(3):
+        step()
+    return (_memory("VmHWM") - before) / 2**10
+
+
+def _memory(field: str) -> int:
+    """KiB of a line of what Linux says of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    rounds: Annotated[int, typer.Option(min=1, help="steps of each kind")] = 21,
+    quick: Annotated[bool, typer.Option(help="the first case only, without Opacus' hooks")] = False,
+) -> None:
+    """Print one table for each model and batch size."""
+    CONSOLE.print(f"{device}, torch {torch.__version__}, one thread" if device == "cpu" else device)
+    for case in CASES[:1] if quick else CASES:
+        table = Table(title=f"{case.name}, batch {case.batch}", title_justify="left")
+        for column in ("step", "ms", "time / SGD", "MiB", "memory / SGD"):
+            table.add_column(column, justify="left" if column == "step" else "right")
+        base = apart(peak, "sgd", case, device)
+        names = ["sgd", *([] if quick else BESIDE[:1]), BESIDE[1], *OPTIMIZERS, *BOXES]
+        for name in names:
+            slow = name in ("opacus hooks", *BOXES)
+            ms, ratio = apart(times, name, case, 3 if slow else rounds, device)
+            memory = apart(peak, name, case, device)
+            table.add_row(
+                name, f"{ms:.1f}", f"{ratio:.2f}", f"{memory:.0f}", f"{memory / max(base, 1):.2f}"
+            )
+        CONSOLE.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

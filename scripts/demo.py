@@ -1,4 +1,4 @@
-"""The whole thing once: a dataset's budget, a training run that draws on it, its certificate."""
+"""A dataset's budget, a run that draws on it, one that is refused, and the first's certificate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+REFUSED = 3
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -69,15 +70,23 @@ def main() -> int:
         try:
             wait_until_healthy(url)
             give_budget(url, key, {"epsilon": 2.0, "delta": 1e-5})
-            training = [PROGRAMS / "accountant-train", "run", "--service", url]
-            training += ["--dataset", "mnist", *sys.argv[1:]]
-            code = subprocess.run(
-                training, env=environment | {"ACCOUNTANT_API_KEY": key}, check=False
-            ).returncode
+
+            def train(*arguments: str) -> int:
+                command = [PROGRAMS / "accountant-train", "run", "--service", url]
+                command += ["--dataset", "mnist", "--optimizer", "adadp", *arguments]
+                keyed = environment | {"ACCOUNTANT_API_KEY": key}
+                return subprocess.run(command, env=keyed, check=False).returncode
+
+            code = train(*sys.argv[1:])
             if code:
                 return code
+            print("Once more, with as little noise as if nothing had been spent:")
+            if train("--noise-multiplier", "1.0") != REFUSED:
+                print("the second run should have been refused")
+                return 1
             written = sys.argv[sys.argv.index("--output") + 1] if "--output" in sys.argv else None
             certificate = f"{written or 'runs/mnist'}/certificate.json"
+            print("The certificate:", Path(certificate).read_text())
             for check in (("verify", certificate), ("ledger", "verify")):
                 done = accountant(*check)
                 print(f"accountant {' '.join(check)}:", done.stdout.strip().replace("\n", "; "))

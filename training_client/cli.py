@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
-from training_client.data import TRAIN_SIZE, mnist
-from training_client.errors import TrainingStoppedError
-from training_client.optimizers import make_optimizer
+from training_client.compare import Curve, draw, run_all
+from training_client.data import TRAIN_SIZE, Dataset, mnist
+from training_client.errors import (
+    BudgetExhaustedError,
+    NoGuaranteeError,
+    TrainingStoppedError,
+)
+from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import Plan
 from training_client.service import AccountingService
 
@@ -29,74 +36,276 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Differentially private training that asks the accounting service before every step.",
 )
+_STOPPED_BY_SIGNAL = 130
+_NO_GUARANTEE = (
+    "state 'raw' is made of private gradients as the papers print it: no theorem covers it. Add "
+    "--no-guarantee to train it all the same, or take --state privatised"
+)
+
+ServiceOption = Annotated[str, typer.Option(help="The accounting service.")]
+EpsilonOption = Annotated[float, typer.Option(help="ε the run may spend, without a ledger.")]
+DeltaOption = Annotated[float, typer.Option(help="δ the run may spend, without a ledger.")]
+StepsOption = Annotated[int, typer.Option(min=1, help="Steps to plan the noise for.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Expected batch size, qN.")]
+ClipOption = Annotated[float, typer.Option(help="C, of each example's (scaled) gradient.")]
+HiddenOption = Annotated[int, typer.Option(min=1, help="Units of the hidden layer.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+DataOption = Annotated[Path, typer.Option(help="Where data sets are kept.")]
+PublicOption = Annotated[
+    int, typer.Option(min=1, help="Examples given up as public, for --state public.")
+]
 
 
-@app.callback()
-def main() -> None:
-    """Keep `run` a command of its own: others will join it."""
+@app.command("optimizers")
+def list_optimizers() -> None:
+    """Show every optimizer: what it does, where it comes from, where its state may come from."""
+    table = Table(title="Optimizers", title_justify="left")
+    for column in ("name", "what it does", "source", "states", "learning rate"):
+        table.add_column(column)
+    for name, entry in OPTIMIZERS.items():
+        states = ", ".join(entry.states)
+        table.add_row(name, entry.title, entry.source, states, f"{entry.learning_rate:g}")
+    Console().print(table)
 
 
-@app.command(epilog="Exit codes: 0 done, 2 wrong input, 3 refused by budget, 4 no service.")
+@app.command(
+    epilog="Exit codes: 0 done, 2 wrong input, 3 refused by budget, 4 no service, 130 stopped by a "
+    "signal (what was trained is accounted for and kept)."
+)
 def run(
-    service: Annotated[str, typer.Option(help="The accounting service.")] = "http://127.0.0.1:8000",
+    service: ServiceOption = "http://127.0.0.1:8000",
     dataset: Annotated[
         str | None, typer.Option(help="Draw on this dataset's budget in the ledger.")
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="ACCOUNTANT_API_KEY", help="For the ledger.")
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="ε the run may spend, without a ledger.")] = 2.0,
-    delta: Annotated[float, typer.Option(help="δ the run may spend, without a ledger.")] = 1e-5,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to plan the noise for.")] = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Expected batch size, qN.")] = 600,
-    clip_norm: Annotated[float, typer.Option(help="C, of each example's gradient.")] = 1.0,
-    learning_rate: Annotated[float, typer.Option(help="η.")] = 0.5,
-    momentum: Annotated[float, typer.Option(help="Of the noisy gradient.")] = 0.9,
-    hidden: Annotated[int, typer.Option(min=1, help="Units of the hidden layer.")] = 1000,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    data_dir: Annotated[Path, typer.Option(help="Where data sets are kept.")] = Path("data"),
+    epsilon: EpsilonOption = 2.0,
+    delta: DeltaOption = 1e-5,
+    steps: StepsOption = 1000,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(min=0.01, help="σ; by default the least that fits the budget.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="See `accountant-train optimizers`.")] = "dp_sgd",
+    state: Annotated[
+        str | None,
+        typer.Option(help="Where its state comes from: privatised, public, or raw (as printed)."),
+    ] = None,
+    box: Annotated[
+        bool, typer.Option("--box", help="AdaDP: clamp coordinates as printed; slow.")
+    ] = False,
+    no_guarantee: Annotated[
+        bool, typer.Option("--no-guarantee", help="Train what no theorem covers.")
+    ] = False,
+    public_examples: PublicOption = 600,
+    batch_size: BatchOption = 600,
+    clip_norm: ClipOption = 1.0,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="η; the optimizer's own by default.")
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="dp_sgd only; 0.9 by default.")] = None,
+    hidden: HiddenOption = 1000,
+    device: DeviceOption = "cpu",
+    data_dir: DataOption = Path("data"),
     output: Annotated[Path, typer.Option(help="Where model and guarantee go.")] = Path(
         "runs/mnist"
     ),
 ) -> None:
-    """Train DP-SGD on MNIST until the privacy budget is used up."""
+    """Train on MNIST until the privacy budget is used up."""
     console = Console(highlight=False, soft_wrap=True)
     certificate = None
     try:
+        entry, state = _chosen(optimizer, state)
+        proven = state != "raw"
+        if not proven and (dataset is not None or not no_guarantee):
+            raise NoGuaranteeError(_NO_GUARANTEE)
+        options = _options(optimizer, momentum, box)
+        size = TRAIN_SIZE - (public_examples if state == "public" else 0)
         with AccountingService(service, api_key=api_key) as accounting:
-            wanted = _Wanted(TRAIN_SIZE, batch_size / TRAIN_SIZE, clip_norm, steps)
+            wanted = _Wanted(size, batch_size / size, clip_norm, steps)
             budget: Budget | LedgerBudget
             if dataset is None:
-                budget = _asked(accounting, wanted, epsilon, delta, console)
+                budget = _asked(accounting, wanted, epsilon, delta, console, noise_multiplier)
             else:
-                budget = _reserved(accounting, wanted, dataset, console)
-            data = mnist(data_dir).to(torch.device(device))
+                budget = _reserved(accounting, wanted, dataset, console, noise_multiplier)
+            data, public = _data(data_dir, state, public_examples, device)
             model = training.mlp(784, hidden, 10).to(device)
-            optimizer = make_optimizer(
-                "dp_sgd", model, budget.plan, learning_rate=learning_rate, momentum=momentum
-            )
-            with _progress(console, steps) as report:
-                result = training.train(model, data, optimizer, budget, report=report)
+            private = make_optimizer(
+                optimizer, model, budget.plan, state=state, public=public,
+                learning_rate=entry.learning_rate if learning_rate is None else learning_rate,
+                **options,
+            )  # fmt: skip
+            with _progress(console, steps) as report, _signals() as stop:
+                result = training.train(model, data, private, budget, report=report, stop=stop)
             if isinstance(budget, LedgerBudget):
                 certificate = accounting.certificate(accounting.commit(budget.reservation))
     except TrainingStoppedError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]Stopped:[/] {error}")
         raise typer.Exit(error.exit_code) from None
-    claim = result.guarantee
+    _keep(output, model, result, certificate, proven=proven)
+    _tell(console, result, dataset, output, proven=proven)
+    if result.stopped_by_request:
+        raise typer.Exit(_STOPPED_BY_SIGNAL)
+
+
+@app.command(epilog="Exit codes: 0 done, 2 wrong input, 4 no service.")
+def compare(
+    optimizers: Annotated[
+        list[str] | None,
+        typer.Argument(help="NAME or NAME:STATE, such as adadp:public; a few by default."),
+    ] = None,
+    service: ServiceOption = "http://127.0.0.1:8000",
+    epsilon: EpsilonOption = 2.0,
+    delta: DeltaOption = 1e-5,
+    steps: StepsOption = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each; means are shown.")] = 1,
+    batch_size: BatchOption = 600,
+    clip_norm: ClipOption = 1.0,
+    hidden: HiddenOption = 1000,
+    public_examples: PublicOption = 600,
+    device: DeviceOption = "cpu",
+    data_dir: DataOption = Path("data"),
+    output: Annotated[Path, typer.Option(help="The plot.")] = Path("runs/compare.png"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train several optimizers at one budget: a table, and a plot against ε and epochs."""
+    console = Console(highlight=False, stderr=as_json)
+    names = optimizers or ["dp_sgd", "dp_adam", "adadp", "pi_rmsprop", "adadps"]
+    try:
+        chosen = [(name, _chosen(*_parted(name))[1]) for name in names]
+        curves = []
+        with AccountingService(service) as accounting:
+            for name, state in chosen:
+                size = TRAIN_SIZE - (public_examples if state == "public" else 0)
+                wanted = _Wanted(size, batch_size / size, clip_norm, steps)
+                budget = _asked(accounting, wanted, epsilon, delta, console)
+                data, public = _data(data_dir, state, public_examples, device)
+
+                def make(
+                    name: str = name, plan: Plan = budget.plan, state: str = state,
+                    public: Any = public,
+                ) -> Any:  # fmt: skip
+                    model = training.mlp(784, hidden, 10).to(device)
+                    known = _parted(name)[0]
+                    return model, make_optimizer(known, model, plan, state=state, public=public)
+
+                curves.append(
+                    run_all(name, make, data, budget, steps, seeds, proven=state != "raw")
+                )
+                console.print(f"{name}: {curves[-1].final:.2%}")
+        draw(curves, output)
+    except TrainingStoppedError as error:
+        Console(stderr=True, highlight=False).print(f"[bold red]Stopped:[/] {error}")
+        raise typer.Exit(error.exit_code) from None
+    if as_json:
+        print(json.dumps([curve.document for curve in curves]))
+        return
+    _table(curves, epsilon, delta, console)
+    console.print(f"The plot is in {output}")
+
+
+def _parted(name: str) -> tuple[str, str | None]:
+    known, _, state = name.partition(":")
+    return known, state or None
+
+
+def _chosen(name: str, state: str | None) -> tuple[Any, str]:
+    """The optimizer's entry and its state; wrong names end the command."""
+    entry = OPTIMIZERS.get(name)
+    if entry is None:
+        raise typer.BadParameter(
+            f"there is no optimizer {name!r}; there are {', '.join(OPTIMIZERS)}"
+        )
+    if state is not None and state not in entry.states:
+        raise typer.BadParameter(f"{name} has no state {state!r}; it has {', '.join(entry.states)}")
+    return entry, state or entry.states[0]
+
+
+def _options(name: str, momentum: float | None, box: bool) -> dict[str, Any]:
+    if momentum is not None and name != "dp_sgd":
+        raise typer.BadParameter(f"--momentum is of dp_sgd, not of {name}")
+    if box and not OPTIMIZERS[name].local:
+        raise typer.BadParameter(f"--box is of adadp and adan, not of {name}")
+    options: dict[str, Any] = {"box": True} if box else {}
+    return options | (
+        {"momentum": momentum if momentum is not None else 0.9} if name == "dp_sgd" else {}
+    )
+
+
+def _data(
+    folder: Path, state: str, rows: int, device: str
+) -> tuple[Dataset, tuple[torch.Tensor, torch.Tensor] | None]:
+    """MNIST, and the part of it that counts as public if the state asks for one."""
+    data = mnist(folder).to(torch.device(device))
+    return data.without_public(rows) if state == "public" else (data, None)
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Whether the run was asked to end, by Ctrl-C or SIGTERM; it ends between two steps."""
+    asked: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(kind, lambda number, _: asked.append(number)) for kind in kinds]
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
+def _keep(
+    output: Path,
+    model: torch.nn.Module,
+    result: training.Result,
+    certificate: Any,
+    *,
+    proven: bool,
+) -> None:
+    """The model, and what may be said of it."""
     output.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), output / "model.pt")
-    (output / "privacy.json").write_text(json.dumps(claim.document, indent=2) + "\n")
+    document: Any = result.guarantee.document
+    if not proven:
+        document = {
+            "guarantee": "none",
+            "reason": _NO_GUARANTEE.split(".")[0],
+            "steps": result.steps,
+        }
+    (output / "privacy.json").write_text(json.dumps(document, indent=2) + "\n")
     if certificate is not None:
         (output / "certificate.json").write_text(json.dumps(certificate, indent=2) + "\n")
+
+
+def _tell(
+    console: Console, result: training.Result, dataset: str | None, output: Path, *, proven: bool
+) -> None:
     why = "all steps are done"
-    if result.stopped_by_budget:
+    if result.stopped_by_request:
+        why = "it was asked to end"
+    elif result.stopped_by_budget:
         why = "the budget allows no further step" if dataset is None else "the plan is done"
     console.print(f"Stopped after {result.steps} steps: {why}.")
     console.print(f"Test accuracy [bold]{result.test_accuracy:.2%}[/]")
+    claim = result.guarantee
+    if not proven:
+        console.print(f"[bold red]No guarantee[/]: {_NO_GUARANTEE.split('.')[0]}.")
+        return
     console.print(
         f"Guarantee: ε = [bold]{claim.epsilon:.6f}[/] at δ = {claim.delta:g}, {claim.status} by "
         f"{claim.method}; written with the model to {output}/"
     )
+
+
+def _table(curves: list[Curve], epsilon: float, delta: float, console: Console) -> None:
+    table = Table(title=f"Test accuracy at ε = {epsilon:g}, δ = {delta:g}", title_justify="left")
+    for column in ("optimizer", "accuracy", "deviation", "guarantee"):
+        table.add_column(
+            column, justify="left" if column in ("optimizer", "guarantee") else "right"
+        )
+    for curve in sorted(curves, key=lambda each: -each.final):
+        claim = "as stated" if curve.proven else "none"
+        table.add_row(curve.name, claim, f"{curve.final:.2%}", f"{curve.deviation:.2%}")
+    console.print(table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,30 +322,53 @@ class _Wanted:
 
 
 def _asked(
-    accounting: AccountingService, wanted: _Wanted, epsilon: float, delta: float, console: Console
+    accounting: AccountingService,
+    wanted: _Wanted,
+    epsilon: float,
+    delta: float,
+    console: Console,
+    noise: float | None = None,
 ) -> Budget:
     """A budget of this run's own."""
-    sigma = accounting.noise_multiplier(
-        sample_rate=wanted.sample_rate, steps=wanted.steps, epsilon=epsilon, delta=delta
-    )
-    console.print(
-        f"Budget ε = {epsilon:g} at δ = {delta:g}: {wanted.steps} steps at q = "
-        f"{wanted.sample_rate:g} need noise multiplier σ = {sigma:.4f}"
-    )
-    return Budget(accounting, wanted.plan(sigma), epsilon, delta)
+    if noise is None:
+        noise = accounting.noise_multiplier(
+            sample_rate=wanted.sample_rate, steps=wanted.steps, epsilon=epsilon, delta=delta
+        )
+        console.print(
+            f"Budget ε = {epsilon:g} at δ = {delta:g}: {wanted.steps} steps at q = "
+            f"{wanted.sample_rate:g} need noise multiplier σ = {noise:.4f}"
+        )
+    return Budget(accounting, wanted.plan(noise), epsilon, delta)
 
 
 def _reserved(
-    accounting: AccountingService, wanted: _Wanted, dataset: str, console: Console
+    accounting: AccountingService,
+    wanted: _Wanted,
+    dataset: str,
+    console: Console,
+    noise: float | None = None,
 ) -> LedgerBudget:
-    """A dataset's budget: quote, then reserve the whole plan."""
+    """A dataset's budget: quote, then reserve the whole plan, before any data is touched.
+
+    Raises:
+        BudgetExhaustedError: the plan does not fit; the message says what would.
+    """
     budget = accounting.dataset(dataset).get("budget") or {}
-    sigma = accounting.affordable_noise(dataset, wanted.plan(1.0).mechanism(wanted.steps))
-    plan = wanted.plan(sigma)
+    if noise is None:
+        noise = accounting.affordable_noise(dataset, wanted.plan(1.0).mechanism(wanted.steps))
+    plan = wanted.plan(noise)
+    quote = accounting.quote(dataset, plan.mechanism(wanted.steps))
+    if not quote.fits:
+        least = quote.noise_multiplier
+        raise BudgetExhaustedError(
+            f"{wanted.steps} steps with σ = {noise:g} do not fit what is left of the budget of "
+            f"{dataset!r}. {quote.steps} such steps would"
+            + ("" if least is None else f"; so would all of them with σ = {least:.4g}")
+        )
     reservation = accounting.reserve(dataset, plan.mechanism(wanted.steps), "accountant-train")
     console.print(
         f"Dataset {dataset!r} allows {wanted.steps} steps at q = {wanted.sample_rate:g} with noise "
-        f"multiplier σ = {sigma:.4f}: reserved as {reservation.identifier}"
+        f"multiplier σ = {noise:.4f}: reserved as {reservation.identifier}"
     )
     return LedgerBudget(accounting, plan, dataset, float(budget["delta"]), reservation)
 

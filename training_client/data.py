@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +51,18 @@ class Dataset:
             self.test_examples.to(device),
             self.test_labels.to(device),
         )
+
+    def without_public(self, rows: int) -> tuple[Dataset, tuple[torch.Tensor, torch.Tensor]]:
+        """The private rest, and the first rows of the training set, which count as public.
+
+        Args:
+            rows: how many are given up; none of them is trained on, or protected.
+        """
+        public = (self.train_examples[:rows], self.train_labels[:rows])
+        private = replace(
+            self, train_examples=self.train_examples[rows:], train_labels=self.train_labels[rows:]
+        )
+        return private, public
 
 
 def mnist(folder: Path) -> Dataset:

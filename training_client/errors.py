@@ -7,6 +7,7 @@
     │   └── ServiceConfusedError       an answer that is not in the contract
     ├── BudgetExhaustedError       the next step would pass the privacy budget
     ├── UnsupportedModelError      the model has a part whose gradient cannot be clipped here
+    ├── NoGuaranteeError           what was asked for is covered by no theorem
     └── DataError                  the data set is missing or not what it should be
 
 Each carries an `exit_code` for command lines: 3 when the budget refuses, 4 when the service
@@ -66,3 +67,7 @@ class UnsupportedModelError(TrainingStoppedError):
 
 class DataError(TrainingStoppedError):
     """The data set is missing or not what it should be."""
+
+
+class NoGuaranteeError(TrainingStoppedError):
+    """What was asked for is covered by no theorem, and that was not asked for."""

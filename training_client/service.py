@@ -80,6 +80,21 @@ class Reservation:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What a dataset's budget allows.
+
+    Attributes:
+        fits: whether the plan does.
+        steps: of its mechanism that would; None if without end.
+        noise_multiplier: with which all of its steps would; None if none does.
+    """
+
+    fits: bool
+    steps: int | None
+    noise_multiplier: float | None
+
+
 class AccountingService:
     """A connection to the service. Use as a context manager.
 
@@ -159,15 +174,22 @@ class AccountingService:
         _require_within(Guarantee.from_json(answer.get("guarantee")), epsilon, delta)
         return int(_number(answer, "steps"))
 
-    def affordable_noise(self, dataset: str, mechanism: Json) -> float:
-        """The least noise multiplier with which a whole run fits a dataset's budget."""
+    def quote(self, dataset: str, mechanism: Json) -> Quote:
+        """Whether a whole run fits what is left of a dataset's budget, and what would."""
         answer = self._ask(f"/v1/datasets/{dataset}/quotes", {"mechanism": mechanism})
         affordable = answer.get("affordable")
-        if not isinstance(affordable, dict) or affordable.get("noise_multiplier") is None:
+        if not isinstance(affordable, dict) or not isinstance(answer.get("fits"), bool):
+            raise ServiceConfusedError(f"a quote says {answer!r}")
+        return Quote(answer["fits"], affordable.get("steps"), affordable.get("noise_multiplier"))
+
+    def affordable_noise(self, dataset: str, mechanism: Json) -> float:
+        """The least noise multiplier with which a whole run fits a dataset's budget."""
+        noise = self.quote(dataset, mechanism).noise_multiplier
+        if noise is None:
             raise BudgetExhaustedError(
                 f"no noise makes these steps fit what is left of the budget of {dataset!r}"
             )
-        return _number(affordable, "noise_multiplier")
+        return float(noise)
 
     def dataset(self, name: str) -> Json:
         """A dataset as the ledger has it."""

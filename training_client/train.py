@@ -36,12 +36,16 @@ class Result:
         guarantee: the service's claim about exactly these steps.
         test_accuracy: share of the test set classified right.
         stopped_by_budget: whether the budget, rather than the plan, ended the run.
+        stopped_by_request: whether the caller did.
+        accuracies: test accuracy after some steps, if these were asked for.
     """
 
     steps: int
     guarantee: Guarantee
     test_accuracy: float
     stopped_by_budget: bool
+    stopped_by_request: bool = False
+    accuracies: tuple[tuple[int, float], ...] = ()
 
 
 def cross_entropy(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -62,6 +66,8 @@ def train(
     *,
     steps_max: int | None = None,
     report: Callable[[Progress], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+    evaluate_every: int | None = None,
     sampler: PoissonSampler | None = None,
 ) -> Result:
     """Train until the budget or `steps_max` ends the run.
@@ -73,6 +79,8 @@ def train(
         budget: allows each step beforehand.
         steps_max: stop here even if budget is left; no limit by default.
         report: called after every step.
+        stop: asked before every step; the run ends, and is accounted for, when it says so.
+        evaluate_every: so many steps apart the test accuracy is taken; never by default.
         sampler: of the batches; Poisson at the plan's rate by default.
 
     Raises:
@@ -82,8 +90,12 @@ def train(
         raise ValueError("the optimizer runs another plan than the budget accounts for")
     plan = optimizer.plan
     sampler = sampler or PoissonSampler(len(data.train_labels), plan.sample_rate)
-    done, exhausted = 0, False
+    done, exhausted, requested = 0, False, False
+    accuracies = []
     for step in itertools.count(1):
+        if stop():
+            requested = True
+            break
         if steps_max is not None and step > steps_max:
             break
         try:
@@ -95,7 +107,16 @@ def train(
         loss = optimizer.step(data.train_examples[rows], data.train_labels[rows], cross_entropy)
         done = step
         report(Progress(step, loss, budget.spent))
-    return Result(done, budget.guarantee(done), accuracy(model, data), exhausted)
+        if evaluate_every is not None and step % evaluate_every == 0:
+            accuracies.append((step, accuracy(model, data)))
+    return Result(
+        done,
+        budget.guarantee(done),
+        accuracy(model, data),
+        exhausted,
+        requested,
+        tuple(accuracies),
+    )
 
 
 @torch.no_grad()

@@ -194,6 +194,7 @@ def test_the_demonstration_trains_within_its_budget(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Stopped after 60 steps: the plan is done." in done.stdout
     assert "all is well" in done.stdout
+    assert "do not fit what is left of the budget of 'mnist'" in done.stderr
     certificate = json.loads((tmp_path / "certificate.json").read_text())
     assert certificate["steps"] == 60
     accuracy = re.search(r"Test accuracy ([\d.]+)%", done.stdout)

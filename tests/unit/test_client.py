@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from rich.console import Console
+from typer.testing import CliRunner
 
+from training_client import cli, compare
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
 from training_client.data import Dataset
@@ -19,7 +25,7 @@ from training_client.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
 )
-from training_client.optimizers import make_optimizer
+from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import Plan
 from training_client.service import AccountingService, Reservation
 
@@ -34,7 +40,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def service(answer: Answer) -> AccountingService:
     def handle(request: httpx.Request) -> httpx.Response:
-        return answer(request.url.path, json.loads(request.content))
+        return answer(request.url.path, json.loads(request.content or b"null"))
 
     return AccountingService("http://test", transport=httpx.MockTransport(handle))
 
@@ -265,10 +271,93 @@ def test_a_grant_that_is_not_what_was_asked_for_stops_the_run() -> None:
 def test_a_budget_that_is_used_up_is_no_error_of_the_question() -> None:
     def full(path: str, body: dict[str, Any]) -> httpx.Response:
         if path.endswith("/quotes"):
-            return httpx.Response(200, json={"affordable": {"steps": 0, "noise_multiplier": None}})
+            nothing = {"steps": 0, "noise_multiplier": None}
+            return httpx.Response(200, json={"fits": False, "affordable": nothing})
         return httpx.Response(409, json={"code": "budget-exhausted", "detail": "nothing is left"})
 
     with pytest.raises(BudgetExhaustedError, match="nothing is left"):
         service(full).reserve("d", PLAN.mechanism(10))
     with pytest.raises(BudgetExhaustedError, match="no noise"):
         service(full).affordable_noise("d", PLAN.mechanism(10))
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_what_would(capsys: Any) -> None:
+    def small(path: str, body: dict[str, Any]) -> httpx.Response:
+        if path.endswith("/quotes"):
+            some = {"steps": 7, "noise_multiplier": 3.25}
+            return httpx.Response(200, json={"fits": False, "affordable": some})
+        return httpx.Response(200, json={"budget": {"epsilon": 1.0, "delta": 1e-5}})
+
+    wanted = cli._Wanted(1000, 0.1, 1.0, 50)
+    with pytest.raises(BudgetExhaustedError, match=r"7 such steps.*σ = 3.25") as refused:
+        cli._reserved(service(small), wanted, "d", Console(), 1.0)
+    assert refused.value.exit_code == 3
+
+
+def test_a_run_that_is_asked_to_end_is_accounted_for() -> None:
+    asked = iter([False, False, False, True])
+    result, _ = run(service(linear_accountant), stop=lambda: next(asked))
+    assert (result.steps, result.stopped_by_request) == (3, True)
+    assert result.guarantee.epsilon == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
+    before = signal.getsignal(kind)
+    with cli._signals() as stop:
+        assert not stop()
+        os.kill(os.getpid(), kind)
+        assert stop()
+    assert signal.getsignal(kind) is before
+
+
+def test_accuracy_is_taken_along_the_way() -> None:
+    result, _ = run(service(linear_accountant), evaluate_every=5)
+    assert [step for step, _ in result.accuracies] == [5, 10, 15, 20]
+
+
+def test_public_rows_are_not_trained_on() -> None:
+    data = tiny_data()
+    private, (examples, labels) = data.without_public(30)
+    assert len(private.train_labels) == 70
+    assert torch.equal(torch.cat([examples, private.train_examples]), data.train_examples)
+    assert torch.equal(torch.cat([labels, private.train_labels]), data.train_labels)
+
+
+def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
+    curves = []
+    for name, proven in (("dp_sgd", True), ("adadp", False)):
+        budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=7)
+
+        def make(name: str = name) -> tuple[torch.nn.Module, Any]:
+            model = training.mlp(5, 8, 2)
+            return model, make_optimizer(name, model, PLAN)
+
+        curves.append(compare.run_all(name, make, tiny_data(), budget, 20, 2, proven=proven))
+    assert curves[0].epsilons == pytest.approx([0.1 * step for step in curves[0].steps])
+    assert len(curves[0].finals) == 2
+    assert curves[0].document["final"] == pytest.approx(curves[0].final)
+    compare.draw(curves, tmp_path / "plots" / "curves.png")
+    assert (tmp_path / "plots" / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--optimizer", "nope"], "there is no optimizer"),
+        (["--state", "raw"], "has no state"),
+        (["--optimizer", "adadp", "--state", "raw"], "--no-guarantee"),
+        (["--optimizer", "adadp", "--state", "raw", "--no-guarantee", "--dataset", "d"], "theorem"),
+        (["--optimizer", "dp_adam", "--momentum", "0.5"], "--momentum"),
+        (["--box"], "--box"),
+    ],
+)
+def test_wrong_options_are_explained(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(cli.app, ["run", *arguments], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+def test_the_optimizers_are_listed() -> None:
+    done = CliRunner().invoke(cli.app, ["optimizers"], env={"COLUMNS": "200"})
+    assert all(name in done.output for name in OPTIMIZERS)

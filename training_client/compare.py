@@ -1,0 +1,129 @@
+"""Several optimizers at one budget: accuracy along the steps, against ε and against epochs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from training_client.budget import Budget
+from training_client.data import Dataset
+from training_client.errors import DataError
+from training_client.optimizers import PrivateOptimizer
+from training_client.train import train
+
+_POINTS: Final = 20
+_HUES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Test accuracy of one optimizer along its steps.
+
+    Attributes:
+        name: of the optimizer, and its state if that was asked for.
+        proven: whether its guarantee stands.
+        steps: at which accuracy was taken.
+        epsilons: ε of so many steps.
+        epochs: so many steps amount to.
+        accuracies: the mean over the seeds at each.
+        finals: at the end, of each seed.
+    """
+
+    name: str
+    proven: bool
+    steps: tuple[int, ...]
+    epsilons: tuple[float, ...]
+    epochs: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    finals: tuple[float, ...]
+
+    @property
+    def final(self) -> float:
+        """Mean accuracy at the end."""
+        return statistics.mean(self.finals)
+
+    @property
+    def deviation(self) -> float:
+        """Of the accuracy at the end; 0 for one seed."""
+        return statistics.stdev(self.finals) if len(self.finals) > 1 else 0.0
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"final": self.final, "deviation": self.deviation}
+
+
+def run_all(
+    name: str,
+    make: Callable[[], tuple[nn.Module, PrivateOptimizer]],
+    data: Dataset,
+    budget: Budget,
+    steps: int,
+    seeds: int,
+    *,
+    proven: bool,
+) -> Curve:
+    """Train one optimizer several times.
+
+    Args:
+        name: what the curve is called.
+        make: a new model and its optimizer; models of one seed are alike across optimizers.
+        data: private training set and test set.
+        budget: of each run; they are compared, not released together.
+        steps: of a run.
+        seeds: runs; only the model's first weights depend on them, never the noise.
+        proven: whether the guarantee stands.
+    """
+    every = max(1, steps // _POINTS)
+    results = []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model, optimizer = make()
+        results.append(train(model, data, optimizer, budget, steps_max=steps, evaluate_every=every))
+    taken = [step for step, _ in results[0].accuracies]
+    columns = zip(*(each.accuracies for each in results), strict=True)
+    return Curve(
+        name,
+        proven,
+        tuple(taken),
+        tuple(budget.guarantee(step).epsilon for step in taken),
+        tuple(step * budget.plan.sample_rate for step in taken),
+        tuple(statistics.mean(accuracy for _, accuracy in column) for column in columns),
+        tuple(each.test_accuracy for each in results),
+    )
+
+
+def draw(curves: Sequence[Curve], file: Path) -> None:
+    """Accuracy against ε, and against epochs, side by side.
+
+    Raises:
+        DataError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DataError(
+            "a plot needs matplotlib: pip install 'privacy-accountant[plots]'"
+        ) from None
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for hue, curve in zip(_HUES * len(curves), curves, strict=False):
+        style = {"color": hue, "linestyle": "-" if curve.proven else ":"}
+        label = curve.name if curve.proven else f"{curve.name} (no guarantee)"
+        left.plot(curve.epsilons, curve.accuracies, label=label, **style)
+        right.plot(curve.epochs, curve.accuracies, label=label, **style)
+    left.set_xlabel("ε")
+    left.set_ylabel("test accuracy")
+    right.set_xlabel("epochs")
+    right.legend(frameon=False, loc="lower right")
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)

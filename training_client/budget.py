@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +22,11 @@ class Allowance(Protocol):
     @property
     def spent(self) -> float:
         """ε of the steps allowed so far."""
+        ...
+
+    @property
+    def made(self) -> int:
+        """Steps that count as made before the loop begins."""
         ...
 
     def allow(self, step: int) -> None:
@@ -52,6 +58,7 @@ class Budget:
     block: int = 50
     allowed: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)
+    made: int = field(default=0, init=False)
 
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
@@ -95,7 +102,8 @@ class Budget:
 class LedgerBudget:
     """Has steps charged to a dataset's budget, a block at a time, before they are made.
 
-    A run that dies has been charged for every block it asked for, and for no more.
+    A run that dies has been charged for every block it asked for, and for no more. One that is
+    resumed goes on after the last step that was granted.
 
     Attributes:
         service: the ledger, with an API key.
@@ -104,7 +112,9 @@ class LedgerBudget:
         delta: of the dataset's budget, for the run's own guarantee.
         reservation: the whole plan, held.
         block: steps charged at once.
+        renew_seconds: the lease is renewed when a block is granted so long after the last time.
         spent: ε of the run's granted steps alone.
+        made: steps granted before this run began.
     """
 
     service: AccountingService
@@ -113,7 +123,14 @@ class LedgerBudget:
     delta: float
     reservation: Reservation
     block: int = 50
+    renew_seconds: float = 600.0
     spent: float = field(default=0.0, init=False)
+    made: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin after what was granted before."""
+        self.made = self.reservation.steps_granted
+        self._renewed = time.monotonic()
 
     def allow(self, step: int) -> None:
         """See `Allowance`.
@@ -128,6 +145,9 @@ class LedgerBudget:
         block = min(self.block, held.steps_reserved - held.steps_granted)
         if block == 0:
             raise BudgetExhaustedError(f"all {held.steps_reserved} steps of the plan are made")
+        if time.monotonic() - self._renewed > self.renew_seconds:
+            held = self.service.renew(held)
+            self._renewed = time.monotonic()
         self.reservation = self.service.grant(held, block)
         self.spent = self.guarantee(self.reservation.steps_granted).epsilon
         if step > self.reservation.steps_granted:

@@ -3,7 +3,7 @@
 Each of m examples made for the purpose takes part with probability ½. After the run the auditor
 guesses, for the r of them that he is surest of, which did. Under (ε, δ)-DP the number of right
 guesses is, but for δ, at most binomial with success probability e^ε/(1 + e^ε) (Steinke, Nasr &
-Jagielski 2023, arXiv 2305.08846, the theorem for δ > 0): more of them than that allows refute the claim.
+Jagielski 2023, arXiv 2305.08846): more of them than that allows refute the claim.
 """
 
 from __future__ import annotations

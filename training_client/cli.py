@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from rich.table import Table
 
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
+from training_client.checkpoint import NAME as CHECKPOINT
+from training_client.checkpoint import Checkpoint
 from training_client.compare import Curve, draw, run_all
 from training_client.data import TRAIN_SIZE, Dataset, mnist
 from training_client.errors import (
@@ -25,7 +28,7 @@ from training_client.errors import (
     NoGuaranteeError,
     TrainingStoppedError,
 )
-from training_client.optimizers import OPTIMIZERS, make_optimizer
+from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 from training_client.service import AccountingService
 
@@ -36,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Differentially private training that asks the accounting service before every step.",
 )
+Public = tuple[torch.Tensor, torch.Tensor] | None
 _STOPPED_BY_SIGNAL = 130
 _NO_GUARANTEE = (
     "state 'raw' is made of private gradients as the papers print it: no theorem covers it. Add "
@@ -110,40 +114,57 @@ def run(
     output: Annotated[Path, typer.Option(help="Where model and guarantee go.")] = Path(
         "runs/mnist"
     ),
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, help="Steps between checkpoints, with --dataset.")
+    ] = 50,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --output that died; see --dataset."),
+    ] = False,
 ) -> None:
     """Train on MNIST until the privacy budget is used up."""
     console = Console(highlight=False, soft_wrap=True)
     certificate = None
     try:
-        entry, state = _chosen(optimizer, state)
-        proven = state != "raw"
-        if not proven and (dataset is not None or not no_guarantee):
-            raise NoGuaranteeError(_NO_GUARANTEE)
-        options = _options(optimizer, momentum, box)
-        size = TRAIN_SIZE - (public_examples if state == "public" else 0)
         with AccountingService(service, api_key=api_key) as accounting:
-            wanted = _Wanted(size, batch_size / size, clip_norm, steps)
             budget: Budget | LedgerBudget
-            if dataset is None:
-                budget = _asked(accounting, wanted, epsilon, delta, console, noise_multiplier)
+            kept: Checkpoint | None = None
+            if resume:
+                kept = Checkpoint.read(output)
+                recipe, budget = _Recipe.of(kept), _resumed(accounting, kept, console)
             else:
-                budget = _reserved(accounting, wanted, dataset, console, noise_multiplier)
-            data, public = _data(data_dir, state, public_examples, device)
-            model = training.mlp(784, hidden, 10).to(device)
-            private = make_optimizer(
-                optimizer, model, budget.plan, state=state, public=public,
-                learning_rate=entry.learning_rate if learning_rate is None else learning_rate,
-                **options,
-            )  # fmt: skip
-            with _progress(console, steps) as report, _signals() as stop:
+                recipe = _recipe(
+                    optimizer, state, learning_rate, momentum, hidden, public_examples, box=box
+                )
+                if not recipe.proven and (dataset is not None or not no_guarantee):
+                    raise NoGuaranteeError(_NO_GUARANTEE)
+                wanted = _Wanted(recipe.size, batch_size / recipe.size, clip_norm, steps)
+                if dataset is None:
+                    budget = _asked(accounting, wanted, epsilon, delta, console, noise_multiplier)
+                else:
+                    budget = _reserved(accounting, wanted, dataset, console, noise_multiplier)
+            data, public = recipe.data(data_dir, device)
+            model, private = recipe.make(budget.plan, public, device)
+            if kept is not None:
+                model.load_state_dict(kept.model)
+                private.load_state_dict(kept.kept)
+            with _progress(console, steps) as shown, _signals() as stop:
+
+                def report(now: training.Progress) -> None:
+                    shown(now)
+                    if isinstance(budget, LedgerBudget) and now.step % checkpoint_every == 0:
+                        recipe.checkpoint(budget, model, private, now.step).write(output)
+
                 result = training.train(model, data, private, budget, report=report, stop=stop)
             if isinstance(budget, LedgerBudget):
                 certificate = accounting.certificate(accounting.commit(budget.reservation))
+                (output / CHECKPOINT).unlink(missing_ok=True)
     except TrainingStoppedError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]Stopped:[/] {error}")
         raise typer.Exit(error.exit_code) from None
-    _keep(output, model, result, certificate, proven=proven)
-    _tell(console, result, dataset, output, proven=proven)
+    _keep(output, model, result, certificate, proven=recipe.proven)
+    of_ledger = isinstance(budget, LedgerBudget)
+    _tell(console, result, output, of_ledger=of_ledger, proven=recipe.proven)
     if result.stopped_by_request:
         raise typer.Exit(_STOPPED_BY_SIGNAL)
 
@@ -171,27 +192,18 @@ def compare(
     """Train several optimizers at one budget: a table, and a plot against ε and epochs."""
     console = Console(highlight=False, stderr=as_json)
     names = optimizers or ["dp_sgd", "dp_adam", "adadp", "pi_rmsprop", "adadps"]
+    curves = []
     try:
-        chosen = [(name, _chosen(*_parted(name))[1]) for name in names]
-        curves = []
+        recipes = {
+            name: _recipe(*_parted(name), None, None, hidden, public_examples) for name in names
+        }
         with AccountingService(service) as accounting:
-            for name, state in chosen:
-                size = TRAIN_SIZE - (public_examples if state == "public" else 0)
-                wanted = _Wanted(size, batch_size / size, clip_norm, steps)
+            for name, recipe in recipes.items():
+                wanted = _Wanted(recipe.size, batch_size / recipe.size, clip_norm, steps)
                 budget = _asked(accounting, wanted, epsilon, delta, console)
-                data, public = _data(data_dir, state, public_examples, device)
-
-                def make(
-                    name: str = name, plan: Plan = budget.plan, state: str = state,
-                    public: Any = public,
-                ) -> Any:  # fmt: skip
-                    model = training.mlp(784, hidden, 10).to(device)
-                    known = _parted(name)[0]
-                    return model, make_optimizer(known, model, plan, state=state, public=public)
-
-                curves.append(
-                    run_all(name, make, data, budget, steps, seeds, proven=state != "raw")
-                )
+                data, public = recipe.data(data_dir, device)
+                make = partial(recipe.make, budget.plan, public, device)
+                curves.append(run_all(name, make, data, budget, steps, seeds, proven=recipe.proven))
                 console.print(f"{name}: {curves[-1].final:.2%}")
         draw(curves, output)
     except TrainingStoppedError as error:
@@ -209,35 +221,96 @@ def _parted(name: str) -> tuple[str, str | None]:
     return known, state or None
 
 
-def _chosen(name: str, state: str | None) -> tuple[Any, str]:
-    """The optimizer's entry and its state; wrong names end the command."""
+@dataclass(frozen=True)
+class _Recipe:
+    """A model and its optimizer, before the noise is known."""
+
+    optimizer: str
+    state: str
+    options: dict[str, Any]
+    hidden: int
+    public_examples: int
+
+    @classmethod
+    def of(cls, kept: Checkpoint) -> _Recipe:
+        return cls(kept.optimizer, kept.state, kept.options, kept.hidden, kept.public_examples)
+
+    @property
+    def proven(self) -> bool:
+        return self.state != "raw"
+
+    @property
+    def size(self) -> int:
+        """Private examples."""
+        return TRAIN_SIZE - (self.public_examples if self.state == "public" else 0)
+
+    def data(self, folder: Path, device: str) -> tuple[Dataset, Public]:
+        """MNIST, and the part of it that counts as public if the state asks for one."""
+        data = mnist(folder).to(torch.device(device))
+        return data.without_public(self.public_examples) if self.state == "public" else (data, None)
+
+    def make(
+        self, plan: Plan, public: Public, device: str
+    ) -> tuple[torch.nn.Module, PrivateOptimizer]:
+        model = training.mlp(784, self.hidden, 10).to(device)
+        made = make_optimizer(
+            self.optimizer, model, plan, state=self.state, public=public, **self.options
+        )
+        return model, made
+
+    def checkpoint(
+        self, budget: LedgerBudget, model: torch.nn.Module, optimizer: PrivateOptimizer, steps: int
+    ) -> Checkpoint:
+        return Checkpoint(
+            budget.dataset, budget.reservation.identifier, budget.delta, budget.plan,
+            self.optimizer, self.state, self.options, self.hidden, self.public_examples,
+            steps, model.state_dict(), optimizer.state_dict(),
+        )  # fmt: skip
+
+
+def _recipe(
+    name: str,
+    state: str | None,
+    learning_rate: float | None,
+    momentum: float | None,
+    hidden: int,
+    public_examples: int,
+    *,
+    box: bool = False,
+) -> _Recipe:
+    """What was asked for, or a sentence about what there is."""
     entry = OPTIMIZERS.get(name)
     if entry is None:
-        raise typer.BadParameter(
-            f"there is no optimizer {name!r}; there are {', '.join(OPTIMIZERS)}"
-        )
+        known = ", ".join(OPTIMIZERS)
+        raise typer.BadParameter(f"there is no optimizer {name!r}; there are {known}")
     if state is not None and state not in entry.states:
         raise typer.BadParameter(f"{name} has no state {state!r}; it has {', '.join(entry.states)}")
-    return entry, state or entry.states[0]
-
-
-def _options(name: str, momentum: float | None, box: bool) -> dict[str, Any]:
     if momentum is not None and name != "dp_sgd":
         raise typer.BadParameter(f"--momentum is of dp_sgd, not of {name}")
-    if box and not OPTIMIZERS[name].local:
+    if box and not entry.local:
         raise typer.BadParameter(f"--box is of adadp and adan, not of {name}")
-    options: dict[str, Any] = {"box": True} if box else {}
-    return options | (
-        {"momentum": momentum if momentum is not None else 0.9} if name == "dp_sgd" else {}
+    options: dict[str, Any] = {
+        "learning_rate": entry.learning_rate if learning_rate is None else learning_rate
+    }
+    if name == "dp_sgd":
+        options["momentum"] = 0.9 if momentum is None else momentum
+    if box:
+        options["box"] = True
+    return _Recipe(name, state or entry.states[0], options, hidden, public_examples)
+
+
+def _resumed(accounting: AccountingService, kept: Checkpoint, console: Console) -> LedgerBudget:
+    """What is left of a run that died: the steps that were never granted."""
+    held = accounting.reservation(kept.reservation)
+    if held.state != "open":
+        raise BudgetExhaustedError(
+            f"reservation {held.identifier} is {held.state}: nothing is left of it to resume"
+        )
+    console.print(
+        f"Resuming {held.identifier} from a checkpoint after {kept.steps} steps; "
+        f"{held.steps_granted} of {held.steps_reserved} were granted and stay spent"
     )
-
-
-def _data(
-    folder: Path, state: str, rows: int, device: str
-) -> tuple[Dataset, tuple[torch.Tensor, torch.Tensor] | None]:
-    """MNIST, and the part of it that counts as public if the state asks for one."""
-    data = mnist(folder).to(torch.device(device))
-    return data.without_public(rows) if state == "public" else (data, None)
+    return LedgerBudget(accounting, kept.plan, kept.dataset, kept.delta, held)
 
 
 @contextmanager
@@ -277,13 +350,13 @@ def _keep(
 
 
 def _tell(
-    console: Console, result: training.Result, dataset: str | None, output: Path, *, proven: bool
+    console: Console, result: training.Result, output: Path, *, of_ledger: bool, proven: bool
 ) -> None:
     why = "all steps are done"
     if result.stopped_by_request:
         why = "it was asked to end"
     elif result.stopped_by_budget:
-        why = "the budget allows no further step" if dataset is None else "the plan is done"
+        why = "the plan is done" if of_ledger else "the budget allows no further step"
     console.print(f"Stopped after {result.steps} steps: {why}.")
     console.print(f"Test accuracy [bold]{result.test_accuracy:.2%}[/]")
     claim = result.guarantee

@@ -209,6 +209,15 @@ class AccountingService:
             raise ServiceConfusedError(f"{steps} steps were asked for, the answer is {after}")
         return after
 
+    def reservation(self, identifier: str) -> Reservation:
+        """A reservation as the ledger has it."""
+        return Reservation.from_json(self._ask(f"/v1/reservations/{identifier}"))
+
+    def renew(self, reservation: Reservation) -> Reservation:
+        """Extend the lease, from now on."""
+        path = f"/v1/reservations/{reservation.identifier}/renew"
+        return Reservation.from_json(self._write(path, {}))
+
     def commit(self, reservation: Reservation) -> Reservation:
         """The run is done; what was not granted is free again."""
         path = f"/v1/reservations/{reservation.identifier}/commit"

@@ -90,9 +90,9 @@ def train(
         raise ValueError("the optimizer runs another plan than the budget accounts for")
     plan = optimizer.plan
     sampler = sampler or PoissonSampler(len(data.train_labels), plan.sample_rate)
-    done, exhausted, requested = 0, False, False
+    done, exhausted, requested = budget.made, False, False
     accuracies = []
-    for step in itertools.count(1):
+    for step in itertools.count(done + 1):
         if stop():
             requested = True
             break

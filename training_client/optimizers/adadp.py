@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
@@ -41,6 +41,8 @@ class AdaDp(PrivateOptimizer):
         adaptive_rate: without it, AdaN.
         options: see `PrivateOptimizer`.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ("noisy_squares", "prior_squares")
 
     def __init__(
         self,

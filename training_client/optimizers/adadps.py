@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -34,6 +34,14 @@ class Statistics:
         self.squares = [torch.zeros_like(each) for each in like]
         self.steps = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps."""
+        return {"squares": self.squares, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what `state_dict` gave."""
+        self.squares, self.steps = state["squares"], state["steps"]
+
     def take(self, known: Gradients) -> None:
         """One more gradient."""
         self.steps += 1
@@ -51,7 +59,23 @@ class Statistics:
         return [(each / share).sqrt() + self._epsilon for each in self.squares]
 
 
-class AdaDps(PrivateOptimizer):
+class _WithStatistics(PrivateOptimizer):
+    """One that keeps a statistic."""
+
+    statistics: Statistics
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `PrivateOptimizer`: with the statistic."""
+        return super().state_dict() | {"statistics": self.statistics.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `PrivateOptimizer`."""
+        rest = dict(state)
+        self.statistics.load_state_dict(rest.pop("statistics", {}))
+        super().load_state_dict(rest)
+
+
+class AdaDps(_WithStatistics):
     """Divide every example's gradient by A, then clip, add noise and descend.
 
     A is a statistic of public gradients, or side information that is fixed and no secret, such as
@@ -68,6 +92,8 @@ class AdaDps(PrivateOptimizer):
         epsilon: see `Statistics`.
         options: see `PrivateOptimizer`.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ("velocities",)
 
     def __init__(
         self,
@@ -104,7 +130,7 @@ class AdaDps(PrivateOptimizer):
             parameter.sub_(velocity, alpha=self.learning_rate)
 
 
-class PublicPreconditioner(PrivateOptimizer):
+class PublicPreconditioner(_WithStatistics):
     """Clip and add noise first, then divide by A: DP-R-Pub, and DP-Adam-Pub with momentum.
 
     Args:
@@ -117,6 +143,8 @@ class PublicPreconditioner(PrivateOptimizer):
         epsilon: see `Statistics`.
         options: see `PrivateOptimizer`.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ("firsts",)
 
     def __init__(
         self,

@@ -42,3 +42,11 @@ class AfterNoise(PrivateOptimizer):
             parameter.grad = mean
         self.ordinary.step()
         self.ordinary.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `PrivateOptimizer`: that of the ordinary optimizer."""
+        return self.ordinary.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `PrivateOptimizer`."""
+        self.ordinary.load_state_dict(state)

@@ -8,6 +8,7 @@ post-processing of noisy sums, unless its state comes from elsewhere (`source`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ class PrivateOptimizer(ABC):
         generator: of the noise, on the model's device; seeded by the operating system by default.
         physical_batch_size: at most so many examples are in memory at a time; all by default.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ()  # attributes that are its state
 
     def __init__(
         self,
@@ -95,6 +98,17 @@ class PrivateOptimizer(ABC):
     def transform(self) -> Transform:
         """What is clipped in the next step: the gradient itself, to the plan's norm."""
         return Transform(self.plan.clip_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the optimizer keeps from step to step, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what `state_dict` gave."""
+        if set(state) != set(self.kept):
+            raise DataError(f"a checkpoint of {sorted(state)} is not one of {sorted(self.kept)}")
+        for name, value in state.items():
+            setattr(self, name, value)
 
     @abstractmethod
     def update(self, step: Step) -> None:

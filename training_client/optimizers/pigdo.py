@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -37,6 +37,8 @@ class PiGdo(PrivateOptimizer):
         epsilon: added to √s; before anything is known of a coordinate it is all of it.
         options: see `PrivateOptimizer`.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ("steps", "firsts", "squares")
 
     def __init__(
         self,

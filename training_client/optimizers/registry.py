@@ -71,13 +71,13 @@ OPTIMIZERS: Final[dict[str, Entry]] = {
         partial(AdaDp, adaptive_noise=False), "AdaDP's steps alone", "papers/000", 2e-3
     ),
     "adan": Entry(
-        partial(AdaDp, adaptive_rate=False), "AdaDP's noise alone", "papers/000", 0.1, _ANY, True
+        partial(AdaDp, adaptive_rate=False), "AdaDP's noise alone", "papers/000", 3.0, _ANY, True
     ),
-    "pi_adam": Entry(_pi("adam"), "Adam's rule before the clip", "papers/001", 0.1, _ANY),
-    "pi_rmsprop": Entry(_pi("rmsprop"), "RMSprop's rule before the clip", "papers/001", 0.1, _ANY),
-    "pi_adagrad": Entry(_pi("adagrad"), "Adagrad's rule before the clip", "papers/001", 0.1, _ANY),
+    "pi_adam": Entry(_pi("adam"), "Adam's rule before the clip", "papers/001", 3.0, _ANY),
+    "pi_rmsprop": Entry(_pi("rmsprop"), "RMSprop's rule before the clip", "papers/001", 3.0, _ANY),
+    "pi_adagrad": Entry(_pi("adagrad"), "Adagrad's rule before the clip", "papers/001", 3.0, _ANY),
     "adadps": Entry(
-        AdaDps, "gradients over a public statistic, then the clip", "papers/004", 0.1,
+        AdaDps, "gradients over a public statistic, then the clip", "papers/004", 3.0,
         ("public", "privatised"),
     ),
     "dp_r_pub": Entry(

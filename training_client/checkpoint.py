@@ -1,0 +1,76 @@
+"""Checkpoints: what a run needs to go on after it died. What was spent is the ledger's to say.
+
+A checkpoint never rewinds spend: a resumed run goes on after the last step that was *granted*, not
+after the last that the checkpoint knows of. Steps in between may have been made and seen, so they
+are not made again. Generators are not kept: noise never repeats.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from training_client.errors import DataError
+from training_client.plan import Plan
+
+NAME: Final = "checkpoint.pt"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run between two steps.
+
+    Attributes:
+        dataset: whose budget it draws on.
+        reservation: identifier of what the dataset holds for it.
+        delta: of that budget.
+        plan: what a step does and costs.
+        optimizer: its name.
+        state: where its state comes from.
+        options: what it was made with.
+        hidden: units of the model's hidden layer.
+        public_examples: given up as public.
+        steps: made when this was written.
+        model: its parameters.
+        kept: what the optimizer keeps.
+    """
+
+    dataset: str
+    reservation: str
+    delta: float
+    plan: Plan
+    optimizer: str
+    state: str
+    options: dict[str, Any]
+    hidden: int
+    public_examples: int
+    steps: int
+    model: dict[str, Any]
+    kept: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Put it in a folder: all of it, or what was there before."""
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"{NAME}.part"
+        with part.open("wb") as file:
+            torch.save({**vars(self), "plan": asdict(self.plan)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(folder / NAME)
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """The one in a folder.
+
+        Raises:
+            DataError: there is none, or it is not one.
+        """
+        try:
+            found = torch.load(folder / NAME, weights_only=True)
+            return cls(**(found | {"plan": Plan(**found["plan"])}))
+        except (OSError, TypeError, KeyError, ValueError, RuntimeError) as error:
+            raise DataError(f"no checkpoint to resume in {folder}: {error}") from None

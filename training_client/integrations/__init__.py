@@ -1,0 +1,1 @@
+"""For those who train with something else: the accounting, and nothing else, is exchanged."""

@@ -1,0 +1,152 @@
+"""Opacus with its accounting done by the service, asked before every step.
+
+    from training_client.integrations.opacus import connect
+
+    connect("http://127.0.0.1:8000", epsilon=2.0, delta=1e-5)
+    engine = PrivacyEngine(accountant="remote")      # the rest of the program stays as it is
+
+Opacus calls its accountant from the optimizer's step, after the noise is drawn and before the
+parameters change: a step that does not fit the budget, or for which the service gives no answer,
+raises there, and the parameters stay as they were. `get_epsilon`, `get_noise_multiplier` and
+`make_private_with_epsilon` ask the service too.
+
+Opacus passes 1/len(data_loader) as the sample rate, which is what its Poisson loader samples at; it
+is not so with poisson_sampling=False, and then no guarantee of Poisson sampling holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+from opacus.accountants import IAccountant, register_accountant
+
+from training_client.errors import BudgetExhaustedError, ServiceUnreachableError
+from training_client.service import AccountingService
+
+NAME: Final = "remote"
+_DELTA: Final = 1e-5
+
+
+@dataclass
+class _Connection:
+    """The service that new accountants ask, and what they may spend."""
+
+    service: AccountingService
+    epsilon: float | None
+    delta: float
+    block: int
+
+
+_connection: _Connection | None = None
+
+
+def connect(
+    url: str = "http://127.0.0.1:8000",
+    *,
+    epsilon: float | None = None,
+    delta: float = _DELTA,
+    api_key: str | None = None,
+    block: int = 50,
+    transport: httpx.BaseTransport | None = None,
+) -> None:
+    """Say which service `PrivacyEngine(accountant="remote")` asks.
+
+    Args:
+        url: of the service.
+        epsilon: what the run may spend; without one steps are accounted for, and not refused.
+        delta: at which ε counts.
+        api_key: if computations are not left open.
+        block: steps asked for at once.
+        transport: for tests.
+    """
+    global _connection
+    service = AccountingService(url, api_key=api_key, transport=transport)
+    _connection = _Connection(service, epsilon, delta, block)
+
+
+class RemoteAccountant(IAccountant):  # type: ignore[misc]
+    """What Opacus asks of an accountant, answered by the service.
+
+    Attributes:
+        history: (noise multiplier, sample rate, steps), a row for each stretch of equal steps.
+    """
+
+    def __init__(self) -> None:
+        if _connection is None:
+            raise ServiceUnreachableError(
+                "call training_client.integrations.opacus.connect(url) before "
+                'PrivacyEngine(accountant="remote")'
+            )
+        self.history: list[tuple[float, float, int]] = []
+        self._connection = _connection
+        self._allowed = 0  # more steps like the last
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Count one more step, if it may be made.
+
+        Raises:
+            BudgetExhaustedError: it would pass the budget.
+            ServiceError: no usable answer.
+        """
+        like = (noise_multiplier, sample_rate)
+        if not self.history or self.history[-1][:2] != like or self._allowed == 0:
+            self._allowed = self._ask(like)
+        self._allowed -= 1
+        self.history = _extended(self.history, like, 1)
+
+    def _ask(self, like: tuple[float, float]) -> int:
+        """How many more such steps may be made: a block of them, or as many of it as fit."""
+        limit, block = self._connection.epsilon, self._connection.block
+        while block > 0:
+            spent = self._epsilon(_extended(self.history, like, block), self._connection.delta)
+            if limit is None or spent <= limit:
+                return block
+            block //= 2
+        raise BudgetExhaustedError(
+            f"one more step would pass ε = {limit:g} at δ = {self._connection.delta:g}: "
+            f"{sum(steps for _, _, steps in self.history)} steps are made"
+        )
+
+    def get_epsilon(self, delta: float, **_: Any) -> float:
+        """ε of the history, proven, rounded up."""
+        return self._epsilon(self.history, delta) if self.history else 0.0
+
+    def _epsilon(self, history: list[tuple[float, float, int]], delta: float) -> float:
+        runs = [
+            {"kind": "dp_sgd", "noise_multiplier": sigma, "sample_rate": rate, "steps": steps}
+            for sigma, rate, steps in history
+        ]
+        whole = runs[0] if len(runs) == 1 else {"kind": "composed", "mechanisms": runs}
+        return self._connection.service.epsilon(whole, delta).epsilon
+
+    def __len__(self) -> int:
+        """Stretches of equal steps, as Opacus' own accountants count."""
+        return len(self.history)
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The name it is registered under."""
+        return NAME
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Go on with a checkpoint's history, unless it has less than was made here."""
+        before = sum(steps for _, _, steps in self.history)
+        kept = self.history
+        super().load_state_dict(state_dict)
+        if sum(steps for _, _, steps in self.history) < before:
+            self.history = kept  # a rolled-back checkpoint does not rewind what was spent
+        self._allowed = 0
+
+
+def _extended(
+    history: list[tuple[float, float, int]], like: tuple[float, float], steps: int
+) -> list[tuple[float, float, int]]:
+    """The history with so many more steps of one kind."""
+    if history and history[-1][:2] == like:
+        return [*history[:-1], (*like, history[-1][2] + steps)]
+    return [*history, (*like, steps)]
+
+
+register_accountant(NAME, RemoteAccountant)

@@ -109,6 +109,21 @@ def test_an_example_that_the_shift_cancels_is_still_bounded() -> None:
         assert norm <= transform.bound
 
 
+def test_the_square_of_a_gradient_is_free_of_the_noise() -> None:
+    """Where ∇² is well above the noise its estimate is near it; elsewhere it is small."""
+    generator = torch.Generator().manual_seed(6)
+    exact = torch.tensor([0.0, 3.0]).repeat(20_000, 1)
+    scales, shifts = torch.tensor([2.0, 0.5]).expand_as(exact), torch.ones_like(exact)
+    transform = Transform(1.0, [scales], [shifts])
+    noise = 0.4 * torch.randn(exact.shape, generator=generator)
+    (squares,) = transform.squares_of([scales * exact + shifts + noise], 0.4)
+    small, large = squares.mean(0).tolist()
+    assert small < 0.5 * (0.4 / 2.0) ** 2
+    assert large == pytest.approx(9.0, rel=0.02)
+    (means,) = transform.gradients_of([scales * exact + shifts + noise])
+    assert means.mean(0).tolist() == pytest.approx([0.0, 3.0], abs=0.02)
+
+
 def test_an_ellipsoid_leaves_alone_what_its_box_leaves_alone() -> None:
     net, (examples, labels) = model(), batch()
     axes = [each.abs() + 1e-3 for each in like(net, 5)]
@@ -131,10 +146,8 @@ def test_half_axes_give_the_noise_of_lemma_1() -> None:
     """σᵢ = σ√m·sᵢ on the gradient: Σ sᵢ²/σᵢ² = 1/σ², with equality (papers/000, Lemma 1)."""
     axes = [torch.tensor([0.5, 2.0]), torch.tensor([[0.1, 3.0, 1.0]])]
     transform, sigma = Transform.ellipsoid(axes), 2.0
-    variances = transform.variances_of(sigma * transform.bound, axes)
-    total = sum(
-        float((s.square() / torch.as_tensor(v)).sum()) for s, v in zip(axes, variances, strict=True)
-    )
+    noise = transform.gradients_of([torch.full_like(s, sigma * transform.bound) for s in axes])
+    total = sum(float((s / n).square().sum()) for s, n in zip(axes, noise, strict=True))
     assert total == pytest.approx(1 / sigma**2)
 
 
@@ -175,7 +188,7 @@ def test_the_noise_is_as_stated(name: str, state: str, monkeypatch: pytest.Monke
     genuine = optimizer.update
 
     def update(step: Step) -> None:
-        seen.append(torch.cat([each.flatten() for each in step.means]).clone())
+        seen.append(torch.cat([each.flatten() for each in step.released]).clone())
         genuine(step)
 
     monkeypatch.setattr(optimizer, "update", update)
@@ -270,7 +283,7 @@ class Recorder:
         genuine = optimizer.update
 
         def update(step: Step) -> None:
-            self.released.append([each.clone() for each in step.means])
+            self.released.append([each.clone() for each in step.released])
             genuine(step)
 
         optimizer.update = update  # type: ignore[method-assign]

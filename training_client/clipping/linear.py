@@ -193,7 +193,7 @@ def _form(
         return gradient.sum(1) if matrix is None else gradient @ matrix
     if matrix is None:
         return gradient.sum(1) * inputs.sum(1)
-    return ((gradient @ matrix) * inputs).sum(1)
+    return (gradient @ matrix).mul_(inputs).sum(1)
 
 
 def _square(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -53,20 +53,27 @@ class Transform:
         size = sum(each.numel() for each in half_axes)
         return cls(math.sqrt(size), [1 / each for each in half_axes], box=box)
 
-    def gradients_of(self, means: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def gradients_of(self, means: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """∇ = (u − c)/D: what a mean of u says of the mean gradient, if nothing was clipped."""
-        found = list(means)
-        if self.shifts is not None:
-            found = [u - c for u, c in zip(found, self.shifts, strict=True)]
+        found = self._unshifted(means)
         if self.scales is not None:
             found = [u / d for u, d in zip(found, self.scales, strict=True)]
         return found
 
-    def variances_of(
-        self, deviation: float, like: Sequence[torch.Tensor]
-    ) -> Sequence[torch.Tensor | float]:
-        """Of the noise on `gradients_of`, where that on u has this deviation everywhere."""
-        if self.scales is None:
-            return [deviation**2 for _ in like]
-        roots = [deviation / d for d in self.scales]
-        return [root * root for root in roots]
+    def squares_of(self, means: Sequence[torch.Tensor], deviation: float) -> list[torch.Tensor]:
+        """∇², less the variance of the noise on it, at least 0.
+
+        Args:
+            means: of u.
+            deviation: of the noise on each coordinate of them.
+        """
+        found = [(u * u).sub_(deviation**2).clamp_min_(0.0) for u in self._unshifted(means)]
+        if self.scales is not None:
+            for square, scale in zip(found, self.scales, strict=True):
+                square.div_(scale).div_(scale)
+        return found
+
+    def _unshifted(self, means: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.shifts is None:
+            return means
+        return [u - c for u, c in zip(means, self.shifts, strict=True)]

@@ -73,13 +73,15 @@ class AdaDp(PrivateOptimizer):
     def transform(self) -> Transform:
         """An ellipsoid or a box, once enough is known; C before that."""
         roots = [each.sqrt() for each in self.prior_squares] if self.adaptive_noise else []
-        mean_square, mean = _mean(self.prior_squares), _mean(roots)
+        size = max(sum(each.numel() for each in roots), 1)
+        mean = sum(float(each.sum()) for each in roots) / size
+        mean_square = sum(float(each.norm()) ** 2 for each in roots) / size
         self.noise_varies = bool(roots) and mean_square - mean**2 > self.threshold
         if not self.noise_varies:
             return super().transform()
         least = _FLOOR * math.sqrt(mean_square)
-        axes = [root.clamp_min_(least).mul_(self.beta) for root in roots]
-        return Transform.ellipsoid(axes, box=self.box)
+        scales = [root.clamp_min_(least).mul_(self.beta).reciprocal_() for root in roots]
+        return Transform(math.sqrt(size), scales, box=self.box)
 
     def update(self, step: Step) -> None:
         """Lines 21 to 26."""
@@ -88,7 +90,7 @@ class AdaDp(PrivateOptimizer):
             for prior, square in zip(self.prior_squares, squares, strict=True):
                 prior.mul_(self.memory).add_(square, alpha=1 - self.memory)
         for parameter, gradient, noisy in zip(
-            self.parameters, step.noisy.means, self.noisy_squares, strict=True
+            self.parameters, step.means, self.noisy_squares, strict=True
         ):
             if self.adaptive_rate:
                 noisy.mul_(1 - self.rate).addcmul_(gradient, gradient, value=self.rate)
@@ -96,9 +98,3 @@ class AdaDp(PrivateOptimizer):
                 parameter.addcdiv_(gradient, root, value=-self.learning_rate)
             else:
                 parameter.sub_(gradient, alpha=self.learning_rate)
-
-
-def _mean(tensors: list[torch.Tensor]) -> float:
-    """Over all coordinates; 0 if there are none."""
-    total = sum(float(each.sum(dtype=torch.float64)) for each in tensors)
-    return total / max(sum(each.numel() for each in tensors), 1)

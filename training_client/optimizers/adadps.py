@@ -124,7 +124,7 @@ class AdaDps(_WithStatistics):
         if self.side_information is None:  # of this step's parameters: before they change
             self.statistics.take(self.source.gradients(step))
         for parameter, velocity, mean in zip(
-            self.parameters, self.velocities, step.means, strict=True
+            self.parameters, self.velocities, step.released, strict=True
         ):
             velocity.mul_(self.momentum).add_(mean)
             parameter.sub_(velocity, alpha=self.learning_rate)
@@ -169,7 +169,7 @@ class PublicPreconditioner(_WithStatistics):
         self.statistics.take(self.source.gradients(step))
         rate = self.learning_rate / (1 - self.first**self.statistics.steps)
         for parameter, first, mean, root in zip(
-            self.parameters, self.firsts, step.means, self.statistics.roots(), strict=True
+            self.parameters, self.firsts, step.released, self.statistics.roots(), strict=True
         ):
             first.mul_(self.first).add_(mean, alpha=1 - self.first)
             parameter.addcdiv_(first, root, value=-rate)

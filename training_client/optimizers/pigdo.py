@@ -60,20 +60,20 @@ class PiGdo(PrivateOptimizer):
 
     def transform(self) -> Transform:
         """D = k/(√s + ε), and c = f₋′/(√s + ε) for Adam."""
-        roots = [square.sqrt() + self.epsilon for square in self._corrected_squares()]
         if self.rule != "adam":
-            return Transform(self.plan.clip_norm, [1 / root for root in roots])
-        first, _ = self.betas
-        share = 1 - first ** (self.steps + 1)
-        scales = [(1 - first) / share / root for root in roots]
-        shifts = [first / share * f / r for f, r in zip(self.firsts, roots, strict=True)]
-        return Transform(self.plan.clip_norm, scales, shifts if self.steps else None)
-
-    def _corrected_squares(self) -> list[torch.Tensor]:
-        if self.rule != "adam" or self.steps == 0:
-            return self.squares
-        share = 1 - self.betas[1] ** self.steps
-        return [square / share for square in self.squares]
+            roots = [square.sqrt().add_(self.epsilon) for square in self.squares]
+            return Transform(self.plan.clip_norm, [root.reciprocal_() for root in roots])
+        first, second = self.betas
+        share, seen = 1 - first ** (self.steps + 1), 1 - second ** max(self.steps, 1)
+        scales = [
+            (square / seen).sqrt_().add_(self.epsilon).reciprocal_().mul_((1 - first) / share)
+            for square in self.squares
+        ]
+        if self.steps == 0:
+            return Transform(self.plan.clip_norm, scales)
+        pairs = zip(self.firsts, scales, strict=True)
+        shifts = [(f * d).mul_(first / (1 - first)) for f, d in pairs]
+        return Transform(self.plan.clip_norm, scales, shifts)
 
     def update(self, step: Step) -> None:
         """Descend along the noisy mean; take the step's gradients into f and s."""
@@ -88,5 +88,5 @@ class PiGdo(PrivateOptimizer):
                 s.add_(square)
             else:
                 s.mul_(second).add_(square, alpha=1 - second)
-        for parameter, mean in zip(self.parameters, step.means, strict=True):
+        for parameter, mean in zip(self.parameters, step.released, strict=True):
             parameter.sub_(mean, alpha=self.learning_rate)

@@ -18,24 +18,28 @@ from torch import nn
 from training_client.clipping import Loss, Transform
 
 
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """Mean gradients.
+class Gradients(Protocol):
+    """Mean gradients as far as they are known."""
 
-    Attributes:
-        means: a tensor per parameter.
-        variances: of the noise on each coordinate, a tensor per parameter; None if there is none.
-    """
-
-    means: Sequence[torch.Tensor]
-    variances: Sequence[torch.Tensor | float] | None = None
+    @property
+    def means(self) -> Sequence[torch.Tensor]:
+        """A tensor per parameter."""
+        ...
 
     def squares(self) -> list[torch.Tensor]:
-        """The squared mean gradient without the noise's share of it, at least 0."""
-        if self.variances is None:
-            return [mean * mean for mean in self.means]
-        pairs = zip(self.means, self.variances, strict=True)
-        return [(mean * mean).sub_(variance).clamp_min_(0.0) for mean, variance in pairs]
+        """The squared mean gradient, without the noise's share of it; new tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Mean gradients without noise."""
+
+    means: Sequence[torch.Tensor]
+
+    def squares(self) -> list[torch.Tensor]:
+        """See `Gradients`."""
+        return [mean * mean for mean in self.means]
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,16 @@ class Step:
     """What a step has released, and what it was made of, before its update.
 
     Attributes:
-        means: the noisy mean of what was clipped, a tensor per parameter.
+        released: the noisy mean of what was clipped, a tensor per parameter.
         transform: that made it of gradients.
-        deviation: of the noise on each coordinate of `means`.
+        deviation: of the noise on each coordinate of it.
         model: at the parameters that the step was summed at.
         examples, targets: the private batch.
         loss: one value an example.
         size: the expected batch size.
     """
 
-    means: Sequence[torch.Tensor]
+    released: Sequence[torch.Tensor]
     transform: Transform
     deviation: float
     model: nn.Module
@@ -62,12 +66,13 @@ class Step:
     size: float
 
     @cached_property
-    def noisy(self) -> Gradients:
-        """The mean gradient that `means` amounts to, and the noise on it."""
-        return Gradients(
-            self.transform.gradients_of(self.means),
-            self.transform.variances_of(self.deviation, self.means),
-        )
+    def means(self) -> Sequence[torch.Tensor]:
+        """The mean gradient that the release amounts to; see `Gradients`."""
+        return self.transform.gradients_of(self.released)
+
+    def squares(self) -> list[torch.Tensor]:
+        """See `Gradients`: at least 0."""
+        return self.transform.squares_of(self.released, self.deviation)
 
 
 class Source(Protocol):
@@ -93,8 +98,8 @@ class Noisy:
     proven: ClassVar[bool] = True
 
     def gradients(self, step: Step) -> Gradients:
-        """See `Source`."""
-        return step.noisy
+        """See `Source`: a step is what it says of the gradients."""
+        return step
 
 
 class Public:
@@ -119,7 +124,7 @@ class Public:
         """See `Source`: of a public batch, without noise."""
         rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
         examples, targets = self._examples[rows], self._targets[rows]
-        return Gradients(_summed(step.model, examples, targets, step.loss, len(rows)))
+        return Exact(_summed(step.model, examples, targets, step.loss, len(rows)))
 
 
 class Raw:
@@ -131,7 +136,7 @@ class Raw:
     def gradients(self, step: Step) -> Gradients:
         """See `Source`: of the private batch, without clipping and noise."""
         means = _summed(step.model, step.examples, step.targets, step.loss, step.size)
-        return Gradients(means)
+        return Exact(means)
 
 
 @torch.enable_grad()

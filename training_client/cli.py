@@ -435,8 +435,8 @@ def _reserved(
         least = quote.noise_multiplier
         raise BudgetExhaustedError(
             f"{wanted.steps} steps with σ = {noise:g} do not fit what is left of the budget of "
-            f"{dataset!r}. {quote.steps} such steps would"
-            + ("" if least is None else f"; so would all of them with σ = {least:.4g}")
+            f"{dataset!r}. {quote.steps or 'No'} such steps would"
+            + ("" if least is None else f"; all of them would with σ = {least:.4g}")
         )
     reservation = accounting.reserve(dataset, plan.mechanism(wanted.steps), "accountant-train")
     console.print(

@@ -111,17 +111,18 @@ def draw(curves: Sequence[Curve], file: Path) -> None:
         raise DataError(
             "a plot needs matplotlib: pip install 'privacy-accountant[plots]'"
         ) from None
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for hue, curve in zip(_HUES * len(curves), curves, strict=False):
-        style = {"color": hue, "linestyle": "-" if curve.proven else ":"}
+    for at, curve in enumerate(sorted(curves, key=lambda each: -each.final)):
+        dashes = "-" if at < len(_HUES) else "--"
+        style = {"color": _HUES[at % len(_HUES)], "linestyle": dashes if curve.proven else ":"}
         label = curve.name if curve.proven else f"{curve.name} (no guarantee)"
         left.plot(curve.epsilons, curve.accuracies, label=label, **style)
-        right.plot(curve.epochs, curve.accuracies, label=label, **style)
+        right.plot(curve.epochs, curve.accuracies, **style)
     left.set_xlabel("ε")
     left.set_ylabel("test accuracy")
     right.set_xlabel("epochs")
-    right.legend(frameon=False, loc="lower right")
+    figure.legend(frameon=False, loc="outside right center", title="best first")
     for axes in (left, right):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

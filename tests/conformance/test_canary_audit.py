@@ -46,7 +46,8 @@ def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0) -> Verdict:
     optimizer: PrivateOptimizer = make_optimizer(
         name, net, plan, learning_rate=0.1, state=state, public=public, generator=generator
     )
-    optimizer.plan = replace(plan, noise_multiplier=plan.noise_multiplier / cut)
+    less = replace(plan, noise_multiplier=plan.noise_multiplier / cut)
+    optimizer.private_sum.plan = less
     for _ in range(STEPS):
         optimizer.step(examples, targets, training.cross_entropy)
     scores = (net.weight[1] - net.weight[0]).detach()

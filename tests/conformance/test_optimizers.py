@@ -307,7 +307,7 @@ def state_of(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
         elif hasattr(value, "__slots__") and depth < 3:
             walk([getattr(value, name) for name in value.__slots__], depth + 1)
 
-    hidden = {"_model", "_clipper", "_generator", "source"}
+    hidden = {"_model", "private_sum", "source"}
     kept = {name: each for name, each in vars(optimizer).items() if name not in hidden}
     if hasattr(optimizer, "ordinary"):
         kept["ordinary"] = list(optimizer.ordinary.state.values())
@@ -323,7 +323,7 @@ def replayed(
     net = model()
     optimizer = made(name, net, PLAN, state=state, **OPTIONS.get(name, {}))
     following = iter(released)
-    genuine = optimizer._summed
+    genuine = optimizer.private_sum.summed
 
     def summed(*of: Any) -> Any:
         """The other dataset is looked at, and what was released put in place of its sum."""
@@ -331,13 +331,13 @@ def replayed(
         size = PLAN.expected_batch_size
         return [each * size for each in next(following)], loss
 
-    optimizer._summed = summed  # type: ignore[method-assign]
+    optimizer.private_sum.summed = summed  # type: ignore[method-assign]
 
     def without_noise(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.zeros_like(tensor)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training_client.optimizers.base.gaussian_like", without_noise)
+        patch.setattr("training_client.private_sum.gaussian_like", without_noise)
         for _ in released:
             optimizer.step(*other, training.cross_entropy)
     return state_of(optimizer)
@@ -378,10 +378,9 @@ def test_a_leak_is_found_in_any_optimizer() -> None:
     """One that keeps the norm of the private sum would be caught, whatever it calls it."""
 
     class Leaky(AdaDp):
-        def _summed(self, *of: Any) -> Any:
-            found = super()._summed(*of)
-            self.memory_of_norm = torch.stack([each.norm() for each in found[0]])
-            return found
+        def update(self, step: Step) -> None:
+            super().update(step)
+            self.size_of_the_batch = step.examples.sum(0)
 
     def run(examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
         torch.manual_seed(5)

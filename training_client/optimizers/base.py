@@ -1,8 +1,8 @@
-"""The private step: transform, clip, sum, add noise, divide by the expected batch size, update.
+"""A step of any optimizer: transform, clip, sum, add noise, divide by the batch size, update.
 
-Everything private happens here, once, for every optimizer. A subclass says what is clipped, from
-what it already knows (`transform`), and what to do with the noisy mean (`update`): both are
-post-processing of noisy sums, unless its state comes from elsewhere (`source`).
+What is private happens in `private_sum`. A subclass says what is clipped, from what it already
+knows (`transform`), and what to do with the noisy mean (`update`): both are post-processing of
+noisy sums, unless its state comes from elsewhere (`source`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from training_client.clipping import LinearClipper, Loss, Transform
+from training_client.clipping import Loss, Transform
 from training_client.errors import DataError
-from training_client.noise import fresh_generator, gaussian_like
 from training_client.optimizers.source import Noisy, Source, Step
 from training_client.plan import Plan
+from training_client.private_sum import PrivateSum
 
 
 class PrivateOptimizer(ABC):
@@ -42,13 +42,15 @@ class PrivateOptimizer(ABC):
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
     ) -> None:
-        self.plan = plan
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.source = source or Noisy()
+        self.private_sum = PrivateSum(model, plan, generator, physical_batch_size)
         self._model = model
-        self._clipper = LinearClipper(model)
-        self._generator = generator or fresh_generator(self.parameters[0].device)
-        self._physical_batch_size = physical_batch_size
+
+    @property
+    def plan(self) -> Plan:
+        """What each step does and costs."""
+        return self.private_sum.plan
 
     def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> float:
         """One step on one Poisson batch (which may be empty: the noise is added all the same).
@@ -59,41 +61,17 @@ class PrivateOptimizer(ABC):
         Raises:
             DataError: the examples are on another device than the model.
         """
-        if examples.device != self.parameters[0].device:
-            raise DataError(
-                f"the examples are on {examples.device}, the model on {self.parameters[0].device}"
-            )
         with torch.no_grad():
             transform = self.transform()
-        sums, mean_loss = self._summed(examples, targets, loss, transform)
-        deviation = self.plan.noise_multiplier * transform.bound
+        out = self.private_sum.release(examples, targets, loss, transform)
         size = self.plan.expected_batch_size
         with torch.no_grad():
-            for total in sums:
-                total += gaussian_like(total, deviation, self._generator)
-                total /= size
             self.update(
-                Step(sums, transform, deviation / size, self._model, examples, targets, loss, size)
+                Step(
+                    out.means, transform, out.deviation, self._model, examples, targets, loss, size
+                )
             )
-        return mean_loss
-
-    def _summed(
-        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
-    ) -> tuple[list[torch.Tensor], float]:
-        """The clipped sum over a batch of any size, a physical batch at a time."""
-        rows = self._physical_batch_size or max(len(examples), 1)
-        sums, losses = None, 0.0
-        for at in range(0, max(len(examples), 1), rows):
-            part = slice(at, at + rows)
-            found, mean = self._clipper.sum_clipped(examples[part], targets[part], loss, transform)
-            losses += mean * len(examples[part])
-            if sums is None:
-                sums = found
-            else:
-                for total, each in zip(sums, found, strict=True):
-                    total += each
-        assert sums is not None
-        return sums, losses / max(len(examples), 1)
+        return out.mean_loss
 
     def transform(self) -> Transform:
         """What is clipped in the next step: the gradient itself, to the plan's norm."""

@@ -47,6 +47,7 @@ class Budget:
         plan: what a step costs.
         epsilon, delta: what may be spent.
         block: steps asked for at once.
+        method: of accounting.
         allowed: steps that the service has said fit, so far.
         spent: ε of the allowed steps.
     """
@@ -56,6 +57,7 @@ class Budget:
     epsilon: float
     delta: float
     block: int = 50
+    method: str = "pld"
     allowed: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)
     made: int = field(default=0, init=False)
@@ -82,7 +84,7 @@ class Budget:
 
     def guarantee(self, steps: int) -> Guarantee:
         """What the service claims of the first `steps` steps."""
-        return self.service.epsilon(self.plan.mechanism(steps), self.delta)
+        return self.service.epsilon(self.plan.mechanism(steps), self.delta, self.method)
 
     def _allow_the_rest(self) -> None:
         """The budget ends inside the next block: find the very last step that fits."""
@@ -91,6 +93,7 @@ class Budget:
             sample_rate=self.plan.sample_rate,
             epsilon=self.epsilon,
             delta=self.delta,
+            method=self.method,
         )
         if last > self.allowed:
             claim = self.guarantee(last)

@@ -1,0 +1,132 @@
+"""A-DDP: budgets of one's own, dropping out one by one, and nothing without noise."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from tests.unit.test_private_step import batch, model
+from training_client import train as training
+from training_client.budget import Budget
+from training_client.distributed import Participant, Round, train_together
+from training_client.errors import DataError, ServiceUnreachableError
+from training_client.plan import Plan
+from training_client.service import AccountingService
+
+
+def cost(noise: float) -> float:
+    """ε of a step, in this toy service."""
+    return 0.125 / noise
+
+
+def service(asked: list[Any] | None = None) -> AccountingService:
+    def handle(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        if asked is not None:
+            asked.append(body)
+        claim = {"delta": body["delta"], "method": body["method"], "status": "proven"}
+        if request.url.path == "/v1/epsilon":
+            mechanism = body["mechanism"]
+            epsilon = mechanism["steps"] * cost(mechanism["noise_multiplier"])
+            return httpx.Response(200, json=claim | {"epsilon": epsilon})
+        steps = int(body["epsilon"] / cost(body["noise_multiplier"]) + 1e-9)
+        found = claim | {"epsilon": steps * cost(body["noise_multiplier"])}
+        return httpx.Response(200, json={"steps": steps, "guarantee": found})
+
+    return AccountingService("http://test", transport=httpx.MockTransport(handle))
+
+
+def participant(
+    name: str, net: Any, *, noise: float = 1.0, epsilon: float = 1.0, rate: float = 0.5, **more: Any
+) -> Participant:
+    examples, labels = batch(32)
+    plan = Plan(32, rate, more.pop("clip_norm", 1.0), noise)
+    method = more.pop("method", "pld")
+    budget = Budget(more.pop("service", None) or service(), plan, epsilon, 1e-5, 7, method)
+    return Participant(name, net, examples, labels, budget, **more)
+
+
+def test_everybody_trains_until_their_own_budget_is_spent() -> None:
+    net, rounds = model(), list[Round]()
+    people = [
+        participant("short", net, epsilon=0.5),
+        participant("long", net, epsilon=1.25),
+        participant("loud", net, noise=0.5, epsilon=1.25),
+    ]
+    done = train_together(
+        net, people, training.cross_entropy, learning_rate=0.1, report=rounds.append
+    )
+    assert done == 10
+    assert [each.steps for each in people] == [4, 10, 5]
+    assert [each.took_part for each in rounds] == (
+        [("short", "long", "loud")] * 4 + [("long", "loud")] + [("long",)] * 5
+    )
+    assert people[1].guarantee().epsilon == 1.25
+
+
+def test_without_noise_and_clipping_it_is_plain_descent_on_the_average() -> None:
+    shared, plain = model(), model()
+    people = [
+        participant(name, shared, noise=1e-30, clip_norm=1e9, rate=1.0, epsilon=1e30)
+        for name in "ab"
+    ]
+    train_together(shared, people, training.cross_entropy, learning_rate=0.2, rounds_max=4)
+    examples, labels = batch(32)
+    descent = torch.optim.SGD(plain.parameters(), lr=0.2)
+    for _ in range(4):
+        descent.zero_grad()
+        training.cross_entropy(plain(examples), labels).mean().backward()
+        descent.step()
+    for a, b in zip(shared.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_nobody_gives_a_gradient_without_noise() -> None:
+    net = model()
+    one = participant("a", net, noise=2.0, epsilon=100.0)
+    parameters = [p.detach() for p in net.parameters()]
+    drawn = [one.contribute(parameters, training.cross_entropy) for _ in range(400)]
+    flat = torch.stack([torch.cat([each.flatten() for each in d]) for d in drawn if d])
+    stated = 2.0 * 1.0 / 16
+    assert float(flat.std(0).mean()) == pytest.approx(stated, rel=0.02)
+
+
+def test_the_papers_accounting_may_be_asked_for() -> None:
+    asked: list[Any] = []
+    one = participant("a", model(), service=service(asked), method="gaussian_sampling_composition")
+    parameters = [p.detach() for p in model().parameters()]
+    while one.contribute(parameters, training.cross_entropy) is not None:
+        pass
+    assert one.steps == 8
+    assert {body["method"] for body in asked} == {"gaussian_sampling_composition"}
+
+
+def test_without_an_answer_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
+
+    def dead(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("gone")
+
+    gone = AccountingService("http://test", transport=httpx.MockTransport(dead))
+    net = model()
+    before = [p.detach().clone() for p in net.parameters()]
+    people = [participant("a", net, service=gone)]
+    with pytest.raises(ServiceUnreachableError):
+        train_together(net, people, training.cross_entropy, learning_rate=0.1)
+    assert people[0].steps == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_bad_input_is_named() -> None:
+    net = model()
+    people = [participant("a", net), participant("a", net)]
+    with pytest.raises(ValueError, match="names that differ"):
+        train_together(net, people, training.cross_entropy, learning_rate=0.1)
+    examples, labels = batch(10)
+    budget = Budget(service(), Plan(32, 0.5, 1.0, 1.0), 1.0, 1e-5)
+    with pytest.raises(DataError, match="has 10 records, the plan is for 32"):
+        Participant("a", net, examples, labels, budget)

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo test test-all test-nightly check serve bench clean
+.PHONY: help install demo data test test-all test-nightly check serve bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -22,6 +22,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## start the service, train on MNIST within ε = 2, stop the service
 	$(BIN)/python scripts/demo.py
+
+data: $(READY)  ## fetch MNIST into data/, checked by its hash
+	$(BIN)/python -c 'from pathlib import Path; from training_client.data import load; load("mnist", Path("data"))'
 
 test: $(READY)  ## every test but the slow ones (minutes)
 	$(BIN)/python -m pytest -m "not slow and not nightly"

@@ -149,12 +149,21 @@ class LedgerBudget:
         if block == 0:
             raise BudgetExhaustedError(f"all {held.steps_reserved} steps of the plan are made")
         if time.monotonic() - self._renewed > self.renew_seconds:
-            held = self.service.renew(held)
-            self._renewed = time.monotonic()
+            self._renew()
         self.reservation = self.service.grant(held, block)
         self.spent = self.guarantee(self.reservation.steps_granted).epsilon
         if step > self.reservation.steps_granted:
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
+
+    def _renew(self) -> None:
+        """Extend the lease. What is granted must be what was granted here, by nobody else."""
+        found, held = self.service.renew(self.reservation), self.reservation.steps_granted
+        if found.steps_granted != held:
+            raise BudgetExhaustedError(
+                f"{found.steps_granted} steps of reservation {found.identifier} are granted, "
+                f"{held} of them here: another run goes on with it"
+            )
+        self._renewed = time.monotonic()
 
     def guarantee(self, steps: int) -> Guarantee:
         """See `Allowance`: of this run alone."""

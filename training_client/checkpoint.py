@@ -25,6 +25,7 @@ class Checkpoint:
     """A run between two steps.
 
     Attributes:
+        data: name of the data set.
         dataset: whose budget it draws on.
         reservation: identifier of what the dataset holds for it.
         delta: of that budget.
@@ -39,6 +40,7 @@ class Checkpoint:
         kept: what the optimizer keeps.
     """
 
+    data: str
     dataset: str
     reservation: str
     delta: float

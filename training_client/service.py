@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -62,6 +62,7 @@ class Reservation:
     state: str
     steps_reserved: int
     steps_granted: int
+    mechanism: Json = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, document: Json) -> Reservation:
@@ -72,6 +73,7 @@ class Reservation:
                 str(document["state"]),
                 int(document["steps_reserved"]),
                 int(document["steps_granted"]),
+                dict(document.get("mechanism") or {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ServiceConfusedError(f"the answer is not a reservation: {error!r}") from None

@@ -35,7 +35,7 @@ def main() -> None:
         return genuine(self, *of)
 
     PrivateOptimizer.step = step  # type: ignore[method-assign]
-    cli.mnist = tiny  # type: ignore[assignment]
+    cli.load = tiny  # type: ignore[assignment]
     cli.app(sys.argv[2:])
 
 

@@ -18,13 +18,14 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from training_client.clipping.transform import Transform
 from training_client.errors import UnsupportedModelError
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # one value an example
-_ROUNDING: Final = 1e-6  # a norm summed in single precision is this good: clip a little below B
-_CANCELLATION: Final = 4e-6  # the same, of each part of a norm that has a shift
+_ROUNDING: Final = 1e-6  # what a norm summed in single precision may lack, and its weight
+_TERMS: Final = 64  # roundings of a sum that is not a matrix product, and of its terms
 _CHUNK: Final = 1 << 22  # elements of per-example gradients that are held to clamp them
 
 
@@ -43,6 +44,7 @@ class LinearClipper:
         self._layers = _linear_layers(model)
         self._inputs: dict[nn.Linear, torch.Tensor] = {}
         self._outputs: dict[nn.Linear, torch.Tensor] = {}
+        self._rows = 0
 
     def sum_clipped(
         self,
@@ -65,6 +67,7 @@ class LinearClipper:
         """
         if len(examples) == 0:
             return [torch.zeros_like(p) for p in self._parameters()], 0.0
+        self._rows = len(examples)
         with self._remembering():
             losses = loss(self._model(examples), targets)
         if losses.shape != (len(examples),):
@@ -73,12 +76,17 @@ class LinearClipper:
                 f"{tuple(losses.shape)}: use reduction='none'"
             )
         outputs = [self._outputs[layer] for layer in self._layers]
-        gradients = dict(zip(self._layers, torch.autograd.grad(losses.sum(), outputs), strict=True))
-        if transform.box:
-            sums = self._clamped_sums(gradients, transform)
-        else:
-            weights = self._weights(gradients, transform)
-            sums = self._weighted_sums(gradients, weights, transform)
+        found = torch.autograd.grad(losses.sum(), outputs)
+        gradients = {
+            layer: gradient.to(layer.weight.dtype)
+            for layer, gradient in zip(self._layers, found, strict=True)
+        }
+        with torch.autocast(examples.device.type, enabled=False):  # whatever the model ran in
+            if transform.box:
+                sums = self._clamped_sums(gradients, transform)
+            else:
+                weights = self._weights(gradients, transform)
+                sums = self._weighted_sums(gradients, weights, transform)
         self._inputs.clear()
         self._outputs.clear()
         return [sums[p] for p in self._parameters()], float(losses.detach().mean())
@@ -102,9 +110,10 @@ class LinearClipper:
         assert isinstance(layer, nn.Linear)
         if layer in self._inputs:
             raise UnsupportedModelError(f"{layer} is applied twice in one forward pass")
-        if inputs[0].dim() != 2:
+        if inputs[0].dim() != 2 or len(inputs[0]) != self._rows:
             raise UnsupportedModelError(f"{layer} is applied to more than one row an example")
-        self._inputs[layer], self._outputs[layer] = inputs[0].detach(), output
+        self._inputs[layer] = inputs[0].detach().to(layer.weight.dtype)
+        self._outputs[layer] = output
 
     def _weights(
         self, gradients: dict[nn.Linear, torch.Tensor], transform: Transform
@@ -112,22 +121,31 @@ class LinearClipper:
         """min(1, B/‖u‖) for each example; 0 for an example whose gradient is not finite."""
         scales, shifts = self._by_parameter(transform.scales), self._by_parameter(transform.shifts)
         first = next(iter(gradients.values()))
-        squared, crossed, constant = first.new_zeros(len(first)), first.new_zeros(len(first)), 0.0
+        squared = first.new_zeros(len(first), dtype=torch.float64)
+        crossed, constant, terms = torch.zeros_like(squared), 0.0, 0
         for layer, gradient in gradients.items():
+            unit, sizes = _normalised(gradient)
             for parameter, inputs in self._factors(layer):
                 scale, shift = scales.get(parameter), shifts.get(parameter)
-                squared += _form(gradient * gradient, _square(scale), _square(inputs))
+                factor, lengths = (None, sizes) if inputs is None else _normalised(inputs)
+                lengths = sizes if inputs is None else sizes * lengths
+                squared += lengths**2 * _form(unit * unit, _square(scale), _square(factor))
                 if shift is not None:
-                    crossed += 2 * _form(
-                        gradient, shift if scale is None else scale * shift, inputs
-                    )
+                    product = shift if scale is None else scale * shift
+                    crossed += 2 * lengths * _form(unit, product, factor)
                     constant += float(shift.double().square().sum())
-        if transform.shifts is not None:
-            rounding = _CANCELLATION * (squared + crossed.abs() + constant)
-            squared = (squared + crossed + constant).clamp_min(0.0) + rounding
-        limit = transform.bound * (1 - _ROUNDING)
-        weights = (limit / squared.sqrt().clamp_min(1e-30)).clamp_max(1.0)
-        return torch.where(torch.isfinite(squared), weights, torch.zeros_like(weights))
+            if transform.scales is not None or transform.shifts is not None:
+                terms = max(terms, layer.out_features)
+        # a sum of n terms lacks n roundings of itself at most (in the order of a matrix product)
+        rounding = (terms + _TERMS) * float(torch.finfo(first.dtype).eps)
+        if transform.shifts is not None:  # whatever cancels, by the size of its parts
+            lost = rounding * (squared + crossed.abs() + constant)
+            squared = (squared + crossed + constant).clamp_min(0.0) + lost
+        margin = _ROUNDING + (rounding if terms else 0.0)
+        limit = transform.bound * (1 - margin)
+        weights = (limit / squared.sqrt().clamp_min(1e-300)).clamp_max(1.0)
+        finite = torch.where(torch.isfinite(squared), weights, torch.zeros_like(weights))
+        return finite.to(first.dtype)
 
     def _weighted_sums(
         self,
@@ -168,7 +186,7 @@ class LinearClipper:
                     each = gradient[at : at + rows]
                     if inputs is not None:
                         each = each[:, :, None] * inputs[at : at + rows, None, :]
-                    total += (each * scale).nan_to_num(0.0).clamp(-1.0, 1.0).sum(0)
+                    total += (each * scale).nan_to_num(0.0, 0.0, 0.0).clamp(-1.0, 1.0).sum(0)
                 sums[parameter] = total
         return sums
 
@@ -183,6 +201,13 @@ class LinearClipper:
         self, tensors: Sequence[torch.Tensor] | None
     ) -> dict[torch.Tensor, torch.Tensor]:
         return {} if tensors is None else dict(zip(self._parameters(), tensors, strict=True))
+
+
+def _normalised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows whose largest entry is 1, so that no square underflows, and what that was before."""
+    sizes = rows.abs().amax(1)
+    sizes = torch.where(sizes > 0, sizes, torch.ones_like(sizes))
+    return rows / sizes[:, None], sizes.double()
 
 
 def _form(
@@ -201,16 +226,39 @@ def _square(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear]:
+    """The layers of a model that this engine can clip.
+
+    Raises:
+        UnsupportedModelError: something in it has parameters of another kind, mixes examples, or
+            changes what must be remembered.
+    """
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))
+        place = f"layer {name or '(root)'} ({type(module).__name__})"
+        if isinstance(module, _NormBase):
+            raise UnsupportedModelError(
+                f"{place} normalises over the batch, so that one example moves the gradients of "
+                "others: use LayerNorm or GroupNorm"
+            )
         if own and not isinstance(module, nn.Linear):
             raise UnsupportedModelError(
-                f"layer {name or '(root)'} ({type(module).__name__}) has parameters of its own; "
-                "this engine clips Linear layers only"
+                f"{place} has parameters of its own; this engine clips Linear layers only"
             )
         if own and not all(p.requires_grad for p in own):
-            raise UnsupportedModelError(f"layer {name} is partly frozen: freeze all or nothing")
+            raise UnsupportedModelError(f"{place} is frozen, in part or whole: leave it out")
+        if own and any(p.dtype not in (torch.float32, torch.float64) for p in own):
+            raise UnsupportedModelError(
+                f"{place} has parameters of {own[0].dtype}, in which noise is lost by rounding: "
+                "keep them in float32 and run the model under torch.autocast"
+            )
+        if getattr(module, "inplace", False):
+            raise UnsupportedModelError(
+                f"{place} overwrites an output that is needed: use inplace=False"
+            )
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise UnsupportedModelError("the model has no Linear layer to train")
+    held = [p for layer in layers for p in layer.parameters()]
+    if len({id(p) for p in held}) < len(held):
+        raise UnsupportedModelError("two layers share a parameter")
     return layers

@@ -41,6 +41,9 @@ class Transform:
             raise ValueError(f"expected a finite bound > 0, got {self.bound}")
         if self.box and (self.scales is None or self.shifts is not None):
             raise ValueError("a box has scales and no shifts")
+        size = sum(each.numel() for each in self.scales or ())
+        if self.box and self.bound < math.sqrt(size):
+            raise ValueError(f"a box of {size} coordinates is bounded by their root, not less")
 
     @classmethod
     def ellipsoid(cls, half_axes: Sequence[torch.Tensor], *, box: bool = False) -> Transform:

@@ -131,13 +131,28 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return NAME
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on with a checkpoint's history, unless it has less than was made here."""
-        before = sum(steps for _, _, steps in self.history)
-        kept = self.history
+        """Go on with a checkpoint's history, if that has all that was made here, and maybe more."""
+        made = self.history
         super().load_state_dict(state_dict)
-        if sum(steps for _, _, steps in self.history) < before:
-            self.history = kept  # a rolled-back checkpoint does not rewind what was spent
+        if not _continues(self.history, made):
+            self.history = made  # a rolled-back checkpoint does not rewind what was spent
         self._allowed = 0
+
+
+def _continues(
+    longer: list[tuple[float, float, int]], history: list[tuple[float, float, int]]
+) -> bool:
+    """Whether one history begins with another."""
+    if not history:
+        return True
+    last = len(history) - 1
+    rows = [tuple(row) for row in longer]
+    return (
+        len(rows) > last
+        and rows[:last] == [tuple(row) for row in history[:last]]
+        and rows[last][:2] == tuple(history[last][:2])
+        and rows[last][2] >= history[last][2]
+    )
 
 
 def _extended(

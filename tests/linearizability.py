@@ -58,7 +58,8 @@ def faults(
     record = _Record(entries, budget, cost)
     answered = sorted((call for call in calls if call.end is not None), key=lambda call: call.start)
     fixed = [(call, record.place(call)) for call in answered if not _refused(call)]
-    found = [f"nothing in the record explains {call}" for call, at in fixed if at is None]
+    found = list(record.broken)
+    found += [f"nothing in the record explains {call}" for call, at in fixed if at is None]
     placed = [(call, at) for call, at in fixed if at is not None]
     found += _strangers(calls, record, [at for call, at in placed if call.kind != "read"])
     found += _out_of_order(placed)
@@ -66,7 +67,11 @@ def faults(
 
 
 def _refused(call: Call) -> bool:
-    return call.kind == "reserve" and call.status == 409
+    exhausted = call.answer.get("code") == "budget-exhausted"
+    return call.kind == "reserve" and call.status == 409 and exhausted
+
+
+_ENDS = {"commit": "committed", "release": "released", "expire": "expired"}
 
 
 class _Record:
@@ -77,12 +82,25 @@ class _Record:
         self.budget, self.cost = budget, cost
         self.writes: dict[tuple[str, str, int], int] = {}
         self.created = 0
+        self.broken: list[str] = []
         granted: dict[str, int] = {}
+        self.reserved: dict[str, int] = {}
+        closed: set[str] = set()
         for number, entry in enumerate(entries, 1):
             assert entry["number"] == number
             self.spent.append(self.spent[-1] + entry["spent_micronats"])
             self.held.append(self.held[-1] + entry["held_micronats"])
             run, kind = entry.get("reservation", ""), entry["kind"]
+            if self.spent[-1] + self.held[-1] > budget or min(self.held[-1], self.spent[-1]) < 0:
+                self.broken.append(f"after entry {number} the balance is not within the budget")
+            if (
+                kind != "create" and (run in self.reserved) == (kind == "reserve")
+            ) or run in closed:
+                self.broken.append(f"entry {number} cannot follow those before it")
+            if kind == "reserve":
+                self.reserved[run] = entry["steps"]
+            if kind in _ENDS:
+                closed.add(run)
             if kind == "grant":
                 granted[run] = granted.get(run, 0) + entry["steps"]
             if kind == "create":
@@ -94,8 +112,14 @@ class _Record:
         """Where an answered call stands; None if the record does not explain its answer."""
         answer = call.answer
         if call.kind != "read":
-            key = (call.kind, answer.get("id", ""), answer.get("steps_granted", -1))
-            return self.writes.get(key) if call.status in (200, 201) else None
+            run = answer.get("id", "")
+            key = (call.kind, run, answer.get("steps_granted", -1))
+            as_it_was = (
+                call.status in (200, 201)
+                and answer.get("state") == _ENDS.get(call.kind, "open")
+                and answer.get("steps_reserved") == self.reserved.get(run)
+            )
+            return self.writes.get(key) if as_it_was else None
         version = answer.get("version", -1)
         if not self.created <= version < len(self.spent):
             return None
@@ -116,10 +140,12 @@ def _strangers(calls: Sequence[Call], record: _Record, claimed: list[int]) -> li
     """Entries that nobody asked for, or that two calls claim."""
     unexplained = set(record.writes.values()) - set(claimed)
     found = [f"two calls claim entry {at // 2}" for at, n in Counter(claimed).items() if n > 1]
-    unanswered = sum(call.end is None for call in calls)
-    if len(unexplained) > unanswered:
-        numbers = sorted(at // 2 for at in unexplained)
-        found.append(f"{unanswered} calls had no answer, but nobody's are entries {numbers}")
+    kinds = {at: kind for (kind, _, _), at in record.writes.items()}
+    lacking = Counter(kinds[at] for at in unexplained)
+    lacking -= Counter(call.kind for call in calls if call.end is None)
+    if lacking:
+        numbers = sorted(at // 2 for at in unexplained if lacking[kinds[at]])
+        found.append(f"nobody asked for some of the entries {numbers}")
     return found
 
 

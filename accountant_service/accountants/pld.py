@@ -10,7 +10,7 @@ from accountant_service.accountants.base import Accountant, Bound, Part, Questio
 from accountant_service.errors import MethodNotApplicableError, TooExpensiveError
 from accountant_service.guarantee import Assumption, Interval, NeighbouringRelation
 from accountant_service.numerics import gaussian, rounding, two_sided
-from accountant_service.numerics.epsilon_curve import epsilon_curve
+from accountant_service.numerics.epsilon_curve import SECONDS_MAX, epsilon_curve
 from accountant_service.numerics.privacy_loss import GaussianRatio, LaplaceRatio, Release
 
 _POISSON: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
@@ -58,7 +58,12 @@ class Pld(Accountant):
         _, _, releases = _releases(step)
         if not releases:
             return super().epsilon_bounds(step, times, delta)
-        curve = epsilon_curve(releases, times, delta, step.tolerance)
+        try:
+            curve = epsilon_curve(releases, times, delta, step.tolerance)
+        except TimeoutError:
+            raise TooExpensiveError(
+                f"the curve of pld took more than {SECONDS_MAX:g} s: ask for fewer points"
+            ) from None
         return [
             _capped(step.repeated(each), bounds, delta)
             for each, bounds in zip(times, curve, strict=True)

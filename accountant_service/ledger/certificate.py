@@ -13,7 +13,11 @@ from typing import Any, Final
 
 from accountant_service import __version__, mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.errors import AccountingError, MethodNotApplicableError
+from accountant_service.errors import (
+    AccountingError,
+    MethodNotApplicableError,
+    TooExpensiveError,
+)
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
 from accountant_service.ledger.model import Dataset, Reservation
 from accountant_service.mechanisms import DpSgd, Mechanism, Repeated, canonical_form
@@ -23,7 +27,9 @@ Document = dict[str, Any]
 
 
 def executed(mechanism: Mechanism, steps: int) -> Mechanism:
-    """What a plan has released after so many granted steps."""
+    """What a plan has released after so many granted steps: nothing, if it releases nothing."""
+    if not canonical_form(mechanism).parts:
+        return mechanism
     match mechanism:
         case DpSgd():
             return replace(mechanism, steps=steps, epochs=None)
@@ -34,11 +40,11 @@ def executed(mechanism: Mechanism, steps: int) -> Mechanism:
 
 
 def certified(mechanism: Mechanism, relation: NeighbouringRelation, delta: float) -> Guarantee:
-    """The narrowest proven guarantee: `pld`, or Rényi's where it has no formula."""
+    """The narrowest proven guarantee: `pld`, or Rényi's where that has no formula or no end."""
     question = Question(canonical_form(mechanism), relation)
     try:
         return ACCOUNTANTS["pld"].epsilon(question, delta)
-    except MethodNotApplicableError:
+    except (MethodNotApplicableError, TooExpensiveError):
         return ACCOUNTANTS["subsampled_rdp"].epsilon(question, delta)
 
 

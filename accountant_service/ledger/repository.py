@@ -48,6 +48,7 @@ from accountant_service.ledger.tables import (
 )
 
 _BUSY_SECONDS: Final = 20.0
+_READING: Final = "ledger_reading"  # an execution option of connections that only read
 # no answer, or not in time; a statement the database refuses is a fault of this service instead
 _AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError)
 PAGE: Final = 200
@@ -79,6 +80,9 @@ _REMEMBERED: Final = (
     .where(IDEMPOTENCY.c.key_id == bindparam("key"))
     .where(IDEMPOTENCY.c.value == bindparam("given"))
 )
+_NEW_SECRET: Final = text(
+    "INSERT INTO secret (name, value) VALUES (:name, :value) ON CONFLICT DO NOTHING"
+)
 _LOCKED: Final = {query: query.with_for_update() for query in (_DATASET_BY_NAME, _DATASET_BY_ID)}
 
 
@@ -92,9 +96,7 @@ def connect(url: str) -> Engine:
     if url.startswith("sqlite"):
         engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
         event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(
-            engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE")
-        )
+        event.listen(engine, "begin", _begin_sqlite)
         return engine
     asked = make_url(url).query.get("options", "")
     timeouts = f"-c lock_timeout={int(1000 * _BUSY_SECONDS)} -c statement_timeout=30000"
@@ -106,6 +108,12 @@ def connect(url: str) -> Engine:
         pool_pre_ping=True,
         connect_args={"connect_timeout": 5, "options": f"{asked} {timeouts}"},
     )
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A writer locks first; a reader never does, and sees what was committed when it began."""
+    reading = connection.get_execution_options().get(_READING, False)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
@@ -179,10 +187,13 @@ class Repository:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Statements that each see what is committed; nothing may be written, nothing is locked."""
+        """Statements that see what is committed; nothing may be written, nothing is locked."""
+        options: Any = {_READING: True}
+        if self.engine.dialect.name == "postgresql":  # each statement by itself
+            options = {"isolation_level": "AUTOCOMMIT"}
         try:
             with self.engine.connect() as connection:
-                yield Transaction(connection.execution_options(isolation_level="AUTOCOMMIT"))
+                yield Transaction(connection.execution_options(**options))
         except _AWAY as error:
             raise DatabaseAwayError("the database does not answer. Try again") from error
 
@@ -362,9 +373,11 @@ class Transaction:
         found = self.connection.execute(
             select(SECRET.c.value).where(SECRET.c.name == name)
         ).scalar()
-        if found is None:
-            found = secrets.token_bytes(32)
-            self.connection.execute(SECRET.insert().values(name=name, value=found))
+        if found is None:  # of several that ask at once the first to write decides
+            self.connection.execute(_NEW_SECRET, {"name": name, "value": secrets.token_bytes(32)})
+            found = self.connection.execute(
+                select(SECRET.c.value).where(SECRET.c.name == name)
+            ).scalar_one()
         return bytes(found)
 
     def key(self, identifier: str) -> KeyRecord | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from accountant_service.errors import (
     NameTakenError,
     NoFiniteEpsilonError,
     ReservationOpenError,
+    TooExpensiveError,
     UnknownSubjectError,
 )
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
@@ -55,6 +57,7 @@ _ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # who expires leases
 _NOISE_MAX: Final = 1e6
+_QUOTES_SECONDS_MAX: Final = 20.0
 _OWNERS_MAX: Final = 10_000
 View = dict[str, Any]
 
@@ -216,8 +219,13 @@ class Ledger:
         dataset = self._seen(key, name)
         items: list[Quote | AccountingError] = []
         total, chargeable = dataset.balance.taken, True
+        deadline = time.monotonic() + _QUOTES_SECONDS_MAX
         for mechanism in plans:
             try:
+                if time.monotonic() > deadline:
+                    raise TooExpensiveError(
+                        f"the quotes before this took {_QUOTES_SECONDS_MAX:g} s: send fewer at once"
+                    )
                 items.append(_quote(dataset, mechanism))
                 plan = Plan.of(mechanism)
                 total += privacy_filter.cost(dataset.policy.unit_cost(plan.step), plan.steps)

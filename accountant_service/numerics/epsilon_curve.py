@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,6 +23,7 @@ from accountant_service.numerics.special import Array
 from accountant_service.numerics.tilted_loss import UndampedError
 from accountant_service.numerics.two_sided import Bounds
 
+SECONDS_MAX: Final = 20.0
 _RATIO_MAX: Final = 4.0  # of the numbers that share a line
 _TOGETHER_MAX: Final = 64  # so many at a time: it bounds the memory
 _EFFORTS: Final = (Effort(math.log(1e-8), 0.0, 1 << 18), Effort(math.log(1e-5), 0.0, 1 << 21))
@@ -37,18 +39,22 @@ def epsilon_curve(
         times: increasing numbers ≥ 1. The last is answered as if it were asked for alone.
         delta: in (0, 1).
         tolerance: the width to reach, relative to max(ε, `two_sided.EPSILON_NEGLIGIBLE`).
+
+    Raises:
+        TimeoutError: too many of them are hard, and have to be answered by themselves.
     """
+    deadline = time.monotonic() + SECONDS_MAX
     found = [bounds for group in _groups(times[:-1]) for bounds in _shared(releases, group, delta)]
     found.append(Bounds(0.0, math.inf))
     outward = [two_sided.outward(bounds, tolerance) for bounds in found]
-    return _increasing(
-        [
-            bounds
-            if two_sided.relative_width(bounds) <= tolerance
-            else two_sided.epsilon_bounds(_repeated(releases, each), delta, tolerance)
-            for each, bounds in zip(times, outward, strict=True)
-        ]
-    )
+    found = []
+    for each, bounds in zip(times, outward, strict=True):
+        if two_sided.relative_width(bounds) > tolerance:
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            bounds = two_sided.epsilon_bounds(_repeated(releases, each), delta, tolerance)
+        found.append(bounds)
+    return _increasing(found)
 
 
 def _increasing(bounds: list[Bounds]) -> list[Bounds]:

@@ -290,38 +290,43 @@ class Recorder:
 
 
 def state_of(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
-    """Every tensor that an optimizer keeps, wherever it is."""
-    found: list[torch.Tensor] = []
-
-    def walk(value: Any, depth: int = 0) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append(value.detach().clone())
-        elif isinstance(value, dict):
-            for each in value.values():
-                walk(each, depth)
-        elif isinstance(value, list | tuple):
-            for each in value:
-                walk(each, depth)
-        elif hasattr(value, "__dict__") and depth < 3 and not isinstance(value, nn.Module):
-            walk(vars(value), depth + 1)
-        elif hasattr(value, "__slots__") and depth < 3:
-            walk([getattr(value, name) for name in value.__slots__], depth + 1)
-
+    """Every tensor and number among what an optimizer keeps."""
     hidden = {"_model", "private_sum", "source"}
     kept = {name: each for name, each in vars(optimizer).items() if name not in hidden}
     if hasattr(optimizer, "ordinary"):
         kept["ordinary"] = list(optimizer.ordinary.state.values())
-    walk(kept)
-    return found
+    return leaves(kept, 4)
+
+
+def leaves(value: Any, depth: int) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value.detach().clone()]
+    if isinstance(value, bool | int | float):
+        return [torch.tensor(float(value))]
+    if depth == 0 or isinstance(value, nn.Module):
+        return []
+    return [leaf for each in parts(value) for leaf in leaves(each, depth - 1)]
+
+
+def parts(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple):
+        return list(value)
+    if hasattr(value, "__dict__"):
+        return list(vars(value).values())
+    return [getattr(value, name) for name in getattr(value, "__slots__", ())]
+
+
+Make = Callable[[], PrivateOptimizer]
 
 
 def replayed(
-    name: str, state: str, released: list[list[torch.Tensor]], other: tuple[torch.Tensor, ...]
+    make: Make, released: list[list[torch.Tensor]], other: tuple[torch.Tensor, ...]
 ) -> list[torch.Tensor]:
     """The state of a run on another dataset whose releases are these, whatever its batches."""
     torch.manual_seed(5)
-    net = model()
-    optimizer = made(name, net, PLAN, state=state, **OPTIONS.get(name, {}))
+    optimizer = make()
     following = iter(released)
     genuine = optimizer.private_sum.summed
 
@@ -347,52 +352,47 @@ PLAN = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1.0, noise_multiplier=0.
 OPTIONS: dict[str, dict[str, Any]] = {"adadp": {"threshold": 0.0}, "adan": {"threshold": 0.0}}
 
 
-def states_after_a_replay(name: str, state: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def states_after_a_replay(make: Make) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Of a run, and of a run on data that differs in one record but released the same."""
     examples, labels = batch()
     torch.manual_seed(5)
-    net = model()
-    optimizer = made(name, net, PLAN, state=state, **OPTIONS.get(name, {}))
+    optimizer = make()
     recorder = Recorder(optimizer)
     for _ in range(4):
         optimizer.step(examples, labels, training.cross_entropy)
     neighbour = examples.clone()
     neighbour[0] = 7.0
-    return state_of(optimizer), replayed(name, state, recorder.released, (neighbour, labels))
+    return state_of(optimizer), replayed(make, recorder.released, (neighbour, labels))
+
+
+def same(kept: list[torch.Tensor], again: list[torch.Tensor]) -> bool:
+    assert len(kept) == len(again) > 0
+    pairs = zip(kept, again, strict=True)
+    return all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in pairs)
 
 
 @pytest.mark.parametrize(("name", "state"), STATES)
 def test_state_is_a_function_of_what_was_released(name: str, state: str) -> None:
-    kept, again = states_after_a_replay(name, state)
-    assert len(kept) == len(again) > 0
-    same = [torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(kept, again, strict=True)]
-    if state == "raw":
-        assert not all(same)
-        optimizer = made(name, model(), PLAN, state=state)
-        assert not optimizer.source.proven
-    else:
-        assert all(same)
+    def make() -> PrivateOptimizer:
+        return made(name, model(), PLAN, state=state, **OPTIONS.get(name, {}))
+
+    proven = state != "raw"
+    assert same(*states_after_a_replay(make)) == proven
+    assert make().source.proven == proven
 
 
-def test_a_leak_is_found_in_any_optimizer() -> None:
-    """One that keeps the norm of the private sum would be caught, whatever it calls it."""
+@pytest.mark.parametrize("kind", ["tensor", "number"])
+def test_a_leak_is_found_in_any_optimizer(kind: str) -> None:
+    """One that keeps something of the batch itself is caught, whatever it calls it."""
 
     class Leaky(AdaDp):
         def update(self, step: Step) -> None:
             super().update(step)
-            self.size_of_the_batch = step.examples.sum(0)
+            total = step.examples.sum()
+            self.anything = total if kind == "tensor" else float(total)
 
-    def run(examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-        torch.manual_seed(5)
-        optimizer = Leaky(model(), QUIET, learning_rate=0.0)
-        optimizer.step(examples, labels, training.cross_entropy)
-        return state_of(optimizer)
-
-    examples, labels = batch()
-    neighbour = examples.clone()
-    neighbour[0] = 7.0
-    pairs = zip(run(examples, labels), run(neighbour, labels), strict=True)
-    assert any(not torch.allclose(a, b) for a, b in pairs)
+    assert not same(*states_after_a_replay(lambda: Leaky(model(), PLAN, learning_rate=0.1)))
+    assert same(*states_after_a_replay(lambda: AdaDp(model(), PLAN, learning_rate=0.1)))
 
 
 # --- bad input

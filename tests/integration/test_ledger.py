@@ -228,6 +228,36 @@ def test_the_running_total_is_labelled_and_counts_what_was_granted(admin: Caller
     assert total["epsilon"] < admin.get("/v1/datasets/sum")[1]["spent"]["epsilon"]
 
 
+def test_a_plan_of_no_steps_is_certified_as_nothing(admin: Caller) -> None:
+    admin.dataset("nothing")
+    run = admin.reserve("nothing", RUN | {"steps": 0})["id"]
+    admin.grant(run, 1, 0)
+    assert admin.post(f"/v1/reservations/{run}/commit")[0] == 200
+    _, document = admin.get(f"/v1/reservations/{run}/certificate")
+    assert document["guarantee"]["epsilon"] == 0.0
+    assert admin.get("/v1/datasets/nothing")[1]["spent"]["micronats"] == 0
+    assert admin.get("/v1/datasets/nothing/running-total")[1]["epsilon"] == 0.0
+
+
+def test_what_pld_finds_too_much_is_certified_by_renyi(
+    admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accountant_service.accountants.pld._PARTS_MAX", 1)
+    admin.dataset("many")
+    for noise in (1.0, 2.0):
+        run = admin.reserve("many", RUN | {"noise_multiplier": noise})["id"]
+        admin.grant(run, 10, 0)
+    status, total = admin.get("/v1/datasets/many/running-total")
+    assert (status, total["method"]) == (200, "subsampled_rdp")
+
+
+def test_quotes_that_take_too_long_say_so(admin: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accountant_service.ledger.service._QUOTES_SECONDS_MAX", -1.0)
+    admin.dataset("slow")
+    _, found = admin.post("/v1/datasets/slow/quotes/batch", {"mechanisms": [RUN]})
+    assert found["items"][0]["problem"]["code"] == "too-expensive"
+
+
 def test_computations_can_be_closed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/closed.db"
     app = create_app(Settings(database_url=url, open_computation=False))

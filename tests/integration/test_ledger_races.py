@@ -8,6 +8,7 @@ spares writers from being told to try again. Without both, a race overspends.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -148,3 +149,38 @@ def test_without_either_a_race_overspends(
     outcome = race(postgresql)
     assert outcome.overspent
     assert outcome.faults > 0
+
+
+def test_a_reader_waits_for_nobody_and_nobody_for_a_reader(repository: Repository) -> None:
+    _, key = Keys(repository).create([Scope.ADMIN])
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    ledger = Ledger(repository)
+    ledger.create_dataset(request(key), "d", 1000, 8.0, 1e-5, relation, "record", None)
+    started = time.monotonic()
+    with repository.transaction() as writing:
+        writing.dataset("d", lock=True)
+        writing.audit("someone", "waits", "d")
+        with repository.reading() as reading:
+            assert reading.dataset("d") is not None
+            assert not any(event["action"] == "waits" for event in reading.audits())
+    with repository.reading() as reading:
+        assert reading.dataset("d") is not None
+        ledger.reserve(request(key), "d", RUN, 3600, "")
+    assert time.monotonic() - started < 5.0
+
+
+def test_a_secret_is_made_once_whoever_asks_first(repository: Repository) -> None:
+    start, found = threading.Barrier(8), []
+
+    def ask() -> None:
+        start.wait()
+        with repository.transaction() as transaction:
+            found.append(transaction.secret("certificates"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1

@@ -150,6 +150,9 @@ def test_a_rolled_back_checkpoint_does_not_rewind_what_was_spent(transport: Any)
     spent = engine.get_epsilon(1e-5)
     engine.accountant.load_state_dict(early)
     assert engine.get_epsilon(1e-5) == spent
+    other = {"history": [(2.0, 0.05, 10**6)], "mechanism": "remote"}
+    engine.accountant.load_state_dict(other)  # more steps, but not those that were made
+    assert engine.get_epsilon(1e-5) == spent
     fresh = integration.RemoteAccountant()
     fresh.load_state_dict(early)
     assert fresh.history == early["history"]

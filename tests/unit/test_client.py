@@ -397,3 +397,23 @@ def test_data_that_is_not_there_or_broken_is_named(
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x09abc")
     with pytest.raises(DataError, match="t10k-labels-idx1-ubyte is not an IDX file"):
         load("mnist", tmp_path)
+
+
+def test_a_run_that_another_resumed_is_not_renewed() -> None:
+    """Else it would take what the other was granted for its own."""
+    held = {"id": "r", "state": "open", "steps_reserved": 500}
+
+    def answer(path: str, body: dict[str, Any]) -> httpx.Response:
+        if path.endswith("/renew"):
+            return httpx.Response(200, json=held | {"steps_granted": 150})
+        if path.endswith("/grants"):
+            return httpx.Response(200, json=held | {"steps_granted": body["sequence"] + 50})
+        return httpx.Response(200, json=claim(1.0))
+
+    reservation = Reservation("r", "open", 500, 0)
+    budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, reservation)
+    budget.allow(1)
+    budget.renew_seconds = -1.0
+    with pytest.raises(BudgetExhaustedError, match="another run goes on with it"):
+        budget.allow(51)
+    assert budget.reservation.steps_granted == 50

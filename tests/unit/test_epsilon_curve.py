@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.errors import TooExpensiveError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import DpSgd, canonical_form
 from accountant_service.numerics import contour as engine
@@ -186,6 +187,14 @@ def test_what_is_not_found_is_asked_for_alone(monkeypatch: pytest.MonkeyPatch) -
     assert found == sorted(found, key=lambda bounds: bounds.upper)
     for each, bounds in zip(times, found, strict=True):
         assert bounds == epsilon_bounds([(sampled(0.1, 2.0)[0][0], each)], 1e-6, TOLERANCE)
+
+
+def test_a_curve_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epsilon_curve, "SECONDS_MAX", -1.0)
+    unit = canonical_form(DpSgd(1.1, sample_rate=0.02, steps=1))
+    step = Question(unit, NeighbouringRelation.ADD_OR_REMOVE_ONE)
+    with pytest.raises(TooExpensiveError, match="fewer points"):
+        ACCOUNTANTS["pld"].curve(step, [1, 2, 3], 1e-5)
 
 
 def test_more_steps_never_cost_less() -> None:

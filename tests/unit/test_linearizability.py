@@ -24,9 +24,13 @@ def read(start: int, end: int, version: int, spent: int, held: int) -> Call:
     return Call("read", start, end, 200, seen)
 
 
-RESERVE = Call("reserve", 10, 20, 201, {"id": "a", "steps_granted": 0})
-GRANT = Call("grant", 30, 40, 200, {"id": "a", "steps_granted": 4})
-RELEASE = Call("release", 50, 60, 200, {"id": "a", "steps_granted": 4})
+def run(steps_granted: int, state: str = "open") -> dict[str, Any]:
+    return {"id": "a", "steps_granted": steps_granted, "steps_reserved": 12, "state": state}
+
+
+RESERVE = Call("reserve", 10, 20, 201, run(0))
+GRANT = Call("grant", 30, 40, 200, run(4))
+RELEASE = Call("release", 50, 60, 200, run(4, "released"))
 REFUSED = Call("reserve", 12, 45, 409, {"code": "budget-exhausted"})
 HISTORY = [RESERVE, REFUSED, GRANT, read(35, 45, 2, 0, 12), read(41, 55, 4, 4, 0), RELEASE]
 
@@ -50,12 +54,15 @@ def test_a_call_without_an_answer_may_have_happened_or_not() -> None:
 
 
 def test_a_lost_write() -> None:
-    missing = Call("grant", 61, 62, 200, {"id": "a", "steps_granted": 8})
+    missing = Call("grant", 61, 62, 200, run(8))
     assert "nothing in the record explains" in judge(*HISTORY, missing)[0]
 
 
 def test_a_write_that_nobody_asked_for() -> None:
-    assert "nobody's are entries [3]" in judge(*(call for call in HISTORY if call is not GRANT))[0]
+    found = judge(*(call for call in HISTORY if call is not GRANT))
+    assert found == ["nobody asked for some of the entries [3]"]
+    lost_read = Call("read", 30, None, 0, {})
+    assert judge(*(call for call in HISTORY if call is not GRANT), lost_read) == found
 
 
 def test_one_grant_acknowledged_to_two() -> None:
@@ -89,3 +96,24 @@ def test_a_refusal_while_there_was_room() -> None:
 def test_a_refusal_after_a_read_that_saw_room() -> None:
     calls = [*changed(REFUSED, start=57, end=70), read(52, 56, 4, 4, 0)]
     assert "there was room at all times" in judge(*calls)[0]
+
+
+def test_an_answer_that_is_not_as_it_was() -> None:
+    for wrong in (run(4, "committed"), run(4) | {"steps_reserved": 13}):
+        assert "nothing in the record explains" in judge(*changed(GRANT, answer=wrong))[0]
+    other = {"code": "idempotency-key-reused"}
+    assert "nothing in the record explains" in judge(*changed(REFUSED, answer=other))[0]
+
+
+def test_a_record_that_overspends() -> None:
+    """Two plans of twelve within twenty, each acknowledged."""
+    second = RECORD[1] | {"number": 3, "reservation": "b"}
+    calls = [RESERVE, Call("reserve", 30, 40, 201, run(0) | {"id": "b"})]
+    found = judge(*calls, record=[*RECORD[:2], second])
+    assert found == ["after entry 3 the balance is not within the budget"]
+
+
+def test_a_grant_after_the_end() -> None:
+    late = RECORD[2] | {"number": 5, "held_micronats": 0}
+    calls = [*HISTORY, Call("grant", 70, 80, 200, run(8))]
+    assert "entry 5 cannot follow those before it" in judge(*calls, record=[*RECORD, late])

@@ -155,6 +155,10 @@ def test_poisson_batches_pass_a_chi_square_test() -> None:
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
         (nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 4)), "Embedding"),
         (nn.Sequential(nn.ReLU()), "no Linear"),
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False)), "over the batch"),
+        (nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True)), "inplace=False"),
+        (nn.Sequential(nn.Linear(6, 4)).bfloat16(), "bfloat16"),
+        (nn.Sequential(nn.Linear(6, 4)).half(), "float16"),
     ],
 )
 def test_other_layers_are_named_and_refused(net: nn.Module, name: str) -> None:
@@ -175,3 +179,90 @@ def test_a_layer_applied_twice_is_refused() -> None:
     net = nn.Sequential(layer, layer)
     with pytest.raises(UnsupportedModelError, match="twice"):
         LinearClipper(net).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+
+
+def test_more_rows_than_examples_are_refused() -> None:
+    """A model that cuts an example into rows would count each of them as one."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, examples: torch.Tensor) -> torch.Tensor:
+            return self.layer(examples.reshape(-1, 3)).reshape(len(examples), -1)
+
+    examples, labels = batch()
+    with pytest.raises(UnsupportedModelError, match="more than one row"):
+        LinearClipper(Patches()).sum_clipped(
+            examples.float(), labels, training.cross_entropy, Transform(1.0)
+        )
+
+
+def test_a_shared_parameter_is_refused() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    with pytest.raises(UnsupportedModelError, match="share a parameter"):
+        LinearClipper(nn.Sequential(first, second))
+
+
+def clipped_norm(layer: nn.Linear, inputs: torch.Tensor, of: torch.Tensor, by: Transform) -> float:
+    """Of what one example adds, whose output gradient is given, exactly."""
+    sums, _ = LinearClipper(layer).sum_clipped(
+        inputs, of, lambda predictions, gradient: (predictions * gradient).sum(1), by
+    )
+    return math.sqrt(sum(float(each.double().square().sum()) for each in sums))
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1.0])
+@pytest.mark.parametrize("scale", [None, 1e6, 1e8, 1e18])
+@pytest.mark.parametrize("size", [1e15, 1e18])
+def test_squares_that_underflow_are_counted(bound: float, scale: float | None, size: float) -> None:
+    """Output gradients of 1e-23 have squares of nothing, and inputs may be as large as they are."""
+    layer = nn.Linear(2, 1000, bias=False)
+    scales = None if scale is None else [torch.full_like(layer.weight, scale)]
+    of = torch.full((1, 1000), 1e-23)
+    assert clipped_norm(layer, torch.full((1, 2), size), of, Transform(bound, scales)) <= bound
+
+
+@pytest.mark.parametrize("outputs", [1000, 100_000])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_small_squares_behind_a_large_one_are_counted(outputs: int, shifted: bool) -> None:
+    """In a long sum each of them may be lost to rounding."""
+    layer = nn.Linear(4, outputs, bias=False)
+    for share in (0.3, 0.49, 0.9):
+        of = torch.full((1, outputs), math.sqrt(share * 2.0**-24))
+        of[0, 0] = 1.0
+        shifts = [torch.zeros_like(layer.weight)] if shifted else None
+        transform = Transform(1.0, [torch.ones_like(layer.weight)], shifts)
+        assert clipped_norm(layer, torch.ones(1, 4), of, transform) <= 1.0
+
+
+def test_a_model_under_autocast_is_clipped_in_full_precision() -> None:
+    net, (examples, labels) = model().float(), batch()
+    for at in range(8):
+        one = slice(at, at + 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            sums, _ = LinearClipper(net).sum_clipped(
+                100 * examples[one].float(), labels[one], training.cross_entropy, Transform(0.5)
+            )
+        norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
+        assert 0.4 < norm <= 0.5
+
+
+def test_a_box_is_bounded_by_the_root_of_its_size() -> None:
+    with pytest.raises(ValueError, match="a box of 100 coordinates"):
+        Transform(9.9, [torch.ones(100)], box=True)
+
+
+def test_every_word_of_a_generator_is_drawn() -> None:
+    """A seed of a CPU generator has 32 bits: it would be one of 4e9, and could be found."""
+    one, other = (fresh_generator(torch.device("cpu")).get_state() for _ in range(2))
+    words = [state[24 : 24 + 8 * 624].view(torch.int64) for state in (one, other)]
+    assert int((words[0] != words[1]).sum()) > 600
+    assert int(words[0].max()) < 2**32
+    generator = fresh_generator(torch.device("cpu"))
+    known = torch.Generator().manual_seed(generator.initial_seed())
+    assert not torch.equal(torch.rand(9, generator=generator), torch.rand(9, generator=known))
+    draws = torch.rand(200_000, generator=generator)
+    assert float(draws.mean()) == pytest.approx(0.5, abs=0.005)

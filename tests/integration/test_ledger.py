@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import QueuePool, create_engine
+from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
 from accountant_service import cli
 from accountant_service.app import create_app
 from accountant_service.errors import DatabaseAwayError, NoFiniteEpsilonError
-from accountant_service.ledger import certificate
+from accountant_service.ledger import certificate, chain
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.keys import Keys, Scope
@@ -554,3 +555,61 @@ def test_a_database_that_is_away_grants_nothing() -> None:
     with pytest.raises(Exception, match="does not answer"), away.transaction():
         pass
     away.close()
+
+
+def answer_without_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str, str]:
+    """What a reservation is answered when every statement fails; and what is stored of it."""
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
+    with TestClient(app, raise_server_exceptions=False) as http:
+        admin = Caller(http, app.state.keys.create([Scope.ADMIN])[0])
+        admin.dataset("d")
+        repository = app.state.repository
+
+        def gone(*_: Any) -> None:
+            raise OperationalError("BEGIN", {}, Exception("the connection is lost"))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(repository.engine, "begin", gone)
+            headers = {"Authorization": f"Bearer {admin.key}", "Idempotency-Key": "a"}
+            answer = http.post(
+                "/v1/datasets/d/reservations", json={"mechanism": RUN}, headers=headers
+            )
+        assert admin.get("/v1/datasets/d")[1]["version"] == 1
+        return answer.status_code, answer.json()["code"], answer.headers.get("Retry-After", "")
+
+
+def test_a_write_without_a_database_is_told_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answer_without_database(tmp_path, monkeypatch)
+    assert found == (503, "database-away", "2")
+
+
+def test_an_outage_that_is_not_recognised_would_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutant of the test above: nothing is granted either, but nobody is told why."""
+    monkeypatch.setattr(storage, "_AWAY", ())
+    assert answer_without_database(tmp_path, monkeypatch)[0] == 500
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_it_is_the_chain_that_shows_an_altered_time(
+    chained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no balance depends on is held by the hashes alone: without them it goes unnoticed."""
+    if not chained:
+        monkeypatch.setattr(chain, "hash_of", lambda *_: chain.GENESIS)
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
+    with TestClient(app) as http:
+        admin = Caller(http, app.state.keys.create([Scope.ADMIN])[0])
+        admin.dataset("d")
+        admin.reserve("d")
+        repository = app.state.repository
+        assert verify(repository).faults == []
+        later = "UPDATE entry SET body = replace(body, '\"at\":', '\"at\":9') WHERE number = 2"
+        with repository.transaction() as transaction:
+            transaction.connection.exec_driver_sql(later)
+        assert bool(verify(repository).faults) == chained

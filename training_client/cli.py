@@ -27,6 +27,7 @@ from training_client.errors import (
     BudgetExhaustedError,
     DataError,
     NoGuaranteeError,
+    ServiceError,
     TrainingStoppedError,
 )
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
@@ -158,20 +159,17 @@ def run(
             if kept is not None:
                 model.load_state_dict(kept.model)
                 private.load_state_dict(kept.kept)
-            with _progress(console, steps) as shown, _signals() as stop:
-
-                def report(now: training.Progress) -> None:
-                    shown(now)
-                    if isinstance(budget, LedgerBudget) and now.step % checkpoint_every == 0:
-                        recipe.checkpoint(budget, model, private, now.step).write(output)
-
+            saving = _Saving(recipe, budget, model, private, output, checkpoint_every)
+            with _progress(console, steps) as shown, _signals() as stop, saving.kept_if_it_stops():
+                report = saving.reporting(shown)
                 result = training.train(model, data, private, budget, report=report, stop=stop)
             _keep_model(output, model)  # before anything else may fail
             if isinstance(budget, LedgerBudget):
                 certificate = accounting.certificate(accounting.commit(budget.reservation))
                 (output / CHECKPOINT).unlink(missing_ok=True)
     except TrainingStoppedError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]Stopped:[/] {error}")
+        said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        Console(stderr=True, highlight=False).print(f"[bold red]Stopped:[/] {said}")
         raise typer.Exit(error.exit_code) from None
     _keep_claims(output, result, certificate, proven=recipe.proven)
     of_ledger = isinstance(budget, LedgerBudget)
@@ -346,6 +344,47 @@ def _signals() -> Iterator[Callable[[], bool]]:
     finally:
         for kind, handler in zip(kinds, before, strict=True):
             signal.signal(kind, handler)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """What is written while a run lasts."""
+
+    recipe: _Recipe
+    budget: Budget | LedgerBudget
+    model: torch.nn.Module
+    optimizer: PrivateOptimizer
+    output: Path
+    every: int
+
+    def reporting(
+        self, shown: Callable[[training.Progress], None]
+    ) -> Callable[[training.Progress], None]:
+        """The same reports, with a checkpoint now and then."""
+
+        def report(now: training.Progress) -> None:
+            shown(now)
+            if now.step % self.every == 0:
+                self._checkpoint(now.step)
+
+        return report
+
+    def _checkpoint(self, steps: int) -> None:
+        if isinstance(self.budget, LedgerBudget):
+            kept = self.recipe.checkpoint(self.budget, self.model, self.optimizer, steps)
+            kept.write(self.output)
+
+    @contextmanager
+    def kept_if_it_stops(self) -> Iterator[None]:
+        """What was trained before the service went away is charged already, so it is kept."""
+        try:
+            yield
+        except ServiceError as error:
+            _keep_model(self.output, self.model)
+            if isinstance(self.budget, LedgerBudget):
+                self._checkpoint(self.budget.reservation.steps_granted)
+                error.add_note("the run can go on with --resume when there is a service")
+            raise
 
 
 def _keep_model(output: Path, model: torch.nn.Module) -> None:

@@ -144,3 +144,23 @@ def test_exactly_as_many_steps_run_as_are_affordable(bench: Bench, seed: int) ->
     beyond.communicate(timeout=60)
     assert beyond.returncode == 3
     assert bench.made() == short
+
+
+@pytest.mark.slow
+def test_a_service_that_goes_away_stops_the_run_and_loses_nothing(bench: Bench) -> None:
+    """The granted block is finished, no more; with a service again the run goes on."""
+    trainer = bench.trainer()
+    wait_for(bench, 20, trainer)
+    bench.server.kill()
+    output, _ = trainer.communicate(timeout=120)
+    assert trainer.returncode == 4, output
+    assert "--resume" in output
+    (run,) = bench.runs()
+    assert bench.made() == run.steps_granted < STEPS
+    assert (bench.folder / "run" / "model.pt").exists()
+    bench.server.start()
+    bench.server.wait()
+    again = bench.trainer("--resume")
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, output
+    assert bench.made() == STEPS  # nothing was charged in vain

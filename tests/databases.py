@@ -6,9 +6,10 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -46,16 +47,14 @@ class PrivateServer:
     """A PostgreSQL server of one's own, to be stopped and started; see `private_server`."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
-        self._data, self._programs = folder / "postgresql", programs
+        self._data, self._programs = folder / "data", programs
         self._data.mkdir()
         self.port = free_port()
         # PostgreSQL refuses to run as root
         user = "postgres" if os.geteuid() == 0 else None
         if user:
+            folder.chmod(0o755)
             shutil.chown(self._data, user)
-            for parent in (folder, *folder.parents):
-                if not parent.stat().st_mode & 0o001:
-                    parent.chmod(parent.stat().st_mode | 0o011)  # it may pass, not look
         self._run = partial(subprocess.run, check=True, user=user, stdout=subprocess.DEVNULL)
         self._run([programs / "initdb", "-D", self._data, "-A", "trust", "-U", "postgres"])
         self.start()
@@ -79,7 +78,7 @@ class PrivateServer:
 
 
 @contextmanager
-def private_server(folder: Path) -> Iterator[PrivateServer]:
+def private_server() -> Iterator[PrivateServer]:
     """A PostgreSQL server of one's own; the test is skipped where the programs are missing."""
     found = shutil.which("pg_ctl") or next(
         (str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))), None
@@ -87,11 +86,14 @@ def private_server(folder: Path) -> Iterator[PrivateServer]:
     if found is None:
         assert not os.environ.get("CI"), "pg_ctl is needed"
         pytest.skip("no pg_ctl: install PostgreSQL's server programs to run this")
-    server = PrivateServer(folder, Path(found).resolve().parent)
-    try:
-        yield server
-    finally:
-        server.crash()
+    # not below pytest's folder, which only its owner may enter
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        server = PrivateServer(Path(folder), Path(found).resolve().parent)
+        try:
+            yield server
+        finally:
+            with suppress(subprocess.CalledProcessError):  # it may be down already
+                server.crash()
 
 
 def free_port() -> int:

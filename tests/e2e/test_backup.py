@@ -79,8 +79,8 @@ def test_sqlite(tmp_path: Path) -> None:
     repository.close()
 
 
-def test_postgresql(tmp_path: Path) -> None:
-    with private_server(tmp_path) as server:
+def test_postgresql() -> None:
+    with private_server() as server:
         repository = opening.open_repository(server.url)
         run = Run(repository)
         at: dict[str, Any] = {"check": True, "stdout": subprocess.PIPE}

@@ -150,7 +150,7 @@ def test_servers_are_killed(kind: str, servers: int, kills: int, tmp_path: Path)
 )
 def test_the_database_crashes(crashes: int, tmp_path: Path) -> None:
     """Without it nothing is granted; with it again everything goes on, nobody restarts a server."""
-    with private_server(tmp_path) as postgresql:
+    with private_server() as postgresql:
         storm = Storm(postgresql.url, tmp_path, 2, 60.0)
         chance = random.Random(9)
         for _ in range(crashes):

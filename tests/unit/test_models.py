@@ -7,6 +7,7 @@ import torch
 
 from training_client.clipping import LinearClipper, Transform
 from training_client.data import Dataset
+from training_client.errors import DataError
 from training_client.models import (
     CLASSES,
     MODELS,
@@ -78,9 +79,9 @@ def test_the_papers_autoencoder_has_its_size() -> None:
 
 
 def test_models_that_do_not_go_with_the_data_are_named() -> None:
-    with pytest.raises(ValueError, match="there are mlp, linear, logistic, autoencoder"):
+    with pytest.raises(DataError, match="there are mlp, linear, logistic, autoencoder"):
         make_model("cnn", two_classes())
     data = two_classes()
     three = Dataset(data.train_examples, data.train_labels, data.test_examples, data.test_labels, 3)
-    with pytest.raises(ValueError, match="tells 2 classes apart, the data have 3"):
+    with pytest.raises(DataError, match="tells 2 classes apart, the data have 3"):
         make_model("logistic", three)

@@ -143,7 +143,7 @@ def reserved(
     releases: list[Reservation] = []
     try:
         for each in wanted.before:
-            releases.append(accounting.reserve(dataset, each, _PURPOSE))  # noqa: PERF401
+            releases.append(_held(accounting, dataset, each))  # noqa: PERF401
         plan = _fitting(accounting, wanted, dataset, noise)
         held = accounting.reserve(dataset, plan.mechanism(wanted.steps), _PURPOSE)
     except TrainingStoppedError:
@@ -158,6 +158,17 @@ def reserved(
     return LedgerBudget(
         accounting, plan, dataset, float(budget["delta"]), held, wanted.before, tuple(releases)
     )
+
+
+def _held(accounting: AccountingService, dataset: str, release: Mechanism) -> Reservation:
+    """Budget for what comes before the first step."""
+    try:
+        return accounting.reserve(dataset, release, _PURPOSE)
+    except BudgetExhaustedError as error:
+        raise BudgetExhaustedError(
+            f"what is released before the first step ({release['kind']} noise, σ = "
+            f"{release['noise_multiplier']:g}) does not fit: {error}"
+        ) from None
 
 
 def _fitting(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from training_client.errors import BudgetExhaustedError
+from training_client.errors import BudgetExhaustedError, ServiceError
 from training_client.plan import Mechanism, Plan, composition
 from training_client.service import AccountingService, Guarantee, Json, Reservation
 
@@ -77,6 +78,9 @@ class Budget:
         """
         self.allow(1)
         return []
+
+    def give_up(self) -> None:
+        """Nothing is held."""
 
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
@@ -164,6 +168,12 @@ class LedgerBudget:
         """
         granted = [self.service.grant(each, 1) for each in self.releases]
         return [self.service.certificate(self.service.commit(each)) for each in granted]
+
+    def give_up(self) -> None:
+        """Free what is held and was not granted; without an answer its lease ends anyway."""
+        with suppress(ServiceError):
+            for each in (self.reservation, *self.releases):
+                self.service.release(each)
 
     def allow(self, step: int) -> None:
         """See `Allowance`.

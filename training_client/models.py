@@ -127,6 +127,23 @@ MODELS: Final[dict[str, Entry]] = {
 }
 
 
+def side_information(model: nn.Module, frequencies: torch.Tensor) -> list[torch.Tensor]:
+    """A of AdaDPS without public examples: weights by how frequent their input is (papers/004).
+
+    Args:
+        model: whose first Linear layer takes the inputs.
+        frequencies: of each input; public, and 1 on average here.
+
+    Returns:
+        A tensor per parameter, ones where no input is weighted.
+    """
+    first = next(layer for layer in model.modules() if isinstance(layer, nn.Linear)).weight
+    row = (frequencies / frequencies.mean()).clamp_min(1e-6)
+    return [
+        row.expand_as(p).clone() if p is first else torch.ones_like(p) for p in model.parameters()
+    ]
+
+
 def require(name: str, data: Dataset) -> None:
     """Return if there is such a model for such data.
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from training_client.data import Dataset, check, load, train_size
 from training_client.errors import DataError
-from training_client.models import MODELS, Objective, make_model, require
+from training_client.models import MODELS, Objective, make_model, require, side_information
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
 from training_client.pca import PrivatePca, Projection
 from training_client.plan import Mechanism, Plan
@@ -62,6 +62,7 @@ class Recipe:
         public_examples: given up as public, if anything needs them.
         warm_start: ordinary steps on these before the private run.
         pca: a private projection of the examples, if one is asked for.
+        side_information: whether the inputs' public frequencies guide the optimizer (AdaDPS).
     """
 
     data: str
@@ -74,6 +75,7 @@ class Recipe:
     public_examples: int = 600
     warm_start: int = 0
     pca: PrivatePca | None = None
+    side_information: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what leaves nothing to protect."""
@@ -128,6 +130,8 @@ class Recipe:
         require(self.model, data)
         if self.pca is not None:
             self.pca.require(data.inputs)
+        if self.side_information and data.frequencies is None:
+            raise DataError(f"{self.data} says of no input how frequent it is")
         if not self.gives_up_public:
             return Ingredients(data, None)
         return Ingredients(*data.without_public(self.public_examples))
@@ -143,8 +147,11 @@ class Recipe:
         if known.public is not None:
             warm_start(model, known.public, self.objective.loss, self.warm_start)
         public = known.public if self.state == "public" else None
+        options = dict(self.options)
+        if self.side_information and known.private.frequencies is not None:
+            options["side_information"] = side_information(model, known.private.frequencies)
         made = make_optimizer(
-            self.optimizer, model, plan, state=self.state, public=public, **self.options
+            self.optimizer, model, plan, state=self.state, public=public, **options
         )
         return model, made
 
@@ -178,7 +185,7 @@ def choose(
     entry = OPTIMIZERS.get(optimizer)
     if entry is None:
         raise DataError(f"there is no optimizer {optimizer!r}; there are {', '.join(OPTIMIZERS)}")
-    state = state or entry.states[0]
+    state = state or ("privatised" if rest.get("side_information") else entry.states[0])
     if state not in entry.states:
         raise DataError(f"{optimizer} has no state {state!r}; it has {', '.join(entry.states)}")
     if momentum is not None and optimizer != "dp_sgd":
@@ -187,6 +194,8 @@ def choose(
         raise DataError(f"--box is of adadp and adan, not of {optimizer}")
     if rest.get("model") not in MODELS:
         raise DataError(f"there is no model {rest.get('model')!r}; there are {', '.join(MODELS)}")
+    if rest.get("side_information") and (optimizer != "adadps" or rest.get("pca")):
+        raise DataError("--side-information is of adadps, on inputs that are not projected")
     rate = entry.learning_rate if learning_rate is None else learning_rate
     options: dict[str, Any] = {"learning_rate": rate} | ({"box": True} if box else {})
     if optimizer == "dp_sgd":

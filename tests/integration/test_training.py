@@ -181,6 +181,31 @@ def test_what_does_not_fit_a_ledger_leaves_nothing_held(
     assert not bench.folder.exists()
 
 
+def test_data_that_are_not_to_be_had_leave_nothing_held(bench: Bench) -> None:
+    bench.give(3.0)
+    done = bench.run("--dataset", bench.name, "--pca", "9", "--pca-noise", "9")
+    assert done.exit_code == 2
+    assert "the data have 8" in done.output
+    after = bench.dataset()
+    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+
+
+def test_frequencies_guide_the_optimizer_where_they_are_public(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ("--optimizer", "adadps", "--side-information", "--model", "linear")
+    assert "how frequent" in bench.run(*wanted).output
+    known = data_sets.DATASETS["small"]
+    counted = replace(small(Path()), frequencies=torch.arange(1.0, 9.0))
+    monkeypatch.setitem(data_sets.DATASETS, "small", replace(known, load=lambda _: counted))
+    done = bench.run(*wanted)
+    assert done.exit_code == 0, done.output
+    asked = next(body for path, body in bench.asked if path == "/v1/noise-multiplier")
+    assert asked["sample_rate"] == 20 / ROWS  # no example is given up
+    assert bench.run(*wanted, *PCA).exit_code == 2
+    assert bench.run("--side-information").exit_code == 2
+
+
 def test_a_ledger_that_does_not_answer_lets_nothing_be_projected(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from training_client.checkpoint import Checkpoint
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.progress import shown, signals
-from training_client.errors import NoGuaranteeError
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.keeping import (
     CERTIFICATE,
     NO_GUARANTEE,
@@ -117,6 +117,14 @@ def run(
     data_dir: take.DataDir = Path("data"),
     size: take.Size = None,
     public_examples: take.PublicExamples = 600,
+    side_information: Annotated[
+        bool,
+        typer.Option(
+            "--side-information",
+            help="adadps on newsgroups: the tokens' frequencies, which count as public.",
+            rich_help_panel=take.TRAINING,
+        ),
+    ] = False,
     pca: take.Pca = None,
     pca_noise: take.PcaNoise = 16.0,
     output: Annotated[
@@ -147,6 +155,7 @@ def run(
                 data_name, optimizer, state, size=size, learning_rate=learning_rate,
                 momentum=momentum, box=box, model=model, hidden=hidden,
                 public_examples=public_examples, warm_start=warm_start,
+                side_information=side_information,
                 pca=None if pca is None else PrivatePca(pca, pca_noise),
             )  # fmt: skip
             _require_guarantee(recipe, dataset, no_guarantee=no_guarantee)
@@ -187,7 +196,7 @@ def _begun(
 ) -> tuple[Keeping, Ingredients]:
     """The run before its next step: data, projection, model and optimizer."""
     recipe, kept = approved.recipe, approved.kept
-    found = recipe.ingredients(data_dir, device)
+    found = _loaded(approved, data_dir, device)
     projection = _projection(approved, found, folder)
     known = found.projected(projection).aimed(recipe.objective)
     model, optimizer = recipe.make(approved.budget.plan, known)
@@ -198,6 +207,16 @@ def _begun(
     if kept is None:
         keeping.checkpoint(0)  # what was released so far is never released again
     return keeping, known
+
+
+def _loaded(approved: _Approved, data_dir: Path, device: str) -> Ingredients:
+    """The data. A new run that cannot have them gives back what is held for it."""
+    try:
+        return approved.recipe.ingredients(data_dir, device)
+    except DataError:
+        if approved.kept is None:
+            approved.budget.give_up()
+        raise
 
 
 def _projection(approved: _Approved, known: Ingredients, folder: Path) -> Projection | None:

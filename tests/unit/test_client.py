@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import signal
@@ -13,22 +12,22 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from training_client import cli, compare
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
-from training_client.data import Dataset, load
+from training_client.cli.progress import signals
+from training_client.data import Dataset
 from training_client.errors import (
     BudgetExhaustedError,
-    DataError,
     ServiceConfusedError,
     ServiceRefusedError,
     ServiceUnreachableError,
 )
 from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import Plan
+from training_client.preflight import Wanted, reserved
 from training_client.service import AccountingService, Reservation
 
 PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
@@ -63,7 +62,7 @@ def tiny_data() -> Dataset:
     generator = torch.Generator().manual_seed(0)
     examples = torch.randn(100, 5, generator=generator)
     labels = (examples[:, 0] > 0).long()
-    return Dataset(examples, labels, examples, labels)
+    return Dataset(examples, labels, examples, labels, classes=2)
 
 
 def run(accounting: AccountingService, **more: Any) -> tuple[training.Result, torch.nn.Module]:
@@ -290,9 +289,9 @@ def test_a_plan_that_does_not_fit_is_refused_with_what_would(capsys: Any) -> Non
             return httpx.Response(200, json={"fits": False, "affordable": some})
         return httpx.Response(200, json={"budget": {"epsilon": 1.0, "delta": 1e-5}})
 
-    wanted = cli._Wanted(1000, 0.1, 1.0, 50)
+    wanted = Wanted(1000, 0.1, 1.0, 50)
     with pytest.raises(BudgetExhaustedError, match=r"7 such steps.*σ = 3.25") as refused:
-        cli._reserved(service(small), wanted, "d", Console(), 1.0)
+        reserved(service(small), wanted, "d", print, 1.0)
     assert refused.value.exit_code == 3
 
 
@@ -306,7 +305,7 @@ def test_a_run_that_is_asked_to_end_is_accounted_for() -> None:
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
     before = signal.getsignal(kind)
-    with cli._signals() as stop:
+    with signals() as stop:
         assert not stop()
         os.kill(os.getpid(), kind)
         assert stop()
@@ -315,7 +314,7 @@ def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
 
 def test_accuracy_is_taken_along_the_way() -> None:
     result, _ = run(service(linear_accountant), evaluate_every=5)
-    assert [step for step, _ in result.accuracies] == [5, 10, 15, 20]
+    assert [step for step, _ in result.scores] == [5, 10, 15, 20]
 
 
 def test_public_rows_are_not_trained_on() -> None:
@@ -363,40 +362,6 @@ def test_wrong_options_are_explained(arguments: list[str], words: str) -> None:
 def test_the_optimizers_are_listed() -> None:
     done = CliRunner().invoke(cli.app, ["optimizers"], env={"COLUMNS": "200"})
     assert all(name in done.output for name in OPTIMIZERS)
-
-
-def write_idx(folder: Path, *, packed: bool) -> None:
-    """Six and two pictures of two by two."""
-    folder.mkdir(parents=True)
-    for part, rows in (("train", 6), ("t10k", 2)):
-        pictures = bytes([0, 0, 8, 3, *rows.to_bytes(4), 0, 0, 0, 2, 0, 0, 0, 2, *range(4 * rows)])
-        labels = bytes([0, 0, 8, 1, *rows.to_bytes(4), *range(rows)])
-        for kind, raw in (("images-idx3", pictures), ("labels-idx1", labels)):
-            name = f"{part}-{kind}-ubyte" + (".gz" if packed else "")
-            (folder / name).write_bytes(gzip.compress(raw) if packed else raw)
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_idx_files_are_read(packed: bool, tmp_path: Path) -> None:
-    write_idx(tmp_path / "fashion-mnist", packed=packed)
-    data = load("fashion-mnist", tmp_path)
-    assert data.train_examples.shape == (6, 4)
-    assert data.train_examples[1].mul(255).round().tolist() == [4, 5, 6, 7]
-    assert data.test_labels.tolist() == [0, 1]
-
-
-def test_data_that_is_not_there_or_broken_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training_client.data._DEBIAN", tmp_path / "none")
-    with pytest.raises(DataError, match="dataset-fashion-mnist"):
-        load("fashion-mnist", tmp_path)
-    with pytest.raises(DataError, match="there are mnist, fashion-mnist"):
-        load("cifar", tmp_path)
-    write_idx(tmp_path / "mnist", packed=False)
-    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x09abc")
-    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte is not an IDX file"):
-        load("mnist", tmp_path)
 
 
 def test_a_run_that_another_resumed_is_not_renewed() -> None:

@@ -1,0 +1,144 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from training_client.data import DATASETS
+from training_client.models import MODELS
+
+BUDGET: Final = "Budget"
+TRAINING: Final = "Training"
+DATA: Final = "Data"
+
+SERVICE: Final = "http://127.0.0.1:8000"
+Service = Annotated[str, typer.Option(help="The accounting service.", envvar="ACCOUNTANT_SERVICE")]
+LedgerDataset = Annotated[
+    str | None,
+    typer.Option(help="Draw on this dataset's budget in the ledger.", rich_help_panel=BUDGET),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="ACCOUNTANT_API_KEY", help="For the ledger.", rich_help_panel=BUDGET),
+]
+Epsilon = Annotated[
+    float, typer.Option(help="ε the run may spend, without a ledger.", rich_help_panel=BUDGET)
+]
+Delta = Annotated[
+    float, typer.Option(help="δ the run may spend, without a ledger.", rich_help_panel=BUDGET)
+]
+Steps = Annotated[
+    int, typer.Option(min=1, help="Steps to plan the noise for.", rich_help_panel=BUDGET)
+]
+Noise = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01, help="σ; by default the least that fits the budget.", rich_help_panel=BUDGET
+    ),
+]
+Optimizer = Annotated[
+    str, typer.Option(help="See `accountant-train optimizers`.", rich_help_panel=TRAINING)
+]
+State = Annotated[
+    str | None,
+    typer.Option(
+        help="Where its state comes from: privatised, public, or raw (as printed).",
+        rich_help_panel=TRAINING,
+    ),
+]
+Box = Annotated[
+    bool,
+    typer.Option(
+        "--box", help="AdaDP: clamp coordinates as printed; slow.", rich_help_panel=TRAINING
+    ),
+]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(help="η; the optimizer's own by default.", rich_help_panel=TRAINING),
+]
+Momentum = Annotated[
+    float | None, typer.Option(help="dp_sgd only; 0.9 by default.", rich_help_panel=TRAINING)
+]
+SideInformation = Annotated[
+    bool,
+    typer.Option(
+        "--side-information",
+        help="adadps on newsgroups: the tokens' frequencies, which count as public.",
+        rich_help_panel=TRAINING,
+    ),
+]
+NoGuarantee = Annotated[bool, typer.Option("--no-guarantee", help="Train what no theorem covers.")]
+Batch = Annotated[
+    int, typer.Option(min=1, help="Expected batch size, qN.", rich_help_panel=TRAINING)
+]
+Clip = Annotated[
+    float,
+    typer.Option(
+        min=1e-9, help="C, of each example's (scaled) gradient.", rich_help_panel=TRAINING
+    ),
+]
+Model = Annotated[str, typer.Option(help=", ".join(MODELS) + ".", rich_help_panel=TRAINING)]
+Hidden = Annotated[
+    int, typer.Option(min=1, help="Units of the hidden layer.", rich_help_panel=TRAINING)
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=TRAINING)]
+DataName = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help=", ".join(DATASETS) + ", or a folder of your own in --data-dir.",
+        rich_help_panel=DATA,
+    ),
+]
+DataDir = Annotated[Path, typer.Option(help="Where data sets are kept.", rich_help_panel=DATA)]
+Size = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Records in the training set, for data of your own: they are part of the plan, "
+        "which is made before the data are touched.",
+        rich_help_panel=DATA,
+    ),
+]
+PublicExamples = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Examples given up as public, for --state public and --warm-start.",
+        rich_help_panel=DATA,
+    ),
+]
+WarmStart = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Ordinary steps on the public examples, before the private run.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Pca = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Project the examples to so many dimensions, by a private PCA that is charged.",
+        rich_help_panel=DATA,
+    ),
+]
+PcaNoise = Annotated[
+    float,
+    typer.Option(min=0.01, help="σ of the noise on the PCA's matrix.", rich_help_panel=DATA),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Where model and guarantee go; runs/DATA by default.")
+]
+CheckpointEvery = Annotated[
+    int, typer.Option(min=1, help="Steps between checkpoints, with --dataset.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run in --output that died; see --dataset."),
+]

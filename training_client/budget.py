@@ -8,7 +8,7 @@ from typing import Protocol
 
 from training_client.errors import BudgetExhaustedError
 from training_client.plan import Plan
-from training_client.service import AccountingService, Guarantee, Reservation
+from training_client.service import AccountingService, Guarantee, Json, Reservation
 
 
 class Allowance(Protocol):
@@ -35,6 +35,10 @@ class Allowance(Protocol):
 
     def guarantee(self, steps: int) -> Guarantee:
         """What the service claims of the first `steps` steps."""
+        ...
+
+    def commit(self) -> Json | None:
+        """The run is done: its certificate, if a ledger keeps one."""
         ...
 
 
@@ -71,9 +75,10 @@ class Budget:
         """
         if step <= self.allowed:
             return
-        ahead = self.guarantee(self.allowed + self.block)
+        block_end = max(self.allowed, step - 1) + self.block
+        ahead = self.guarantee(block_end)
         if ahead.epsilon <= self.epsilon:
-            self.allowed, self.spent = self.allowed + self.block, ahead.epsilon
+            self.allowed, self.spent = block_end, ahead.epsilon
         else:
             self._allow_the_rest()
         if step > self.allowed:
@@ -85,6 +90,9 @@ class Budget:
     def guarantee(self, steps: int) -> Guarantee:
         """What the service claims of the first `steps` steps."""
         return self.service.epsilon(self.plan.mechanism(steps), self.delta, self.method)
+
+    def commit(self) -> None:
+        """See `Allowance`: nothing is held, and no certificate issued."""
 
     def _allow_the_rest(self) -> None:
         """The budget ends inside the next block: find the very last step that fits."""
@@ -168,3 +176,7 @@ class LedgerBudget:
     def guarantee(self, steps: int) -> Guarantee:
         """See `Allowance`: of this run alone."""
         return self.service.epsilon(self.plan.mechanism(steps), self.delta)
+
+    def commit(self) -> Json:
+        """See `Allowance`: steps that were never granted are free again."""
+        return self.service.certificate(self.service.commit(self.reservation))

@@ -21,6 +21,7 @@ from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
 from training_client.checkpoint import NAME as CHECKPOINT
 from training_client.checkpoint import Checkpoint
+from training_client.claims import write_claims
 from training_client.compare import Curve, draw, run_all
 from training_client.data import DATASETS, TRAIN_SIZE, Dataset, load
 from training_client.errors import (
@@ -128,7 +129,6 @@ def run(
 ) -> None:
     """Train until the privacy budget is used up."""
     console = Console(highlight=False, soft_wrap=True)
-    certificate = None
     try:
         with AccountingService(service, api_key=api_key) as accounting:
             budget: Budget | LedgerBudget
@@ -164,8 +164,8 @@ def run(
                 report = saving.reporting(shown)
                 result = training.train(model, data, private, budget, report=report, stop=stop)
             _keep_model(output, model)  # before anything else may fail
-            if isinstance(budget, LedgerBudget):
-                certificate = accounting.certificate(accounting.commit(budget.reservation))
+            certificate = budget.commit()
+            if certificate is not None:
                 (output / CHECKPOINT).unlink(missing_ok=True)
     except TrainingStoppedError as error:
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
@@ -401,9 +401,7 @@ def _keep_claims(output: Path, result: training.Result, certificate: Any, *, pro
             "reason": _NO_GUARANTEE.split(".")[0],
             "steps": result.steps,
         }
-    (output / "privacy.json").write_text(json.dumps(document, indent=2) + "\n")
-    if certificate is not None:
-        (output / "certificate.json").write_text(json.dumps(certificate, indent=2) + "\n")
+    write_claims(output, document, certificate)
 
 
 def _tell(

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accountant_service import calculator
-from accountant_service.app import create_app
 from accountant_service.mechanisms import DpSgd
-from accountant_service.settings import Settings
 from training_client.errors import BudgetExhaustedError, ServiceUnreachableError
 from training_client.integrations import opacus as integration
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from opacus import PrivacyEngine
-
-
-@pytest.fixture
-def asked() -> list[Any]:
-    return []
-
-
-@pytest.fixture
-def transport(tmp_path: Path, asked: list[Any]) -> Iterator[httpx.MockTransport]:
-    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
-    with TestClient(app) as http:
-
-        def handle(request: httpx.Request) -> httpx.Response:
-            asked.append(json.loads(request.content))
-            answer = http.post(request.url.path, content=request.content, headers=request.headers)
-            return httpx.Response(answer.status_code, content=answer.content)
-
-        yield httpx.MockTransport(handle)
 
 
 def program(**private: Any) -> tuple[nn.Module, Any, DataLoader[Any], PrivacyEngine]:

@@ -102,6 +102,7 @@ class InLightning:
         steps_max: int = -1,
         accumulate: int = 1,
         resume: bool = False,
+        data: Any = None,
         **options: Any,
     ) -> None:
         class Module(pytorch_lightning.LightningModule):
@@ -128,7 +129,7 @@ class InLightning:
             **options,
         )
         ckpt = folder / "before/last.ckpt" if resume else None
-        trainer.fit(Module(), private.loader, ckpt_path=ckpt, weights_only=False)
+        trainer.fit(Module(), data or private.loader, ckpt_path=ckpt, weights_only=False)
 
 
 class GoesOn(transformers.TrainerCallback):

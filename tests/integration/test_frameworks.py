@@ -23,6 +23,8 @@ from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from pytorch_lightning import LightningDataModule
+
     from tests.integration.frameworks import BATCH, RECORDS, InHuggingFace, InLightning, Private
 
 PLAN = Plan(RECORDS, BATCH / RECORDS, 1.0, 1.0)
@@ -192,3 +194,19 @@ def test_a_checkpoint_s_steps_count(
     private = Private()
     framework.fit(private, budget(service), tmp_path, resume=True)
     assert private.sgd.made == FITS - 20
+
+
+def test_a_loader_of_a_later_epoch_is_looked_at(service: AccountingService, tmp_path: Path) -> None:
+    loaders = [Private().loader, Private({"poisson_sampling": False}).loader]
+    private = Private()
+    private.loader = None
+
+    class Changing(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return loaders.pop(0)
+
+    with pytest.raises(NoGuaranteeError, match="does not sample by Poisson"):
+        InLightning().fit(
+            private, budget(service), tmp_path, data=Changing(), reload_dataloaders_every_n_epochs=1
+        )
+    assert private.sgd.made == RECORDS / BATCH

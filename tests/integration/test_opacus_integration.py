@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import warnings
@@ -21,7 +20,6 @@ from training_client.budget import LedgerBudget
 from training_client.errors import (
     BudgetExhaustedError,
     NoGuaranteeError,
-    ServiceRefusedError,
     ServiceUnreachableError,
 )
 from training_client.integrations import checks
@@ -296,7 +294,10 @@ def test_of_two_processes_one_asks_and_a_refusal_stops_both(tmp_path: Path) -> N
     assert first[-1].startswith("refused, untouched True")
 
 
-def test_a_refusal_can_be_sent_to_other_ranks() -> None:
-    refusal = ServiceRefusedError("unknown-method", "there is no such method", ("/method",))
-    sent = pickle.loads(pickle.dumps(refusal))
-    assert (str(sent), sent.code, sent.pointers) == (str(refusal), refusal.code, refusal.pointers)
+def test_processes_that_each_draw_from_all_records_are_refused(
+    transport: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    integration.connect(transport=transport)
+    monkeypatch.setattr(checks, "world_size", lambda: 2)
+    with pytest.raises(NoGuaranteeError, match="each of 2 processes would draw from all records"):
+        program(noise_multiplier=1.0)

@@ -77,8 +77,9 @@ def poisson_sampler(loader: Any) -> Any:
     if isinstance(sampler, BatchSplittingSampler):
         sampler = sampler.sampler
     if not isinstance(sampler, _POISSON):
+        source = loader if sampler is None else sampler
         raise NoGuaranteeError(
-            f"batches come from {type(sampler).__name__}, which does not sample by Poisson: take "
+            f"batches come from {type(source).__name__}, which does not sample by Poisson: take "
             "the loader that make_private returns with poisson_sampling=True, or "
             "DPDataLoader.from_data_loader(loader)"
         )

@@ -47,12 +47,16 @@ class PrivacyCallback(Callback):
             BudgetExhaustedError: no step fits.
             ServiceError: no usable answer.
         """
-        require_no_accumulation(trainer.accumulate_grad_batches)
-        if len(trainer.optimizers) != 1:
-            raise NoGuaranteeError(f"one optimizer is accounted for, not {len(trainer.optimizers)}")
-        loader = trainer.train_dataloader
-        self.gate.guard(trainer.optimizers[0], loader, made=trainer.global_step)
+        self._guard(trainer, made=trainer.global_step)
         self.gate.ask()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Check again: each epoch may have a loader of its own.
+
+        Raises:
+            NoGuaranteeError: what is about to run is not what the allowance's plan says.
+        """
+        self._guard(trainer)
 
     def on_train_batch_start(
         self,
@@ -82,3 +86,9 @@ class PrivacyCallback(Callback):
             ServiceError: no usable answer.
         """
         self.gate.settle(self._output)
+
+    def _guard(self, trainer: Trainer, made: int = 0) -> None:
+        require_no_accumulation(trainer.accumulate_grad_batches)
+        if len(trainer.optimizers) != 1:
+            raise NoGuaranteeError(f"one optimizer is accounted for, not {len(trainer.optimizers)}")
+        self.gate.guard(trainer.optimizers[0], trainer.train_dataloader, made)

@@ -29,6 +29,10 @@ class Allowance(Protocol):
         """Steps that count as made before the loop begins."""
         ...
 
+    def resumed(self, steps: int) -> int:
+        """Steps that count as made when a checkpoint knows of so many."""
+        ...
+
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) may be made; raise if not."""
         ...
@@ -65,6 +69,10 @@ class Budget:
     allowed: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)
     made: int = field(default=0, init=False)
+
+    def resumed(self, steps: int) -> int:
+        """See `Allowance`: there is nothing else to go by."""
+        return steps
 
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
@@ -142,6 +150,10 @@ class LedgerBudget:
         """Begin after what was granted before."""
         self.made = self.reservation.steps_granted
         self._renewed = time.monotonic()
+
+    def resumed(self, steps: int) -> int:  # noqa: ARG002
+        """See `Allowance`: the ledger knows, whatever a checkpoint says."""
+        return self.made
 
     def allow(self, step: int) -> None:
         """See `Allowance`.

@@ -73,7 +73,8 @@ class Private:
         self.net = Net()
         self.sgd = CountingSGD(self.net.parameters(), lr=0.1)
         usual = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "wrap_model": False}
-        _, self.optimizer, self.loader = PrivacyEngine().make_private(
+        self.engine = PrivacyEngine()
+        _, self.optimizer, self.loader = self.engine.make_private(
             module=self.net,
             optimizer=self.sgd,
             data_loader=DataLoader(Records(), batch_size=BATCH),

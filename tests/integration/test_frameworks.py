@@ -65,6 +65,7 @@ def test_the_steps_that_fit_are_made_and_no_other(
     framework.fit(private, allowance, tmp_path)
     assert private.sgd.made == FITS
     assert private.untouched_since
+    assert private.engine.accountant.history == [(1.0, 0.05, FITS)]  # Opacus' own still counts
     claim = json.loads((tmp_path / "privacy.json").read_text())
     assert claim["epsilon"] == allowance.epsilon
     assert not (tmp_path / "certificate.json").exists()
@@ -194,6 +195,16 @@ def test_a_checkpoint_s_steps_count(
     private = Private()
     framework.fit(private, budget(service), tmp_path, resume=True)
     assert private.sgd.made == FITS - 20
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_ledger_and_no_checkpoint_says_what_is_made(
+    framework: Any, service: AccountingService, ledger: AccountingService, tmp_path: Path
+) -> None:
+    framework.fit(Private(), budget(service), tmp_path, steps_max=20)
+    private = Private()
+    framework.fit(private, reserved(ledger, 15), tmp_path, resume=True)
+    assert private.sgd.made == 15
 
 
 def test_a_loader_of_a_later_epoch_is_looked_at(service: AccountingService, tmp_path: Path) -> None:

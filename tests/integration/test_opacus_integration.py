@@ -263,6 +263,8 @@ def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -
     model, optimizer, loader, engine = resumed()  # a process that died, and another
     engine.accountant.load_state_dict(early)
     assert engine.accountant.made == 20
+    engine.accountant.load_state_dict(early | {"history": [(1.0, 0.05, 900)]})
+    assert engine.accountant.made == 20
     with pytest.raises(BudgetExhaustedError, match="all 50 steps"):
         train(model, optimizer, loader, 2)
     assert engine.accountant.made == 50

@@ -42,13 +42,13 @@ class StepGate:
         Args:
             optimizer: of Opacus.
             loader: of the batches.
-            made: steps that a checkpoint knows of; the ledger may know of more.
+            made: steps that a checkpoint knows of. A ledger knows better.
 
         Raises:
             NoGuaranteeError: what runs is not what the allowance's plan says.
         """
         require_plan(optimizer, loader, self._allowance.plan)
-        self.steps = max(self.steps, made)
+        self.steps = max(self.steps, self._allowance.resumed(made))
         self._loader = loader
         if optimizer.step_hook != self._before_step:
             self._next = optimizer.step_hook  # there is one slot, and Opacus' accountant is in it

@@ -43,7 +43,7 @@ class PrivacyCallback(TrainerCallback):
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002
+        control: TrainerControl,
         **running: Any,
     ) -> None:
         """Check what is about to run, and that at least a step of it fits.
@@ -61,8 +61,8 @@ class PrivacyCallback(TrainerCallback):
 
     def on_step_end(
         self,
-        args: TrainingArguments,  # noqa: ARG002
-        state: TrainerState,  # noqa: ARG002
+        args: TrainingArguments,
+        state: TrainerState,
         control: TrainerControl,
         **running: Any,
     ) -> None:
@@ -82,10 +82,10 @@ class PrivacyCallback(TrainerCallback):
 
     def on_train_end(
         self,
-        args: TrainingArguments,  # noqa: ARG002
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,  # noqa: ARG002
-        **running: Any,  # noqa: ARG002
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **running: Any,
     ) -> None:
         """Commit, and write what may be said of the model.
 

@@ -39,7 +39,7 @@ class PrivacyCallback(Callback):
         self.gate = StepGate(allowance)
         self._output = Path(output)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check what is about to run, and that at least a step of it fits.
 
         Raises:
@@ -50,7 +50,7 @@ class PrivacyCallback(Callback):
         self._guard(trainer, made=trainer.global_step)
         self.gate.ask()
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check again: each epoch may have a loader of its own.
 
         Raises:
@@ -61,9 +61,9 @@ class PrivacyCallback(Callback):
     def on_train_batch_start(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """End the fit if no further step fits; the batch is not used.
 
@@ -79,7 +79,7 @@ class PrivacyCallback(Callback):
             trainer.should_stop = True
             raise StopIteration from None  # what the loop of batches ends on
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Commit, and write what may be said of the model.
 
         Raises:

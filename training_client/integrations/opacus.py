@@ -120,7 +120,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
     def get_optimizer_hook_fn(
         self,
-        sample_rate: float,  # noqa: ARG002
+        sample_rate: float,
         data_loader: Any = None,
     ) -> Callable[[DPOptimizer], None]:
         """What an optimizer calls when it is about to make a step.
@@ -203,10 +203,13 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return NAME
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on with a checkpoint's history, if that has all that was made here, and maybe more."""
+        """Go on with a checkpoint's history, if that has all that was made here, and maybe more.
+
+        With a ledger it is the ledger that knows.
+        """
         made = self.history
         super().load_state_dict(state_dict)
-        if not _continues(self.history, made):
+        if self._connection.budget is not None or not _continues(self.history, made):
             self.history = made  # a rolled-back checkpoint does not rewind what was spent
         self._allowed = 0
 

@@ -17,13 +17,18 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from training_client.budget import Budget
 from training_client.errors import BudgetExhaustedError
 from training_client.integrations import opacus as integration
+from training_client.plan import Plan
+from training_client.service import AccountingService
 
 warnings.simplefilter("ignore")
 
 from opacus import PrivacyEngine  # noqa: E402
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel  # noqa: E402
+
+from training_client.integrations.gate import StepGate  # noqa: E402
 
 RANK, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
 
@@ -34,10 +39,10 @@ def say(what: str) -> None:
 
 
 def answer(request: httpx.Request) -> httpx.Response:
-    steps = json.loads(request.content)["mechanism"]["steps"]
+    steps = json.loads(request.content).get("mechanism", {"steps": 12})["steps"]
     say(f"asked {steps}")
     claim = {"epsilon": 0.1 * steps, "delta": 1e-5, "method": "pld", "status": "proven"}
-    return httpx.Response(200, json=claim)
+    return httpx.Response(200, json=claim | {"steps": 12, "guarantee": claim})
 
 
 def train() -> None:
@@ -60,13 +65,26 @@ def train() -> None:
             except BudgetExhaustedError:
                 same = all(map(torch.equal, before, net.parameters()))
                 say(f"refused, untouched {same}, weights {net.module.weight.sum():.6f}")
-                raise SystemExit(3) from None
+                return
             say("made")
+
+
+def ask_at_the_gate() -> None:
+    service = AccountingService("http://test", transport=httpx.MockTransport(answer))
+    gate = StepGate(Budget(service, Plan(400, 0.25, 1.0, 1.0), 1.25, 1e-5, block=10))
+    for gate.steps in (0, 11, 12):
+        try:
+            gate.ask()
+            say(f"step {gate.steps + 1} allowed")
+        except BudgetExhaustedError as error:
+            say(f"step {gate.steps + 1} refused: {error}")
 
 
 integration.connect(epsilon=1.25, block=10, transport=httpx.MockTransport(answer))
 distributed.init_process_group("gloo", init_method=f"file://{FOLDER}/meet", rank=RANK, world_size=2)
 try:
     train()
+    say("at the gate")
+    ask_at_the_gate()
 finally:
     distributed.destroy_process_group()

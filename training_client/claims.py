@@ -9,7 +9,7 @@ from training_client.budget import Allowance
 from training_client.service import Json
 
 
-def write_claims(folder: Path, claim: Json, certificate: Json | None) -> None:
+def write_claims(folder: str | Path, claim: Json, certificate: Json | None) -> None:
     """Write `privacy.json`, and `certificate.json` if there is a certificate.
 
     Args:
@@ -17,13 +17,14 @@ def write_claims(folder: Path, claim: Json, certificate: Json | None) -> None:
         claim: what may be said of the model.
         certificate: from the ledger.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    home = Path(folder)
+    home.mkdir(parents=True, exist_ok=True)
     for name, document in (("privacy", claim), ("certificate", certificate)):
         if document is not None:
-            (folder / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+            (home / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def settle(allowance: Allowance, steps: int, folder: Path) -> None:
+def settle(allowance: Allowance, steps: int, folder: str | Path) -> None:
     """End a run: commit what is held for it, and write what may be said of it.
 
     Args:

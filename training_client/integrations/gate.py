@@ -63,7 +63,7 @@ class StepGate:
         """
         on_rank_zero(partial(self._allowance.allow, self.steps + 1))
 
-    def settle(self, folder: Path) -> None:
+    def settle(self, folder: str | Path) -> None:
         """Commit, and write what may be said of the run.
 
         Raises:

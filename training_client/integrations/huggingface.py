@@ -37,7 +37,7 @@ class PrivacyCallback(TrainerCallback):
 
     def __init__(self, allowance: Allowance, output: str | Path) -> None:
         self.gate = StepGate(allowance)
-        self._output = Path(output)
+        self._output = output
 
     def on_train_begin(
         self,

@@ -37,7 +37,7 @@ class PrivacyCallback(Callback):
 
     def __init__(self, allowance: Allowance, output: str | Path) -> None:
         self.gate = StepGate(allowance)
-        self._output = Path(output)
+        self._output = output
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check what is about to run, and that at least a step of it fits.

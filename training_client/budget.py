@@ -30,7 +30,7 @@ class Allowance(Protocol):
         ...
 
     def resumed(self, steps: int) -> int:
-        """Steps that count as made when a checkpoint knows of so many."""
+        """How many of the steps that a checkpoint knows of count as made."""
         ...
 
     def allow(self, step: int) -> None:
@@ -133,7 +133,6 @@ class LedgerBudget:
         block: steps charged at once.
         renew_seconds: the lease is renewed when a block is granted so long after the last time.
         spent: ε of the run's granted steps alone.
-        made: steps granted before this run began.
     """
 
     service: AccountingService
@@ -144,16 +143,19 @@ class LedgerBudget:
     block: int = 50
     renew_seconds: float = 600.0
     spent: float = field(default=0.0, init=False)
-    made: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """Begin after what was granted before."""
-        self.made = self.reservation.steps_granted
+        """The lease was new just now."""
         self._renewed = time.monotonic()
 
     def resumed(self, steps: int) -> int:  # noqa: ARG002
-        """See `Allowance`: the ledger knows, whatever a checkpoint says."""
-        return self.made
+        """See `Allowance`: none, for the ledger knows which are."""
+        return 0
+
+    @property
+    def made(self) -> int:
+        """Steps granted so far: a run that begins now may not make them again."""
+        return self.reservation.steps_granted
 
     def allow(self, step: int) -> None:
         """See `Allowance`.

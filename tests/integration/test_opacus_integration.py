@@ -268,6 +268,7 @@ def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -
     with pytest.raises(BudgetExhaustedError, match="all 50 steps"):
         train(model, optimizer, loader, 2)
     assert engine.accountant.made == 50
+    assert program(noise_multiplier=1.0)[3].accountant.made == 50  # nor does a second engine
     exact = calculator.epsilon(DpSgd(1.0, sample_rate=0.05, steps=50), 1e-5)
     assert engine.get_epsilon(1e-5) == exact.epsilon
     optimizer.noise_multiplier = 2.0

@@ -13,22 +13,16 @@ from rich.console import Console
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
 from training_client.checkpoint import Checkpoint
+from training_client.claims import CERTIFICATE, PRIVACY, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.progress import shown, signals
 from training_client.errors import DataError, NoGuaranteeError
-from training_client.keeping import (
-    CERTIFICATE,
-    NO_GUARANTEE,
-    PCA_CERTIFICATE,
-    PRIVACY,
-    Keeping,
-    write_json,
-)
+from training_client.keeping import NO_GUARANTEE, PCA_CERTIFICATE, Keeping
 from training_client.pca import PrivatePca, Projection
 from training_client.preflight import Say, Wanted, asked, reserved, resumed
 from training_client.recipe import Ingredients, Recipe, choose
-from training_client.service import AccountingService, Json
+from training_client.service import AccountingService
 
 _STOPPED_BY_SIGNAL = 130
 
@@ -112,8 +106,7 @@ def run(
             approved = _Approved(recipe, budget)
         keeping, known = _begun(approved, folder, data_dir, device, checkpoint_every)
         result = _trained(keeping, known, console, steps)
-        certificate = _ended(accounting, keeping)
-        keeping.keep_claims(result, certificate)
+        keeping.settle(result)
     _tell(console, keeping, result)
     if as_json:
         print(json.dumps(_document(keeping, result)))
@@ -189,15 +182,6 @@ def _trained(keeping: Keeping, known: Ingredients, console: Console, steps: int)
         )
     keeping.keep_model()
     return result
-
-
-def _ended(accounting: AccountingService, keeping: Keeping) -> Json | None:
-    """Commit what was reserved: the certificate, if there is a ledger."""
-    if not isinstance(keeping.budget, LedgerBudget):
-        return None
-    certificate = accounting.certificate(accounting.commit(keeping.budget.reservation))
-    keeping.forget_checkpoint()
-    return certificate
 
 
 def _tell(console: Console, keeping: Keeping, result: training.Result) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
+from typing import Final, Protocol
 
-from training_client.errors import BudgetExhaustedError, ServiceError
+from training_client.errors import BudgetExhaustedError, ServiceError, ServiceRefusedError
 from training_client.plan import Mechanism, Plan, composition
 from training_client.service import AccountingService, Guarantee, Json, Reservation
+
+_POINTS_MAX: Final = 200  # of a curve
 
 
 class Allowance(Protocol):
@@ -154,7 +158,7 @@ class LedgerBudget:
         releases: what the dataset holds for each of these, in their order.
         block: steps charged at once.
         renew_seconds: the lease is renewed when a block is granted so long after the last time.
-        spent: ε of the run's granted steps alone.
+        spent: ε of the run's granted steps alone, or of a few more.
     """
 
     service: AccountingService
@@ -214,10 +218,22 @@ class LedgerBudget:
             raise BudgetExhaustedError(f"all {held.steps_reserved} steps of the plan are made")
         if time.monotonic() - self._renewed > self.renew_seconds:
             self._renew()
+        curve = self._curve  # before anything is charged
         self.reservation = self.service.grant(held, block)
-        self.spent = self.guarantee(self.reservation.steps_granted).epsilon
+        granted = self.reservation.steps_granted
+        self.spent = next(epsilon for steps, epsilon in curve if steps >= granted)
         if step > self.reservation.steps_granted:
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
+
+    @cached_property
+    def _curve(self) -> list[tuple[int, float]]:
+        """ε along the steps, asked for once: its last point alone where more takes too long."""
+        steps = self.reservation.steps_reserved
+        points = min(_POINTS_MAX, math.ceil(steps / self.block))
+        with suppress(ServiceRefusedError):
+            if not self.before:
+                return self.service.curve(self.plan.mechanism(steps), self.delta, points)
+        return [(steps, self.guarantee(steps).epsilon)]
 
     def _renew(self) -> None:
         """Extend the lease. What is granted must be what was granted here, by nobody else."""

@@ -140,6 +140,22 @@ class AccountingService:
         body = {"mechanism": mechanism, "delta": delta, "method": method}
         return Guarantee.from_json(self._ask("/v1/epsilon", body))
 
+    def curve(self, run: Json, delta: float, points: int) -> list[tuple[int, float]]:
+        """ε along the steps of a run: so many steps, and what they cost.
+
+        Args:
+            run: a mechanism of kind dp_sgd; the last point is all of its steps.
+            delta: of each ε.
+            points: how many, evenly spaced.
+        """
+        body = {"mechanism": run, "delta": delta, "points": points}
+        answer = self._ask("/v1/curve", body)
+        try:
+            found = [float(each) for each in answer["curves"][0]["epsilon"]]
+            return list(zip(map(int, answer["steps"]), found, strict=True))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ServiceConfusedError(f"the answer is not a curve: {error!r}") from None
+
     def noise_multiplier(
         self, *, sample_rate: float, steps: int, epsilon: float, delta: float, method: str = "pld"
     ) -> float:

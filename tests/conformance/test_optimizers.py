@@ -66,8 +66,8 @@ def transformed(net: nn.Module, transform: Transform, *of: torch.Tensor) -> Tens
     """u of every example, flat, one row an example, clipped: the oracle."""
     rows = []
     for at, gradient in enumerate(per_example(net, *of)):
-        scale, shift = transform.affine(whole(at)) if transform.affine else (1.0, None)
-        u = gradient * scale
+        scale, shift = transform.at(whole(at))
+        u = gradient if scale is None else gradient * scale
         rows.append((u if shift is None else u + shift).flatten(1))
     u = torch.cat(rows, 1)
     if transform.box:

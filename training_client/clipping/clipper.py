@@ -165,22 +165,20 @@ class Clipper:
         for block in self.blocks:
             found = block.of(sums)
             gradients[block.at].weighted_sum(block, weights, found)
-            if transform.affine is not None:
-                scale, shift = transform.affine(block)
+            scale, shift = transform.at(block)
+            if scale is not None:
                 found *= scale
-                if shift is not None:
-                    found.addcmul_(shift, total)
+            if shift is not None:
+                found.addcmul_(shift, total)
         return sums
 
     def _clamped_sums(
         self, gradients: list[ExampleGradients], transform: Transform
     ) -> list[torch.Tensor]:
         """Σ clamp(D∘∇ᵢ, ±1)."""
-        assert transform.affine is not None
+        assert transform.scale is not None
         sums = [torch.empty_like(p) for p in self.parameters]
         for block in self.blocks:
-            scale, shift = transform.affine(block)
-            if shift is not None:
-                raise ValueError("a box has scales and no shifts")
-            block.of(sums).copy_(gradients[block.at].clamped_sum(block, scale))
+            clamped = gradients[block.at].clamped_sum(block, transform.scale(block))
+            block.of(sums).copy_(clamped)
         return sums

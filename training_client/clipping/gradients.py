@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
@@ -26,8 +26,7 @@ _ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its term
 _EXAMPLES: Final = 128  # at a time, where more would leave the cache
 
 
-@dataclass(frozen=True, slots=True)
-class Squares:
+class Squares(NamedTuple):
     """Squared norms of u, one for each example, in double precision.
 
     Attributes:
@@ -73,21 +72,28 @@ class OuterProducts:
 
     def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
         """See `ExampleGradients`."""
-        if transform.affine is None:
+        if transform.scale is None:
             found = _norms(self.gradients).mul_(_norms(self.inputs)).square_()
             return Squares(found, torch.zeros_like(found))
+        if len(blocks) > 1:
+            return self._squares(blocks, transform)
+        parts = [self.only(part)._squares(blocks, transform) for part in _parts(self.inputs)]
+        return Squares(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+    def _squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
         heights, widths = _largest(self.gradients), _largest(self.inputs)
         inputs = self.inputs / widths[:, None]  # rows are scaled, so that no square underflows
-        squared_inputs = inputs * inputs
+        squared = inputs.square_() if transform.shift is None else inputs * inputs
         square = torch.zeros_like(heights, dtype=torch.float64)
         linear, constant = torch.zeros_like(square), torch.zeros_like(square[0])
         for block in blocks:
-            scale, shift = transform.affine(block)
+            scale, shift = transform.at(block)
+            assert scale is not None
             gradients = self.gradients[:, block.rows] / heights[:, None]
             if shift is not None:
                 linear += (inputs @ (scale * shift).T).mul_(gradients).sum(1)
                 constant += _norm(shift).square()
-            square += (squared_inputs @ (scale * scale).T).mul_(gradients.square_()).sum(1)
+            square += (squared @ (scale * scale).T).mul_(gradients.square_()).sum(1)
         sizes = heights.double() * widths
         square, linear = square.mul_(sizes**2), linear.mul_(2 * sizes)
         # a product of n terms lacks n roundings of what they add up to at most, in any order
@@ -103,7 +109,7 @@ class OuterProducts:
         """See `ExampleGradients`."""
         return clamped_products(self.gradients[:, block.rows], self.inputs, scale)
 
-    def only(self, kept: torch.Tensor) -> OuterProducts:
+    def only(self, kept: torch.Tensor | slice) -> OuterProducts:
         """See `ExampleGradients`."""
         return OuterProducts(self.gradients[kept], self.inputs[kept])
 
@@ -120,13 +126,14 @@ class HeldGradients:
 
     def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
         """See `ExampleGradients`."""
-        if transform.affine is None:
+        if transform.scale is None:
             found = _norms(self.gradients).square_()
             return Squares(found, torch.zeros_like(found))
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         lost = torch.zeros_like(found)
         for block in blocks:
-            scale, shift = transform.affine(block)
+            scale, shift = transform.at(block)
+            assert scale is not None
             for part in _parts(self.gradients):
                 u = self.gradients[part, block.rows] * scale
                 if shift is not None:  # what cancels is rounded by the size of its parts

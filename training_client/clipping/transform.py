@@ -20,31 +20,37 @@ import torch
 
 from training_client.clipping.blocks import Block
 
-Affine = Callable[[Block], tuple[torch.Tensor, torch.Tensor | None]]
+Scale = Callable[[Block], torch.Tensor]
+Shift = Callable[[Block, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
     """The map of a step, a block at a time.
 
+    What `scale` and `shift` give is not to be changed. They may read the state of an optimizer as
+    it is: they are used on a block before that block's state changes.
+
     Attributes:
         bound: B > 0, the ℓ2 norm that no example exceeds.
-        affine: gives D > 0 and c (or None for 0) of a block; D = 1 and c = 0 if there is none. What
-            it gives is not to be changed. It may read the state of an optimizer as it is: use it on
-            a block before that block's state changes.
-        box: clamp each coordinate to ±1 rather than scale to the ball; without c.
+        scale: gives D > 0 of a block; D = 1 if there is none.
+        shift: gives c of a block and its D; c = 0 if there is none.
+        box: clamp each coordinate to ±1 rather than scale to the ball; without a shift.
     """
 
     bound: float
-    affine: Affine | None = None
+    scale: Scale | None = None
+    shift: Shift | None = None
     box: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what bounds nothing."""
         if not 0 < self.bound < math.inf:
             raise ValueError(f"expected a finite bound > 0, got {self.bound}")
-        if self.box and self.affine is None:
-            raise ValueError("a box needs scales")
+        if self.scale is None and (self.box or self.shift is not None):
+            raise ValueError("a box and a shift need scales")
+        if self.box and self.shift is not None:
+            raise ValueError("a box has no shifts")
 
     @classmethod
     def fixed(
@@ -63,9 +69,15 @@ class Transform:
             shifts: c, a tensor per parameter.
             box: see above.
         """
-        if shifts is None:
-            return cls(bound, lambda block: (block.of(scales), None), box)
-        return cls(bound, lambda block: (block.of(scales), block.of(shifts)), box)
+        shift = None if shifts is None else lambda block, _: block.of(shifts)
+        return cls(bound, lambda block: block.of(scales), shift, box)
+
+    def at(self, block: Block) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """D and c of a block; None for 1 and for 0."""
+        scale = None if self.scale is None else self.scale(block)
+        if scale is None or self.shift is None:
+            return scale, None
+        return scale, self.shift(block, scale)
 
     def moments(
         self, block: Block, mean: torch.Tensor, deviation: float
@@ -80,7 +92,7 @@ class Transform:
         Returns:
             ∇ = (u − c)/D, and ∇² less the variance of the noise on it, at least 0.
         """
-        scale, shift = (None, None) if self.affine is None else self.affine(block)
+        scale, shift = self.at(block)
         u = mean if shift is None else mean - shift
         square = (u * u).sub_(deviation**2).clamp_min_(0.0)
         if scale is None:

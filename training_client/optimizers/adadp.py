@@ -82,11 +82,11 @@ class AdaDp(PrivateOptimizer):
             return super().transform()
         least = _FLOOR * math.sqrt(mean_square)
 
-        def affine(block: Block) -> tuple[torch.Tensor, None]:
+        def scale(block: Block) -> torch.Tensor:
             root = block.of(self.prior_squares).sqrt()
-            return root.clamp_min_(least).mul_(self.beta).reciprocal_(), None
+            return root.clamp_min_(least).mul_(self.beta).reciprocal_()
 
-        return Transform(math.sqrt(size), affine, box=self.box)
+        return Transform(math.sqrt(size), scale, box=self.box)
 
     def update(self, step: Step) -> None:
         """Lines 21 to 26."""

@@ -118,12 +118,12 @@ class AdaDps(_WithStatistics):
 
     def transform(self) -> Transform:
         """D = 1/A."""
-        return Transform(self.plan.clip_norm, self._affine)
+        return Transform(self.plan.clip_norm, self._scale)
 
-    def _affine(self, block: Block) -> tuple[torch.Tensor, None]:
+    def _scale(self, block: Block) -> torch.Tensor:
         if self.side_information is not None:
-            return block.of(self.side_information).reciprocal(), None
-        return self.statistics.root(block).reciprocal_(), None
+            return block.of(self.side_information).reciprocal()
+        return self.statistics.root(block).reciprocal_()
 
     def update(self, step: Step) -> None:
         """A step with momentum along what was divided by A before it was clipped."""

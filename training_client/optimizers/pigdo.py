@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from training_client.clipping import Block, Transform
-from training_client.clipping.transform import Affine
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Step
 from training_client.plan import Plan
@@ -62,27 +61,22 @@ class PiGdo(PrivateOptimizer):
 
     def transform(self) -> Transform:
         """D = k/(√s + ε), and c = f₋′/(√s + ε) for Adam."""
-        if self.rule == "adam":
-            return Transform(self.plan.clip_norm, self._adam(self.steps))
-        return Transform(self.plan.clip_norm, lambda block: (self._inverse_root(block), None))
+        if self.rule != "adam":
+            return Transform(self.plan.clip_norm, self._inverse_root)
+        first, second = self.betas
+        share, seen = 1 - first ** (self.steps + 1), 1 - second ** max(self.steps, 1)
+
+        def scale(block: Block) -> torch.Tensor:
+            return self._inverse_root(block, seen).mul_((1 - first) / share)
+
+        def shift(block: Block, scale: torch.Tensor) -> torch.Tensor:
+            return (block.of(self.firsts) * scale).mul_(first / (1 - first))
+
+        return Transform(self.plan.clip_norm, scale, shift if self.steps > 0 else None)
 
     def _inverse_root(self, block: Block, share: float = 1.0) -> torch.Tensor:
         """1/(√(s/share) + ε)."""
         return (block.of(self.squares) / share).sqrt_().add_(self.epsilon).reciprocal_()
-
-    def _adam(self, steps: int) -> Affine:
-        """After so many steps."""
-        first, second = self.betas
-        share, seen = 1 - first ** (steps + 1), 1 - second ** max(steps, 1)
-
-        def affine(block: Block) -> tuple[torch.Tensor, torch.Tensor | None]:
-            root = self._inverse_root(block, seen)
-            shift = block.of(self.firsts) * root if steps > 0 else None
-            if shift is not None:
-                shift *= first / share
-            return root.mul_((1 - first) / share), shift
-
-        return affine
 
     def update(self, step: Step) -> None:
         """Descend along the noisy mean; take the step's gradients into f and s."""

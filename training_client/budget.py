@@ -253,3 +253,48 @@ class LedgerBudget:
     def commit(self) -> Json:
         """See `Allowance`: steps that were never granted are free again."""
         return self.service.certificate(self.service.commit(self.reservation))
+
+
+@dataclass(frozen=True)
+class Unclaimed:
+    """So many steps of which nothing is claimed: asked of nobody, charged to nobody.
+
+    Attributes:
+        plan: what a step does.
+        steps: that may be made.
+        reason: why there is no guarantee.
+    """
+
+    plan: Plan
+    steps: int
+    reason: str
+    spent: float = field(default=math.inf, init=False)
+    made: int = field(default=0, init=False)
+
+    def begin(self) -> list[Json]:
+        """Nothing is charged."""
+        return []
+
+    def give_up(self) -> None:
+        """Nothing is held."""
+
+    def resumed(self, steps: int) -> int:
+        """See `Allowance`."""
+        return steps
+
+    def allow(self, step: int) -> None:
+        """See `Allowance`.
+
+        Raises:
+            BudgetExhaustedError: all steps are made.
+        """
+        if step > self.steps:
+            raise BudgetExhaustedError(f"all {self.steps} steps are made")
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """None, and why."""
+        document = {"guarantee": "none", "reason": self.reason, "steps": steps}
+        return Guarantee(math.inf, 1.0, "none", "none", document)
+
+    def commit(self) -> None:
+        """See `Allowance`: nothing is held."""

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from training_client.budget import Budget, LedgerBudget
+from training_client.budget import Budget, LedgerBudget, Unclaimed
 from training_client.checkpoint import NAME as CHECKPOINT
 from training_client.checkpoint import Checkpoint
 from training_client.claims import settle
@@ -30,9 +30,6 @@ from training_client.recipe import Recipe
 from training_client.train import Progress, Result
 
 PCA_CERTIFICATE: Final = "pca-certificate.json"
-NO_GUARANTEE: Final = (
-    "state 'raw' is made of private gradients as the papers print it: no theorem covers it"
-)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Keeping:
     """
 
     recipe: Recipe
-    budget: Budget | LedgerBudget
+    budget: Budget | LedgerBudget | Unclaimed
     model: nn.Module
     optimizer: PrivateOptimizer
     projection: Projection | None
@@ -104,8 +101,5 @@ class Keeping:
 
     def settle(self, result: Result) -> None:
         """Write what may be said of the model, and commit: then there is nothing to resume."""
-        claim = result.guarantee.document
-        if not self.recipe.proven:
-            claim = {"guarantee": "none", "reason": NO_GUARANTEE, "steps": result.steps}
-        settle(self.budget, result.steps, self.folder, claim)
+        settle(self.budget, result.steps, self.folder, result.guarantee.document)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)

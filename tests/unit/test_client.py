@@ -56,6 +56,11 @@ def linear_accountant(path: str, body: dict[str, Any]) -> httpx.Response:
     """A service for which a step costs 0.1: 20 steps fit into ε = 2."""
     if path == "/v1/epsilon":
         return httpx.Response(200, json=claim(0.1 * body["mechanism"]["steps"]))
+    if path == "/v1/curve":
+        last = body["mechanism"]["steps"]
+        steps = sorted({last * at // body["points"] for at in range(1, body["points"] + 1)})
+        curve = {"method": "pld", "status": "proven", "epsilon": [0.1 * each for each in steps]}
+        return httpx.Response(200, json={"steps": steps, "curves": [curve]})
     steps = int(body["epsilon"] / 0.1 + 1e-9)
     return httpx.Response(200, json={"steps": steps, "guarantee": claim(0.1 * steps)})
 
@@ -233,8 +238,8 @@ class Ledger:
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content or b"{}")
-        if request.url.path == "/v1/epsilon":
-            return httpx.Response(200, json=claim(0.1 * body["mechanism"]["steps"]))
+        if request.url.path in ("/v1/epsilon", "/v1/curve"):
+            return linear_accountant(request.url.path, body)
         assert request.headers["Authorization"] == "Bearer secret"
         key = request.headers["Idempotency-Key"]
         self.calls += 1
@@ -372,7 +377,9 @@ def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
         (["--optimizer", "nope"], "there is no optimizer"),
         (["--state", "raw"], "has no state"),
         (["--optimizer", "adadp", "--state", "raw"], "--no-guarantee"),
-        (["--optimizer", "adadp", "--state", "raw", "--no-guarantee", "--dataset", "d"], "theorem"),
+        (["--optimizer", "adadp", "--state", "raw", "--no-guarantee", "--dataset", "d"], "ledger"),
+        (["--service", "none"], "no accounting service"),
+        (["--service", "none", "--no-guarantee"], "--noise-multiplier"),
         (["--optimizer", "dp_adam", "--momentum", "0.5"], "--momentum"),
         (["--box"], "--box"),
     ],
@@ -397,7 +404,7 @@ def test_a_run_that_another_resumed_is_not_renewed() -> None:
             return httpx.Response(200, json=held | {"steps_granted": 150})
         if path.endswith("/grants"):
             return httpx.Response(200, json=held | {"steps_granted": body["sequence"] + 50})
-        return httpx.Response(200, json=claim(1.0))
+        return linear_accountant(path, body)
 
     reservation = Reservation("r", "open", 500, 0)
     budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, reservation)
@@ -406,3 +413,29 @@ def test_a_run_that_another_resumed_is_not_renewed() -> None:
     with pytest.raises(BudgetExhaustedError, match="another run goes on with it"):
         budget.allow(51)
     assert budget.reservation.steps_granted == 50
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_budget_shows_no_less_than_what_is_spent(refused: bool) -> None:
+    """ε of the steps that are granted, by one curve; by the whole plan where that is refused."""
+    asked: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> httpx.Response:
+        asked.append(path)
+        if path.endswith("/grants"):
+            granted = {"steps_granted": body["sequence"] + body["steps"]}
+            held = {"id": "r", "state": "open", "steps_reserved": 130}
+            return httpx.Response(200, json=held | granted)
+        if path == "/v1/curve" and refused:
+            return httpx.Response(422, json={"code": "too-expensive", "detail": "…"})
+        return linear_accountant(path, body)
+
+    held = Reservation("r", "open", 130, 0)
+    budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, held)
+    for step in range(1, 131):
+        budget.allow(step)
+        granted = budget.reservation.steps_granted
+        assert budget.spent >= 0.1 * granted - 1e-9
+        assert refused or budget.spent <= 0.1 * (granted + budget.block)
+    assert asked.count("/v1/curve") == 1
+    assert len(asked) == (5 if refused else 4)

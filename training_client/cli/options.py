@@ -15,7 +15,14 @@ TRAINING: Final = "Training"
 DATA: Final = "Data"
 
 SERVICE: Final = "http://127.0.0.1:8000"
-Service = Annotated[str, typer.Option(help="The accounting service.", envvar="ACCOUNTANT_SERVICE")]
+NOBODY: Final = "none"
+Service = Annotated[
+    str,
+    typer.Option(
+        help="The accounting service; `none`, with --no-guarantee, for a run without one.",
+        envvar="ACCOUNTANT_SERVICE",
+    ),
+]
 LedgerDataset = Annotated[
     str | None,
     typer.Option(help="Draw on this dataset's budget in the ledger.", rich_help_panel=BUDGET),
@@ -70,7 +77,9 @@ SideInformation = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
-NoGuarantee = Annotated[bool, typer.Option("--no-guarantee", help="Train what no theorem covers.")]
+NoGuarantee = Annotated[
+    bool, typer.Option("--no-guarantee", help="Train what no theorem covers, or without a service.")
+]
 Batch = Annotated[
     int, typer.Option(min=1, help="Expected batch size, qN.", rich_help_panel=TRAINING)
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,14 +26,17 @@ def shown(console: Console, steps: int) -> Iterator[Report]:
         TextColumn("step"),
         MofNCompleteColumn(),
         BarColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}  ε ≤ {task.fields[epsilon]:.4f}"),
+        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[spent]}"),
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console) as bar:
-        task = bar.add_task("training", total=steps, loss=float("nan"), epsilon=0.0)
-        yield lambda now: bar.update(
-            task, completed=now.step, loss=now.loss, epsilon=now.epsilon_allowed
-        )
+        task = bar.add_task("training", total=steps, loss=float("nan"), spent="")
+        yield lambda now: bar.update(task, completed=now.step, loss=now.loss, spent=_spent(now))
+
+
+def _spent(now: Progress) -> str:
+    finite = math.isfinite(now.epsilon_allowed)
+    return f"ε ≤ {now.epsilon_allowed:.4f}" if finite else "no guarantee"
 
 
 def _lines(console: Console, steps: int) -> Report:
@@ -41,7 +45,7 @@ def _lines(console: Console, steps: int) -> Report:
 
     def report(now: Progress) -> None:
         if now.step % every == 0:
-            console.print(f"step {now.step}: loss {now.loss:.3f}, ε ≤ {now.epsilon_allowed:.4f}")
+            console.print(f"step {now.step}: loss {now.loss:.3f}, {_spent(now)}")
 
     return report
 

@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 
 from training_client import train as training
-from training_client.budget import Budget, LedgerBudget
+from training_client.budget import Budget, LedgerBudget, Unclaimed
 from training_client.checkpoint import Checkpoint
 from training_client.claims import CERTIFICATE, PRIVACY, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.progress import shown, signals
 from training_client.errors import DataError, NoGuaranteeError
-from training_client.keeping import NO_GUARANTEE, PCA_CERTIFICATE, Keeping
+from training_client.keeping import PCA_CERTIFICATE, Keeping
 from training_client.pca import PrivatePca, Projection
 from training_client.preflight import Say, Wanted, asked, reserved, resumed
 from training_client.recipe import Ingredients, Recipe, choose
@@ -38,7 +38,7 @@ class _Approved:
     """
 
     recipe: Recipe
-    budget: Budget | LedgerBudget
+    budget: Budget | LedgerBudget | Unclaimed
     kept: Checkpoint | None = None
 
 
@@ -96,12 +96,12 @@ def run(
                 side_information=side_information,
                 pca=None if pca is None else PrivatePca(pca, pca_noise),
             )  # fmt: skip
-            _require_guarantee(recipe, dataset, no_guarantee=no_guarantee)
             wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
+            spending = _Spending(service, dataset, epsilon, delta, noise_multiplier)
             budget = (
-                asked(accounting, wanted, epsilon, delta, console.print, noise_multiplier)
-                if dataset is None
-                else reserved(accounting, wanted, dataset, console.print, noise_multiplier)
+                _unclaimed(accounting, recipe, wanted, spending, console.print)
+                if no_guarantee
+                else _allowed(accounting, recipe, wanted, spending, console.print)
             )
             approved = _Approved(recipe, budget)
         keeping, known = _begun(approved, folder, data_dir, device, checkpoint_every)
@@ -114,12 +114,61 @@ def run(
         raise typer.Exit(_STOPPED_BY_SIGNAL)
 
 
-def _require_guarantee(recipe: Recipe, dataset: str | None, *, no_guarantee: bool) -> None:
-    if not recipe.proven and (dataset is not None or not no_guarantee):
+@dataclass(frozen=True)
+class _Spending:
+    """What a run may spend, and who says so.
+
+    Attributes:
+        service: its address, or nobody.
+        dataset: whose budget in the ledger, if any.
+        epsilon, delta: without a ledger.
+        noise: σ, if it is not to be found.
+    """
+
+    service: str
+    dataset: str | None
+    epsilon: float
+    delta: float
+    noise: float | None
+
+
+def _allowed(
+    accounting: AccountingService, recipe: Recipe, wanted: Wanted, of: _Spending, say: Say
+) -> Budget | LedgerBudget:
+    """A budget that covers the run, with a guarantee at its end."""
+    why_not = _why_not(recipe, of)
+    if why_not is not None:
         raise NoGuaranteeError(
-            f"{NO_GUARANTEE}. Add --no-guarantee to train it all the same, without a ledger, or "
-            "take --state privatised"
+            f"{why_not}. Add --no-guarantee to train it all the same, without a ledger"
         )
+    if of.dataset is not None:
+        return reserved(accounting, wanted, of.dataset, say, of.noise)
+    return asked(accounting, wanted, of.epsilon, of.delta, say, of.noise)
+
+
+def _unclaimed(
+    accounting: AccountingService, recipe: Recipe, wanted: Wanted, of: _Spending, say: Say
+) -> Budget | Unclaimed:
+    """Steps of which nothing is claimed; a budget all the same, if nothing speaks against one."""
+    if of.dataset is not None:
+        raise NoGuaranteeError("a ledger charges no run without a guarantee: leave out --dataset")
+    why_not = _why_not(recipe, of)
+    if of.service == take.NOBODY and of.noise is None:
+        raise NoGuaranteeError("nobody is asked how much noise it takes: say --noise-multiplier")
+    if of.service == take.NOBODY:
+        return Unclaimed(wanted.plan(of.noise or 0.0), wanted.steps, why_not or "")
+    budget = asked(accounting, wanted, of.epsilon, of.delta, say, of.noise)
+    return budget if why_not is None else Unclaimed(budget.plan, wanted.steps, why_not)
+
+
+def _why_not(recipe: Recipe, of: _Spending) -> str | None:
+    """Why there can be no guarantee."""
+    if not recipe.proven:
+        return (
+            "state 'raw' is made of private gradients as the papers print it: no theorem covers "
+            "it, as it does --state privatised"
+        )
+    return "no accounting service was asked" if of.service == take.NOBODY else None
 
 
 def _resumed(accounting: AccountingService, folder: Path, say: Say) -> _Approved:
@@ -191,8 +240,8 @@ def _tell(console: Console, keeping: Keeping, result: training.Result) -> None:
         shown_score = f"{result.test_accuracy:.2%}"
     console.print(f"Test {result.measure} [bold]{shown_score}[/]")
     claim = result.guarantee
-    if not keeping.recipe.proven:
-        console.print(f"[bold red]No guarantee[/]: {NO_GUARANTEE}.")
+    if isinstance(keeping.budget, Unclaimed):
+        console.print(f"[bold red]No guarantee[/]: {keeping.budget.reason}.")
         return
     console.print(
         f"Guarantee: ε = [bold]{claim.epsilon:.6f}[/] at δ = {claim.delta:g}, {claim.status} by "
@@ -205,8 +254,8 @@ def _why(keeping: Keeping, result: training.Result) -> str:
         return "it was asked to end"
     if not result.stopped_by_budget:
         return "all steps are done"
-    of_ledger = isinstance(keeping.budget, LedgerBudget)
-    return "the plan is done" if of_ledger else "the budget allows no further step"
+    of_its_own = isinstance(keeping.budget, Budget)
+    return "the budget allows no further step" if of_its_own else "the plan is done"
 
 
 def _document(keeping: Keeping, result: training.Result) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _PRIVATE: Final = {"Cache-Control": "no-store", "Vary": "Cookie"}
 
 def rounded(value: float, direction: str = ROUND_HALF_EVEN) -> str:
     """A number with six digits, rounded to the side that keeps a bound a bound."""
-    number = Context(prec=_DIGITS, rounding=direction).create_decimal(value)
+    number = Context(prec=_DIGITS, rounding=direction).create_decimal(repr(float(value)))
     if not number or abs(number) >= 10**_DIGITS or abs(number) < _PLAIN_FROM:
         return f"{float(number):g}" if abs(number) < 10**_DIGITS else f"{number:.5e}"
     text = f"{number:f}"
@@ -45,7 +45,7 @@ def rounded(value: float, direction: str = ROUND_HALF_EVEN) -> str:
 
 def count(value: int) -> str:
     """A whole number in groups of three, with spaces that do not break."""
-    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "\N{MINUS SIGN}")
 
 
 def moment(seconds: float | None) -> str:

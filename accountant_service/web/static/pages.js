@@ -37,27 +37,48 @@ function limitLine(limit) {
   return { label: "budget", stroke, width: 1.5, dash: [6, 4], points: { show: false }, value: () => limit };
 }
 
+const AXES = {
+  log: { filter: (_, ticks) => ticks.map((tick) => (isPower(tick) ? tick : null)) },
+  time: { values: (_, ticks, __, ___, seconds) => ticks.map((tick) => clock(tick, seconds)) },
+};
+
 function optionsOf(figure, labels, width) {
-  const { x, steps, limit } = figure.dataset;
-  const first = x === "time" ? { label: labels[0] } : { label: labels[0], value: (_, v) => short(v) };
-  const lines = labels.slice(1).map((label, at) => ({ ...lineOf(label, at, steps), value: (_, v) => short(v) }));
-  const limits = limit ? [limitLine(limit)] : [];
+  const { x = "plain", steps, limit } = figure.dataset;
+  const value = (_, found) => short(found);
+  const moment = (_, found) => (found == null ? "–" : clock(found, 0));
+  const lines = labels.slice(1).map((label, at) => ({ ...lineOf(label, at, steps), value }));
   return {
     width,
     height: HEIGHT,
-    scales: { x: { time: x === "time", distr: x === "log" ? 3 : 1 }, y: { range: (_, __, top) => [0, (top || 1) * 1.05] } },
-    axes: [axis({ space: 70, ...(x === "log" ? { values: (_, ticks) => ticks.map(power) } : {}) }), axis({ size: 48 })],
-    series: [first, ...lines, ...limits],
+    tzDate: (seconds) => uPlot.tzDate(new Date(1000 * seconds), "Etc/UTC"),
+    scales: {
+      x: { time: x === "time", distr: x === "log" ? 3 : 1 },
+      y: { range: (_, __, top) => [0, (top || 1) * 1.05] },
+    },
+    axes: [axis({ space: 80, ...AXES[x] }), axis({ size: 48 })],
+    series: [
+      { label: labels[0], value: x === "time" ? moment : value },
+      ...lines,
+      ...(limit ? [limitLine(limit)] : []),
+    ],
     cursor: { drag: { x: false, y: false } },
   };
+}
+
+// A moment in UTC, as exactly as the distance between two of them asks for.
+function clock(tick, seconds) {
+  const text = new Date(1000 * tick).toISOString();
+  if (seconds >= 86400) return text.slice(0, 10);
+  return seconds === 0 ? text.slice(0, 19).replace("T", " ") : text.slice(11, seconds >= 60 ? 16 : 19);
 }
 
 function short(value) {
   return value == null ? "–" : Number(value.toPrecision(DIGITS)).toString();
 }
 
-function power(value) {
-  return value && Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6) ? value.toString() : "";
+function isPower(value) {
+  const exponent = Math.log10(value);
+  return Math.abs(exponent - Math.round(exponent)) < 1e-6;
 }
 
 function draw(figure) {

@@ -35,25 +35,41 @@ async def calculator(request: Request) -> Response:
     """The question of the URL, and its answers."""
     is_open = request.app.state.settings.open_computation
     await run_in_threadpool(optional_session if is_open else required_session, request)
-    form = questions.read(request.query_params)
-    answers: Json = {}
-    if not form.problems:
-        answers = await _answers(request.app.state.answerer, form)
-        form = replace(form, problems=questions.problems_of(answers))
+    form = _checked(questions.read(request.query_params))
+    ready = set(form.problems) <= {"epsilon"}  # a wrong target leaves the run's own answers
+    answers = await _answers(request.app.state.answerer, form) if ready else {}
     return page(request, "calculator.html", form=form, **_context(request, form, answers))
 
 
 def _context(request: Request, form: Form, answers: Json) -> Json:
-    """What the template needs beside the form; no answers while the run has a problem."""
-    target_only = set(form.problems) <= {"epsilon"}
+    """What the template needs beside the form."""
     return {
         "fields": questions.FIELDS,
         "choices": questions.CHOICES,
         "titles": _TITLES,
-        "answers": _named(answers) if answers and target_only else None,
-        "snippets": _snippets(request, form) if answers and target_only else {},
+        "answers": _named(answers) if answers else None,
+        "snippets": _snippets(request, form) if answers else {},
         "with_value": lambda name, value: "/?" + urlencode({**form.texts, name: value}),
     }
+
+
+def _checked(form: Form) -> Form:
+    """The form with what the API would refuse, also where some of it cannot be read."""
+    found = questions.problems_of(
+        problem
+        for path, body in form.bodies.items()
+        if (problem := _malformed(path, body)) is not None
+    )
+    readable = {name: text for name, text in found.items() if name in form.values}
+    return replace(form, problems={**readable, **form.problems} if form.problems else found)
+
+
+def _malformed(path: str, body: Json) -> Json | None:
+    try:
+        CALLS[path].request.model_validate(body)
+    except ValidationError as error:
+        return problems.of_error(error)
+    return None
 
 
 def _named(answers: Json) -> Json:

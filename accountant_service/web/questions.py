@@ -7,7 +7,7 @@ field to blame, in the API's own words.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -160,7 +160,8 @@ def _number(text: str, whole: bool) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError("must be a number, such as 0.01 or 1e-5")
+        expected = "a whole number" if whole else "a number, such as 0.01 or 1e-5"
+        raise ValueError(f"must be {expected}")
     return int(value) if whole and value.is_integer() else value
 
 
@@ -172,13 +173,11 @@ def sentence(name: str, message: str) -> str:
     return f"The run {text}." if text.startswith("must") else f"{text[:1].upper()}{text[1:]}."
 
 
-def problems_of(answers: Mapping[str, Json]) -> dict[str, str]:
+def problems_of(problems: Iterable[Json]) -> dict[str, str]:
     """The sentences of malformed questions by field; what fits none is under the sampling."""
     found: dict[str, str] = {}
-    for problem in answers.values():
-        malformed = problem.get("code") == "invalid-request"
-        for error in problem["errors"] if malformed else ():
-            name = error["pointer"].rpartition("/")[2]
-            field = name if name in FIELDS else "sampling"
-            found.setdefault(field, sentence(name, error["message"]))
+    for error in (error for problem in problems for error in problem["errors"]):
+        name = error["pointer"].rpartition("/")[2]
+        field = name if name in FIELDS else "sampling"
+        found.setdefault(field, sentence(name, error["message"]))
     return found

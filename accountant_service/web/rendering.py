@@ -37,10 +37,15 @@ _PRIVATE: Final = {"Cache-Control": "no-store", "Vary": "Cookie"}
 def rounded(value: float, direction: str = ROUND_HALF_EVEN) -> str:
     """A number with six digits, rounded to the side that keeps a bound a bound."""
     number = Context(prec=_DIGITS, rounding=direction).create_decimal(repr(float(value)))
-    if not number or abs(number) >= 10**_DIGITS or abs(number) < _PLAIN_FROM:
-        return f"{float(number):g}" if abs(number) < 10**_DIGITS else f"{number:.5e}"
-    text = f"{number:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    size = abs(number)
+    if size and not _PLAIN_FROM <= size < 10**_DIGITS:
+        digits, _, exponent = f"{number:e}".partition("e")
+        return f"{_trimmed(digits)}e{int(exponent)}"
+    return _trimmed(f"{number:f}")
+
+
+def _trimmed(digits: str) -> str:
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
 def count(value: int) -> str:

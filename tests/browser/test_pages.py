@@ -130,7 +130,7 @@ def test_a_problem_stands_beside_its_field_and_goes_away(open_page: Any) -> None
     watched.go("/")
     field = page.get_by_label("Steps T", exact=True)
     field.fill("many")
-    page.get_by_text("Steps must be a number").wait_for()
+    page.get_by_text("Steps must be a whole number").wait_for()
     assert field.input_value() == "many"
     assert field.get_attribute("aria-invalid") == "true"
     field.fill("500")

@@ -155,7 +155,7 @@ def test_the_whole_state_is_in_the_address(visitor: Person) -> None:
 @pytest.mark.parametrize(
     ("query", "field", "sentence"),
     [
-        ({"steps": "many"}, "steps", "Steps must be a number"),
+        ({"steps": "many"}, "steps", "Steps must be a whole number"),
         ({"steps": "1.5"}, "steps", "Steps must be a whole number"),
         ({"sample_rate": ""}, "sample_rate", "Sample rate is required."),
         ({"sample_rate": "2"}, "sample_rate", "Sample rate must be 0, or a number"),
@@ -167,7 +167,7 @@ def test_the_whole_state_is_in_the_address(visitor: Person) -> None:
         ({"sampling": "fixed_size"}, "sampling", "Fixed size sampling needs"),
         ({"batches": "sizes", "batch_size": "70000"}, "batch_size", "Batch size must be at most"),
         ({"noise_multiplier": "9" * 5000}, "noise_multiplier", "Noise multiplier must be"),
-        ({"steps": '"><script>'}, "steps", "Steps must be a number"),
+        ({"steps": '"><script>'}, "steps", "Steps must be a whole number"),
     ],
 )
 def test_a_problem_is_a_sentence_beside_what_was_typed(
@@ -179,6 +179,13 @@ def test_a_problem_is_a_sentence_beside_what_was_typed(
         if name in questions.FIELDS:
             assert value(text, name) == typed
     assert "<script>" not in text
+
+
+def test_every_problem_is_told_at_once(visitor: Person) -> None:
+    text = visitor.get("/?steps=many&noise_multiplier=1e9&delta=2&epsilon=0&sample_rate=")
+    for name in ("steps", "noise_multiplier", "delta", "epsilon", "sample_rate"):
+        assert problem(text, name), name
+    assert "No answer yet" in text
 
 
 def test_a_target_out_of_reach_leaves_the_other_answers(visitor: Person) -> None:
@@ -239,8 +246,8 @@ def test_raw_bytes_in_the_address_break_nothing(visitor: Person) -> None:
     [
         (1.23456789, "1.23456", "1.23457"),
         (0.0, "0", "0"),
-        (1e-7, "1e-07", "1e-07"),
-        (1234567.8, "1.23456e+6", "1.23457e+6"),
+        (1e-7, "1e-7", "1e-7"),
+        (1234567.8, "1.23456e6", "1.23457e6"),
         (0.12, "0.12", "0.12"),
         (100.0, "100", "100"),
     ],

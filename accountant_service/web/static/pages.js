@@ -34,7 +34,7 @@ function lineOf(label, at, stepped) {
 
 function limitLine(limit) {
   const stroke = colour("bad");
-  return { label: "budget", stroke, width: 1.5, dash: [6, 4], points: { show: false }, value: () => limit };
+  return { label: "budget", stroke, width: 1.5, dash: [6, 4], points: { show: false }, value: () => short(Number(limit)) };
 }
 
 const AXES = {

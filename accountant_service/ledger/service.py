@@ -406,8 +406,8 @@ class Ledger:
         with self._repository.reading() as reading:
             return [reservation_view(run, dataset) for run in reading.runs(dataset, skip, limit)]
 
-    def burn_down(self, key: KeyRecord, name: str) -> list[View]:
-        """ε spent and taken after each of the latest entries, oldest first.
+    def burn_down(self, key: KeyRecord, name: str, points: int) -> list[View]:
+        """ε spent and taken after so many of the latest entries, oldest first.
 
         It goes back from the balance as it stands, so a record of any length costs the same.
         """
@@ -416,11 +416,12 @@ class Ledger:
         with self._repository.reading() as reading:
             rows = reading.entries(dataset, max(dataset.version - _BURN_DOWN, 0), _BURN_DOWN)
         entries = [json.loads(row.body) for row in rows if row.number <= dataset.version]
-        balance, points = dataset.balance, []
+        balance, after = dataset.balance, []
         for entry in reversed(entries):
-            points.append(_point(dataset, entry["at"], balance))
+            after.append((entry["at"], balance))
             balance = balance.plus(Balance(-entry["spent_micronats"], -entry["held_micronats"]))
-        return points[::-1]
+        stride = -(-len(after) // points) or 1
+        return [_point(dataset, at, balance) for at, balance in after[::stride][::-1]]
 
     def _write(
         self, request: Request, act: Callable[[Transaction], tuple[int, View]]

@@ -13,6 +13,7 @@ from accountant_service.ledger.service import Ledger
 from accountant_service.web.sessions import COOKIE, Session, Sessions
 
 _FIELDS_MAX: Final = 100
+_NUL: Final = "\0"
 Fields = dict[str, list[str]]
 
 
@@ -60,7 +61,9 @@ async def fields(request: Request) -> Fields:
         text = (await request.body()).decode()
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX)
     except ValueError:
-        raise ForbiddenError("this form cannot be read; load the page again") from None
+        pairs = [("", _NUL)]
+    if any(_NUL in value for _, value in pairs):  # PostgreSQL keeps none
+        raise ForbiddenError("this form cannot be read; load the page again")
     found: Fields = {}
     for name, value in pairs:
         found.setdefault(name, []).append(value.strip())

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import problems
+from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import KeyRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import UnauthenticatedError, UnknownSubjectError
@@ -149,7 +150,7 @@ def _sentences(error: ValidationError) -> dict[str, str]:
 
 
 @router.post("/keys/{identifier}/revoke")
-def revoke_key(request: Request, identifier: str, holder: FormHolder) -> Response:
+def revoke_key(request: Request, identifier: Name, holder: FormHolder) -> Response:
     """Make a key useless from now on."""
     require(holder)
     if _keys(request).revoke(identifier, by=holder.identifier) is None:

@@ -49,7 +49,7 @@ def _context(request: Request, form: Form, answers: Json) -> Json:
         "titles": _TITLES,
         "answers": _named(answers) if answers else None,
         "snippets": _snippets(request, form) if answers else {},
-        "with_value": lambda name, value: "/?" + urlencode({**form.texts, name: value}),
+        "with_values": lambda **changes: "/?" + urlencode({**form.texts, **changes}),
     }
 
 

@@ -22,6 +22,8 @@ from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
 _Handler = Callable[[Request, Any], Awaitable[Response]]
 _FAILURES: Final = (AccountingError, RequestValidationError, HTTPException, Exception)
 _SEE_OTHER: Final = 303
+_NOWHERE: Final = (404, 405)
+_NOTHING: Final = "no page is at this address; it may be mistyped, or the page has moved"
 
 
 def install(app: FastAPI) -> None:
@@ -43,9 +45,8 @@ def _pages_before(otherwise: Any) -> _Handler:
             return as_problem
         if isinstance(error, UnauthenticatedError):
             return _signed_out(request, error)
-        problem = problems.of_error(error)
         await run_in_threadpool(optional_session, request)  # for the links at the top
-        return _failure(request, problem["status"], problem["title"], problem["detail"], as_problem)
+        return _failure(request, error, as_problem)
 
     return answer
 
@@ -65,10 +66,11 @@ def _signed_out(request: Request, error: UnauthenticatedError) -> Response:
     return answer
 
 
-def _failure(
-    request: Request, status: int, title: str, detail: str, as_problem: Response
-) -> Response:
-    found = page(request, "failure.html", status, title=title, detail=detail)
+def _failure(request: Request, error: Exception, as_problem: Response) -> Response:
+    problem = problems.of_error(error)
+    nowhere = isinstance(error, HTTPException) and error.status_code in _NOWHERE
+    detail = _NOTHING if nowhere else problem["detail"]
+    found = page(request, "failure.html", problem["status"], title=problem["title"], detail=detail)
     for name in ("Retry-After", "Allow"):
         if name in as_problem.headers:
             found.headers[name] = as_problem.headers[name]

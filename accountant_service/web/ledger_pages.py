@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from accountant_service import mechanisms
 from accountant_service.api import problems
 from accountant_service.api.answering import CALLS
+from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.problems import Problem
 from accountant_service.api.routes import StrictRoute
@@ -29,7 +30,7 @@ from accountant_service.web.access import (
     first,
     ledger_of,
 )
-from accountant_service.web.rendering import page
+from accountant_service.web.rendering import HEADERS, page
 
 Json = dict[str, Any]
 _WARN_FROM: Final = 0.8  # of the budget
@@ -37,6 +38,7 @@ _ENTRIES: Final = 25
 _RUNS: Final = 20
 _POINTS: Final = 120  # of a burn-down
 _SEE_OTHER: Final = 303
+_ONCE_MAX: Final = 200
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
@@ -77,7 +79,7 @@ def create_dataset(
     body = _dataset_body(sent)
     try:
         asked = DatasetRequest.model_validate(body)
-        write = service.Request(holder, first(sent, "once"), "POST /datasets", body)
+        write = service.Request(holder, first(sent, "once")[:_ONCE_MAX], "POST /datasets", body)
         ledger.create_dataset(
             write, asked.name, asked.size, asked.budget.epsilon, asked.budget.delta,
             asked.neighbouring_relation, asked.privacy_unit, None,
@@ -131,7 +133,7 @@ def _faults(error: ValidationError | NameTakenError) -> dict[str, str]:
 @router.get("/datasets/{name}")
 def dataset(
     request: Request,
-    name: str,
+    name: Name,
     session: TheSession,
     ledger: TheLedger,
     before: str = "",
@@ -149,7 +151,7 @@ def dataset(
         runs=shown[:_RUNS],
         runs_before=max(first_run - _RUNS, 0) if first_run else None,
         runs_after=first_run + _RUNS if len(shown) > _RUNS else None,
-        points=_thinned(ledger.burn_down(session.key, name)),
+        points=ledger.burn_down(session.key, name, _POINTS),
         **_entries(ledger, session, found, _whole(before, found["version"] + 1)),
     )
 
@@ -168,14 +170,8 @@ def _entries(ledger: TheLedger, session: TheSession, dataset: Json, before: int)
     return {"entries": shown[::-1], "older": start + 1 if start else None, "newer": newer}
 
 
-def _thinned(points: list[Json]) -> list[Json]:
-    """So few points that a plot shows each, the last one among them."""
-    stride = -(-len(points) // _POINTS) or 1
-    return points[::-1][::stride][::-1]
-
-
 @router.get("/runs/{identifier}")
-async def run(request: Request, identifier: str, session: TheSession) -> Response:
+async def run(request: Request, identifier: Name, session: TheSession) -> Response:
     """A run: how far it is, and what it costs by itself so far."""
     found = await run_in_threadpool(ledger_of(request).reservation, session.key, identifier)
     holder = await run_in_threadpool(ledger_of(request).dataset, session.key, found["dataset"])
@@ -200,10 +196,11 @@ async def _so_far(request: Request, run: Json, delta: float) -> Json:
 
 
 @router.get("/runs/{identifier}/certificate")
-def certificate(identifier: str, session: TheSession, ledger: TheLedger) -> Response:
+def certificate(identifier: Name, session: TheSession, ledger: TheLedger) -> Response:
     """The certificate of a run that has ended, as a file."""
     text = json.dumps(ledger.certificate(session.key, identifier), indent=2, ensure_ascii=False)
     headers = {
+        **HEADERS,
         "Content-Disposition": f'attachment; filename="certificate-{identifier}.json"',
         "Cache-Control": "no-store",
     }

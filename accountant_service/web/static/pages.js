@@ -38,7 +38,7 @@ function limitLine(limit) {
 }
 
 const AXES = {
-  log: { filter: (_, ticks) => ticks.map((tick) => (isPower(tick) ? tick : null)) },
+  log: { splits: (_, __, low, high) => powersBetween(low, high), values: (_, ticks) => ticks.map(String) },
   time: { values: (_, ticks, __, ___, seconds) => ticks.map((tick) => clock(tick, seconds)) },
 };
 
@@ -76,9 +76,9 @@ function short(value) {
   return value == null ? "–" : Number(value.toPrecision(DIGITS)).toString();
 }
 
-function isPower(value) {
-  const exponent = Math.log10(value);
-  return Math.abs(exponent - Math.round(exponent)) < 1e-6;
+function powersBetween(low, high) {
+  const [first, last] = [low, high].map((end) => Math.round(Math.log10(end)));
+  return Array.from({ length: last - first + 1 }, (_, at) => Number(`1e${first + at}`));
 }
 
 function draw(figure) {

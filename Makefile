@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo data test test-all test-nightly check serve bench clean
+.PHONY: help install demo data test test-all test-browser test-nightly check serve bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -27,7 +27,10 @@ data: $(READY)  ## fetch the data sets into data/, each checked by its hash
 	$(BIN)/accountant-train data --data-dir data
 
 test: $(READY)  ## every test but the slow ones (minutes)
-	$(BIN)/python -m pytest -m "not slow and not nightly"
+	$(BIN)/python -m pytest -m "not slow and not nightly and not browser"
+
+test-browser: $(READY)  ## the pages in Chromium (skipped without one); leaves build/screenshots
+	$(BIN)/python -m pytest -m browser
 
 test-all: $(READY)  ## every test but the nightly ones
 	$(BIN)/python -m pytest -m "not nightly"

@@ -18,6 +18,7 @@ from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.keys import Keys
 from accountant_service.ledger.service import Ledger
 from accountant_service.settings import Settings
+from accountant_service.web import installation as web
 
 _DESCRIPTION = """
 Privacy accounting for differentially private training. Every answer is a *guarantee*: a number,
@@ -57,6 +58,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(build_router(guards))
     app.include_router(ledger_routes.router)
     problems.install(app)
+    web.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

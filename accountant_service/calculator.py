@@ -149,15 +149,21 @@ def curve(
     total, unit = _unit(run)
     counts = tuple(sorted({math.ceil(total * i / points) for i in range(1, points + 1)}))
     step = Question(canonical_form(unit), relation)
-    return counts, tuple(_curve(method, step, counts, delta) for method in methods)
+    times = [max(each, 1) for each in counts]  # a run without steps: a piece of nothing, once
+    return counts, tuple(_curve(method, step, times, delta) for method in methods)
 
 
 def _unit(run: DpSgd) -> tuple[int, DpSgd]:
-    """How many equal pieces a run has, and one piece: a step, or an epoch of shuffled batches."""
+    """How many equal pieces a run has, and one piece: a step, or an epoch of shuffled batches.
+
+    The piece of a run without any releases nothing.
+    """
     if run.sampling == "shuffled":
-        epoch = DpSgd(run.noise_multiplier, sample_rate=1.0, steps=1, sampling="shuffled")
-        return run.epoch_count(), epoch
-    return run.step_count(), replace(run, steps=1, epochs=None)
+        total = run.epoch_count()
+        steps = min(total, 1)
+        return total, DpSgd(run.noise_multiplier, 1.0, steps, sampling="shuffled")
+    total = run.step_count()
+    return total, replace(run, steps=min(total, 1), epochs=None)
 
 
 def _curve(

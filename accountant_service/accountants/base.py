@@ -175,7 +175,7 @@ class Accountant(ABC):
         """The guarantee at δ after each number of repetitions; None where no ε is finite.
 
         Args:
-            step: what is repeated, which releases something.
+            step: what is repeated.
             times: increasing numbers ≥ 1.
             delta: in (0, 1).
 
@@ -184,7 +184,9 @@ class Accountant(ABC):
         """
         questions = [step.repeated(each) for each in times]
         assumptions = [self._assumptions(question) for question in questions]
-        bounds = self.epsilon_bounds(step, times, delta)
+        bounds = [Bound(0.0)] * len(times)
+        if step.form.parts:
+            bounds = self.epsilon_bounds(step, times, delta)
         return [
             self._guarantee(question, bound, assumed, bound.value, delta, "epsilon")
             if _is_finite(bound)

@@ -67,6 +67,22 @@ class Keys:
         genuine = hmac.compare_digest(self._digest(token or ""), expected)
         if record is None or not genuine:
             raise UnauthenticatedError("this API key is not known")
+        return self._valid(record)
+
+    def current(self, identifier: str) -> KeyRecord:
+        """A key that was authenticated before, as it stands now.
+
+        Raises:
+            UnauthenticatedError: it has expired or been revoked since.
+        """
+        with self._repository.reading() as reading:
+            record = reading.key(identifier)
+        if record is None:
+            raise UnauthenticatedError("this API key is not known")
+        return self._valid(record)
+
+    def _valid(self, record: KeyRecord) -> KeyRecord:
+        """The key, noted as used, unless it is over."""
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")

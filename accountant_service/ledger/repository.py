@@ -349,6 +349,18 @@ class Transaction:
         )
         return [_reservation_of(row) for row in rows]
 
+    def runs(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
+        """A page of a dataset's reservations: open ones first, then by the end of their lease."""
+        closed = RESERVATION.c.state != State.OPEN.value
+        rows = self.connection.execute(
+            select(RESERVATION)
+            .where(RESERVATION.c.dataset == dataset.identifier)
+            .order_by(closed, RESERVATION.c.expires_at.desc(), RESERVATION.c.id)
+            .offset(skip)
+            .limit(limit)
+        )
+        return [_reservation_of(row) for row in rows]
+
     # --- idempotency
 
     def remembered(self, key: str, value: str) -> Remembered | None:

@@ -59,6 +59,7 @@ _SYSTEM: Final = "system"  # who expires leases
 _NOISE_MAX: Final = 1e6
 _QUOTES_SECONDS_MAX: Final = 20.0
 _OWNERS_MAX: Final = 10_000
+_BURN_DOWN: Final = 2_000  # entries that a burn-down goes back
 View = dict[str, Any]
 
 
@@ -398,6 +399,30 @@ class Ledger:
         more = len(rows) > PAGE
         return {"items": items, "next_cursor": str(items[-1]["number"]) if more else None}
 
+    def runs(self, key: KeyRecord, name: str, skip: int, limit: int) -> list[View]:
+        """A page of a dataset's reservations, open ones first."""
+        require(key, Scope.OWNER, Scope.RUN)
+        dataset = self._seen(key, name)
+        with self._repository.reading() as reading:
+            return [reservation_view(run, dataset) for run in reading.runs(dataset, skip, limit)]
+
+    def burn_down(self, key: KeyRecord, name: str, points: int) -> list[View]:
+        """ε spent and taken after so many of the latest entries, oldest first.
+
+        It goes back from the balance as it stands, so a record of any length costs the same.
+        """
+        require(key, Scope.OWNER, Scope.RUN)
+        dataset = self._seen(key, name)
+        with self._repository.reading() as reading:
+            rows = reading.entries(dataset, max(dataset.version - _BURN_DOWN, 0), _BURN_DOWN)
+        entries = [json.loads(row.body) for row in rows if row.number <= dataset.version]
+        balance, after = dataset.balance, []
+        for entry in reversed(entries):
+            after.append((entry["at"], balance))
+            balance = balance.plus(Balance(-entry["spent_micronats"], -entry["held_micronats"]))
+        stride = -(-len(after) // points) or 1
+        return [_point(dataset, at, balance) for at, balance in after[::stride][::-1]]
+
     def _write(
         self, request: Request, act: Callable[[Transaction], tuple[int, View]]
     ) -> Remembered:
@@ -510,6 +535,15 @@ def dataset_view(dataset: Dataset) -> View:
             "scope": "filter_budget",
         },
         "version": dataset.version,
+    }
+
+
+def _point(dataset: Dataset, at: int, balance: Balance) -> View:
+    policy = dataset.policy
+    return {
+        "at": at / 1e6,
+        "spent": policy.epsilon_of(balance.spent),
+        "taken": policy.epsilon_of(balance.taken),
     }
 
 

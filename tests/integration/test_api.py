@@ -132,6 +132,19 @@ def test_curve_ends_at_the_whole_run(api: TestClient) -> None:
         assert each["epsilon"] == sorted(each["epsilon"])
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
+def test_the_curve_of_no_step_at_all(api: TestClient, sampling: str) -> None:
+    mechanism = RUN | {"steps": 0, "sampling": sampling}
+    answer = api.post(
+        "/v1/curve", json={"mechanism": mechanism, "delta": 1e-5, "methods": list(ACCOUNTANTS)}
+    )
+    assert answer.status_code == 200
+    assert answer.json()["steps"] == [0]
+    drawn = [each["epsilon"] for each in answer.json()["curves"] if "epsilon" in each]
+    assert drawn
+    assert all(epsilons == [0.0] for epsilons in drawn)
+
+
 def test_trade_off_is_convex_decreasing_and_consistent(api: TestClient) -> None:
     answer = api.post("/v1/trade-off", json={"mechanism": RUN, "prior": 0.5}).json()
     rates, misses = answer["false_positive_rates"], answer["false_negative_rates_lower"]

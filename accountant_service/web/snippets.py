@@ -1,0 +1,50 @@
+"""The page's question in the other ways of asking it: curl, the command line, Python."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any, Final
+
+_OPTIONS: Final = {
+    "noise_multiplier": "-s",
+    "sample_rate": "-q",
+    "steps": "-t",
+    "dataset_size": "-n",
+    "batch_size": "-b",
+    "epochs": "-e",
+    "sampling": "--sampling",
+    "delta": "-d",
+    "neighbouring_relation": "--neighbouring-relation",
+}
+_PYTHON: Final = """\
+from accountant_service import calculator, guarantee, mechanisms
+
+run = mechanisms.from_json({run})
+relation = guarantee.NeighbouringRelation({relation!r})
+answer = calculator.epsilon(run, delta={delta!r}, relation=relation)
+print(answer.epsilon, answer.status, answer.certified)"""
+
+
+def curl(address: str, path: str, body: Mapping[str, Any]) -> str:
+    """The request that the API answers alike."""
+    url = shlex.quote(address.rstrip("/") + path)
+    text = shlex.quote(json.dumps(body))
+    return f"curl -s {url} \\\n  -H 'Content-Type: application/json' \\\n  -d {text}"
+
+
+def command(body: Mapping[str, Any]) -> str:
+    """The line for a terminal."""
+    given = {**body["mechanism"], **body}
+    options = [
+        f"{option} {shlex.quote(str(given[name]))}"
+        for name, option in _OPTIONS.items()
+        if name in given
+    ]
+    return " ".join(["accountant compare", *options])
+
+
+def python(body: Mapping[str, Any], relation: str) -> str:
+    """The call within Python."""
+    return _PYTHON.format(run=dict(body["mechanism"]), relation=relation, delta=body["delta"])

@@ -1,0 +1,552 @@
+"""The pages without a browser: what they say, who may see them, what they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import re
+import shlex
+import uuid
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from accountant_service import cli
+from accountant_service.app import create_app
+from accountant_service.errors import DatabaseAwayError
+from accountant_service.ledger.keys import Scope
+from accountant_service.settings import Settings
+from accountant_service.web import questions, rendering, sessions
+
+HTML_NAME = '<b>"bold"</b><script>alert(1)</script>'
+RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
+STATIC = Path(rendering.__file__).parent / "static"
+
+
+class Person:
+    """A browser, and who sits at it."""
+
+    def __init__(self, http: TestClient) -> None:
+        self.http = http
+        http.headers["Accept"] = "text/html"
+        self.csrf = ""
+
+    def get(self, path: str, status: int = 200) -> str:
+        answer = self.http.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    def send(self, path: str, status: int = 200, **fields: Any) -> str:
+        answer = self.http.post(path, data={"csrf": self.csrf} | fields)
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    def sign_in(self, key: str, **fields: str) -> str:
+        self.csrf = token_in(self.get("/sign-in"))
+        text = self.send("/sign-in", key=key, **fields)
+        self.csrf = token_in(text)
+        return text
+
+
+def token_in(text: str) -> str:
+    found = re.search(r'name="csrf" value="([^"]+)"', text)
+    assert found
+    return found[1]
+
+
+def problem(text: str, field: str) -> str:
+    found = re.search(rf'id="{field}-problem">([^<]*)<', text)
+    assert found, field
+    return unescape(found[1])
+
+
+def value(text: str, field: str) -> str:
+    found = re.search(rf'name="{field}"[^>]* value="([^"]*)"', text)
+    assert found, field
+    return unescape(found[1])
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('web')}/ledger.db"
+    found = create_app(Settings(database_url=url))
+    with TestClient(found):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def keys(app: Any) -> dict[str, str]:
+    made = {scope.value: app.state.keys.create([scope], scope.value)[0] for scope in Scope}
+    made["bound"] = app.state.keys.create([Scope.RUN], HTML_NAME, ("other",))[0]
+    return made
+
+
+@pytest.fixture
+def visitor(app: Any) -> Person:
+    return Person(TestClient(app, raise_server_exceptions=False))
+
+
+@pytest.fixture
+def admin(visitor: Person, keys: dict[str, str]) -> Person:
+    visitor.sign_in(keys["admin"])
+    return visitor
+
+
+@pytest.fixture(scope="module")
+def run(app: Any, keys: dict[str, str]) -> str:
+    """An ended run of a dataset that is nearly used up."""
+    http = TestClient(app)
+
+    def post(path: str, body: Any) -> Any:
+        headers = {
+            "Authorization": f"Bearer {keys['admin']}",
+            "Idempotency-Key": uuid.uuid4().hex,
+        }
+        answer = http.post(path, json=body, headers=headers)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    budget = {"epsilon": 1.0, "delta": 1e-5}
+    unit = {"privacy_unit": HTML_NAME}
+    post("/v1/datasets", {"name": "patients", "size": 60_000, "budget": budget} | unit)
+    path, body = "/v1/datasets/patients/reservations", {"mechanism": RUN, "purpose": HTML_NAME}
+    identifier = post(path, body)["id"]
+    for block in range(30):
+        grant = {"steps": 1, "sequence": block}
+        post(f"/v1/reservations/{identifier}/grants", grant)
+    post(f"/v1/reservations/{identifier}/commit", {})
+    found: str = identifier
+    return found
+
+
+# --- the calculator
+
+
+def test_the_calculator_answers_at_once(visitor: Person) -> None:
+    text = visitor.get("/")
+    for part in ("≤ ε ≤", "proven", "estimate", "refuted", "σ = 0.959", "curve-table", "curl -s"):
+        assert part in text
+    for field, described in questions.FIELDS.items():
+        assert value(text, field) == described.initial
+
+
+def test_the_whole_state_is_in_the_address(visitor: Person) -> None:
+    state = {name: field.initial for name, field in questions.FIELDS.items()}
+    state |= {name: options[-1] for name, options in questions.CHOICES.items()}
+    state |= {"noise_multiplier": "3.5", "epochs": "2", "sampling": "shuffled", "batches": "sizes"}
+    text = visitor.get("/?" + urlencode(state))
+    for name in questions.FIELDS:
+        assert value(text, name) == state[name]
+    for name in ("batches", "length"):
+        assert f'name="{name}" value="{state[name]}" checked' in text
+    for name in ("sampling", "neighbouring_relation"):
+        assert f'value="{state[name]}" selected' in text
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "sentence"),
+    [
+        ({"steps": "many"}, "steps", "Steps must be a whole number"),
+        ({"steps": "1.5"}, "steps", "Steps must be a whole number"),
+        ({"sample_rate": ""}, "sample_rate", "Sample rate is required."),
+        ({"sample_rate": "2"}, "sample_rate", "Sample rate must be 0, or a number"),
+        ({"noise_multiplier": "1e9"}, "noise_multiplier", "Noise multiplier must be"),
+        ({"delta": "nan"}, "delta", "Failure probability must be a number"),
+        ({"delta": "0"}, "delta", "Failure probability must be greater than"),
+        ({"epsilon": "-1"}, "epsilon", "Target must be greater than 0."),
+        ({"length": "epochs"}, "epochs", "Epochs need the records"),
+        ({"sampling": "fixed_size"}, "sampling", "Fixed size sampling needs"),
+        ({"batches": "sizes", "batch_size": "70000"}, "batch_size", "Batch size must be at most"),
+        ({"noise_multiplier": "9" * 5000}, "noise_multiplier", "Noise multiplier must be"),
+        ({"steps": '"><script>'}, "steps", "Steps must be a whole number"),
+    ],
+)
+def test_a_problem_is_a_sentence_beside_what_was_typed(
+    visitor: Person, query: dict[str, str], field: str, sentence: str
+) -> None:
+    text = visitor.get("/?" + urlencode(query))
+    assert problem(text, field).startswith(sentence)
+    for name, typed in query.items():
+        if name in questions.FIELDS:
+            assert value(text, name) == typed
+    assert "<script>" not in text
+
+
+def test_every_problem_is_told_at_once(visitor: Person) -> None:
+    text = visitor.get("/?steps=many&noise_multiplier=1e9&delta=2&epsilon=0&sample_rate=")
+    for name in ("steps", "noise_multiplier", "delta", "epsilon", "sample_rate"):
+        assert problem(text, name), name
+    assert "No answer yet" in text
+
+
+def test_a_target_out_of_reach_leaves_the_other_answers(visitor: Person) -> None:
+    text = visitor.get("/?epsilon=-1")
+    assert "≤ ε ≤" in text
+    assert "Correct what is marked" in text
+
+
+def _snippets(text: str) -> list[str]:
+    return [unescape(found) for found in re.findall(r'id="snippet-\d">([^<]*)<', text)]
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?batches=sizes&length=epochs&neighbouring_relation=zero_out_one"]
+)
+def test_the_snippets_ask_the_same_question(visitor: Person, query: str) -> None:
+    text = visitor.get("/" + query)
+    found = re.search(r"([\d.]+) ≤ ε ≤ ([\d.]+)", text)
+    assert found
+    curl, command, python = _snippets(text)
+    words = shlex.split(curl)
+    assert words[:3] == ["curl", "-s", "http://testserver/v1/compare"]
+    answer = visitor.http.post(words[2].removeprefix("http://testserver"), content=words[-1],
+        headers={"Content-Type": "application/json"})  # fmt: skip
+    upper = answer.json()["certified"]["epsilon"]
+    assert rendering.rounded(upper, "ROUND_CEILING") == found[2]
+    printed = CliRunner().invoke(cli.app, shlex.split(command)[1:])
+    assert f"{upper:.6g}" in printed.output
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(python, {})
+    assert said.getvalue().startswith(str(upper)[:6])
+
+
+TEXTS = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(["", "0", "1", "-1", "1e-5", "1e308", "inf", "nan", "0x1", "1_0", "٣", "½"]),
+    st.floats(width=32).map(str),
+)
+NAMES = [*questions.FIELDS, *questions.CHOICES, "other"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), TEXTS, min_size=1))
+def test_no_query_breaks_the_calculator(app: Any, query: dict[str, str]) -> None:
+    visitor = Person(TestClient(app, raise_server_exceptions=False))
+    text = visitor.get("/?" + urlencode(query, errors="replace"))
+    assert "Traceback" not in text
+
+
+def test_raw_bytes_in_the_address_break_nothing(visitor: Person) -> None:
+    for path in ("/?%ff=%00&steps=%ff%fe", "/datasets/%00%ff", "/runs/%0a", "/sign-in?next=%00"):
+        assert visitor.http.get(path).status_code < 500
+
+
+@pytest.mark.parametrize(
+    ("number", "down", "up"),
+    [
+        (1.23456789, "1.23456", "1.23457"),
+        (0.0, "0", "0"),
+        (1e-7, "1e-7", "1e-7"),
+        (1234567.8, "1.23456e6", "1.23457e6"),
+        (0.12, "0.12", "0.12"),
+        (100.0, "100", "100"),
+    ],
+)
+def test_bounds_are_shown_as_bounds(number: float, down: str, up: str) -> None:
+    assert rendering.rounded(number, "ROUND_FLOOR") == down
+    assert rendering.rounded(number, "ROUND_CEILING") == up
+
+
+def test_a_closed_calculator_asks_who_is_there(
+    tmp_path: Path,
+) -> None:
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/a.db", open_computation=False))
+    with TestClient(app) as http:
+        visitor = Person(http)
+        assert "API key" in visitor.get("/")
+        token, _ = app.state.keys.create([Scope.COMPUTE], "k")
+        visitor.sign_in(token, next="/")
+        assert "≤ ε ≤" in visitor.get("/")
+
+
+# --- headers, weight
+
+
+@pytest.mark.parametrize("path", ["/", "/sign-in", "/nothing", "/static/style.css"])
+def test_every_answer_is_under_the_policy(visitor: Person, path: str) -> None:
+    headers = visitor.http.get(path).headers
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+
+
+@pytest.mark.parametrize("template", sorted((STATIC.parent / "templates").glob("*.html")))
+def test_no_template_has_inline_style_or_script(template: Path) -> None:
+    text = template.read_text()
+    assert not re.search(r"<style|\bstyle=|\bon[a-z]+=|javascript:|hx-on|\|safe", text)
+    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
+
+
+def test_the_first_load_is_below_150_kilobytes(visitor: Person) -> None:
+    text = visitor.get("/")
+    paths = re.findall(r'(?:href|src)="(/static/[^"]+)"', text)
+    assert len(paths) == 6
+    whole = len(text.encode()) + sum(len(visitor.http.get(path).content) for path in paths)
+    assert whole < 150_000
+    assert visitor.http.get(paths[-1]).headers["Content-Encoding"] == "gzip"
+
+
+def test_what_is_vendored_has_its_licence() -> None:
+    for name in ("htmx", "uplot"):
+        assert (STATIC / f"vendor/{name}.LICENSE").exists()
+    scripts = [*(STATIC / "vendor").glob("*.js"), *(STATIC / "vendor").glob("*.css")]
+    assert all("sourceMappingURL" not in script.read_text() for script in scripts)
+    assert all(len(gzip.compress(script.read_bytes())) < 30_000 for script in scripts)
+
+
+# --- signing in
+
+
+def test_the_cookie_is_out_of_reach(app: Any, keys: dict[str, str]) -> None:
+    for scheme in ("http", "https"):
+        person = Person(TestClient(app, f"{scheme}://testserver"))
+        csrf = token_in(person.get("/sign-in"))
+        answer = person.http.post(
+            "/sign-in", data={"csrf": csrf, "key": keys["run"]}, follow_redirects=False
+        )
+        assert answer.status_code == 303
+        cookie = answer.headers["Set-Cookie"].lower()
+        assert {"httponly", "samesite=strict", "path=/"} <= set(cookie.split("; "))
+        assert ("secure" in cookie.split("; ")) == (scheme == "https")
+        assert keys["run"].lower() not in cookie
+
+
+@pytest.mark.parametrize("key", ["", "nonsense", "pa_0_0", "é" * 3000])
+def test_a_wrong_key_is_a_sentence(visitor: Person, key: str) -> None:
+    visitor.csrf = token_in(visitor.get("/sign-in"))
+    assert "no valid key" in problem(visitor.send("/sign-in", 422, key=key), "key")
+
+
+def test_signing_in_goes_on_to_where_one_was_going(visitor: Person, keys: dict[str, str]) -> None:
+    assert 'name="next" value="/keys"' in visitor.get("/keys")
+    assert "<h1>Keys</h1>" in visitor.sign_in(keys["admin"], next="/keys")
+
+
+@pytest.mark.parametrize("path", ["//evil.example", "https://evil.example", "/\\evil", "", "x\n"])
+def test_signing_in_goes_nowhere_else(visitor: Person, keys: dict[str, str], path: str) -> None:
+    assert "<h1>Datasets</h1>" in visitor.sign_in(keys["admin"], next=path)
+
+
+def test_signing_out(admin: Person) -> None:
+    admin.send("/sign-out")
+    assert "<h1>Sign in</h1>" in admin.get("/datasets")
+
+
+@pytest.mark.parametrize("path", ["/sign-in", "/sign-out", "/keys", "/datasets", "/keys/x/revoke"])
+@pytest.mark.parametrize("token", ["", "0" * 64, "é"])
+def test_a_form_without_its_token_does_nothing(admin: Person, path: str, token: str) -> None:
+    admin.csrf = token
+    admin.send(path, 403)
+
+
+def test_a_token_of_another_session_is_none(admin: Person, app: Any, keys: dict[str, str]) -> None:
+    other = Person(TestClient(app))
+    other.sign_in(keys["admin"])
+    admin.csrf = other.csrf
+    admin.send("/keys", 403, name="x", scopes="run")
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"a=1&" * 1000, b"a=%00"])
+def test_a_body_that_is_no_form_is_refused(admin: Person, body: bytes) -> None:
+    assert admin.http.post("/keys", content=body).status_code == 403
+
+
+def test_a_large_body_is_refused(admin: Person) -> None:
+    assert admin.http.post("/keys", content=b"a" * (2 << 20)).status_code == 413
+
+
+@pytest.mark.parametrize("change", ["cut", "alter", "nonsense", "late", "revoked"])
+def test_a_session_that_is_over_has_a_page(
+    app: Any, visitor: Person, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    token, record = app.state.keys.create([Scope.ADMIN], "short-lived")
+    visitor.sign_in(token)
+    cookie = visitor.http.cookies[sessions.COOKIE]
+    changed = {"cut": cookie[:-1], "alter": "0" + cookie[1:], "nonsense": "a.b"}.get(change, cookie)
+    visitor.http.cookies.set(sessions.COOKIE, changed, domain="testserver.local")
+    if change == "late":
+        later = sessions.now() + sessions.SECONDS * 1_000_000
+        monkeypatch.setattr(sessions, "now", lambda: later)
+    if change == "revoked":
+        app.state.keys.revoke(record.identifier, by="test")
+    answer = visitor.http.get("/datasets")
+    assert answer.status_code == 401
+    assert "Your session has ended" in answer.text
+    assert answer.headers["HX-Refresh"] == "true"
+
+
+# --- datasets and runs
+
+
+def test_the_budget_is_told(admin: Person, run: str) -> None:
+    text = admin.get("/datasets")
+    assert "patients" in text
+    assert "% of ε is spent or held" in text
+    text = admin.get("/datasets/patients")
+    assert f'href="/runs/{run}"' in text
+    spent = re.search(r"spent</dt><dd>ε ([\d.]+)", text)
+    rows = re.findall(r"<td data-value=[^>]*>[^<]*</td><td>([^<]*)</td><td>([^<]*)</td>", text)
+    assert spent
+    assert (rows[0], rows[-1]) == (("0", "0"), (spent[1], spent[1]))
+    assert len(rows) == 33
+
+
+def test_the_record_is_paged(admin: Person, run: str) -> None:
+    text = admin.get("/datasets/patients")
+    numbers = [int(found) for found in re.findall(r'<th scope="row" class="amount">(\d+)', text)]
+    assert numbers == list(range(33, 8, -1))
+    older = re.search(r'\?before=(\d+)#entries">Older', text)
+    assert older
+    text = admin.get(f"/datasets/patients?before={older[1]}")
+    numbers = [int(found) for found in re.findall(r'<th scope="row" class="amount">(\d+)', text)]
+    assert numbers == list(range(8, 0, -1))
+    assert "Older" not in text
+    assert "Newer entries" in text
+
+
+@pytest.mark.parametrize("query", ["before=x", "before=-1", "runs=99999999", "before=0", "runs=²"])
+def test_odd_pages_of_the_record_break_nothing(admin: Person, run: str, query: str) -> None:
+    admin.get("/datasets/patients?" + query)
+
+
+def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
+    text = admin.get(f"/runs/{run}")
+    assert "30 of 100 steps granted" in text
+    assert "every 2s" not in text
+    answer = admin.http.get(f"/runs/{run}/certificate")
+    assert answer.headers["Content-Disposition"].startswith("attachment")
+    assert answer.json()["steps"] == 30
+
+
+def test_markup_is_text(admin: Person, run: str) -> None:
+    for path in ("/keys", "/datasets", "/datasets/patients", f"/runs/{run}"):
+        text = admin.get(path)
+        assert "&lt;script&gt;" in text
+        assert "<script>" not in text
+
+
+def test_a_key_sees_only_its_own(visitor: Person, keys: dict[str, str], run: str) -> None:
+    assert "patients" not in visitor.sign_in(keys["bound"])
+    assert "There is nothing here" in visitor.get("/datasets/patients", 404)
+    visitor.get(f"/runs/{run}", 404)
+
+
+def test_scopes_decide(visitor: Person, keys: dict[str, str], run: str) -> None:
+    text = visitor.sign_in(keys["run"])
+    assert "Give a dataset a budget" not in text
+    assert "does not allow this" in visitor.get("/keys", 403)
+    visitor.send("/datasets", 403, name="mine", size="5", epsilon="1", delta="1e-5", once="1")
+    visitor.send("/keys", 403, name="x", scopes="admin")
+
+
+def test_a_key_for_computing_may_not_look(visitor: Person, keys: dict[str, str]) -> None:
+    visitor.csrf = token_in(visitor.get("/sign-in"))
+    assert "does not allow this" in visitor.send("/sign-in", 403, key=keys["compute"])
+
+
+def test_an_owner_gives_a_budget(visitor: Person, keys: dict[str, str]) -> None:
+    visitor.sign_in(keys["owner"])
+    fields = {"name": "made-here", "size": "500", "epsilon": "2", "delta": "1e-6"}
+    assert "<h1>made-here</h1>" in visitor.send("/datasets", once="a", **fields)
+    assert "<h1>made-here</h1>" in visitor.send("/datasets", once="a", **fields)
+    text = visitor.send("/datasets", 422, once="b", **fields)
+    assert "choose another" in problem(text, "name")
+
+
+def test_a_wrong_dataset_keeps_what_was_typed(admin: Person) -> None:
+    typed = {"name": "<i>", "size": "few", "epsilon": "-1", "delta": "2", "privacy_unit": "person"}
+    text = admin.send("/datasets", 422, once="c", **typed)
+    for name, text_typed in typed.items():
+        assert value(text, name) == text_typed
+        assert problem(text, name) or name == "privacy_unit"
+
+
+# --- keys
+
+
+def test_a_key_is_shown_once_and_revoked(admin: Person) -> None:
+    text = admin.send("/keys", 201, name="new one", scopes=["run", "owner"], days="3")
+    token = re.search(r"pa_[\w-]+", text)
+    assert token
+    listed = admin.get("/keys")
+    assert token[0] not in listed
+    identifier = token[0].split("_")[1]
+    assert f"/keys/{identifier}/revoke" in listed
+    assert f"/keys/{identifier}/revoke" not in admin.send(f"/keys/{identifier}/revoke")
+    admin.send("/keys/unknown/revoke", 404)
+
+
+def test_a_wrong_key_form_keeps_what_was_typed(admin: Person) -> None:
+    text = admin.send("/keys", 422, name="night", datasets="a/b c", days="soon")
+    assert (value(text, "name"), value(text, "days")) == ("night", "soon")
+    assert problem(text, "scopes") == "Choose at least one scope."
+    assert problem(text, "datasets")
+    assert problem(text, "expires_in_seconds".replace("expires_in_seconds", "days"))
+    assert problem(admin.send("/keys", 422, scopes="king", days="inf"), "scopes")
+
+
+GARBAGE = st.dictionaries(
+    st.sampled_from(["name", "size", "epsilon", "delta", "privacy_unit", "once", "days", "scopes"]),
+    st.one_of(TEXTS, st.just("x" * 300)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["/datasets", "/keys", "/sign-in", "/keys/x/revoke"]), GARBAGE)
+def test_no_form_breaks_a_page(
+    app: Any, keys: dict[str, str], path: str, fields: dict[str, str]
+) -> None:
+    person = Person(TestClient(app, raise_server_exceptions=False))
+    person.sign_in(keys["admin"])
+    body = urlencode({"csrf": person.csrf} | fields, errors="replace")
+    answer = person.http.post(path, content=body)
+    assert answer.status_code < 500
+    assert "Traceback" not in answer.text
+
+
+# --- failures
+
+
+def test_unknown_paths_are_pages_for_browsers_and_problems_for_programs(visitor: Person) -> None:
+    assert "There is nothing here" in visitor.get("/no/such/page", 404)
+    for path, accept in (("/no/such/page", "*/*"), ("/v1/nothing", "text/html")):
+        answer = visitor.http.get(path, headers={"Accept": accept})
+        assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def test_a_fault_is_a_page_without_a_trace(
+    visitor: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a secret detail")
+
+    monkeypatch.setattr(questions, "read", fail)
+    text = visitor.get("/", 500)
+    assert "<h1>The service failed</h1>" in text
+    assert "secret detail" not in text
+
+
+def test_a_database_that_is_away_is_a_page(
+    app: Any, admin: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise DatabaseAwayError("the database does not answer")
+
+    monkeypatch.setattr(app.state.repository, "reading", away)
+    answer = admin.http.get("/datasets")
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"]
+    assert "The database does not answer" in answer.text
+    assert "≤ ε ≤" in admin.get("/")

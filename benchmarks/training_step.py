@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from training_client.memory import keep_freed_memory
 from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import Plan
 from training_client.train import cross_entropy
@@ -171,6 +172,7 @@ def apart(act: Callable[..., Any], *of: Any) -> Any:
 def _send(sender: Connection, act: Callable[..., Any], of: tuple[Any, ...]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    keep_freed_memory()  # as `train` does, and for all that are compared
     try:
         sender.send(act(*of))
     except Exception as error:

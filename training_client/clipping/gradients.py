@@ -23,7 +23,7 @@ from training_client.clipping.box import clamped, clamped_products
 from training_client.clipping.transform import Transform
 
 _ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its terms
-_EXAMPLES: Final = 128  # at a time, where more would leave the cache
+_EXAMPLES: Final = 1024  # at a time, where more would leave the cache
 
 
 class Squares(NamedTuple):

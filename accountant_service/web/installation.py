@@ -22,6 +22,7 @@ from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
 _Handler = Callable[[Request, Any], Awaitable[Response]]
 _FAILURES: Final = (AccountingError, RequestValidationError, HTTPException, Exception)
 _SEE_OTHER: Final = 303
+_PART: Final = "HX-Request"  # the header by which htmx asks for a part of a page
 _NOWHERE: Final = (404, 405)
 _NOTHING: Final = "no page is at this address; it may be mistyped, or the page has moved"
 
@@ -52,8 +53,8 @@ def _pages_before(otherwise: Any) -> _Handler:
 
 
 def _reads_pages(request: Request) -> bool:
-    accepts = request.headers.get("Accept", "")
-    return not request.url.path.startswith("/v1/") and "text/html" in accepts
+    asks = "text/html" in request.headers.get("Accept", "") or _PART in request.headers
+    return asks and not request.url.path.startswith("/v1/")
 
 
 def _signed_out(request: Request, error: UnauthenticatedError) -> Response:
@@ -61,8 +62,10 @@ def _signed_out(request: Request, error: UnauthenticatedError) -> Response:
     if not isinstance(error, SessionEndedError):
         return RedirectResponse(sign_in_path(request), _SEE_OTHER)
     answer = page(request, "session_ended.html", 401, way_on=sign_in_path(request))
-    answer.headers["HX-Refresh"] = "true"  # a part of a page that reloads itself shows it whole
-    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    if _PART in request.headers:  # a part of a page: the whole one is to be loaded anew
+        answer.headers["HX-Refresh"] = "true"
+    else:
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer
 
 

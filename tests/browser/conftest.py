@@ -65,7 +65,7 @@ def _wait(url: str) -> None:
     raise TimeoutError(url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     database = f"sqlite:///{tmp_path_factory.mktemp('site')}/ledger.db"
     with socket.socket() as probe:
@@ -103,7 +103,7 @@ def _furnished(bare: Site) -> Site:
     return Site(bare.url, bare.keys, runs[1], runs[0])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: its event loop would be in the way of other tests
 def chromium() -> Iterator[Any]:
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:

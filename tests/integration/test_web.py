@@ -381,10 +381,12 @@ def test_a_session_that_is_over_has_a_page(
         monkeypatch.setattr(sessions, "now", lambda: later)
     if change == "revoked":
         app.state.keys.revoke(record.identifier, by="test")
+    part = visitor.http.get("/datasets", headers={"HX-Request": "true", "Accept": "*/*"})
+    assert (part.status_code, part.headers["HX-Refresh"]) == (401, "true")
     answer = visitor.http.get("/datasets")
     assert answer.status_code == 401
     assert "Your session has ended" in answer.text
-    assert answer.headers["HX-Refresh"] == "true"
+    assert "<h1>Sign in</h1>" in visitor.get("/datasets")
 
 
 # --- datasets and runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -186,7 +187,7 @@ def test_a_layer_that_is_frozen_in_part_or_takes_no_part_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="frozen in part"):
         Clipper(net)
     idle = model()
-    idle.register_module("idle", nn.Linear(2, 2))
+    idle.register_module("idle", nn.Linear(2, 2).double())
     idle.forward = lambda examples: idle[1](idle[0](examples))  # type: ignore[index]
     with pytest.raises(UnsupportedModelError, match="takes no part"):
         Clipper(idle).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
@@ -197,16 +198,45 @@ def centred(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return training.cross_entropy(predictions - predictions.mean(0), labels)
 
 
-class Centred(nn.Module):
-    """Mixes examples, without a layer that says so."""
+class Mixing(nn.Module):
+    """A model that does something to a batch, before or after its layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, mix: Callable[[torch.Tensor], torch.Tensor], *, first: bool) -> None:
         super().__init__()
-        self.layer = nn.Linear(6, 4).double()
+        self.layer, self.mix, self.first = nn.Linear(6, 4).double(), mix, first
 
     def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            examples = self.mix(examples)
         found: torch.Tensor = self.layer(examples)
-        return found - found.mean(0)
+        return found if self.first else self.mix(found)
+
+
+def late(examples: torch.Tensor) -> torch.Tensor:
+    """Mixes from its sixth call on: the probe of the first batch makes five, and the batch one."""
+    late.calls += 1  # type: ignore[attr-defined]
+    return examples - examples.mean(0) if late.calls > 6 else examples  # type: ignore[attr-defined]
+
+
+def batch_norm(examples: torch.Tensor) -> torch.Tensor:
+    return nn.functional.batch_norm(examples, None, None, training=True)
+
+
+def hinge(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mixes examples, and is flat where the first one is."""
+    centred = predictions - predictions.mean(0)
+    margins = centred.gather(1, labels[:, None]).squeeze(1)
+    return (margins[0].detach() - margins).clamp_min(0.0)
+
+
+def rare(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Weighs classes by how often a batch has them."""
+    counts = torch.bincount(labels, minlength=4)
+    return training.cross_entropy(predictions, labels) / counts[labels]
+
+
+def counting(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return training.cross_entropy(predictions, labels) / len(labels)
 
 
 class Transposed(nn.Module):
@@ -225,15 +255,138 @@ class Transposed(nn.Module):
     ("net", "loss", "message"),
     [
         (model(), nn.functional.cross_entropy, "reduction='none'"),
-        (model(), centred, "depends on what"),
-        (Centred(), training.cross_entropy, "depends on what"),
-        (Transposed(), training.cross_entropy, "depends on what"),
+        (model(), centred, "depends on others"),
+        (model(), hinge, "depends on others"),
+        (model(), rare, "depends on others"),
+        (model(), counting, "depends on others"),
+        (Mixing(lambda x: x - x.mean(0), first=True), training.cross_entropy, "depends on others"),
+        (Mixing(lambda x: x - x.mean(0), first=False), training.cross_entropy, "depends on others"),
+        (Mixing(batch_norm, first=True), training.cross_entropy, "depends on others"),
+        (
+            Mixing(lambda x: x / x.abs().amax().detach(), first=False),
+            training.cross_entropy,
+            "depends on others",
+        ),
+        (Transposed(), training.cross_entropy, "depends on others|more than one row"),
     ],
 )
 def test_what_mixes_examples_is_refused(net: nn.Module, loss: Loss, message: str) -> None:
     examples, labels = batch(6)
     with pytest.raises(UnsupportedModelError, match=message):
         Clipper(net).sum_clipped(examples, labels, loss, Transform(1.0))
+
+
+def test_mixing_that_begins_later_is_found() -> None:
+    late.calls = 0  # type: ignore[attr-defined]
+    clipper = Clipper(Mixing(late, first=True))
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            clipper.sum_clipped(*batch(6), training.cross_entropy, Transform(1.0))
+
+    steps(1)
+    with pytest.raises(UnsupportedModelError, match="depends on others"):
+        steps(8)
+
+
+def test_random_parts_are_no_mixing_and_draw_as_without_a_probe() -> None:
+    net = nn.Sequential(nn.Linear(6, 50), nn.Dropout(), nn.Linear(50, 4)).double()
+    found = []
+    for probed in (True, False):
+        clipper = Clipper(net)
+        if not probed:
+            clipper._probe = lambda *_: None  # type: ignore[method-assign]
+        torch.manual_seed(8)
+        for _ in range(3):
+            sums, _ = clipper.sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+        found.append(sums)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert net.training
+
+
+class Remembering(nn.Module):
+    """Keeps a mean of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4).double()
+        self.register_buffer("seen", torch.zeros(6).double())
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * examples.mean(0)
+        found: torch.Tensor = self.layer(examples)
+        return found
+
+
+def test_what_a_forward_pass_writes_down_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="running statistics"):
+        Clipper(Remembering()).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+    words = nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Flatten(), nn.Linear(12, 4))
+    with torch.no_grad():
+        words[0].weight *= 10
+    with pytest.raises(UnsupportedModelError, match="max_norm"):
+        Clipper(words).sum_clipped(
+            torch.tensor([[0, 1]] * 3), torch.tensor([0, 1, 2]), training.cross_entropy,
+            Transform(1.0),
+        )  # fmt: skip
+
+
+class Tied(nn.Module):
+    """Uses a parameter in two places, one of them out of sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6).double()
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.layer(examples), self.layer.weight)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        Tied(),
+        nn.Sequential(
+            nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1, padding_mode="circular"),
+            nn.Flatten(),
+        ).double(),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_a_clip_would_see_in_part_is_refused(net: nn.Module) -> None:
+    with pytest.raises(UnsupportedModelError, match="do not add up"):
+        Clipper(net).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+
+
+@pytest.mark.parametrize("size", [1e17, 1e19, 1e21, 1e22, 2e38])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_huge_examples_are_bounded_too(size: float, scaled: bool) -> None:
+    """Where a weight would be so small that it lost digits an example counts as nothing."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 3, bias=False)
+    transform = Transform(1.0)
+    if scaled:
+        transform = Transform.fixed(1.0, [1e3 * torch.rand(3, 5) + 1e-3])
+    inputs = size * torch.rand(1, 5)
+    for height in (1e-30, 1e-3, 1.0, size):
+        assert clipped_norm(layer, inputs, height * torch.rand(1, 3), transform) <= 1.0
+
+
+def test_a_clip_is_in_full_precision_whatever_the_model_ran_in() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        seen = []
+        clipper = Clipper(model().float())
+        weights = clipper._weights
+        clipper._weights = lambda *of: (  # type: ignore[method-assign]
+            seen.append(torch.get_float32_matmul_precision()), weights(*of)
+        )[1]  # fmt: skip
+        examples, labels = batch()
+        clipper.sum_clipped(examples.float(), labels, training.cross_entropy, Transform(1.0))
+        assert seen == ["highest"]
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_a_layer_applied_twice_is_refused() -> None:

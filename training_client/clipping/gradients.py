@@ -49,6 +49,10 @@ class ExampleGradients(Protocol):
         """Σ wᵢ∇ᵢ on a block, into a tensor of its shape."""
         ...
 
+    def total(self, out: torch.Tensor) -> None:
+        """Σ ∇ᵢ of the whole parameter, into a tensor of its shape."""
+        ...
+
     def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
         """Σ clamp(D∘∇ᵢ, ±1) on a block; what is no number counts as 0."""
         ...
@@ -73,7 +77,8 @@ class OuterProducts:
     def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
         """See `ExampleGradients`."""
         if transform.scale is None:
-            found = _norms(self.gradients).mul_(_norms(self.inputs)).square_()
+            heights, widths = _norms(self.gradients), _norms(self.inputs)
+            found = _bounded(heights, widths, (heights * widths).square_(), self.inputs.dtype)
             return Squares(found, torch.zeros_like(found))
         if len(blocks) > 1:
             return self._squares(blocks, transform)
@@ -93,17 +98,25 @@ class OuterProducts:
             if shift is not None:
                 linear += (inputs @ (scale * shift).T).mul_(gradients).sum(1)
                 constant += _norm(shift).square()
-            square += (squared @ (scale * scale).T).mul_(gradients.square_()).sum(1)
+            largest = scale.amax()  # so that no square underflows
+            squared_scale = (scale / largest).square_()
+            part = (squared @ squared_scale.T).mul_(gradients.square_()).sum(1)
+            square += part * largest.double() ** 2
         sizes = heights.double() * widths
         square, linear = square.mul_(sizes**2), linear.mul_(2 * sizes)
         # a product of n terms lacks n roundings of what they add up to at most, in any order
         parts = square + linear.abs() + constant
         found = (square + linear + constant).clamp_min_(0.0)
+        found = _bounded(heights, widths, found, inputs.dtype)
         return Squares(found, parts.mul_(_roundings(inputs, inputs.shape[1])))
 
     def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
         torch.mm((self.gradients[:, block.rows] * weights[:, None]).T, self.inputs, out=out)
+
+    def total(self, out: torch.Tensor) -> None:
+        """See `ExampleGradients`."""
+        torch.mm(self.gradients.T, self.inputs, out=out)
 
     def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""
@@ -146,6 +159,10 @@ class HeldGradients:
         """See `ExampleGradients`."""
         torch.mv(self.gradients[:, block.rows].flatten(1).T, weights, out=out.view(-1))
 
+    def total(self, out: torch.Tensor) -> None:
+        """See `ExampleGradients`."""
+        torch.sum(self.gradients, 0, out=out)
+
     def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""
         return clamped(self.gradients[:, block.rows] * scale).sum(0)
@@ -153,6 +170,14 @@ class HeldGradients:
     def only(self, kept: torch.Tensor) -> HeldGradients:
         """See `ExampleGradients`."""
         return HeldGradients(self.gradients[kept])
+
+
+def _bounded(
+    heights: torch.Tensor, widths: torch.Tensor, squares: torch.Tensor, kind: torch.dtype
+) -> torch.Tensor:
+    """Infinite where a factor is so large that the other, weighted, would lose digits."""
+    largest = float(torch.finfo(kind).max) ** 0.5 / 16
+    return squares.masked_fill((heights >= largest) | (widths >= largest), torch.inf)
 
 
 def _parts(examples: torch.Tensor) -> list[slice]:

@@ -35,6 +35,8 @@ def trained_layers(model: nn.Module) -> list[nn.Module]:
     held = [p for layer in layers for p in layer.parameters(recurse=False)]
     if len({id(p) for p in held}) < len(held):
         raise UnsupportedModelError("two layers share a parameter")
+    if len({p.dtype for p in held}) > 1:
+        raise UnsupportedModelError("parameters must be of one precision, float32 or float64")
     return layers
 
 
@@ -60,7 +62,7 @@ def _problem(module: nn.Module) -> str | None:
             f"has parameters of {own[0].dtype}, in which noise is lost by rounding: keep them in "
             "float32 and run the model under torch.autocast"
         )
-    if not isinstance(module, nn.Linear) and type(module) not in _samplers():
+    if type(module) is not nn.Linear and type(module) not in _samplers():
         return (
             "has parameters that cannot be clipped here: Linear layers can, and what Opacus has a "
             "grad sampler for (pip install 'privacy-accountant[opacus]')"
@@ -87,11 +89,20 @@ def gradients_of(
         layer: one of `trained_layers`.
         inputs: of the layer, an example at each place of the first dimension.
         gradient: of its output, likewise.
+
+    Raises:
+        UnsupportedModelError: Opacus is needed and missing.
     """
-    if isinstance(layer, nn.Linear) and inputs.dim() == 2:
+    if type(layer) is nn.Linear and inputs.dim() == 2:
         weight: dict[torch.Tensor, ExampleGradients] = {
             layer.weight: OuterProducts(gradient, inputs)
         }
         return weight if layer.bias is None else weight | {layer.bias: HeldGradients(gradient)}
-    held = _samplers()[type(layer)](layer, [inputs], gradient)
+    sampler = _samplers().get(type(layer))
+    if sampler is None:
+        raise UnsupportedModelError(
+            f"{layer} is applied to sequences, which takes Opacus: pip install "
+            "'privacy-accountant[opacus]'"
+        )
+    held = sampler(layer, [inputs], gradient)
     return {parameter: HeldGradients(each) for parameter, each in held.items()}

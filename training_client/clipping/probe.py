@@ -1,0 +1,134 @@
+"""Whether a model and a loss keep examples apart, and whether the clip sees all of a gradient.
+
+The bound on what a record moves holds only if nothing of one example depends on another. Names of
+layers do not show it: a model may mix examples in plain code, or in its loss. So a few examples are
+run beside altered ones, and alone, and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch import nn
+
+from training_client.clipping.passes import Passed
+from training_client.errors import UnsupportedModelError
+
+_EXAMPLES: Final = 32
+_ALTERED: Final = -3.0
+
+Pass = Callable[[torch.Tensor, torch.Tensor], Passed]
+
+
+def require_apart(
+    model: nn.Module, run: Pass, examples: torch.Tensor, targets: torch.Tensor
+) -> None:
+    """Return if examples do not depend on each other.
+
+    Every other example is replaced, and then left out: the rest must pass as before. Where examples
+    are left out random parts are switched off, for they would be drawn differently.
+
+    Args:
+        model: its random numbers come from PyTorch's default generators.
+        run: passes examples and targets through it.
+        examples: of which a few are taken.
+        targets: of these.
+
+    Raises:
+        UnsupportedModelError: they do; the message names the layer where it shows.
+    """
+    few, labels = examples[:_EXAMPLES], targets[:_EXAMPLES]
+    kept = torch.arange(len(few), device=few.device) % 2 == 0
+    with _as_before(few.device):
+        here = run(few, labels)
+    with _as_before(few.device):
+        there = run(_altered(few, kept), _altered(labels, kept))
+    _require_alike(here, kept, there, kept)
+    with _as_before(few.device), _evaluating(model):
+        here, there = run(few, labels), run(few[kept], labels[kept])
+    _require_alike(here, kept, there, kept[kept])
+
+
+def require_whole(
+    run: Pass,
+    parameters: Sequence[nn.Parameter],
+    examples: torch.Tensor,
+    targets: torch.Tensor,
+) -> None:
+    """Return if examples' gradients add up to the gradient of the summed loss.
+
+    They do not where a parameter is used outside of its layer's ordinary call, or where a layer is
+    not what its per-example gradients are made for.
+
+    Args:
+        run: passes examples and targets through the model, for the whole gradient too.
+        parameters: that are trained.
+        examples: of which a few are taken.
+        targets: of these.
+
+    Raises:
+        UnsupportedModelError: they differ.
+    """
+    with _as_before(examples.device):
+        passed = run(examples[:_EXAMPLES], targets[:_EXAMPLES])
+    each = passed.by_parameter(parameters)
+    for parameter, gradients, gradient in zip(parameters, each, passed.whole, strict=True):
+        found = torch.empty_like(parameter)
+        gradients.total(found)
+        if gradient is None or not _alike(gradient, found):
+            raise UnsupportedModelError(
+                f"the examples' gradients of a parameter of shape {tuple(parameter.shape)} do not "
+                "add up to its gradient: it is used outside of its layer, or its layer does more "
+                "than can be clipped here"
+            )
+
+
+@contextmanager
+def _as_before(device: torch.device) -> Iterator[None]:
+    """What is drawn within is drawn again afterwards."""
+    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        yield
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout and the like; then each module as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _altered(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The same, with values of others where a row is not kept."""
+    others = rows.roll(1, 0)
+    others = others * _ALTERED if others.is_floating_point() else others
+    return torch.where(kept.view(-1, *(1,) * (rows.dim() - 1)), rows, others)
+
+
+def _require_alike(
+    here: Passed, rows_here: torch.Tensor, there: Passed, rows_there: torch.Tensor
+) -> None:
+    for layer, inputs in here.inputs.items():
+        pairs = (inputs, there.inputs[layer]), (here.gradients[layer], there.gradients[layer])
+        if not all(_alike(one[rows_here], other[rows_there]) for one, other in pairs):
+            raise UnsupportedModelError(
+                f"what {layer} sees of one example depends on others: model and loss must keep "
+                "examples apart, at the first dimension of every tensor, and draw random numbers "
+                "from PyTorch alone"
+            )
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors are equal up to rounding, or both no numbers."""
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    rounding = float(torch.finfo(one.dtype).eps) ** 0.5
+    size = float(one.nan_to_num(0.0, 0.0, 0.0).abs().amax()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=rounding, atol=rounding * size, equal_nan=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as AnswerTimeoutError
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request
 from prometheus_client import CONTENT_TYPE_LATEST, Metric
@@ -110,7 +110,19 @@ def _families(datasets: list[Dataset]) -> Iterator[Metric]:
 
 
 def _count_connections(repository: Repository, metrics: Metrics) -> None:
-    engine, in_use = repository.engine, metrics.connections
+    """Follow the pool. A connection that is found dead comes back without having gone out."""
+    engine = repository.engine
+    out: set[Any] = set()
+
+    def gone(_: Any, record: Any, __: Any) -> None:
+        out.add(record)
+        metrics.connections.inc()
+
+    def back(_: Any, record: Any) -> None:
+        if record in out:
+            out.discard(record)
+            metrics.connections.dec()
+
     event.listen(engine, "connect", lambda *_: metrics.connects.inc())
-    event.listen(engine, "checkout", lambda *_: in_use.inc())
-    event.listen(engine, "checkin", lambda *_: in_use.dec())
+    event.listen(engine, "checkout", gone)
+    event.listen(engine, "checkin", back)

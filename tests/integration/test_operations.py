@@ -140,7 +140,9 @@ def test_a_scrape_does_not_wait_for_a_database_that_is_away() -> None:
             assert "accountant_ledger_up 0.0" in http.get("/metrics").text
             assert time.monotonic() - begun < 5
             postgresql.start()
-            assert "accountant_ledger_up 1.0" in http.get("/metrics").text
+            text = http.get("/metrics").text
+            assert "accountant_ledger_up 1.0" in text
+            assert "accountant_database_connections_in_use 0.0" in text
 
 
 # --- the log

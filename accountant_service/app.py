@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -19,7 +19,6 @@ from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.keys import Keys
 from accountant_service.ledger.model import Kind
-from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.service import Ledger
 from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
@@ -43,12 +42,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     repository = open_repository(settings.database)
     watcher = monitoring.Watcher(repository, metrics)
 
+    closing = ExitStack()  # the last first
+    for each in (repository, watcher, answerer):
+        closing.callback(each.close)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        answerer.close()
-        watcher.close()
-        repository.close()
+        with closing:
+            yield
 
     app = FastAPI(
         title="Privacy accountant",
@@ -69,21 +70,21 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(ledger_routes.router)
     app.include_router(monitoring.router)
     problems.install(app)
-    _surround(app, settings, repository)
+    _surround(app, settings)
+    if settings.traces_endpoint is not None:
+        from accountant_service import tracing  # an extra
+
+        closing.callback(tracing.install(app, repository.engine))
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
-def _surround(app: FastAPI, settings: Settings, repository: Repository) -> None:
+def _surround(app: FastAPI, settings: Settings) -> None:
     """What stands around every route; what is added last is outermost."""
     if settings.rate_limit:
         limiter = Limiter(settings.rate_limit, settings.rate_burst)
         app.add_middleware(AddressLimit, limiter=limiter)
     app.add_middleware(Access, metrics=app.state.metrics)
-    if settings.traces_endpoint is not None:
-        from accountant_service import tracing  # an extra
-
-        tracing.install(app, repository.engine)
 
 
 def _counting(metrics: Metrics) -> Callable[[Kind, int], None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
-import uuid
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -67,15 +67,15 @@ class Access:
             self._metrics.refusals.labels(code).inc()
         level = logging.WARNING if status >= 500 else logging.INFO
         if _LOG.isEnabledFor(level):
-            told = {"method": method, "route": route, "status": status, "code": code}
+            told = {"method": method, "route": route, "status": status}
             told["milliseconds"] = round(1e3 * seconds, 3)
-            _LOG.log(level, "request", extra=told)
+            _LOG.log(level, "request", extra=told if code is None else told | {"code": code})
 
 
 def _identifier(scope: Scope) -> str:
     """The client's own, if it is one; else a new one."""
     given = Headers(scope=scope).get(problems.REQUEST_ID, "")
-    return given if _IDENTIFIER.fullmatch(given) else uuid.uuid4().hex
+    return given if _IDENTIFIER.fullmatch(given) else secrets.token_hex(16)
 
 
 class AddressLimit:

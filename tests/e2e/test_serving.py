@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.databases import database, free_port
 
 PROGRAMS = Path(sys.executable).parent
+NOTHING: Mapping[str, str] = {}
 # about two seconds of work on one core
 SLOW = {
     "mechanism": {
@@ -61,12 +64,14 @@ class Server:
                 time.sleep(0.1)
         raise AssertionError(self.log)
 
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = NOTHING
+    ) -> tuple[int, bytes]:
         """One request on a connection of its own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, {"Content-Type": "application/json"})
+            connection.request(method, path, sent, {"Content-Type": "application/json", **headers})
             answer = connection.getresponse()
             return answer.status, answer.read()
         finally:
@@ -87,6 +92,18 @@ class Server:
     def log(self) -> str:
         """What it said."""
         return self._log.read_text()
+
+
+def accountant(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """The program beside the server."""
+    return subprocess.run(
+        [PROGRAMS / "accountant", *arguments],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 @contextmanager
@@ -147,6 +164,30 @@ def test_two_workers_serve_and_their_metrics_add_up(kind: str, tmp_path: Path) -
         assert server.stop() == 0
         assert not list(server.temporary.glob("accountant-metrics-*"))
         assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_two_workers_keep_one_budget(kind: str, tmp_path: Path) -> None:
+    """Clients race for a budget that only some of them can have."""
+    with database(kind, tmp_path) as url:
+        environment = {"ACCOUNTANT_DATABASE_URL": url}
+        made = accountant("keys", "create", "--scope", "admin", **environment)
+        key = {"Authorization": f"Bearer {made.stdout.strip()}"}
+        with serving(tmp_path, "--workers", "2", **environment) as server:
+
+            def write(path: str, body: Any) -> int:
+                once = {"Idempotency-Key": os.urandom(8).hex()}
+                return server.ask("POST", path, body, key | once)[0]
+
+            budget = {"epsilon": 2.0, "delta": 1e-5}
+            assert write("/v1/datasets", {"name": "d", "size": 9, "budget": budget}) == 201
+            run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 100}
+            with ThreadPoolExecutor(8) as clients:
+                plans = [("/v1/datasets/d/reservations", {"mechanism": run})] * 40
+                answers = Counter(clients.map(lambda plan: write(*plan), plans))
+            assert set(answers) == {201, 409}
+            assert server.total("accountant_ledger_writes_total") == answers[201] + 1
+        assert accountant("ledger", "verify", **environment).returncode == 0
 
 
 def test_a_database_that_is_away_ends_the_start_with_a_sentence(tmp_path: Path) -> None:

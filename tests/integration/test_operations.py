@@ -6,8 +6,10 @@ import io
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +312,30 @@ def test_requests_and_statements_are_traced_without_their_values(tmp_path: Path)
     told = " ".join(span.to_json() for span in spans)
     assert key["Authorization"].removeprefix("Bearer ") not in told
     assert "a-purpose-to-look-for" not in told
+
+
+def test_spans_go_where_the_standard_variable_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.sdk.trace")
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{collector.server_port}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        with TestClient(service(tmp_path)) as http:
+            http.get("/v1/methods")
+        collector.shutdown()
+    assert {path for path, _ in received} == {"/v1/traces"}, "what waited was sent at the end"
+    assert any(b"GET /v1/methods" in body for _, body in received)
+    assert any(b"privacy-accountant" in body for _, body in received)

@@ -52,19 +52,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             yield
 
     app = FastAPI(
-        title="Privacy accountant",
-        version=__version__,
-        description=_DESCRIPTION,
-        lifespan=lifespan,
+        title="Privacy accountant", version=__version__, description=_DESCRIPTION, lifespan=lifespan
     )
-    app.state.settings = settings
-    app.state.answerer = answerer
-    app.state.repository = repository
-    app.state.keys = Keys(repository)
+    app.state.settings, app.state.metrics = settings, metrics
+    app.state.answerer, app.state.watcher = answerer, watcher
+    app.state.repository, app.state.keys = repository, Keys(repository)
     app.state.ledger = Ledger(repository, _counting(metrics))
-    app.state.metrics = metrics
-    app.state.watcher = watcher
-    app.state.key_limiter = Limiter(settings.rate_limit, settings.rate_burst)
     guards = [] if settings.open_computation else [Depends(ledger_routes.may_compute)]
     app.include_router(build_router(guards))
     app.include_router(ledger_routes.router)
@@ -81,6 +74,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 def _surround(app: FastAPI, settings: Settings) -> None:
     """What stands around every route; what is added last is outermost."""
+    app.state.key_limiter = Limiter(settings.rate_limit, settings.rate_burst)
     if settings.rate_limit:
         limiter = Limiter(settings.rate_limit, settings.rate_burst)
         app.add_middleware(AddressLimit, limiter=limiter)

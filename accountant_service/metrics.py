@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,53 +34,32 @@ class Metrics:
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
         self._registry = registry = CollectorRegistry()
-        self.requests = Histogram(
+        histogram = partial(Histogram, buckets=_SECONDS, registry=registry)
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, multiprocess_mode="livesum", registry=registry)
+        self.requests = histogram(
             "accountant_request_seconds",
             "Requests and how long they took, by route template and class of status",
             ["method", "route", "status"],
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self.in_progress = Gauge(
-            "accountant_requests_in_progress",
-            "Requests being answered now",
-            multiprocess_mode="livesum",
-            registry=registry,
+        self.in_progress = gauge("accountant_requests_in_progress", "Requests being answered now")
+        self.refusals = counter("accountant_refusals", "Problems answered, by code", ["code"])
+        self.computations = histogram(
+            "accountant_computation_seconds", "Computations and how long they took", ["question"]
         )
-        self.refusals = Counter(
-            "accountant_refusals", "Problems answered, by code", ["code"], registry=registry
-        )
-        self.computations = Histogram(
-            "accountant_computation_seconds",
-            "Computations and how long they took, by question",
-            ["question"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.cache_hits = Counter(
+        self.cache_hits = counter(
             "accountant_cache_hits",
             "Questions answered without a computation of their own",
             ["question"],
-            registry=registry,
         )
-        self.writes = Counter(
-            "accountant_ledger_writes",
-            "Writes the ledger made, by kind; repeats are not counted",
-            ["kind"],
-            registry=registry,
+        self.writes = counter(
+            "accountant_ledger_writes", "Writes the ledger made, without repeats", ["kind"]
         )
-        self.steps_granted = Counter(
-            "accountant_steps_granted", "Steps the ledger granted", registry=registry
+        self.steps_granted = counter("accountant_steps_granted", "Steps the ledger granted")
+        self.connections = gauge(
+            "accountant_database_connections_in_use", "Connections to the database in use now"
         )
-        self.connections = Gauge(
-            "accountant_database_connections_in_use",
-            "Connections to the database in use now",
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self.connects = Counter(
-            "accountant_database_connects", "Connections made to the database", registry=registry
-        )
+        self.connects = counter("accountant_database_connects", "Connections made to the database")
 
     def exposition(self, *collectors: Collector) -> bytes:
         """Everything in Prometheus' text format.

@@ -3,33 +3,32 @@
 # Behind a package mirror, give pip's configuration as a build secret; it stays out of the image:
 #   docker build --secret id=pip,src=/etc/pip.conf .
 
-FROM python:3.11-slim-bookworm AS build
+FROM python:3.11-slim-bookworm AS base
+RUN useradd --uid 10001 --create-home --home-dir /data accountant \
+    && install --directory --owner accountant /keys
+ENV PATH=/opt/accountant/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+
+FROM base AS build
 WORKDIR /source
 RUN python3 -m venv /opt/accountant
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY accountant_service accountant_service
 COPY training_client training_client
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/accountant/bin/pip install --no-cache-dir --constraint constraints.txt '.[postgres,otel]'
+    pip install --no-cache-dir --constraint constraints.txt '.[postgres,otel]'
 
-FROM build AS build-train
+FROM build AS train
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/accountant/bin/pip install --no-cache-dir --constraint constraints.txt '.[train]'
-
-FROM python:3.11-slim-bookworm AS runtime
-RUN useradd --uid 10001 --create-home --home-dir /data accountant \
-    && install --directory --owner accountant /keys
+    pip install --no-cache-dir --constraint constraints.txt '.[train]'
 USER accountant
 WORKDIR /data
-ENV PATH=/opt/accountant/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-
-FROM runtime AS train
-COPY --from=build-train /opt/accountant /opt/accountant
 ENTRYPOINT ["accountant-train"]
 CMD ["run"]
 
-FROM runtime AS service
+FROM base AS service
 COPY --from=build /opt/accountant /opt/accountant
+USER accountant
+WORKDIR /data
 ENV ACCOUNTANT_DATABASE_URL=sqlite:////data/accountant.db ACCOUNTANT_LOG_LEVEL=info
 VOLUME /data
 EXPOSE 8000

@@ -25,6 +25,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.databases import database, free_port
 
 PROGRAMS = Path(sys.executable).parent
+KINDS = pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
+)
 NOTHING: Mapping[str, str] = {}
 # about two seconds of work on one core
 SLOW = {
@@ -86,7 +89,7 @@ class Server:
     def stop(self) -> int:
         """Ask it to stop; its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     @property
     def log(self) -> str:
@@ -117,8 +120,9 @@ def serving(folder: Path, *arguments: str, **settings: str) -> Iterator[Server]:
             assert server.stop() in (0, -signal.SIGTERM)
 
 
-def test_a_call_in_flight_is_finished_before_the_server_stops(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_call_in_flight_is_finished_before_the_server_stops(workers: str, tmp_path: Path) -> None:
+    with serving(tmp_path, "--workers", workers) as server:
         answers: list[tuple[int, bytes]] = []
         call = threading.Thread(
             target=lambda: answers.append(server.ask("POST", "/v1/compare", SLOW))
@@ -135,12 +139,12 @@ def test_a_call_in_flight_is_finished_before_the_server_stops(tmp_path: Path) ->
             server.ask("GET", "/healthz")
 
 
-def workers(shared: Path) -> set[int]:
+def busy_workers(shared: Path) -> set[int]:
     """The process numbers of the workers that have answered something."""
     return {int(file.stem.split("_")[1]) for file in shared.glob("histogram_*.db")}
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@KINDS
 def test_two_workers_serve_and_their_metrics_add_up(kind: str, tmp_path: Path) -> None:
     with (
         database(kind, tmp_path) as url,
@@ -149,14 +153,16 @@ def test_two_workers_serve_and_their_metrics_add_up(kind: str, tmp_path: Path) -
         shared = list(server.temporary.glob("accountant-metrics-*"))
         assert len(shared) == 1
         before = server.total("accountant_request_seconds_count")
-        (first,) = workers(shared[0])
+        (first,) = busy_workers(shared[0])
         os.kill(first, signal.SIGSTOP)  # on an idle machine one worker may answer everything
         for _ in range(20):
             assert server.ask("GET", "/v1/methods")[0] == 200
         os.kill(first, signal.SIGCONT)
-        assert len(workers(shared[0])) == 2
+        assert len(busy_workers(shared[0])) == 2
         assert server.total("accountant_request_seconds_count") == before + 21
-        for worker in workers(shared[0]):  # what it had in progress is forgotten, its counts kept
+        for worker in busy_workers(
+            shared[0]
+        ):  # what it had in progress is forgotten, its counts kept
             os.kill(worker, signal.SIGKILL)
         server.wait()
         assert server.total("accountant_request_seconds_count") > before + 21
@@ -166,7 +172,7 @@ def test_two_workers_serve_and_their_metrics_add_up(kind: str, tmp_path: Path) -
         assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@KINDS
 def test_two_workers_keep_one_budget(kind: str, tmp_path: Path) -> None:
     """Clients race for a budget that only some of them can have."""
     with database(kind, tmp_path) as url:
@@ -193,7 +199,7 @@ def test_two_workers_keep_one_budget(kind: str, tmp_path: Path) -> None:
 def test_a_database_that_is_away_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
     away = "postgresql+psycopg://nobody@127.0.0.1:9/none"
     server = Server(tmp_path, "--workers", "2", ACCOUNTANT_DATABASE_URL=away)
-    assert server.process.wait(30) == 2
+    assert server.process.wait(60) == 2
     assert "error: the database does not answer" in server.log
     assert "Traceback" not in server.log
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from accountant_service import __version__, mechanisms
-from accountant_service.api import ledger_routes, ledger_schemas, problems
+from accountant_service.api import ledger_routes, ledger_schemas, monitoring, problems
+from accountant_service.api.access import Access, AddressLimit
 from accountant_service.api.answering import Answerer
+from accountant_service.api.limits import Limiter
 from accountant_service.api.routes import build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.keys import Keys
+from accountant_service.ledger.model import Kind
 from accountant_service.ledger.service import Ledger
+from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
 from accountant_service.web import installation as web
 
@@ -34,33 +38,59 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         settings: from the environment by default.
     """
     settings = settings or Settings()
-    answerer = Answerer(settings)
-    repository = open_repository(settings.database_url)
+    metrics = Metrics(settings.metrics_directory)
+    answerer = Answerer(settings, metrics)
+    repository = open_repository(settings.database)
+    watcher = monitoring.Watcher(repository, metrics)
+
+    closing = ExitStack()  # the last first
+    for each in (repository, watcher, answerer):
+        closing.callback(each.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        answerer.close()
-        repository.close()
+        with closing:
+            yield
 
     app = FastAPI(
-        title="Privacy accountant",
-        version=__version__,
-        description=_DESCRIPTION,
-        lifespan=lifespan,
+        title="Privacy accountant", version=__version__, description=_DESCRIPTION, lifespan=lifespan
     )
-    app.state.settings = settings
-    app.state.answerer = answerer
-    app.state.repository = repository
-    app.state.keys = Keys(repository)
-    app.state.ledger = Ledger(repository)
+    app.state.settings, app.state.metrics = settings, metrics
+    app.state.answerer, app.state.watcher = answerer, watcher
+    app.state.repository, app.state.keys = repository, Keys(repository)
+    app.state.ledger = Ledger(repository, _counting(metrics))
     guards = [] if settings.open_computation else [Depends(ledger_routes.may_compute)]
     app.include_router(build_router(guards))
     app.include_router(ledger_routes.router)
+    app.include_router(monitoring.router)
     problems.install(app)
     web.install(app)
+    _surround(app, settings)
+    if settings.traces_endpoint is not None:
+        from accountant_service import tracing  # an extra
+
+        closing.callback(tracing.install(app, repository.engine))
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+def _surround(app: FastAPI, settings: Settings) -> None:
+    """What stands around every route; what is added last is outermost."""
+    app.state.key_limiter = Limiter(settings.rate_limit, settings.rate_burst)
+    if settings.rate_limit:
+        limiter = Limiter(settings.rate_limit, settings.rate_burst)
+        app.add_middleware(AddressLimit, limiter=limiter)
+    app.add_middleware(Access, metrics=app.state.metrics)
+
+
+def _counting(metrics: Metrics) -> Callable[[Kind, int], None]:
+    """Counts the ledger's writes."""
+
+    def written(kind: Kind, steps: int) -> None:
+        metrics.writes.labels(kind.value).inc()
+        metrics.steps_granted.inc(steps)
+
+    return written
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -7,7 +7,6 @@ same computation, so that both accept, refuse and answer alike.
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,9 +22,9 @@ from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api.answering import CALLS
 from accountant_service.api.problems import of_error
 from accountant_service.audit import Finding
-from accountant_service.errors import AccountingError
+from accountant_service.errors import AccountingError, DatabaseAwayError
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.settings import Settings
+from accountant_service.ledger.database import NewerDatabaseError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -110,18 +109,19 @@ _FIELDS: Final = (
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Processes; ACCOUNTANT_WORKERS by default.")
+    ] = None,
 ) -> None:
     """Run the service: the API, its documentation at /docs, health at /healthz."""
-    import uvicorn  # only the server needs these
+    from accountant_service import serving  # only the server needs it
 
-    from accountant_service.app import create_app
-
-    settings = Settings()
-    logging.basicConfig(level=settings.log_level.upper())
     typer.echo(f"Listening on http://{host}:{port} (API documentation at /docs)", err=True)
-    uvicorn.run(
-        create_app(settings), host=host, port=port, log_level=settings.log_level, access_log=False
-    )
+    try:
+        serving.serve(host, port, workers)
+    except (DatabaseAwayError, NewerDatabaseError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 @app.command(epilog="Example: accountant epsilon -q 0.01 -s 1.1 -t 1000 -d 1e-5")

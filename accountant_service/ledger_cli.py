@@ -31,7 +31,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def _opened() -> Iterator[Repository]:
     """The repository of the settings; faults end the command with a sentence."""
     try:
-        repository = database.open_repository(Settings().database_url)
+        repository = database.open_repository(Settings().database)
         try:
             yield repository
         finally:
@@ -155,7 +155,7 @@ def events(as_json: AsJson = False) -> None:
 @db.command("upgrade")
 def upgrade() -> None:
     """Bring the database's tables up to date; `serve` does it as well."""
-    engine = connect(Settings().database_url)
+    engine = connect(Settings().database)
     try:
         with Repository(engine).transaction() as transaction:
             before, after = database.upgrade(transaction.connection)

@@ -1,10 +1,14 @@
 """Requests per second and latency of the service beside a bare FastAPI endpoint, in one run.
 
     python benchmarks/http.py
+    python benchmarks/http.py --sustained 60
 
 Both run in one server process with one worker, and are asked in turns by the same clients, so
 that whatever else the machine does touches both alike. Then a storm of questions never asked
 before, and the health check's latency meanwhile.
+
+With --sustained: so many seconds at 80 % of the capacity measured just before, one question in
+fifty a new one. Latencies count from when a question was due, so that a stall shows in full.
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ from accountant_service.settings import Settings
 CLIENTS = 16
 SECONDS = 2.0
 ROUNDS = 5
+SUSTAINED_SHARE = 0.8
+FRESH_EVERY = 50
+GROWTH_MAX = 0.05
 
 
 class Mechanism(BaseModel):
@@ -120,12 +127,19 @@ def request(path: str, body: object | None) -> bytes:
     return head.encode() + data
 
 
-async def client(port: int, bodies: Iterator[bytes], until: float, times: list[float]) -> int:
-    """Ask until the time is up, one after another on one connection; count what is not 200."""
+async def client(
+    port: int, bodies: Iterator[bytes], until: float, times: list[float], interval: float = 0.0
+) -> int:
+    """Ask until the time is up, one after another on one connection; count what is not 200.
+
+    With an interval a question is due that often; without one, when the last was answered.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    failures = 0
-    while time.perf_counter() < until:
-        start = time.perf_counter()
+    failures, due = 0, time.perf_counter() + random.uniform(0, interval)
+    while (start := due if interval else time.perf_counter()) < until:
+        if interval:
+            await asyncio.sleep(max(0.0, start - time.perf_counter()))
+            due += interval
         writer.write(next(bodies))
         head = await reader.readuntil(b"\r\n\r\n")
         failures += not head.startswith(b"HTTP/1.1 200")
@@ -136,11 +150,19 @@ async def client(port: int, bodies: Iterator[bytes], until: float, times: list[f
     return failures
 
 
-async def load(port: int, bodies: Iterator[bytes], clients: int) -> tuple[list[float], int]:
+async def load(
+    port: int,
+    bodies: Iterator[bytes],
+    clients: int,
+    seconds: float = SECONDS,
+    interval: float = 0.0,
+) -> tuple[list[float], int]:
     """Durations of all requests that `clients` clients make in a round, and the failures."""
     times: list[float] = []
-    until = time.perf_counter() + SECONDS
-    done = await asyncio.gather(*(client(port, bodies, until, times) for _ in range(clients)))
+    until = time.perf_counter() + seconds
+    done = await asyncio.gather(
+        *(client(port, bodies, until, times, interval) for _ in range(clients))
+    )
     return times, sum(done)
 
 
@@ -224,8 +246,38 @@ def main() -> None:
     console.print(f"memory: {idle:.0f} MB idle, {after:.0f} MB after the storm")
 
 
+def mixture() -> Iterator[bytes]:
+    """Mostly one question; now and then one that no cache has seen."""
+    known, fresh = request("/v1/epsilon", BODY), fresh_questions()
+    for number in itertools.count():
+        yield next(fresh) if number % FRESH_EVERY == 0 else known
+
+
+def sustained(seconds: float) -> None:
+    """Most of the capacity for a long time: no errors, no growth."""
+    console, bodies = Console(width=100, highlight=False), mixture()
+    with server() as (port, pid):
+        asyncio.run(load(port, bodies, CLIENTS))  # warm up
+        times, failures = asyncio.run(load(port, bodies, CLIENTS, 3 * SECONDS))
+        capacity, before = len(times) / (3 * SECONDS), memory_mb(pid)
+        interval = CLIENTS / (SUSTAINED_SHARE * capacity)
+        times, late = asyncio.run(load(port, bodies, CLIENTS, seconds, interval))
+        after = memory_mb(pid)
+    console.print(f"capacity: {capacity:.0f} requests/s")
+    console.print(
+        f"{seconds:g} s at {SUSTAINED_SHARE:.0%}: {len(times) / seconds:.0f} requests/s, "
+        f"p50 {percentile(times, 0.5):.1f} ms, p99 {percentile(times, 0.99):.1f} ms, "
+        f"{failures + late} errors"
+    )
+    console.print(f"memory: {before:.1f} MB, then {after:.1f} MB ({after / before - 1:+.1%})")
+    if failures + late or after > before * (1 + GROWTH_MAX):
+        raise SystemExit("errors, or memory that grows")
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
+    if sys.argv[1:2] == ["--sustained"]:
+        sustained(float(sys.argv[2]))
+    elif sys.argv[1:2] == ["--serve"]:
         uvicorn.run(create_both(), port=int(sys.argv[2]), log_level="warning", access_log=False)
     else:
         main()

@@ -24,6 +24,7 @@ from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import schemas, views
 from accountant_service.api.problems import Problem
 from accountant_service.mechanisms import DpSgd, canonical_form
+from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
 
 Json = dict[str, Any]
@@ -129,9 +130,15 @@ CALLS: Final[Mapping[str, Call]] = {
 
 
 class Answerer:
-    """The cache, and the threads behind it."""
+    """The cache, and the threads behind it.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: how much of each.
+        metrics: where the work is counted.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._cache: OrderedDict[Hashable, bytes] = OrderedDict()
         self._running: dict[Hashable, asyncio.Future[bytes]] = {}
         self._entries = settings.cache_entries
@@ -145,22 +152,28 @@ class Answerer:
             AccountingError: the question has no answer.
             Problem: 503, too many questions are waiting already.
         """
-        call = CALLS[path]
-        key = (path, call.key(ask))
+        key = (path, CALLS[path].key(ask))
         known = self._cache.get(key)
         if known is not None:
+            self._metrics.cache_hits.labels(path).inc()
             self._cache.move_to_end(key)
             return known
         running = self._running.get(key)
         if running is None:
-            running = self._start(key, partial(call.answer, ask))
+            running = self._start(key, partial(self._compute, path, ask))
+        else:
+            self._metrics.cache_hits.labels(path).inc()
         return await asyncio.shield(running)
 
-    def _start(self, key: Hashable, compute: Callable[[], Json]) -> asyncio.Future[bytes]:
+    def _compute(self, path: str, ask: BaseModel) -> bytes:
+        with self._metrics.computations.labels(path).time():
+            return to_json(CALLS[path].answer(ask))
+
+    def _start(self, key: Hashable, compute: Callable[[], bytes]) -> asyncio.Future[bytes]:
         if len(self._running) >= self._waiting_max:
             raise Problem(503, "too many questions are waiting; try again", {"Retry-After": "2"})
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, lambda: to_json(compute()))
+        future = loop.run_in_executor(self._threads, compute)
         self._running[key] = future
         future.add_done_callback(partial(self._finish, key))
         return future

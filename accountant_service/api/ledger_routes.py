@@ -51,7 +51,9 @@ def authenticated(
 ) -> KeyRecord:
     """Whose request this is."""
     scheme, _, token = (authorization or "").partition(" ")
-    return _keys(request).authenticate(token if scheme.lower() == "bearer" else None)
+    key = _keys(request).authenticate(token if scheme.lower() == "bearer" else None)
+    request.app.state.key_limiter.admit(key.identifier)
+    return key
 
 
 def may_compute(key: Annotated[KeyRecord, Depends(authenticated)]) -> None:

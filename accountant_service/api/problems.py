@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException, Request
@@ -12,20 +13,39 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from accountant_service.errors import AccountingError, BudgetExhaustedError, DatabaseAwayError
 from accountant_service.mechanisms import MechanismError
 
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
+INTERNAL_ERROR: Final = "internal-error"
+REQUEST_ID: Final = "X-Request-ID"
+NOTES: Final = "accountant.notes"  # where a request's scope holds its `Notes`
 
 _STATUS_CODES: Final[Mapping[int, tuple[str, str]]] = {
     400: ("unreadable-body", "The body cannot be read"),
     404: ("not-found", "There is nothing here"),
     405: ("method-not-allowed", "This method is not allowed here"),
+    408: ("body-too-slow", "The body did not come in time"),
     413: ("body-too-large", "The body is too large"),
+    429: ("too-many-requests", "Too many requests came from here"),
     503: ("busy", "The service is busy"),
 }
+
+
+@dataclass(slots=True)
+class Notes:
+    """What is to be remembered of a request until it is logged.
+
+    Attributes:
+        identifier: sent back as `X-Request-ID`.
+        code: of the problem it was answered with, if it was.
+    """
+
+    identifier: str
+    code: str | None = None
 
 
 class Problem(HTTPException):
@@ -98,7 +118,7 @@ def of_error(error: Exception) -> dict[str, Any]:
             return document(error.status_code, code, title, str(error.detail))
         case _:
             detail = "an unexpected failure; nothing was computed or charged. Please report it"
-            return document(500, "internal-error", "The service failed", detail)
+            return document(500, INTERNAL_ERROR, "The service failed", detail)
 
 
 def _expectation(error: Mapping[str, Any]) -> str:
@@ -122,6 +142,19 @@ def response(problem: Mapping[str, Any], headers: Mapping[str, str] | None = Non
     )
 
 
+def refusal(scope: Scope, error: Exception) -> Response:
+    """The answer to a request that failed, noted for its log line."""
+    problem = of_error(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if isinstance(error, DatabaseAwayError):
+        headers = {"Retry-After": "2"}
+    notes = scope.get(NOTES)
+    if notes is not None:
+        notes.code = problem["code"]
+        headers |= {REQUEST_ID: notes.identifier}
+    return response(problem, headers)
+
+
 def install(app: FastAPI) -> None:
     """Make every failure of `app` a problem."""
 
@@ -130,10 +163,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(StarletteHTTPException)
     @app.exception_handler(Exception)
     async def answer(request: Request, error: Exception) -> Response:
-        problem = of_error(error)
-        if problem["status"] == 500:
-            _LOG.error("unexpected failure at %s", request.url.path, exc_info=error)
-        headers = getattr(error, "headers", None)
-        if isinstance(error, DatabaseAwayError):
-            headers = {"Retry-After": "2"}
-        return response(problem, headers)
+        answer = refusal(request.scope, error)
+        if answer.status_code == 500:
+            _LOG.error("unexpected failure", exc_info=error)
+        return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -36,18 +37,27 @@ class _StrictRequest(Request):
 
     async def _bounded_body(self) -> bytes:
         if not hasattr(self, "_body"):
-            limit = self.app.state.settings.body_bytes_max
-            body, size = bytearray(), 0
-            async for chunk in self.stream():
-                size += len(chunk)
-                if size <= limit:
-                    body += chunk
-                elif size > limit * _DRAINED_BODIES:  # a client this far off gets a closed socket
-                    break
-            if size > limit:  # read to its end, or the client could not read the answer
-                raise Problem(413, f"a body may have at most {limit} bytes")
-            self._body = bytes(body)
+            seconds = self.app.state.settings.body_seconds_max
+            try:
+                async with asyncio.timeout(seconds):
+                    self._body = await self._read(self.app.state.settings.body_bytes_max)
+            except TimeoutError:
+                raise Problem(
+                    408, f"the body took more than {seconds:g} s", {"Connection": "close"}
+                ) from None
         return self._body
+
+    async def _read(self, limit: int) -> bytes:
+        body, size = bytearray(), 0
+        async for chunk in self.stream():
+            size += len(chunk)
+            if size <= limit:
+                body += chunk
+            elif size > limit * _DRAINED_BODIES:  # a client this far off gets a closed socket
+                break
+        if size > limit:  # read to its end, or the client could not read the answer
+            raise Problem(413, f"a body may have at most {limit} bytes")
+        return bytes(body)
 
 
 def _parse(body: bytes) -> Any:

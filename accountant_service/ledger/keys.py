@@ -18,11 +18,12 @@ _USED_EVERY: Final = 60_000_000  # microseconds between two notes that a key was
 
 
 class Scope(StrEnum):
-    """What a key may do; `admin` may do everything."""
+    """What a key may do; `admin` may do everything, `monitor` only see what is left of budgets."""
 
     COMPUTE = "compute"
     RUN = "run"
     OWNER = "owner"
+    MONITOR = "monitor"
     ADMIN = "admin"
 
 

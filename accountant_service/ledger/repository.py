@@ -94,7 +94,9 @@ def now() -> int:
 def connect(url: str) -> Engine:
     """An engine for an SQLite or a PostgreSQL URL, with what durability and races ask for."""
     if url.startswith("sqlite"):
-        engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+        engine = create_engine(
+            url, connect_args={"timeout": _BUSY_SECONDS}, hide_parameters=True
+        )  # the text of an error quotes no parameter
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -106,6 +108,7 @@ def connect(url: str) -> Engine:
         max_overflow=8,
         pool_timeout=10,
         pool_pre_ping=True,
+        hide_parameters=True,
         connect_args={"connect_timeout": 5, "options": f"{asked} {timeouts}"},
     )
 
@@ -227,9 +230,10 @@ class Transaction:
         row = self.connection.execute(_LOCKED[query] if lock else query, {"of": of}).first()
         return None if row is None else _dataset_of(row)
 
-    def datasets(self) -> list[Dataset]:
-        """All of them, by name."""
-        rows = self.connection.execute(select(DATASET).order_by(DATASET.c.name))
+    def datasets(self, at_most: int | None = None) -> list[Dataset]:
+        """All of them, or the first so many, by name."""
+        query = select(DATASET).order_by(DATASET.c.name).limit(at_most)
+        rows = self.connection.execute(query)
         return [_dataset_of(row) for row in rows]
 
     def add_dataset(self, dataset: Dataset, key: str) -> Dataset:

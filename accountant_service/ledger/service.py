@@ -34,7 +34,7 @@ from accountant_service.guarantee import Guarantee, NeighbouringRelation
 from accountant_service.ledger import certificate, chain, model
 from accountant_service.ledger import filter as privacy_filter
 from accountant_service.ledger.keys import Scope, require, require_sight, sees
-from accountant_service.ledger.model import Balance, Dataset, Reservation, State
+from accountant_service.ledger.model import Balance, Dataset, Kind, Reservation, State
 from accountant_service.ledger.repository import (
     PAGE,
     KeyRecord,
@@ -129,11 +129,22 @@ class Quote:
     guarantee: Guarantee | None
 
 
-class Ledger:
-    """What can be asked of the ledger, by whoever holds a key."""
+def _ignore(_: Kind, __: int) -> None:
+    """Tell nobody of a write."""
 
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
+
+class Ledger:
+    """What can be asked of the ledger, by whoever holds a key.
+
+    Args:
+        repository: the database.
+        written: told of each write once it is durable: its kind, and the steps of a grant.
+    """
+
+    def __init__(
+        self, repository: Repository, written: Callable[[Kind, int], None] = _ignore
+    ) -> None:
+        self._repository, self._written = repository, written
         self._owners: dict[str, str] = {}
 
     # --- datasets
@@ -163,7 +174,7 @@ class Ledger:
             transaction.audit(request.key.identifier, "dataset-created", name)
             return 201, dataset_view(transaction.add_dataset(dataset, request.key.identifier))
 
-        return self._write(request, act)
+        return self._write(request, Kind.CREATE, act)
 
     def datasets(self, key: KeyRecord) -> list[View]:
         """Those that the key may see."""
@@ -284,7 +295,7 @@ class Ledger:
             return 201, reservation_view(change.reservation, dataset)
 
         try:
-            return self._write(request, act)
+            return self._write(request, Kind.RESERVE, act)
         except BudgetExhaustedError as error:
             error.affordable = affordable(self._seen(request.key, name), plan, unit)
             raise
@@ -315,19 +326,24 @@ class Ledger:
     def grant(self, request: Request, identifier: str, steps: int, sequence: int) -> Remembered:
         """Charge the next steps, before their noise is drawn."""
         return self._change(
-            request, identifier, lambda reservation: model.grant(reservation, steps, sequence)
+            request,
+            identifier,
+            Kind.GRANT,
+            lambda reservation: model.grant(reservation, steps, sequence),
+            steps,
         )
 
     def commit(self, request: Request, identifier: str) -> Remembered:
         """The run is done: what was granted is spent."""
-        return self._change(
-            request, identifier, lambda reservation: model.close(reservation, State.COMMITTED)
-        )
+        return self._close(request, identifier, Kind.COMMIT, State.COMMITTED)
 
     def release(self, request: Request, identifier: str) -> Remembered:
         """The run is given up: what was never granted is free again."""
+        return self._close(request, identifier, Kind.RELEASE, State.RELEASED)
+
+    def _close(self, request: Request, identifier: str, kind: Kind, state: State) -> Remembered:
         return self._change(
-            request, identifier, lambda reservation: model.close(reservation, State.RELEASED)
+            request, identifier, kind, lambda reservation: model.close(reservation, state)
         )
 
     def renew(self, request: Request, identifier: str, lease: float) -> Remembered:
@@ -335,6 +351,7 @@ class Ledger:
         return self._change(
             request,
             identifier,
+            Kind.RENEW,
             lambda reservation: model.renew(reservation, now() + int(1e6 * lease)),
         )
 
@@ -342,7 +359,9 @@ class Ledger:
         self,
         request: Request,
         identifier: str,
+        kind: Kind,
         decide: Callable[[Reservation], model.Change | None],
+        steps: int = 0,
     ) -> Remembered:
         require(request.key, Scope.RUN)
         owner, subject = self._owner(identifier), f"reservation {identifier!r}"
@@ -361,7 +380,7 @@ class Ledger:
             transaction.apply(dataset, change, request.key.identifier)
             return 200, reservation_view(change.reservation, dataset)
 
-        return self._write(request, act)
+        return self._write(request, kind, act, steps)
 
     def _owner(self, identifier: str) -> str:
         """The dataset of a reservation, which never changes: looked up once."""
@@ -424,7 +443,11 @@ class Ledger:
         return [_point(dataset, at, balance) for at, balance in after[::stride][::-1]]
 
     def _write(
-        self, request: Request, act: Callable[[Transaction], tuple[int, View]]
+        self,
+        request: Request,
+        kind: Kind,
+        act: Callable[[Transaction], tuple[int, View]],
+        steps: int = 0,
     ) -> Remembered:
         """Do it once, whatever is retried; remember the answer in the same transaction.
 
@@ -443,6 +466,7 @@ class Ledger:
                     status, view = act(transaction)
                     answer = Remembered(fingerprint, status, json.dumps(view))
                     transaction.remember(who, value, answer)
+                self._written(kind, steps)
                 return answer
             except DatabaseAwayError:
                 raise

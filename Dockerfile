@@ -1,0 +1,37 @@
+# The service, and with `--target train` the training client.
+#
+# Behind a package mirror, give pip's configuration as a build secret; it stays out of the image:
+#   docker build --secret id=pip,src=/etc/pip.conf .
+
+FROM python:3.11-slim-bookworm AS base
+RUN useradd --uid 10001 --create-home --home-dir /data accountant \
+    && install --directory --owner accountant /keys
+ENV PATH=/opt/accountant/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+
+FROM base AS build
+WORKDIR /source
+RUN python3 -m venv /opt/accountant
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY accountant_service accountant_service
+COPY training_client training_client
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install --no-cache-dir --constraint constraints.txt '.[postgres,otel]'
+
+FROM build AS train
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install --no-cache-dir --constraint constraints.txt '.[train]'
+USER accountant
+WORKDIR /data
+ENTRYPOINT ["accountant-train"]
+CMD ["run"]
+
+FROM base AS service
+COPY --from=build /opt/accountant /opt/accountant
+USER accountant
+WORKDIR /data
+ENV ACCOUNTANT_DATABASE_URL=sqlite:////data/accountant.db ACCOUNTANT_LOG_LEVEL=info
+VOLUME /data
+EXPOSE 8000
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", \
+    "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
+CMD ["accountant", "serve", "--host", "0.0.0.0"]

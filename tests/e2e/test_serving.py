@@ -1,0 +1,245 @@
+"""The server as a process: how it stops, several workers, and clients that hold on to it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.databases import database, free_port
+
+PROGRAMS = Path(sys.executable).parent
+KINDS = pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
+)
+NOTHING: Mapping[str, str] = {}
+# about two seconds of work on one core
+SLOW = {
+    "mechanism": {
+        "kind": "composed",
+        "mechanisms": [
+            {"kind": "dp_sgd", "noise_multiplier": 0.5 + i / 50, "sample_rate": 1e-3, "steps": 999}
+            for i in range(40)
+        ],
+    },
+    "delta": 1e-7,
+}
+
+
+class Server:
+    """A server process, its log and the folder of its temporary files."""
+
+    def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
+        self.port, self.temporary, self._log = free_port(), folder / "tmp", folder / "log"
+        self.temporary.mkdir()
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [PROGRAMS / "accountant", "serve", "--port", str(self.port), *arguments],
+                cwd=folder,
+                env=os.environ | {"TMPDIR": str(self.temporary)} | settings,
+                stderr=log,
+            )
+
+    def wait(self) -> None:
+        """Until it is ready."""
+        for _ in range(300):
+            assert self.process.poll() is None, self.log
+            try:
+                if self.ask("GET", "/readyz")[0] == 200:
+                    return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError(self.log)
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = NOTHING
+    ) -> tuple[int, bytes]:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            sent = None if body is None else json.dumps(body)
+            connection.request(method, path, sent, {"Content-Type": "application/json", **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def total(self, metric: str) -> float:
+        """A metric, added up over its labels."""
+        _, text = self.ask("GET", "/metrics")
+        families = text_string_to_metric_families(text.decode())
+        return sum(s.value for family in families for s in family.samples if s.name == metric)
+
+    def stop(self) -> int:
+        """Ask it to stop; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    @property
+    def log(self) -> str:
+        """What it said."""
+        return self._log.read_text()
+
+
+def accountant(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """The program beside the server."""
+    return subprocess.run(
+        [PROGRAMS / "accountant", *arguments],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str, **settings: str) -> Iterator[Server]:
+    server = Server(folder, *arguments, **settings)
+    try:
+        server.wait()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            assert server.stop() in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_call_in_flight_is_finished_before_the_server_stops(workers: str, tmp_path: Path) -> None:
+    with serving(tmp_path, "--workers", workers) as server:
+        answers: list[tuple[int, bytes]] = []
+        call = threading.Thread(
+            target=lambda: answers.append(server.ask("POST", "/v1/compare", SLOW))
+        )
+        call.start()
+        while server.total("accountant_requests_in_progress") < 2:  # the scrape is one of them
+            assert call.is_alive(), "it was answered before it was interrupted"
+            time.sleep(0.01)
+        assert server.stop() in (0, -signal.SIGTERM)
+        call.join()
+        assert answers[0][0] == 200
+        assert json.loads(answers[0][1])["guarantees"]
+        with pytest.raises(OSError, match="refused"):
+            server.ask("GET", "/healthz")
+
+
+def busy_workers(shared: Path) -> set[int]:
+    """The process numbers of the workers that have answered something."""
+    return {int(file.stem.split("_")[1]) for file in shared.glob("histogram_*.db")}
+
+
+@KINDS
+def test_two_workers_serve_and_their_metrics_add_up(kind: str, tmp_path: Path) -> None:
+    with (
+        database(kind, tmp_path) as url,
+        serving(tmp_path, "--workers", "2", ACCOUNTANT_DATABASE_URL=url) as server,
+    ):
+        shared = list(server.temporary.glob("accountant-metrics-*"))
+        assert len(shared) == 1
+        before = server.total("accountant_request_seconds_count")
+        (first,) = busy_workers(shared[0])
+        os.kill(first, signal.SIGSTOP)  # on an idle machine one worker may answer everything
+        for _ in range(20):
+            assert server.ask("GET", "/v1/methods")[0] == 200
+        os.kill(first, signal.SIGCONT)
+        assert len(busy_workers(shared[0])) == 2
+        assert server.total("accountant_request_seconds_count") == before + 21
+        for worker in busy_workers(
+            shared[0]
+        ):  # what it had in progress is forgotten, its counts kept
+            os.kill(worker, signal.SIGKILL)
+        server.wait()
+        assert server.total("accountant_request_seconds_count") > before + 21
+        assert server.total("accountant_requests_in_progress") == 1
+        assert server.stop() == 0
+        assert not list(server.temporary.glob("accountant-metrics-*"))
+        assert "Traceback" not in server.log
+
+
+@KINDS
+def test_two_workers_keep_one_budget(kind: str, tmp_path: Path) -> None:
+    """Clients race for a budget that only some of them can have."""
+    with database(kind, tmp_path) as url:
+        environment = {"ACCOUNTANT_DATABASE_URL": url}
+        made = accountant("keys", "create", "--scope", "admin", **environment)
+        key = {"Authorization": f"Bearer {made.stdout.strip()}"}
+        with serving(tmp_path, "--workers", "2", **environment) as server:
+
+            def write(path: str, body: Any) -> int:
+                once = {"Idempotency-Key": os.urandom(8).hex()}
+                return server.ask("POST", path, body, key | once)[0]
+
+            budget = {"epsilon": 2.0, "delta": 1e-5}
+            assert write("/v1/datasets", {"name": "d", "size": 9, "budget": budget}) == 201
+            run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 100}
+            with ThreadPoolExecutor(8) as clients:
+                plans = [("/v1/datasets/d/reservations", {"mechanism": run})] * 40
+                answers = Counter(clients.map(lambda plan: write(*plan), plans))
+            assert set(answers) == {201, 409}
+            assert server.total("accountant_ledger_writes_total") == answers[201] + 1
+        assert accountant("ledger", "verify", **environment).returncode == 0
+
+
+def test_a_database_that_is_away_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    away = "postgresql+psycopg://nobody@127.0.0.1:9/none"
+    server = Server(tmp_path, "--workers", "2", ACCOUNTANT_DATABASE_URL=away)
+    assert server.process.wait(60) == 2
+    assert "error: the database does not answer" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, ACCOUNTANT_BODY_SECONDS_MAX="0.3") as server,
+        socket.create_connection(("127.0.0.1", server.port)) as client,
+    ):
+        client.sendall(b"POST /v1/epsilon HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        client.settimeout(10)
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.slow
+def test_idle_and_slow_clients_do_not_stop_it(tmp_path: Path) -> None:
+    """A thousand connections, half of them sending a header byte by byte; others are answered."""
+
+    async def hold(port: int, until: asyncio.Event, dribble: bool) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nX-Slow: " if dribble else b"")
+        while not until.is_set():
+            await asyncio.sleep(0.5)
+            if dribble:
+                writer.write(b"a")
+        writer.close()
+
+    async def besieged(server: Server) -> list[float]:
+        done = asyncio.Event()
+        holders = [asyncio.create_task(hold(server.port, done, i % 2 == 0)) for i in range(1000)]
+        await asyncio.sleep(2)
+        times = []
+        for _ in range(50):
+            begun = time.perf_counter()
+            status, _ = await asyncio.to_thread(server.ask, "GET", "/readyz")
+            assert status == 200
+            times.append(time.perf_counter() - begun)
+        done.set()
+        await asyncio.gather(*holders)
+        return times
+
+    with serving(tmp_path) as server:
+        assert max(asyncio.run(besieged(server))) < 2

@@ -1,0 +1,197 @@
+"""The experiments as data: what is trained, how, and what the paper prints for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from training_client.optimizers import OPTIMIZERS
+
+GRID: Final = (0.1, 0.3, 1.0, 3.0, 10.0)  # times a method's own rate
+TUNING_SEED: Final = 0  # in no result
+FIRST_SEED: Final = 1
+PASSES: Final = 10  # over the data, of those that take every record in its turn
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a paper prints.
+
+    Attributes:
+        source: paper, and table or figure.
+        value: the number; None if there is only a curve, or nothing.
+        remark: what differs from our run.
+    """
+
+    source: str
+    value: float | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Method:
+    """An optimizer as it is run.
+
+    Attributes:
+        label: its name in tables and plots.
+        optimizer: of the registry, or `non_private`.
+        learning_rate: the middle of its grid.
+        clip_norm: C.
+        state: where its state comes from; the registry's default if None.
+        options: of the optimizer.
+        warm_start: first train without noise on the public examples.
+        in_passes: take every record in its turn, rather than sample.
+        tuned_as: the label of the method whose learning rate it takes over; its own by default.
+    """
+
+    label: str
+    optimizer: str
+    learning_rate: float
+    clip_norm: float
+    state: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    warm_start: bool = False
+    in_passes: bool = False
+    tuned_as: str = ""
+
+    @property
+    def proven(self) -> bool:
+        """Whether a guarantee covers the run."""
+        return self.state != "raw" and self.optimizer != "non_private"
+
+    @property
+    def tuning(self) -> str:
+        """Whose tuning counts."""
+        return self.tuned_as or self.label
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One method on one task with one noise multiplier, for some steps.
+
+    Attributes:
+        task: of `tasks.TASKS`.
+        method: what is run.
+        noise_multiplier: σ.
+        steps: how many.
+        printed: the paper's figure.
+        part: which part of the report it belongs to, if not to the task's first.
+        named_column: what it stands under there; the noise by default.
+    """
+
+    task: str
+    method: Method
+    noise_multiplier: float
+    steps: int
+    printed: Printed
+    part: str = "main"
+    named_column: str = ""
+
+    @property
+    def column(self) -> str:
+        """What it stands under in the report."""
+        return self.named_column or f"σ = {self.noise_multiplier:g}"
+
+    @property
+    def name(self) -> str:
+        """Tells experiments apart in the results file."""
+        return f"{self.task}/{self.part}/{self.method.label}/{self.noise_multiplier:g}"
+
+
+def _own(name: str, clip_norm: float, label: str = "", **changes: Any) -> Method:
+    """A method at the registry's learning rate."""
+    rate = changes.pop("learning_rate", OPTIMIZERS[name].learning_rate)
+    return Method(label or name, name, rate, clip_norm, **changes)
+
+
+LOT_CLIP: Final = 4.0  # papers/000 §IV-C and papers/001 §5.1
+_LOCAL: Final = {"beta": 1.2}  # papers/000 §IV-C
+IMAGE_METHODS: Final = (
+    _own("dp_sgd", LOT_CLIP),
+    _own("dp_adam", LOT_CLIP),
+    _own("adadp", LOT_CLIP, options=_LOCAL),
+    _own("adadp", LOT_CLIP, "adadp public", state="public", options=_LOCAL),
+    _own("adadp", LOT_CLIP, "adadp raw", state="raw", options=_LOCAL),
+    _own("adal", LOT_CLIP),
+    _own("adan", LOT_CLIP, options=_LOCAL),
+    *(
+        _own(
+            name, LOT_CLIP, learning_rate=OPTIMIZERS[name].learning_rate / LOT_CLIP
+        )  # is for C = 1
+        for name in ("pi_adam", "pi_rmsprop", "pi_adagrad")
+    ),
+)
+NOISES: Final = (2.0, 4.0, 8.0)
+IMAGE_STEPS: Final = 1000  # 10 epochs at q = 0.01
+
+_FIGURE_5: Final = "papers/001 Figure 5"
+_EPOCHS: Final = {2.0: 260, 4.0: 100, 8.0: 30}  # of pi_adam, papers/001 §5.2
+_MNIST_PRINTED: Final = {
+    ("dp_sgd", 2.0): 0.9681,
+    ("dp_sgd", 4.0): 0.94,
+    ("dp_sgd", 8.0): 0.8891,
+    ("adadp", 4.0): 0.9543,
+    ("adadp", 8.0): 0.9125,
+    ("pi_adam", 2.0): 0.9821,
+    ("pi_adam", 4.0): 0.9593,
+    ("pi_adam", 8.0): 0.9202,
+}
+_FIGURE_3: Final = {  # its noise is not printed
+    ("mnist", "pi_rmsprop"): 0.944,
+    ("mnist", "pi_adagrad"): 0.9347,
+    ("fashion-mnist", "pi_adam"): 0.83,
+    ("fashion-mnist", "pi_rmsprop"): 0.8199,
+    ("fashion-mnist", "pi_adagrad"): 0.7999,
+}
+
+
+def _image_printed(task: str, method: Method, noise: float) -> Printed:
+    """What papers/000 and papers/001 print of an image task."""
+    key = method.optimizer
+    if task == "mnist" and (key, noise) in _MNIST_PRINTED:
+        remark = f"after {_EPOCHS[noise]} epochs" if key == "pi_adam" else "epochs not printed"
+        return Printed(_FIGURE_5, _MNIST_PRINTED[key, noise], remark)
+    if (task, key) in _FIGURE_3 and noise == 4.0:
+        return Printed("papers/001 Figure 3", _FIGURE_3[task, key], "noise and epochs not printed")
+    if task == "mnist" and key in ("adadp", "adal", "adan"):
+        return Printed("papers/000 Figures 2 and 4(a): curves only")
+    if key in ("dp_sgd", "adadp", "pi_adam"):
+        return Printed("papers/001 Figure 9: curves only")
+    return Printed("none")
+
+
+def images(task: str) -> Iterator[Experiment]:
+    """Every method at every noise."""
+    for noise in NOISES:
+        for method in IMAGE_METHODS:
+            printed = _image_printed(task, method, noise)
+            yield Experiment(task, method, noise, IMAGE_STEPS, printed)
+
+
+def longer() -> Iterator[Experiment]:
+    """As long as papers/001 trained pi_adam at its largest noise: 30 epochs."""
+    for method in IMAGE_METHODS:
+        if method.label in ("dp_sgd", "adal", "adadp", "adadp raw", "pi_adam"):
+            printed = _image_printed("mnist", method, 8.0)
+            yield Experiment("mnist", method, 8.0, 3000, printed, "long")
+
+
+def shapes() -> Iterator[Experiment]:
+    """AdaDP's ellipsoid and its box, on a model small enough for the box."""
+    for state in ("privatised", "raw"):
+        for shape in ("ellipsoid", "box"):
+            options = _LOCAL | {"box": shape == "box"}
+            method = _own("adadp", LOT_CLIP, f"{shape}, {state}", state=state, options=options)
+            for noise in NOISES:
+                yield Experiment(
+                    "small", method, noise, 600, Printed("papers/000 Algorithm 1 prints the box")
+                )
+
+
+EXPERIMENTS: Final = (*images("mnist"), *shapes(), *longer(), *images("fashion-mnist"))
+
+
+def quick(experiment: Experiment) -> Experiment:
+    """The same for a moment only, to see that it runs."""
+    return replace(experiment, steps=min(experiment.steps, 20))

@@ -1,0 +1,119 @@
+"""Curves: the score along a run, over epochs and over what they cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.results.accounting import epsilon
+from benchmarks.results.experiments import Experiment
+from benchmarks.results.store import Store
+from benchmarks.results.tasks import TASKS
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; one for each family
+_COLOURS: Final = {
+    "non_private": "#999999",
+    "dp_sgd": "#000000",
+    "dp_adam": "#999999",
+    "dp_rmsprop": "#56b4e9",
+    "adadp": "#0072b2",
+    "adal": "#56b4e9",
+    "adan": "#009e73",
+    "pi_adam": "#d55e00",
+    "pi_rmsprop": "#e69f00",
+    "pi_adagrad": "#cc79a7",
+    "adadps": "#d55e00",
+    "dp_r_pub": "#009e73",
+    "dp_adam_pub": "#e69f00",
+}
+_DASHES: Final = ("-", "--", ":", "-.")
+_PANEL: Final = (3.6, 3.4)  # inches
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean and deviation over the seeds, at some steps."""
+
+    steps: list[int]
+    means: list[float]
+    deviations: list[float]
+
+
+def curve(experiment: Experiment, store: Store) -> Curve | None:
+    """None before there is a run that did not break down."""
+    runs = [dict(run["curve"]) for run in store.runs(experiment) if run["score"] is not None]
+    if not runs:
+        return None
+    steps = sorted(set.intersection(*(set(run) for run in runs)))
+    columns = [[run[step] for run in runs] for step in steps]
+    spread = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
+    return Curve(steps, [statistics.mean(column) for column in columns], spread)
+
+
+def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
+    """A panel for each column of the report."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    columns = list(dict.fromkeys(each.column for each in experiments))
+    width, height = _PANEL
+    with rc_context({"svg.hashsalt": file.stem, "svg.fonttype": "path", "font.size": 9}):
+        figure = Figure(figsize=(width * len(columns) + 1.8, height), layout="constrained")
+        panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+        for axes, column in zip(panels, columns, strict=True):
+            _panel(axes, column, [each for each in experiments if each.column == column], store)
+        panels[0].set_ylabel(f"{TASKS[experiments[0].task].unit}")
+        lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+        figure.legend(lines.values(), lines.keys(), frameon=False, loc="outside right center")
+        figure.savefig(file, metadata={"Date": None})
+
+
+def _panel(axes: Any, column: str, experiments: Sequence[Experiment], store: Store) -> None:
+    for experiment in experiments:
+        found = curve(experiment, store)
+        if found is None:
+            continue
+        style = _style(experiment, experiments)
+        epochs = [step * TASKS[experiment.task].sample_rate for step in found.steps]
+        axes.plot(epochs, found.means, **style)
+        low = [mean - spread for mean, spread in zip(found.means, found.deviations, strict=True)]
+        high = [mean + spread for mean, spread in zip(found.means, found.deviations, strict=True)]
+        axes.fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    axes.set_title(column)
+    axes.set_xlabel("epochs")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    _costs(axes, experiments, store)
+
+
+def _style(experiment: Experiment, beside: Sequence[Experiment]) -> dict[str, Any]:
+    """A colour for the optimizer; dashes tell its variants apart."""
+    name = experiment.method.optimizer
+    family = [each for each in beside if each.method.optimizer == name]
+    label = experiment.method.label
+    if not experiment.method.proven:
+        label += " (no guarantee)"
+    dashes = _DASHES[family.index(experiment) % len(_DASHES)]
+    return {"label": label, "color": _COLOURS[name], "linestyle": dashes, "linewidth": 1.4}
+
+
+def _costs(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:
+    """The certified ε above the epochs, where it is the same for all."""
+    if len({each.noise_multiplier for each in experiments}) > 1:
+        return
+    proven = next(each for each in experiments if each.method.proven)
+    found = curve(proven, store)
+    if found is None:
+        return
+    marks = found.steps[len(found.steps) // 4 - 1 :: max(1, len(found.steps) // 4)]
+    costs = [epsilon(proven, step, store) for step in marks]
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(
+        [step * TASKS[proven.task].sample_rate for step in marks],
+        ["" if cost is None else f"{cost:.2g}" for cost in costs],
+    )
+    above.set_xlabel("certified ε", fontsize=8)
+    above.tick_params(labelsize=8)

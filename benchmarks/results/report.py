@@ -1,0 +1,175 @@
+"""The page: hand-written text in `page.md`, every figure in it out of the results file.
+
+`{name:argument}` in the text is replaced by what the function of that name below says.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.results import plots
+from benchmarks.results.accounting import epsilon
+from benchmarks.results.experiments import EXPERIMENTS, Experiment, Printed
+from benchmarks.results.store import Store
+from benchmarks.results.tasks import TASKS
+
+TEMPLATE: Final = Path(__file__).with_name("page.md")
+NOTHING: Final = "–"
+_BY_NAME: Final = {each.name: each for each in EXPERIMENTS}
+
+
+def of_part(argument: str) -> list[Experiment]:
+    """The experiments of `task/part`, or of `task/part/column`."""
+    task, part, *column = argument.split("/")
+    return [
+        each
+        for each in EXPERIMENTS
+        if (each.task, each.part) == (task, part) and each.column in (column or [each.column])
+    ]
+
+
+def finals(experiment: Experiment, store: Store) -> list[float]:
+    """Scores at the end of the runs that did not break down."""
+    return [run["score"] for run in store.runs(experiment) if run["score"] is not None]
+
+
+def mean(name: str, store: Store) -> str:
+    """The mean over the seeds alone."""
+    found = finals(_BY_NAME[name], store)
+    return f"{statistics.mean(found):.3f}" if found else NOTHING
+
+
+def score(name: str, store: Store) -> str:
+    """Mean ± deviation over the seeds; how many runs broke down, if any did."""
+    return _score(_BY_NAME[name], store)
+
+
+def _score(experiment: Experiment, store: Store) -> str:
+    found, runs = finals(experiment, store), store.runs(experiment)
+    if not runs:
+        return NOTHING
+    if not found:
+        return "broke down"
+    spread = f" ± {statistics.stdev(found):.3f}" if len(found) > 1 else " (one seed)"
+    broken = f", {len(runs) - len(found)} broke down" if len(found) < len(runs) else ""
+    return f"{statistics.mean(found):.3f}{spread}{broken}"
+
+
+def lead(names: str, store: Store) -> str:
+    """By how much the first of two is ahead of the second, in hundredths."""
+    first, second = (finals(_BY_NAME[name], store) for name in names.split(" over "))
+    if not (first and second):
+        return NOTHING
+    return f"{100 * (statistics.mean(first) - statistics.mean(second)):+.1f}".replace("-", "−")
+
+
+def cost(name: str, store: Store) -> str:
+    """The certified ε of a whole run."""
+    experiment = _BY_NAME[name]
+    found = epsilon(experiment, experiment.steps, store)
+    return NOTHING if found is None else f"{found:.3g}"
+
+
+def printed(paper: Printed) -> str:
+    """The paper's number, and where it stands."""
+    if paper.value is None:
+        return paper.source
+    remark = f"; {paper.remark}" if paper.remark else ""
+    return f"**{paper.value:g}** ({paper.source}{remark})"
+
+
+def table(argument: str, store: Store) -> str:
+    """A row for each experiment of a part, the best first."""
+    experiments = of_part(argument)
+    unit, higher = TASKS[experiments[0].task].unit, TASKS[experiments[0].task].higher_is_better
+
+    def rank(each: Experiment) -> float:
+        found = finals(each, store)
+        value = statistics.mean(found) if found else float("-inf" if higher else "inf")
+        return -value if higher else value
+
+    lines = [f"| method | {unit} | ε | η | the paper |", "|---|---|---|---|---|"]
+    lines += [_row(each, store) for each in sorted(experiments, key=rank)]
+    return "\n".join(lines)
+
+
+def _row(experiment: Experiment, store: Store) -> str:
+    method = experiment.method
+    found = epsilon(experiment, experiment.steps, store)
+    guarantee = f"{found:.3g}" if found is not None else NOTHING
+    if not method.proven:
+        guarantee = "no guarantee"
+    rate = store.chosen_rate(experiment.task, method.tuning)
+    shown = NOTHING if rate is None else f"{rate:g}"
+    cells = (method.label, _score(experiment, store), guarantee, shown, printed(experiment.printed))
+    return f"| {' | '.join(cells)} |"
+
+
+def rates(task: str, store: Store) -> str:
+    """What every method scored at every learning rate of its grid; the chosen one in bold."""
+    labels = dict.fromkeys(each.method.tuning for each in EXPERIMENTS if each.task == task)
+    lines = [f"| {TASKS[task].title} | η: {TASKS[task].unit} |", "|---|---|"]
+    for label in labels:
+        chosen = store.chosen_rate(task, label)
+        tried = sorted(store.tuning(task, label).items())
+        cells = [_tried(rate, found, chosen) for rate, found in tried]
+        lines.append(f"| {label} | {', '.join(cells) or NOTHING} |")
+    return "\n".join(lines)
+
+
+def _tried(rate: float, found: float | None, chosen: float | None) -> str:
+    text = f"{rate:g}: {'broke down' if found is None else f'{found:.3f}'}"
+    return f"**{text}**" if rate == chosen else text
+
+
+def seconds(argument: str, store: Store) -> str:
+    """Minutes that the runs of a task took together."""
+    chosen = [run for each in EXPERIMENTS if each.task == argument for run in store.runs(each)]
+    return f"{sum(run['seconds'] for run in chosen) / 60:.0f}"
+
+
+def seeds(argument: str, store: Store) -> str:
+    """The fewest runs of an experiment of a part."""
+    return str(min(len(store.runs(each)) for each in of_part(argument)))
+
+
+FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
+    "cost": cost,
+    "lead": lead,
+    "mean": mean,
+    "minutes": seconds,
+    "rates": rates,
+    "score": score,
+    "seeds": seeds,
+    "table": table,
+}
+
+
+def page(store: Store, template: str) -> str:
+    """The text with its figures."""
+
+    def figure(found: re.Match[str]) -> str:
+        return FIGURES[found[1]](found[2], store)
+
+    return re.sub(r"\{(\w+):([^{}]+)\}", figure, template)
+
+
+PLOTS: Final[dict[str, Sequence[Experiment]]] = {
+    "training-mnist.svg": of_part("mnist/main"),
+    "training-mnist-long.svg": of_part("mnist/long"),
+    "training-fashion-mnist.svg": of_part("fashion-mnist/main"),
+    "training-box.svg": of_part("small/main"),
+}
+
+
+def write(store: Store, file: Path) -> None:
+    """The page, and its plots in `images` beside it."""
+    images = file.parent / "images"
+    images.mkdir(exist_ok=True)
+    file.write_text(page(store, TEMPLATE.read_text()))
+    for name, experiments in PLOTS.items():
+        plots.draw(experiments, store, images / name)

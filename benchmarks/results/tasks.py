@@ -13,6 +13,7 @@ from torch import nn
 
 from training_client.clipping import Loss
 from training_client.data import Dataset, load
+from training_client.pca import PrivatePca
 from training_client.train import accuracy, cross_entropy, mlp
 
 FOLDER: Final = Path("data")
@@ -61,29 +62,12 @@ def _loaded(name: str) -> Dataset:
     return load(name, FOLDER)
 
 
-def private_projection(
-    examples: torch.Tensor, components: int, noise_multiplier: float, generator: torch.Generator
-) -> torch.Tensor:
-    """The leading directions of a noisy Gram matrix of rows of length at most 1."""
-    rows = examples / examples.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    gram = rows.T @ rows
-    noise = torch.empty_like(gram).normal_(0.0, noise_multiplier, generator=generator).triu()
-    noise = noise + noise.triu(1).T
-    return torch.linalg.eigh(gram + noise).eigenvectors[:, -components:]
-
-
 @lru_cache(maxsize=2)
 def projected(name: str, noise_multiplier: float, seed: int) -> Dataset:
     """Images in 60 directions, which are found with noise."""
     data = _loaded(name)
-    generator = torch.Generator().manual_seed(seed)
-    noise = PROJECTION_NOISE[noise_multiplier]
-    directions = private_projection(data.train_examples, COMPONENTS, noise, generator)
-    return replace(
-        data,
-        train_examples=data.train_examples @ directions,
-        test_examples=data.test_examples @ directions,
-    )
+    pca = PrivatePca(COMPONENTS, PROJECTION_NOISE[noise_multiplier])
+    return pca.fit(data.train_examples, torch.Generator().manual_seed(seed)).of(data)
 
 
 def _images(name: str, hidden: int = 1000) -> Task:
@@ -91,7 +75,7 @@ def _images(name: str, hidden: int = 1000) -> Task:
         title=f"{name}, 60 directions of a private projection, {hidden} hidden units",
         sample_rate=0.01,
         prepare=lambda noise, seed: projected(name, noise, seed),
-        model=lambda data: mlp(data.train_examples.shape[1], hidden, 10),
+        model=lambda data: mlp(data.inputs, hidden, data.classes),
         loss=cross_entropy,
         score=accuracy,
         unit="accuracy",
@@ -112,9 +96,8 @@ TASKS: Final[dict[str, Task]] = {
 def held_out(data: Dataset) -> Dataset:
     """The same with a part of the training set in the test set's place."""
     rows = int(len(data.train_labels) * (1 - VALIDATION))
-    return Dataset(
-        data.train_examples[:rows],
-        data.train_labels[:rows],
-        data.train_examples[rows:],
-        data.train_labels[rows:],
+    return replace(
+        data.rows(slice(rows)),
+        test_examples=data.train_examples[rows:],
+        test_labels=data.train_labels[rows:],
     )

@@ -22,7 +22,7 @@ from training_client.budget import Budget, LedgerBudget
 from training_client.checkpoint import NAME as CHECKPOINT
 from training_client.checkpoint import Checkpoint
 from training_client.compare import Curve, draw, run_all
-from training_client.data import DATASETS, TRAIN_SIZE, Dataset, load
+from training_client.data import DATASETS, Dataset, check, load, train_size
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
@@ -155,7 +155,7 @@ def run(
                 else:
                     budget = _reserved(accounting, wanted, dataset, console, noise_multiplier)
             data, public = recipe.data(data_dir, device)
-            model, private = recipe.make(budget.plan, public, device)
+            model, private = recipe.make(budget.plan, data, public, device)
             if kept is not None:
                 model.load_state_dict(kept.model)
                 private.load_state_dict(kept.kept)
@@ -213,7 +213,7 @@ def compare(
                 wanted = _Wanted(recipe.size, batch_size / recipe.size, clip_norm, steps)
                 budget = _asked(accounting, wanted, epsilon, delta, console)
                 data, public = recipe.data(data_dir, device)
-                make = partial(recipe.make, budget.plan, public, device)
+                make = partial(recipe.make, budget.plan, data, public, device)
                 curves.append(run_all(name, make, data, budget, steps, seeds, proven=recipe.proven))
                 console.print(f"{name}: {curves[-1].final:.2%}")
         draw(curves, output)
@@ -256,17 +256,18 @@ class _Recipe:
     @property
     def size(self) -> int:
         """Private examples."""
-        return TRAIN_SIZE - (self.public_examples if self.state == "public" else 0)
+        return train_size(self.data_name) - (self.public_examples if self.state == "public" else 0)
 
     def data(self, folder: Path, device: str) -> tuple[Dataset, Public]:
         """A data set, and the part of it that counts as public if the state asks for one."""
-        data = load(self.data_name, folder).to(torch.device(device))
+        found = check(load(self.data_name, folder), train_size(self.data_name))
+        data = found.to(torch.device(device))
         return data.without_public(self.public_examples) if self.state == "public" else (data, None)
 
     def make(
-        self, plan: Plan, public: Public, device: str
+        self, plan: Plan, data: Dataset, public: Public, device: str
     ) -> tuple[torch.nn.Module, PrivateOptimizer]:
-        model = training.mlp(784, self.hidden, 10).to(device)
+        model = training.mlp(data.inputs, self.hidden, data.classes).to(device)
         made = make_optimizer(
             self.optimizer, model, plan, state=self.state, public=public, **self.options
         )

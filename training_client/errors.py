@@ -9,6 +9,7 @@
     ├── UnsupportedModelError      the model has a part whose gradient cannot be clipped here
     ├── NoGuaranteeError           what was asked for is covered by no theorem
     └── DataError                  the data set is missing or not what it should be
+        └── NotFetchedError            it is one that must be fetched by hand
 
 Each carries an `exit_code` for command lines: 3 when the budget refuses, 4 when the service
 gives no answer, 2 otherwise.
@@ -67,6 +68,10 @@ class UnsupportedModelError(TrainingStoppedError):
 
 class DataError(TrainingStoppedError):
     """The data set is missing or not what it should be."""
+
+
+class NotFetchedError(DataError):
+    """The data set is one that must be fetched by hand; the message says how."""
 
 
 class NoGuaranteeError(TrainingStoppedError):

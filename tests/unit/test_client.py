@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import signal
@@ -19,10 +18,9 @@ from typer.testing import CliRunner
 from training_client import cli, compare
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
-from training_client.data import Dataset, load
+from training_client.data import Dataset
 from training_client.errors import (
     BudgetExhaustedError,
-    DataError,
     ServiceConfusedError,
     ServiceRefusedError,
     ServiceUnreachableError,
@@ -63,7 +61,7 @@ def tiny_data() -> Dataset:
     generator = torch.Generator().manual_seed(0)
     examples = torch.randn(100, 5, generator=generator)
     labels = (examples[:, 0] > 0).long()
-    return Dataset(examples, labels, examples, labels)
+    return Dataset(examples, labels, examples, labels, classes=2)
 
 
 def run(accounting: AccountingService, **more: Any) -> tuple[training.Result, torch.nn.Module]:
@@ -363,40 +361,6 @@ def test_wrong_options_are_explained(arguments: list[str], words: str) -> None:
 def test_the_optimizers_are_listed() -> None:
     done = CliRunner().invoke(cli.app, ["optimizers"], env={"COLUMNS": "200"})
     assert all(name in done.output for name in OPTIMIZERS)
-
-
-def write_idx(folder: Path, *, packed: bool) -> None:
-    """Six and two pictures of two by two."""
-    folder.mkdir(parents=True)
-    for part, rows in (("train", 6), ("t10k", 2)):
-        pictures = bytes([0, 0, 8, 3, *rows.to_bytes(4), 0, 0, 0, 2, 0, 0, 0, 2, *range(4 * rows)])
-        labels = bytes([0, 0, 8, 1, *rows.to_bytes(4), *range(rows)])
-        for kind, raw in (("images-idx3", pictures), ("labels-idx1", labels)):
-            name = f"{part}-{kind}-ubyte" + (".gz" if packed else "")
-            (folder / name).write_bytes(gzip.compress(raw) if packed else raw)
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_idx_files_are_read(packed: bool, tmp_path: Path) -> None:
-    write_idx(tmp_path / "fashion-mnist", packed=packed)
-    data = load("fashion-mnist", tmp_path)
-    assert data.train_examples.shape == (6, 4)
-    assert data.train_examples[1].mul(255).round().tolist() == [4, 5, 6, 7]
-    assert data.test_labels.tolist() == [0, 1]
-
-
-def test_data_that_is_not_there_or_broken_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training_client.data._DEBIAN", tmp_path / "none")
-    with pytest.raises(DataError, match="dataset-fashion-mnist"):
-        load("fashion-mnist", tmp_path)
-    with pytest.raises(DataError, match="there are mnist, fashion-mnist"):
-        load("cifar", tmp_path)
-    write_idx(tmp_path / "mnist", packed=False)
-    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x09abc")
-    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte is not an IDX file"):
-        load("mnist", tmp_path)
 
 
 def test_a_run_that_another_resumed_is_not_renewed() -> None:

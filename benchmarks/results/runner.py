@@ -39,10 +39,10 @@ class Job:
     @property
     def line(self) -> dict[str, Any]:
         """What is known of its result beforehand."""
-        known = {"learning_rate": self.learning_rate, "seed": self.seed}
+        steps = self.experiment.steps
+        known = {"learning_rate": self.learning_rate, "seed": self.seed, "steps": steps}
         if not self.tuning:
-            name, steps = self.experiment.name, self.experiment.steps
-            return {"kind": "run", "experiment": name, "steps": steps, **known}
+            return {"kind": "run", "experiment": self.experiment.name, **known}
         task, method = self.experiment.task, self.experiment.method.tuning
         return {"kind": "tuning", "task": task, "method": method, **known}
 
@@ -134,13 +134,17 @@ def _warm_up(model: nn.Module, task: Task, public: Public | None) -> None:
 
 
 def tunings(experiments: Sequence[Experiment]) -> Iterator[Job]:
-    """Every learning rate of every method's grid, on data that no result is measured on."""
+    """Every learning rate of every method's grid, on data that no result is measured on.
+
+    As short as the experiment, if that is shorter than what the task tunes for.
+    """
     groups = {(each.task, each.method.tuning): each for each in reversed(experiments)}
     for (name, label), experiment in reversed(groups.items()):
         task = TASKS[name]
         if experiment.method.label != label:
             continue
-        tried = replace(experiment, noise_multiplier=task.tuned_at, steps=task.tuning_steps)
+        steps = min(experiment.steps, task.tuning_steps)
+        tried = replace(experiment, noise_multiplier=task.tuned_at, steps=steps)
         for factor in GRID:
             rate = float(f"{factor * experiment.method.learning_rate:.6g}")
             yield Job(tried, rate, TUNING_SEED, tuning=True)

@@ -1,0 +1,6 @@
+"""Real data, fetched once, checked by hash, kept in a folder of your choice."""
+
+from training_client.data.dataset import Dataset
+from training_client.data.registry import DATASETS, Known, check, load, train_size
+
+__all__ = ["DATASETS", "Dataset", "Known", "check", "load", "train_size"]

@@ -416,7 +416,7 @@ def _tell(
     elif result.stopped_by_budget:
         why = "the plan is done" if of_ledger else "the budget allows no further step"
     console.print(f"Stopped after {result.steps} steps: {why}.")
-    console.print(f"Test accuracy [bold]{result.test_accuracy:.2%}[/]")
+    console.print(f"Test accuracy [bold]{result.test_score:.2%}[/]")
     claim = result.guarantee
     if not proven:
         console.print(f"[bold red]No guarantee[/]: {_NO_GUARANTEE.split('.')[0]}.")

@@ -1,4 +1,4 @@
-"""Several optimizers at one budget: accuracy along the steps, against ε and against epochs."""
+"""Several optimizers at one budget: scores along the steps, against ε and against epochs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 from training_client.budget import Budget
 from training_client.data import Dataset
 from training_client.errors import DataError
+from training_client.models import CLASSES, RECONSTRUCTION, Objective
 from training_client.optimizers import PrivateOptimizer
 from training_client.train import train
 
@@ -23,35 +24,42 @@ _HUES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 
 @dataclass(frozen=True)
 class Curve:
-    """Test accuracy of one optimizer along its steps.
+    """Test scores of one optimizer along its steps.
 
     Attributes:
         name: of the optimizer, and its state if that was asked for.
         proven: whether its guarantee stands.
-        steps: at which accuracy was taken.
+        measure: what the scores are.
+        steps: at which they were taken.
         epsilons: ε of so many steps.
         epochs: so many steps amount to.
-        accuracies: the mean over the seeds at each.
+        scores: the mean over the seeds at each.
         finals: at the end, of each seed.
     """
 
     name: str
     proven: bool
+    measure: str
     steps: tuple[int, ...]
     epsilons: tuple[float, ...]
     epochs: tuple[float, ...]
-    accuracies: tuple[float, ...]
+    scores: tuple[float, ...]
     finals: tuple[float, ...]
 
     @property
     def final(self) -> float:
-        """Mean accuracy at the end."""
+        """Mean score at the end."""
         return statistics.mean(self.finals)
 
     @property
     def deviation(self) -> float:
-        """Of the accuracy at the end; 0 for one seed."""
+        """Of the score at the end; 0 for one seed."""
         return statistics.stdev(self.finals) if len(self.finals) > 1 else 0.0
+
+    @property
+    def rank(self) -> float:
+        """Less is better: errors as they are, anything else turned round."""
+        return self.final if self.measure == RECONSTRUCTION.measure else -self.final
 
     @property
     def document(self) -> dict[str, Any]:
@@ -68,39 +76,43 @@ def run_all(
     seeds: int,
     *,
     proven: bool,
+    objective: Objective = CLASSES,
 ) -> Curve:
     """Train one optimizer several times.
 
     Args:
         name: what the curve is called.
         make: a new model and its optimizer; models of one seed are alike across optimizers.
-        data: private training set and test set.
+        data: private training set and test set; labels are what `objective` aims at.
         budget: of each run; they are compared, not released together.
         steps: of a run.
         seeds: runs; only the model's first weights depend on them, never the noise.
         proven: whether the guarantee stands.
+        objective: the loss, and what is measured.
     """
     every = max(1, steps // _POINTS)
+    limits: dict[str, Any] = {"steps_max": steps, "evaluate_every": every}
     results = []
     for seed in range(seeds):
         torch.manual_seed(seed)
         model, optimizer = make()
-        results.append(train(model, data, optimizer, budget, steps_max=steps, evaluate_every=every))
-    taken = [step for step, _ in results[0].accuracies]
-    columns = zip(*(each.accuracies for each in results), strict=True)
+        results.append(train(model, data, optimizer, budget, objective=objective, **limits))
+    taken = [step for step, _ in results[0].scores]
+    columns = zip(*(each.scores for each in results), strict=True)
     return Curve(
         name,
         proven,
+        objective.measure,
         tuple(taken),
         tuple(budget.guarantee(step).epsilon for step in taken),
         tuple(step * budget.plan.sample_rate for step in taken),
-        tuple(statistics.mean(accuracy for _, accuracy in column) for column in columns),
-        tuple(each.test_accuracy for each in results),
+        tuple(statistics.mean(score for _, score in column) for column in columns),
+        tuple(each.test_score for each in results),
     )
 
 
 def draw(curves: Sequence[Curve], file: Path) -> None:
-    """Accuracy against ε, and against epochs, side by side.
+    """Scores against ε, and against epochs, side by side.
 
     Raises:
         DataError: matplotlib is missing.
@@ -113,14 +125,14 @@ def draw(curves: Sequence[Curve], file: Path) -> None:
         ) from None
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for at, curve in enumerate(sorted(curves, key=lambda each: -each.final)):
+    for at, curve in enumerate(sorted(curves, key=lambda each: each.rank)):
         dashes = "-" if at < len(_HUES) else "--"
         style = {"color": _HUES[at % len(_HUES)], "linestyle": dashes if curve.proven else ":"}
         label = curve.name if curve.proven else f"{curve.name} (no guarantee)"
-        left.plot(curve.epsilons, curve.accuracies, label=label, **style)
-        right.plot(curve.epochs, curve.accuracies, **style)
+        left.plot(curve.epsilons, curve.scores, label=label, **style)
+        right.plot(curve.epochs, curve.scores, **style)
     left.set_xlabel("ε")
-    left.set_ylabel("test accuracy")
+    left.set_ylabel(f"test {curves[0].measure}")
     right.set_xlabel("epochs")
     figure.legend(frameon=False, loc="outside right center", title="best first")
     for axes in (left, right):

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from training_client.budget import Allowance
 from training_client.data import Dataset
 from training_client.errors import BudgetExhaustedError
+from training_client.models import CLASSES, Objective, cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer
 from training_client.sampling import PoissonSampler
 from training_client.service import Guarantee
+
+__all__ = ["Progress", "Result", "cross_entropy", "mlp", "score", "train"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +36,25 @@ class Result:
     Attributes:
         steps: steps made.
         guarantee: the service's claim about exactly these steps.
-        test_accuracy: share of the test set classified right.
+        test_score: the mean over the test set of what the objective measures.
+        measure: what that is.
         stopped_by_budget: whether the budget, rather than the plan, ended the run.
         stopped_by_request: whether the caller did.
-        accuracies: test accuracy after some steps, if these were asked for.
+        scores: test scores after some steps, if these were asked for.
     """
 
     steps: int
     guarantee: Guarantee
-    test_accuracy: float
+    test_score: float
+    measure: str
     stopped_by_budget: bool
     stopped_by_request: bool = False
-    accuracies: tuple[tuple[int, float], ...] = ()
+    scores: tuple[tuple[int, float], ...] = ()
 
-
-def cross_entropy(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """One loss an example."""
-    return functional.cross_entropy(predictions, labels, reduction="none")
-
-
-def mlp(inputs: int, hidden: int, classes: int) -> nn.Module:
-    """One hidden layer of rectified linear units."""
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    @property
+    def test_accuracy(self) -> float | None:
+        """Share of the test set classified right; None if the model does not classify."""
+        return self.test_score if self.measure == CLASSES.measure else None
 
 
 def train(
@@ -64,6 +63,7 @@ def train(
     optimizer: PrivateOptimizer,
     budget: Allowance,
     *,
+    objective: Objective = CLASSES,
     steps_max: int | None = None,
     report: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
@@ -74,13 +74,14 @@ def train(
 
     Args:
         model: on the device of `data`; what `optimizer` updates.
-        data: the private training set, and a test set.
+        data: the private training set, and a test set; labels are what `objective` aims at.
         optimizer: makes the private steps; its plan is the budget's.
         budget: allows each step beforehand.
+        objective: the loss, and what is measured on the test set.
         steps_max: stop here even if budget is left; no limit by default.
         report: called after every step.
         stop: asked before every step; the run ends, and is accounted for, when it says so.
-        evaluate_every: so many steps apart the test accuracy is taken; never by default.
+        evaluate_every: so many steps apart the test score is taken; never by default.
         sampler: of the batches; Poisson at the plan's rate by default.
 
     Raises:
@@ -91,7 +92,7 @@ def train(
     plan = optimizer.plan
     sampler = sampler or PoissonSampler(len(data.train_labels), plan.sample_rate)
     done, exhausted, requested = budget.made, False, False
-    accuracies = []
+    scores = []
     for step in itertools.count(done + 1):
         if stop():
             requested = True
@@ -104,22 +105,23 @@ def train(
             exhausted = True
             break
         rows = sampler.draw().to(data.train_labels.device)
-        loss = optimizer.step(data.train_examples[rows], data.train_labels[rows], cross_entropy)
+        loss = optimizer.step(data.train_examples[rows], data.train_labels[rows], objective.loss)
         done = step
         report(Progress(step, loss, budget.spent))
         if evaluate_every is not None and step % evaluate_every == 0:
-            accuracies.append((step, accuracy(model, data)))
+            scores.append((step, score(model, data, objective)))
     return Result(
         done,
         budget.guarantee(done),
-        accuracy(model, data),
+        score(model, data, objective),
+        objective.measure,
         exhausted,
         requested,
-        tuple(accuracies),
+        tuple(scores),
     )
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: Dataset) -> float:
-    """Share of the test set classified right."""
-    return float((model(data.test_examples).argmax(1) == data.test_labels).float().mean())
+def score(model: nn.Module, data: Dataset, objective: Objective = CLASSES) -> float:
+    """The mean over the test set of what the objective measures."""
+    return float(objective.score(model(data.test_examples), data.test_labels).mean())

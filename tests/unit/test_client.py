@@ -313,7 +313,7 @@ def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
 
 def test_accuracy_is_taken_along_the_way() -> None:
     result, _ = run(service(linear_accountant), evaluate_every=5)
-    assert [step for step, _ in result.accuracies] == [5, 10, 15, 20]
+    assert [step for step, _ in result.scores] == [5, 10, 15, 20]
 
 
 def test_public_rows_are_not_trained_on() -> None:

@@ -1,0 +1,86 @@
+"""Models by name: shapes, losses one an example, and that each can be trained privately."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training_client.clipping import LinearClipper, Transform
+from training_client.data import Dataset
+from training_client.models import (
+    CLASSES,
+    MODELS,
+    RECONSTRUCTION,
+    autoencoder,
+    logistic,
+    make_model,
+    squared_error,
+)
+from training_client.train import score
+from training_client.warm_start import warm_start
+
+
+def two_classes(rows: int = 64) -> Dataset:
+    generator = torch.Generator().manual_seed(5)
+    examples = torch.randn(rows, 6, generator=generator)
+    labels = (examples[:, 0] > 0).long()
+    return Dataset(examples, labels, examples, labels, classes=2)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_model_can_be_clipped_with_its_own_loss(name: str) -> None:
+    objective = MODELS[name].objective
+    data = objective.of(two_classes())
+    model = make_model(name, data, hidden=8)
+    clipped, mean = LinearClipper(model).sum_clipped(
+        data.train_examples, data.train_labels, objective.loss, Transform(1e-3)
+    )
+    assert [each.shape for each in clipped] == [p.shape for p in model.parameters()]
+    losses = objective.loss(model(data.train_examples), data.train_labels)
+    assert losses.shape == (64,)
+    assert float(losses.detach().mean()) == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_warm_starts_learn_what_the_model_is_for(name: str) -> None:
+    objective = MODELS[name].objective
+    data = objective.of(two_classes(400))
+    torch.manual_seed(0)
+    model = make_model(name, data, hidden=64)
+    before = score(model, data, objective)
+    public = (data.train_examples, data.train_labels)
+    warm_start(model, public, objective.loss, 300, learning_rate=1e-2)
+    after = score(model, data, objective)
+    if objective.reconstructs:
+        assert after < 0.8 * before
+    else:
+        assert after > max(before, 0.9)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_logistic_loss_is_the_papers() -> None:
+    found = logistic(torch.tensor([[2.0], [2.0], [-3.0]]), torch.tensor([1, 0, 0]))
+    margins = torch.tensor([2.0, -2.0, 3.0])
+    assert torch.allclose(found, torch.log1p(torch.exp(-margins)))
+
+
+def test_an_example_is_its_own_target_where_it_is_reconstructed() -> None:
+    data = two_classes()
+    assert CLASSES.of(data) is data
+    assert RECONSTRUCTION.of(data).train_labels is data.train_examples
+    ones, zeros = torch.ones(2, 3), torch.zeros(2, 3)
+    assert squared_error(ones, zeros).tolist() == [1.0, 1.0]
+
+
+def test_the_papers_autoencoder_has_its_size() -> None:
+    size = sum(each.numel() for each in autoencoder(784, 1000).parameters())
+    assert 2_800_000 < size < 2_900_000
+
+
+def test_models_that_do_not_go_with_the_data_are_named() -> None:
+    with pytest.raises(ValueError, match="there are mlp, linear, logistic, autoencoder"):
+        make_model("cnn", two_classes())
+    data = two_classes()
+    three = Dataset(data.train_examples, data.train_labels, data.test_examples, data.test_labels, 3)
+    with pytest.raises(ValueError, match="tells 2 classes apart, the data have 3"):
+        make_model("logistic", three)

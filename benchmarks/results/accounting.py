@@ -23,7 +23,8 @@ def mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
     """What so many steps of an experiment release about one record."""
     task, noise = TASKS[experiment.task], experiment.noise_multiplier
     if experiment.method.in_passes:  # a record is in PASSES batches, whichever they are
-        return {"kind": "dp_sgd", "noise_multiplier": noise, "steps": PASSES, "sampling": "none"}
+        once = {"kind": "gaussian", "noise_multiplier": noise}
+        return {"kind": "repeated", "count": PASSES, "mechanism": once}
     training = {
         "kind": "dp_sgd",
         "noise_multiplier": noise,

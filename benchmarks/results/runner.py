@@ -16,14 +16,17 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 from torch import nn
 
 from benchmarks.results.experiments import FIRST_SEED, GRID, TUNING_SEED, Experiment, Method
-from benchmarks.results.store import Line, Store
+from benchmarks.results.store import Line, Store, identity
 from benchmarks.results.tasks import TASKS, Task, held_out
 from training_client.data import Dataset
-from training_client.optimizers import OPTIMIZERS, make_optimizer
+from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 from training_client.sampling import PoissonSampler
+from training_client.train import score
+from training_client.warm_start import warm_start
 
 POINTS = 20  # of a curve
+LEAST_FREQUENCY = 1e-3  # of a token: the ε that keeps A off zero
 WARM_STEPS = 100  # without noise, on public examples
 
 
@@ -66,18 +69,17 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
     """Steps and scores along a run, and what else is to be known of it."""
     method, steps = job.experiment.method, job.experiment.steps
     data, public = _with_public(method, task, data)
-    model = task.model(data)
-    if method.warm_start:
-        _warm_up(model, task, public)
-    rows = len(data.train_examples)
-    sampler = PoissonSampler(rows, task.sample_rate, torch.Generator().manual_seed(job.seed))
-    stepper = _stepper(job, task, model, public, rows)
+    model = task.new_model(data)
+    if method.warm_start and public:
+        warm_start(model, public, task.objective.loss, WARM_STEPS)
+    sampler = _sampler(job, task, len(data.train_labels))
+    stepper = _stepper(job, task, model, data, public)
     every, curve = max(1, steps // POINTS), []
     for step in range(1, steps + 1):
         batch = sampler.draw()
-        stepper.step(data.train_examples[batch], data.train_labels[batch], task.loss)
+        stepper.step(data.train_examples[batch], data.train_labels[batch], task.objective.loss)
         if step % every == 0 or step == steps:
-            curve.append((step, task.score(model, data)))
+            curve.append((step, task.factor * score(model, data, task.objective)))
     return curve, {"half_axes": bool(getattr(stepper, "noise_varies", False))}
 
 
@@ -93,22 +95,61 @@ def _with_public(method: Method, task: Task, data: Dataset) -> tuple[Dataset, Pu
     return data.without_public(task.public_rows)
 
 
-def _stepper(job: Job, task: Task, model: nn.Module, public: Public | None, rows: int) -> Any:
-    """What makes the steps. Seeded noise can be repeated: it is for measuring only."""
+def _sampler(job: Job, task: Task, rows: int) -> PoissonSampler | InTurn:
+    if job.experiment.method.in_passes:
+        return InTurn(rows, round(1 / task.sample_rate))
+    return PoissonSampler(rows, task.sample_rate, torch.Generator().manual_seed(job.seed))
+
+
+class InTurn:
+    """Takes every record once in so many steps, and then again."""
+
+    def __init__(self, rows: int, steps: int) -> None:
+        self._rows, self._steps, self._at = torch.arange(rows), steps, -1
+
+    def draw(self) -> torch.Tensor:
+        """The next batch."""
+        self._at = (self._at + 1) % self._steps
+        return self._rows[self._at :: self._steps]
+
+
+def _stepper(
+    job: Job, task: Task, model: nn.Module, data: Dataset, public: Public | None
+) -> Ordinary | PrivateOptimizer:
+    """What makes the steps. Seeded noise can be repeated: it is for measuring only.
+
+    Users who add noise of their own to a mean of their own are, together, one mean with the root
+    of their number times the noise.
+    """
     method = job.experiment.method
     if method.optimizer == "non_private":
         return Ordinary(model, job.learning_rate)
-    plan = Plan(rows, task.sample_rate, method.clip_norm, job.experiment.noise_multiplier)
+    noise = job.experiment.noise_multiplier * math.sqrt(task.users)
+    options = dict(method.options)
+    if method.side_information:
+        options["side_information"] = _frequencies(model, data)
     return make_optimizer(
         method.optimizer,
         model,
-        plan,
+        Plan(len(data.train_labels), task.sample_rate, method.clip_norm, noise),
         learning_rate=job.learning_rate,
         state=method.state,
         public=public,
         generator=torch.Generator().manual_seed(1000 + job.seed),
-        **method.options,
+        **options,
     )
+
+
+def _frequencies(model: nn.Module, data: Dataset) -> list[torch.Tensor]:
+    """A of papers/004 §6.1.2: each weight's input's frequency, and 1 for the biases."""
+    known = data.frequencies
+    assert known is not None
+    return [
+        known.clamp_min(LEAST_FREQUENCY).expand_as(each).clone()
+        if each.dim() == 2
+        else torch.ones_like(each)
+        for each in model.parameters()
+    ]
 
 
 class Ordinary:
@@ -123,31 +164,20 @@ class Ordinary:
         self._descent.step()
 
 
-def _warm_up(model: nn.Module, task: Task, public: Public | None) -> None:
-    """Train on the public examples alone, as papers/004 Appendix C."""
-    assert public is not None
-    descent = torch.optim.Adam(model.parameters())
-    for _ in range(WARM_STEPS):
-        descent.zero_grad()
-        task.loss(model(public[0]), public[1]).mean().backward()
-        descent.step()
-
-
 def tunings(experiments: Sequence[Experiment]) -> Iterator[Job]:
     """Every learning rate of every method's grid, on data that no result is measured on.
 
     As short as the experiment, if that is shorter than what the task tunes for.
     """
-    groups = {(each.task, each.method.tuning): each for each in reversed(experiments)}
-    for (name, label), experiment in reversed(groups.items()):
-        task = TASKS[name]
-        if experiment.method.label != label:
+    for experiment in experiments:
+        task, method = TASKS[experiment.task], experiment.method
+        if method.label != method.tuning or experiment.part != "main":
             continue
-        steps = min(experiment.steps, task.tuning_steps)
-        tried = replace(experiment, noise_multiplier=task.tuned_at, steps=steps)
+        if experiment.column != task.tuned_at:
+            continue
+        tried = replace(experiment, steps=min(experiment.steps, task.tuning_steps))
         for factor in GRID:
-            rate = float(f"{factor * experiment.method.learning_rate:.6g}")
-            yield Job(tried, rate, TUNING_SEED, tuning=True)
+            yield Job(tried, float(f"{factor * method.learning_rate:.6g}"), TUNING_SEED, True)
 
 
 def runs(experiments: Sequence[Experiment], seeds: int, store: Store) -> Iterator[Job]:
@@ -161,13 +191,14 @@ def runs(experiments: Sequence[Experiment], seeds: int, store: Store) -> Iterato
 
 def execute(jobs: Sequence[Job], store: Store, workers: int, title: str) -> None:
     """Do what is not done yet, and keep each result as it comes."""
-    left = [job for job in jobs if job.line not in store]
+    wanted = {identity(job.line): job for job in jobs}
+    left = [job for name, job in wanted.items() if name not in store.lines]
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with (
         Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bar,
         ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin) as pool,
     ):
-        shown = bar.add_task(title, total=len(jobs), completed=len(jobs) - len(left))
+        shown = bar.add_task(title, total=len(wanted), completed=len(wanted) - len(left))
         for done in as_completed([pool.submit(train, job) for job in left]):
             store.add(done.result())
             bar.advance(shown)

@@ -77,16 +77,24 @@ def _panel(axes: Any, column: str, experiments: Sequence[Experiment], store: Sto
         if found is None:
             continue
         style = _style(experiment, experiments)
-        epochs = [step * TASKS[experiment.task].sample_rate for step in found.steps]
-        axes.plot(epochs, found.means, **style)
+        along = [step * _unit(experiment)[0] for step in found.steps]
+        axes.plot(along, found.means, **style)
         low = [mean - spread for mean, spread in zip(found.means, found.deviations, strict=True)]
         high = [mean + spread for mean, spread in zip(found.means, found.deviations, strict=True)]
-        axes.fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        axes.fill_between(along, low, high, color=style["color"], alpha=0.12, linewidth=0)
     axes.set_title(column)
-    axes.set_xlabel("epochs")
+    axes.set_xlabel(_unit(experiments[0])[1])
+    if TASKS[experiments[0].task].users > 1:
+        axes.set_xscale("log")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     _costs(axes, experiments, store)
+
+
+def _unit(experiment: Experiment) -> tuple[float, str]:
+    """What a step is along the axis: of an epoch, or a round of all users."""
+    task = TASKS[experiment.task]
+    return (1.0, "rounds") if task.users > 1 else (task.sample_rate, "epochs")
 
 
 def _style(experiment: Experiment, beside: Sequence[Experiment]) -> dict[str, Any]:

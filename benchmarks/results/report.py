@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -103,7 +103,7 @@ def _row(experiment: Experiment, store: Store) -> str:
     guarantee = f"{found:.3g}" if found is not None else NOTHING
     if not method.proven:
         guarantee = "no guarantee"
-    rate = store.chosen_rate(experiment.task, method.tuning)
+    rate = store.chosen_rate(experiment.task, method.label)
     shown = NOTHING if rate is None else f"{rate:g}"
     cells = (method.label, _score(experiment, store), guarantee, shown, printed(experiment.printed))
     return f"| {' | '.join(cells)} |"
@@ -111,7 +111,7 @@ def _row(experiment: Experiment, store: Store) -> str:
 
 def rates(task: str, store: Store) -> str:
     """What every method scored at every learning rate of its grid; the chosen one in bold."""
-    labels = dict.fromkeys(each.method.tuning for each in EXPERIMENTS if each.task == task)
+    labels = dict.fromkeys(each.method.label for each in EXPERIMENTS if each.task == task)
     lines = [f"| {TASKS[task].title} | η: {TASKS[task].unit} |", "|---|---|"]
     for label in labels:
         chosen = store.chosen_rate(task, label)
@@ -158,12 +158,15 @@ def page(store: Store, template: str) -> str:
     return re.sub(r"\{(\w+):([^{}]+)\}", figure, template)
 
 
-PLOTS: Final[dict[str, Sequence[Experiment]]] = {
-    "training-mnist.svg": of_part("mnist/main"),
-    "training-mnist-long.svg": of_part("mnist/long"),
-    "training-fashion-mnist.svg": of_part("fashion-mnist/main"),
-    "training-box.svg": of_part("small/main"),
-}
+PLOTS: Final = (
+    "mnist",
+    "mnist/long",
+    "fashion-mnist",
+    "small",
+    "adult",
+    "newsgroups",
+    "autoencoder",
+)
 
 
 def write(store: Store, file: Path) -> None:
@@ -171,5 +174,7 @@ def write(store: Store, file: Path) -> None:
     images = file.parent / "images"
     images.mkdir(exist_ok=True)
     file.write_text(page(store, TEMPLATE.read_text()))
-    for name, experiments in PLOTS.items():
-        plots.draw(experiments, store, images / name)
+    for name in PLOTS:
+        task, _, part = name.partition("/")
+        plot = images / f"training-{name.replace('/', '-')}.svg"
+        plots.draw(of_part(f"{task}/{part or 'main'}"), store, plot)

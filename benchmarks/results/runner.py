@@ -16,7 +16,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 from torch import nn
 
 from benchmarks.results.experiments import FIRST_SEED, GRID, TUNING_SEED, Experiment, Method
-from benchmarks.results.store import Line, Store, identity
+from benchmarks.results.store import Store, identity
 from benchmarks.results.tasks import TASKS, Task, held_out
 from training_client.data import Dataset
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
@@ -46,11 +46,11 @@ class Job:
         known = {"learning_rate": self.learning_rate, "seed": self.seed, "steps": steps}
         if not self.tuning:
             return {"kind": "run", "experiment": self.experiment.name, **known}
-        task, method = self.experiment.task, self.experiment.method.tuning
+        task, method = self.experiment.task, self.experiment.method.label
         return {"kind": "tuning", "task": task, "method": method, **known}
 
 
-def train(job: Job) -> Line:
+def train(job: Job) -> dict[str, Any]:
     """The finished line of a job."""
     torch.manual_seed(job.seed)
     started, task = time.perf_counter(), TASKS[job.experiment.task]
@@ -65,7 +65,7 @@ def train(job: Job) -> Line:
     return job.line | {"score": final, "curve": points, "seconds": seconds} | facts
 
 
-def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float]], Line]:
+def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float]], dict[str, Any]]:
     """Steps and scores along a run, and what else is to be known of it."""
     method, steps = job.experiment.method, job.experiment.steps
     data, public = _with_public(method, task, data)
@@ -171,9 +171,7 @@ def tunings(experiments: Sequence[Experiment]) -> Iterator[Job]:
     """
     for experiment in experiments:
         task, method = TASKS[experiment.task], experiment.method
-        if method.label != method.tuning or experiment.part != "main":
-            continue
-        if experiment.column != task.tuned_at:
+        if task.tuned_on or experiment.part != "main" or experiment.column != task.tuned_at:
             continue
         tried = replace(experiment, steps=min(experiment.steps, task.tuning_steps))
         for factor in GRID:
@@ -184,7 +182,7 @@ def runs(experiments: Sequence[Experiment], seeds: int, store: Store) -> Iterato
     """Every seed of every experiment whose learning rate is known; seed by seed."""
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for experiment in experiments:
-            rate = store.chosen_rate(experiment.task, experiment.method.tuning)
+            rate = store.chosen_rate(experiment.task, experiment.method.label)
             if rate is not None:
                 yield Job(experiment, rate, seed)
 

@@ -39,7 +39,9 @@ class Store:
     def __init__(self, file: Path) -> None:
         self.file = file
         text = file.read_text() if file.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # a last line without its end was cut off
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # the last line was cut off
+            file.write_text(whole)
         self.lines = {identity(line): line for line in map(json.loads, whole.splitlines())}
 
     def __contains__(self, line: Line) -> bool:
@@ -78,6 +80,7 @@ class Store:
 
     def chosen_rate(self, task: str, method: str) -> float | None:
         """The best learning rate of the grid, once all of it was tried."""
+        task = TASKS[task].tuned_on or task
         scores = {rate: s for rate, s in self.tuning(task, method).items() if s is not None}
         if len(self.tuning(task, method)) < len(GRID) or not scores:
             return None

@@ -33,6 +33,7 @@ class Task:
         model: its name.
         tuned_at: the column of the report whose experiments the learning rates are chosen for.
         tuning_steps: how long they are tried at most.
+        tuned_on: another task, whose learning rates it takes over.
         hidden: units of the model's first layer.
         public_rows: how many training examples are given up by those that need public ones.
         users: how many people hold the data, of whom each adds noise of their own.
@@ -47,6 +48,7 @@ class Task:
     model: str
     tuned_at: str
     tuning_steps: int
+    tuned_on: str = ""
     hidden: int = 1000
     public_rows: int = 0
     users: int = 1
@@ -88,7 +90,7 @@ def projected(name: str, noise_multiplier: float, seed: int) -> Dataset:
     return pca.fit(data.train_examples, torch.Generator().manual_seed(seed)).of(data)
 
 
-def _images(name: str, hidden: int = 1000) -> Task:
+def _images(name: str, hidden: int = 1000, tuned_on: str = "") -> Task:
     return Task(
         title=f"{name}, 60-{hidden}-10",
         sample_rate=0.01,
@@ -97,6 +99,7 @@ def _images(name: str, hidden: int = 1000) -> Task:
         hidden=hidden,
         tuned_at="σ = 4",
         tuning_steps=400,
+        tuned_on=tuned_on,
         public_rows=600,
         projected=True,
     )
@@ -111,14 +114,14 @@ def _adult() -> Dataset:
 TASKS: Final[dict[str, Task]] = {
     "mnist": _images("mnist"),
     "small": _images("mnist", hidden=50),
-    "fashion-mnist": _images("fashion-mnist"),
+    "fashion-mnist": _images("fashion-mnist", tuned_on="mnist"),
     "adult": Task(
         title="Adult, logistic regression",
         sample_rate=1 / USER_ROWS,
         prepare=lambda *_: _adult(),
         model="logistic",
         tuned_at="ε = 0.5",
-        tuning_steps=40_000,
+        tuning_steps=8000,
         users=325,
         delta=1e-8,
     ),
@@ -128,16 +131,17 @@ TASKS: Final[dict[str, Task]] = {
         prepare=lambda *_: _loaded("newsgroups"),
         model="linear",
         tuned_at="σ = 1",
-        tuning_steps=600,
+        tuning_steps=400,
         public_rows=113,
     ),
     "autoencoder": Task(
-        title="MNIST, autoencoder",
+        title="MNIST, autoencoder of a quarter of the width",
         sample_rate=256 / 60_000,
         prepare=lambda *_: MODELS["autoencoder"].objective.of(_loaded("mnist")),
         model="autoencoder",
+        hidden=250,
         tuned_at="σ = 1",
-        tuning_steps=150,
+        tuning_steps=300,
         public_rows=600,
         factor=100.0,
     ),

@@ -32,9 +32,7 @@ def read_images(folder: Path) -> Dataset:
     classes = _classes(folder / "train")
     if not set(_classes(folder / "test")) <= set(classes):
         raise DataError(f"{folder}/test has classes that {folder}/train has not")
-    (train, train_labels), (test, test_labels) = (
-        _part(folder / part, classes) for part in _PARTS
-    )
+    (train, train_labels), (test, test_labels) = (_part(folder / part, classes) for part in _PARTS)
     if train.shape[1:] != test.shape[1:]:
         raise DataError(f"{folder}: images to train and to test on differ in size")
     images: Images = (train.shape[1], train.shape[2], train.shape[3])

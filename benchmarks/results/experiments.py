@@ -309,11 +309,11 @@ def autoencoders() -> Iterator[Experiment]:
 EXPERIMENTS: Final = (
     *images("mnist"),
     *shapes(),
-    *adult(),
     *newsgroups(),
-    *autoencoders(),
     *images("fashion-mnist"),
+    *adult(),
     *longer(),
+    *autoencoders(),
 )
 
 

@@ -74,6 +74,14 @@ def cost(name: str, store: Store) -> str:
     return NOTHING if found is None else f"{found:.3g}"
 
 
+def half_axes(name: str, store: Store) -> str:
+    """How long AdaDP's half axes were in the end, in the runs that tell."""
+    told = [run["half_axes"] for run in store.runs(_BY_NAME[name]) if "half_axes" in run]
+    if None in told:
+        return "beyond every number"
+    return f"{min(told):.3g} to {max(told):.3g}" if told else NOTHING
+
+
 def printed(paper: Printed) -> str:
     """The paper's number, and where it stands."""
     if paper.value is None:
@@ -139,6 +147,7 @@ def seeds(argument: str, store: Store) -> str:
 
 FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
     "cost": cost,
+    "half_axes": half_axes,
     "lead": lead,
     "mean": mean,
     "minutes": seconds,

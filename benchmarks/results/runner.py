@@ -19,7 +19,7 @@ from benchmarks.results.experiments import FIRST_SEED, GRID, TUNING_SEED, Experi
 from benchmarks.results.store import Store, identity
 from benchmarks.results.tasks import TASKS, Task, held_out
 from training_client.data import Dataset
-from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.optimizers import OPTIMIZERS, AdaDp, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 from training_client.sampling import PoissonSampler
 from training_client.train import score
@@ -80,7 +80,16 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
         stepper.step(data.train_examples[batch], data.train_labels[batch], task.objective.loss)
         if step % every == 0 or step == steps:
             curve.append((step, task.factor * score(model, data, task.objective)))
-    return curve, {"half_axes": bool(getattr(stepper, "noise_varies", False))}
+    return curve, _half_axes(stepper)
+
+
+def _half_axes(stepper: Ordinary | PrivateOptimizer) -> dict[str, Any]:
+    """The length of AdaDP's half axes at the end, if they were in use; null if it is no number."""
+    if not (isinstance(stepper, AdaDp) and stepper.noise_varies):
+        return {}
+    total = sum(float(each.double().sum()) for each in stepper.prior_squares)
+    length = stepper.beta * math.sqrt(total) if math.isfinite(total) else math.inf
+    return {"half_axes": round(length, 4) if math.isfinite(length) else None}
 
 
 Public = tuple[torch.Tensor, torch.Tensor]

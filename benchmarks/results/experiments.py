@@ -181,7 +181,7 @@ def shapes() -> Iterator[Experiment]:
             method = _own("adadp", LOT_CLIP, f"{shape}, {state}", state=state, options=options)
             for noise in NOISES:
                 yield Experiment(
-                    "small", method, noise, 600, Printed("papers/000 Algorithm 1 prints the box")
+                    "box", method, noise, 600, Printed("papers/000 Algorithm 1 prints the box")
                 )
 
 
@@ -192,7 +192,7 @@ _ADULT_METHODS: Final = {
     "sgd_adv": _own("dp_sgd", ADULT_CLIP, "sgd_adv", learning_rate=0.1),
     "sgd_pass": _own("dp_sgd", ADULT_CLIP, "sgd_pass", learning_rate=0.03, in_passes=True),
     "a_ddp": _own("dp_sgd", ADULT_CLIP, "a_ddp", learning_rate=0.01),
-    "a_ddp pld": _own("dp_sgd", ADULT_CLIP, "a_ddp pld", learning_rate=0.1),
+    "a_ddp pld": _own("dp_sgd", ADULT_CLIP, "a_ddp pld", learning_rate=0.03),
 }
 # σ and rounds by ε at δ = 1e-8, as the service solves for them; a test asks it again
 ADULT_PLANS: Final = {

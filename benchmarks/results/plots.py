@@ -30,7 +30,8 @@ _COLOURS: Final = {
     "dp_adam_pub": "#e69f00",
 }
 _DASHES: Final = ("-", "--", ":", "-.")
-_PANEL: Final = (3.6, 3.4)  # inches
+_PANEL: Final = (3.6, 4.0)  # inches
+_SHOWN: Final = 0.25  # of accuracy below the best: what lies lower is cut off
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,19 @@ def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
         panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
         for axes, column in zip(panels, columns, strict=True):
             _panel(axes, column, [each for each in experiments if each.column == column], store)
-        panels[0].set_ylabel(f"{TASKS[experiments[0].task].unit}")
+        panels[0].set_ylabel(TASKS[experiments[0].task].unit)
+        _cut_off(panels[0], experiments, store)
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend(lines.values(), lines.keys(), frameon=False, loc="outside right center")
         figure.savefig(file, metadata={"Date": None})
+
+
+def _cut_off(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:
+    """Keep what is worst from pressing all others together."""
+    found = [curve(experiment, store) for experiment in experiments]
+    tops = [max(each.means) for each in found if each is not None]
+    if tops and TASKS[experiments[0].task].higher_is_better:
+        axes.set_ylim(max(max(tops) - _SHOWN, axes.get_ylim()[0]), max(tops) + 0.02)
 
 
 def _panel(axes: Any, column: str, experiments: Sequence[Experiment], store: Store) -> None:

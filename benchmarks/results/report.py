@@ -117,15 +117,16 @@ def _row(experiment: Experiment, store: Store) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def rates(task: str, store: Store) -> str:
+def rates(_: str, store: Store) -> str:
     """What every method scored at every learning rate of its grid; the chosen one in bold."""
-    labels = dict.fromkeys(each.method.label for each in EXPERIMENTS if each.task == task)
-    lines = [f"| {TASKS[task].title} | η: {TASKS[task].unit} |", "|---|---|"]
-    for label in labels:
+    lines = ["| task | method | η: score |", "|---|---|---|"]
+    for task, label in dict.fromkeys((each.task, each.method.label) for each in EXPERIMENTS):
+        if TASKS[task].tuned_on:
+            continue
         chosen = store.chosen_rate(task, label)
         tried = sorted(store.tuning(task, label).items())
         cells = [_tried(rate, found, chosen) for rate, found in tried]
-        lines.append(f"| {label} | {', '.join(cells) or NOTHING} |")
+        lines.append(f"| {task} | {label} | {', '.join(cells) or NOTHING} |")
     return "\n".join(lines)
 
 
@@ -171,7 +172,7 @@ PLOTS: Final = (
     "mnist",
     "mnist/long",
     "fashion-mnist",
-    "small",
+    "box",
     "adult",
     "newsgroups",
     "autoencoder",

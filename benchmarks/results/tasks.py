@@ -113,7 +113,7 @@ def _adult() -> Dataset:
 
 TASKS: Final[dict[str, Task]] = {
     "mnist": _images("mnist"),
-    "small": _images("mnist", hidden=50),
+    "box": _images("mnist", hidden=50),
     "fashion-mnist": _images("fashion-mnist", tuned_on="mnist"),
     "adult": Task(
         title="Adult, logistic regression",

@@ -17,7 +17,7 @@ from training_client.pca import PrivatePca
 
 FOLDER: Final = Path("data")
 COMPONENTS: Final = 60
-PROJECTION_NOISE: Final = {2.0: 4.0, 4.0: 7.0, 8.0: 16.0}  # σ_p by σ, papers/000 §IV-C
+PROJECTION_NOISE: Final = {2.0: 4.0, 3.0: 6.0, 4.0: 7.0, 8.0: 16.0}  # σ_p by σ, papers/000 §IV
 VALIDATION: Final = 1 / 6  # of the training set, while learning rates are chosen
 USER_ROWS: Final = 100  # records of each user, papers/003, Experiment
 

@@ -12,7 +12,7 @@ from rich.progress import track
 
 from accountant_service.app import create_app
 from accountant_service.settings import Settings
-from benchmarks.results.experiments import PASSES, Experiment
+from benchmarks.results.experiments import CLAIMED, PASSES, Experiment
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import PROJECTION_NOISE, TASKS
 
@@ -53,10 +53,18 @@ def certify(experiments: Sequence[Experiment], store: Store) -> None:
 
 def question(experiment: Experiment, steps: int) -> dict[str, Any]:
     """What the service is asked."""
-    return {"mechanism": mechanism(experiment, steps), "delta": TASKS[experiment.task].delta}
+    delta = experiment.delta or TASKS[experiment.task].delta
+    return {"mechanism": mechanism(experiment, steps), "delta": delta}
+
+
+def claimed(noise: float, epochs: int) -> dict[str, Any]:
+    """The question that papers/001 §5.2 answers: its training alone, with q = 0.01."""
+    plan = {"noise_multiplier": noise, "sample_rate": 0.01, "steps": 100 * epochs}
+    return {"mechanism": {"kind": "dp_sgd", **plan, "sampling": "poisson"}, "delta": 1e-5}
 
 
 def _questions(experiments: Sequence[Experiment], store: Store) -> Iterator[dict[str, Any]]:
+    yield from (claimed(noise, epochs) for noise, epochs, _ in CLAIMED)
     for experiment in experiments:
         if experiment.method.proven:
             steps = {step for run in store.runs(experiment) for step, _ in run["curve"]}

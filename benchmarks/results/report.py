@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.results import plots
-from benchmarks.results.accounting import epsilon
-from benchmarks.results.experiments import EXPERIMENTS, Experiment, Printed
+from benchmarks.results.accounting import claimed, epsilon
+from benchmarks.results.experiments import CLAIMED, EXPERIMENTS, TABLE_1, Experiment, Printed
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import TASKS
 
@@ -135,6 +135,43 @@ def _tried(rate: float, found: float | None, chosen: float | None) -> str:
     return f"**{text}**" if rate == chosen else text
 
 
+def table_1(_: str, store: Store) -> str:
+    """The ε and the epochs at which a mean first reaches an accuracy, beside papers/000 Table I."""
+    methods = {each.method.label: each for each in of_part("mnist/table-1")}
+    lines = [
+        "| accuracy | dp_sgd: paper | ours | AdaDP: paper | adadp | adadp raw |",
+        "|" + "---|" * 6,
+    ]
+    for level, (plain, adaptive) in TABLE_1.items():
+        found = {label: _needed(each, level, store) for label, each in methods.items()}
+        cells = (f"{plain:.2f}", found["dp_sgd"], f"{adaptive:.2f}", found["adadp"])
+        lines.append(f"| {level:g} | {' | '.join((*cells, found['adadp raw']))} |")
+    return "\n".join(lines)
+
+
+def _needed(experiment: Experiment, level: float, store: Store) -> str:
+    found = plots.curve(experiment, store)
+    if found is None:
+        return NOTHING
+    points = zip(found.steps, found.means, strict=True)
+    step = next((step for step, reached in points if reached >= level), None)
+    if step is None:
+        return "not reached"
+    spent, epochs = epsilon(experiment, step, store), step * TASKS[experiment.task].sample_rate
+    cost = f"{spent:.2f}" if spent is not None else "no guarantee"
+    return f"{cost} ({epochs:g} epochs)"
+
+
+def claims(_: str, store: Store) -> str:
+    """What papers/001 §5.2 says its runs cost, and what the service certifies."""
+    lines = ["| σ | epochs | ε: papers/001 | certified |", "|---|---|---|---|"]
+    for noise, epochs, said in CLAIMED:
+        known = store.get({"kind": "epsilon", **claimed(noise, epochs)})
+        cost = NOTHING if known is None else f"{known['epsilon']:.3g}"
+        lines.append(f"| {noise:g} | {epochs} | {said} | {cost} |")
+    return "\n".join(lines)
+
+
 def seconds(argument: str, store: Store) -> str:
     """Minutes that the runs of a task took together."""
     chosen = [run for each in EXPERIMENTS if each.task == argument for run in store.runs(each)]
@@ -147,6 +184,7 @@ def seeds(argument: str, store: Store) -> str:
 
 
 FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
+    "claims": claims,
     "cost": cost,
     "half_axes": half_axes,
     "lead": lead,
@@ -156,6 +194,7 @@ FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
     "score": score,
     "seeds": seeds,
     "table": table,
+    "table_1": table_1,
 }
 
 
@@ -165,7 +204,7 @@ def page(store: Store, template: str) -> str:
     def figure(found: re.Match[str]) -> str:
         return FIGURES[found[1]](found[2], store)
 
-    return re.sub(r"\{(\w+):([^{}]+)\}", figure, template)
+    return re.sub(r"\{(\w+):([^{}]*)\}", figure, template)
 
 
 PLOTS: Final = (

@@ -74,12 +74,13 @@ def cost(name: str, store: Store) -> str:
     return NOTHING if found is None else f"{found:.3g}"
 
 
-def half_axes(name: str, store: Store) -> str:
-    """How long AdaDP's half axes were in the end, in the runs that tell."""
-    told = [run["half_axes"] for run in store.runs(_BY_NAME[name]) if "half_axes" in run]
+def inside(argument: str, store: Store) -> str:
+    """The range of what the runs of an experiment tell of their state: `fact of experiment`."""
+    fact, name = argument.split(" of ")
+    told = [run[fact] for run in store.runs(_BY_NAME[name]) if fact in run]
     if None in told:
         return "beyond every number"
-    return f"{min(told):.3g} to {max(told):.3g}" if told else NOTHING
+    return f"{min(told):.2g} to {max(told):.2g}" if told else NOTHING
 
 
 def printed(paper: Printed) -> str:
@@ -186,7 +187,7 @@ def seeds(argument: str, store: Store) -> str:
 FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
     "claims": claims,
     "cost": cost,
-    "half_axes": half_axes,
+    "inside": inside,
     "lead": lead,
     "mean": mean,
     "minutes": seconds,

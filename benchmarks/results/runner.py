@@ -19,7 +19,13 @@ from benchmarks.results.experiments import FIRST_SEED, GRID, TUNING_SEED, Experi
 from benchmarks.results.store import Store, identity
 from benchmarks.results.tasks import TASKS, Task, held_out
 from training_client.data import Dataset
-from training_client.optimizers import OPTIMIZERS, AdaDp, PrivateOptimizer, make_optimizer
+from training_client.optimizers import (
+    OPTIMIZERS,
+    AdaDp,
+    PiGdo,
+    PrivateOptimizer,
+    make_optimizer,
+)
 from training_client.plan import Plan
 from training_client.sampling import PoissonSampler
 from training_client.train import score
@@ -80,16 +86,25 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
         stepper.step(data.train_examples[batch], data.train_labels[batch], task.objective.loss)
         if step % every == 0 or step == steps:
             curve.append((step, task.factor * score(model, data, task.objective)))
-    return curve, _half_axes(stepper)
+    return curve, _inside(stepper)
 
 
-def _half_axes(stepper: Ordinary | PrivateOptimizer) -> dict[str, Any]:
-    """The length of AdaDP's half axes at the end, if they were in use; null if it is no number."""
-    if not (isinstance(stepper, AdaDp) and stepper.noise_varies):
-        return {}
-    total = sum(float(each.double().sum()) for each in stepper.prior_squares)
-    length = stepper.beta * math.sqrt(total) if math.isfinite(total) else math.inf
-    return {"half_axes": round(length, 4) if math.isfinite(length) else None}
+def _inside(stepper: Ordinary | PrivateOptimizer) -> dict[str, Any]:
+    """What the state had become at the end, where a result is to be explained by it; null is ∞.
+
+    AdaDP: the length of its half axes, if they were in use. PIGDO: the largest √s, to which ε is
+    added.
+    """
+    if isinstance(stepper, AdaDp) and stepper.noise_varies:
+        total = sum(float(each.double().sum()) for each in stepper.prior_squares)
+        return {"half_axes": _finite(stepper.beta * math.sqrt(total))}
+    if isinstance(stepper, PiGdo):
+        return {"largest_root": _finite(math.sqrt(max(float(s.max()) for s in stepper.squares)))}
+    return {}
+
+
+def _finite(number: float) -> float | None:
+    return float(f"{number:.4g}") if math.isfinite(number) else None
 
 
 Public = tuple[torch.Tensor, torch.Tensor]

@@ -23,8 +23,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## start the service, train on MNIST within ε = 2, stop the service
 	$(BIN)/python scripts/demo.py
 
-data: $(READY)  ## fetch MNIST into data/, checked by its hash
-	$(BIN)/python -c 'from pathlib import Path; from training_client.data import load; load("mnist", Path("data"))'
+data: $(READY)  ## fetch the data sets into data/, each checked by its hash
+	$(BIN)/accountant-train data --data-dir data
 
 test: $(READY)  ## every test but the slow ones (minutes)
 	$(BIN)/python -m pytest -m "not slow and not nightly"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from training_client.errors import BudgetExhaustedError
-from training_client.plan import Plan
-from training_client.service import AccountingService, Guarantee, Reservation
+from training_client.errors import BudgetExhaustedError, ServiceError
+from training_client.plan import Mechanism, Plan, composition
+from training_client.service import AccountingService, Guarantee, Json, Reservation
 
 
 class Allowance(Protocol):
@@ -48,6 +49,8 @@ class Budget:
         epsilon, delta: what may be spent.
         block: steps asked for at once.
         method: of accounting.
+        before: what is released before the first step: it takes its part of ε, and every claim
+            covers it.
         allowed: steps that the service has said fit, so far.
         spent: ε of the allowed steps.
     """
@@ -58,9 +61,26 @@ class Budget:
     delta: float
     block: int = 50
     method: str = "pld"
+    before: tuple[Mechanism, ...] = ()
     allowed: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)
     made: int = field(default=0, init=False)
+
+    def begin(self) -> list[Json]:
+        """Return if what comes before fits together with a step: only then may it be released.
+
+        Returns:
+            No certificates: there is no ledger.
+
+        Raises:
+            BudgetExhaustedError: it does not fit.
+            ServiceError: no usable answer; nothing may be released.
+        """
+        self.allow(1)
+        return []
+
+    def give_up(self) -> None:
+        """Nothing is held."""
 
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
@@ -83,22 +103,20 @@ class Budget:
             )
 
     def guarantee(self, steps: int) -> Guarantee:
-        """What the service claims of the first `steps` steps."""
-        return self.service.epsilon(self.plan.mechanism(steps), self.delta, self.method)
+        """What the service claims of the first `steps` steps, and of what came before."""
+        whole = composition(self.before, self.plan.mechanism(steps))
+        return self.service.epsilon(whole, self.delta, self.method)
 
     def _allow_the_rest(self) -> None:
         """The budget ends inside the next block: find the very last step that fits."""
-        last = self.service.steps(
-            noise_multiplier=self.plan.noise_multiplier,
-            sample_rate=self.plan.sample_rate,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            method=self.method,
-        )
-        if last > self.allowed:
-            claim = self.guarantee(last)
+        refused = self.allowed + self.block
+        while refused - self.allowed > 1:
+            middle = (self.allowed + refused) // 2
+            claim = self.guarantee(middle)
             if claim.epsilon <= self.epsilon:
-                self.allowed, self.spent = last, claim.epsilon
+                self.allowed, self.spent = middle, claim.epsilon
+            else:
+                refused = middle
 
 
 @dataclass
@@ -114,6 +132,8 @@ class LedgerBudget:
         dataset: whose budget.
         delta: of the dataset's budget, for the run's own guarantee.
         reservation: the whole plan, held.
+        before: what is released before the first step; the run's own guarantee covers it too.
+        releases: what the dataset holds for each of these, in their order.
         block: steps charged at once.
         renew_seconds: the lease is renewed when a block is granted so long after the last time.
         spent: ε of the run's granted steps alone.
@@ -125,6 +145,8 @@ class LedgerBudget:
     dataset: str
     delta: float
     reservation: Reservation
+    before: tuple[Mechanism, ...] = ()
+    releases: tuple[Reservation, ...] = ()
     block: int = 50
     renew_seconds: float = 600.0
     spent: float = field(default=0.0, init=False)
@@ -134,6 +156,24 @@ class LedgerBudget:
         """Begin after what was granted before."""
         self.made = self.reservation.steps_granted
         self._renewed = time.monotonic()
+
+    def begin(self) -> list[Json]:
+        """Have what comes before charged: only then may it be released.
+
+        Returns:
+            A certificate of each.
+
+        Raises:
+            ServiceError: no usable answer; nothing may be released.
+        """
+        granted = [self.service.grant(each, 1) for each in self.releases]
+        return [self.service.certificate(self.service.commit(each)) for each in granted]
+
+    def give_up(self) -> None:
+        """Free what is held and was not granted; without an answer its lease ends anyway."""
+        with suppress(ServiceError):
+            for each in (self.reservation, *self.releases):
+                self.service.release(each)
 
     def allow(self, step: int) -> None:
         """See `Allowance`.
@@ -166,5 +206,6 @@ class LedgerBudget:
         self._renewed = time.monotonic()
 
     def guarantee(self, steps: int) -> Guarantee:
-        """See `Allowance`: of this run alone."""
-        return self.service.epsilon(self.plan.mechanism(steps), self.delta)
+        """See `Allowance`: of this run alone, with what came before it."""
+        whole = composition(self.before, self.plan.mechanism(steps))
+        return self.service.epsilon(whole, self.delta)

@@ -25,31 +25,23 @@ class Checkpoint:
     """A run between two steps.
 
     Attributes:
-        data: name of the data set.
+        recipe: what is trained, on what and how; see `Recipe.document`.
         dataset: whose budget it draws on.
         reservation: identifier of what the dataset holds for it.
         delta: of that budget.
         plan: what a step does and costs.
-        optimizer: its name.
-        state: where its state comes from.
-        options: what it was made with.
-        hidden: units of the model's hidden layer.
-        public_examples: given up as public.
+        directions: that were released for the examples to be projected on; never drawn again.
         steps: made when this was written.
         model: its parameters.
         kept: what the optimizer keeps.
     """
 
-    data: str
+    recipe: dict[str, Any]
     dataset: str
     reservation: str
     delta: float
     plan: Plan
-    optimizer: str
-    state: str
-    options: dict[str, Any]
-    hidden: int
-    public_examples: int
+    directions: torch.Tensor | None
     steps: int
     model: dict[str, Any]
     kept: dict[str, Any]

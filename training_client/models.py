@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from training_client.clipping import Loss
 from training_client.data import Dataset
+from training_client.errors import DataError
 
 _CODE: Final = 30  # what the autoencoder makes of an example
 
@@ -126,17 +127,41 @@ MODELS: Final[dict[str, Entry]] = {
 }
 
 
+def side_information(model: nn.Module, frequencies: torch.Tensor) -> list[torch.Tensor]:
+    """A of AdaDPS without public examples: weights by how frequent their input is (papers/004).
+
+    Args:
+        model: whose first Linear layer takes the inputs.
+        frequencies: of each input; public, and 1 on average here.
+
+    Returns:
+        A tensor per parameter, ones where no input is weighted.
+    """
+    first = next(layer for layer in model.modules() if isinstance(layer, nn.Linear)).weight
+    row = (frequencies / frequencies.mean()).clamp_min(1e-6)
+    return [
+        row.expand_as(p).clone() if p is first else torch.ones_like(p) for p in model.parameters()
+    ]
+
+
+def require(name: str, data: Dataset) -> None:
+    """Return if there is such a model for such data.
+
+    Raises:
+        DataError: there is none of that name, or it cannot tell so many classes apart.
+    """
+    if name not in MODELS:
+        raise DataError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+    classes = MODELS[name].classes
+    if classes not in (None, data.classes):
+        raise DataError(f"{name} tells {classes} classes apart, the data have {data.classes}")
+
+
 def make_model(name: str, data: Dataset, hidden: int = 1000) -> nn.Module:
     """A model by its name, on the device of the data.
 
     Raises:
-        ValueError: there is no such model, or it cannot tell so many classes apart.
+        DataError: see `require`.
     """
-    if name not in MODELS:
-        raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
-    entry = MODELS[name]
-    if entry.classes not in (None, data.classes):
-        raise ValueError(
-            f"{name} tells {entry.classes} classes apart, the data have {data.classes}"
-        )
-    return entry.make(data, hidden).to(data.train_examples.device)
+    require(name, data)
+    return MODELS[name].make(data, hidden).to(data.train_examples.device)

@@ -51,6 +51,17 @@ class PrivatePca:
         """What `fit` releases, as the accounting service reads it: to be charged before."""
         return {"kind": "gaussian", "noise_multiplier": self.noise_multiplier}
 
+    def require(self, inputs: int) -> None:
+        """Return if examples of so many inputs can be projected: ask before it is charged.
+
+        Raises:
+            DataError: there are too many, or fewer than components.
+        """
+        if not self.components <= inputs <= INPUTS_MAX:
+            raise DataError(
+                f"PCA takes {self.components} to {INPUTS_MAX} inputs here, the data have {inputs}"
+            )
+
     def fit(self, examples: torch.Tensor, generator: torch.Generator | None = None) -> Projection:
         """Release the directions once; every call is charged anew.
 
@@ -60,13 +71,9 @@ class PrivatePca:
                 by default.
 
         Raises:
-            DataError: there are too many inputs, or fewer than components.
+            DataError: see `require`.
         """
-        inputs = examples.shape[1]
-        if not self.components <= inputs <= INPUTS_MAX:
-            raise DataError(
-                f"PCA takes {self.components} to {INPUTS_MAX} inputs here, the data have {inputs}"
-            )
+        self.require(examples.shape[1])
         moments = second_moments(examples)
         noise = gaussian_like(
             moments, self.noise_multiplier, generator or fresh_generator(moments.device)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+Mechanism = Mapping[str, Any]  # as the accounting service reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +57,13 @@ class Plan:
             "steps": steps,
             "sampling": "poisson",
         }
+
+
+def composition(before: tuple[Mechanism, ...], last: Mechanism) -> Mechanism:
+    """Releases one after another, as one mechanism.
+
+    Args:
+        before: what was released earlier; the answer is `last` itself if nothing was.
+        last: what is released at the end.
+    """
+    return {"kind": "composed", "mechanisms": [*before, last]} if before else last

@@ -225,6 +225,11 @@ class AccountingService:
         path = f"/v1/reservations/{reservation.identifier}/commit"
         return Reservation.from_json(self._write(path, {}))
 
+    def release(self, reservation: Reservation) -> Reservation:
+        """The run is given up; what was not granted is free again."""
+        path = f"/v1/reservations/{reservation.identifier}/release"
+        return Reservation.from_json(self._write(path, {}))
+
     def certificate(self, reservation: Reservation) -> Json:
         """What may be published about a run that has ended."""
         return self._ask(f"/v1/reservations/{reservation.identifier}/certificate")

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from training_client import cli, compare
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
+from training_client.cli.progress import signals
 from training_client.data import Dataset
 from training_client.errors import (
     BudgetExhaustedError,
@@ -27,6 +27,7 @@ from training_client.errors import (
 )
 from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import Plan
+from training_client.preflight import Wanted, reserved
 from training_client.service import AccountingService, Reservation
 
 PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
@@ -288,9 +289,9 @@ def test_a_plan_that_does_not_fit_is_refused_with_what_would(capsys: Any) -> Non
             return httpx.Response(200, json={"fits": False, "affordable": some})
         return httpx.Response(200, json={"budget": {"epsilon": 1.0, "delta": 1e-5}})
 
-    wanted = cli._Wanted(1000, 0.1, 1.0, 50)
+    wanted = Wanted(1000, 0.1, 1.0, 50)
     with pytest.raises(BudgetExhaustedError, match=r"7 such steps.*σ = 3.25") as refused:
-        cli._reserved(service(small), wanted, "d", Console(), 1.0)
+        reserved(service(small), wanted, "d", print, 1.0)
     assert refused.value.exit_code == 3
 
 
@@ -304,7 +305,7 @@ def test_a_run_that_is_asked_to_end_is_accounted_for() -> None:
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
     before = signal.getsignal(kind)
-    with cli._signals() as stop:
+    with signals() as stop:
         assert not stop()
         os.kill(os.getpid(), kind)
         assert stop()

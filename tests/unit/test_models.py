@@ -7,6 +7,7 @@ import torch
 
 from training_client.clipping import LinearClipper, Transform
 from training_client.data import Dataset
+from training_client.errors import DataError
 from training_client.models import (
     CLASSES,
     MODELS,
@@ -14,6 +15,7 @@ from training_client.models import (
     autoencoder,
     logistic,
     make_model,
+    side_information,
     squared_error,
 )
 from training_client.train import score
@@ -78,9 +80,18 @@ def test_the_papers_autoencoder_has_its_size() -> None:
 
 
 def test_models_that_do_not_go_with_the_data_are_named() -> None:
-    with pytest.raises(ValueError, match="there are mlp, linear, logistic, autoencoder"):
+    with pytest.raises(DataError, match="there are mlp, linear, logistic, autoencoder"):
         make_model("cnn", two_classes())
     data = two_classes()
     three = Dataset(data.train_examples, data.train_labels, data.test_examples, data.test_labels, 3)
-    with pytest.raises(ValueError, match="tells 2 classes apart, the data have 3"):
+    with pytest.raises(DataError, match="tells 2 classes apart, the data have 3"):
         make_model("logistic", three)
+
+
+def test_side_information_weighs_the_inputs_of_the_first_layer_only() -> None:
+    model = make_model("mlp", two_classes(), hidden=3)
+    weights, *others = side_information(model, torch.tensor([1.0, 1, 1, 1, 2, 0]))
+    assert weights.shape == (3, 6)
+    assert weights[1].tolist() == [1.0, 1, 1, 1, 2, pytest.approx(1e-6)]
+    assert all(torch.equal(each, torch.ones_like(each)) for each in others)
+    assert [each.shape for each in others] == [p.shape for p in model.parameters()][1:]

@@ -1,0 +1,371 @@
+"""The trainer's commands against the service itself, both in this process, on small data."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from accountant_service.ledger.keys import Scope
+from training_client import data as data_sets
+from training_client.cli import app, compare, run, together
+from training_client.data import Dataset
+from training_client.optimizers import PrivateOptimizer
+from training_client.pca import PrivatePca
+from training_client.service import AccountingService
+
+ROWS = 400
+
+
+def small(_: Path) -> Dataset:
+    """Two classes that a line tells apart."""
+    examples = torch.rand(ROWS + 100, 8, generator=torch.Generator().manual_seed(2))
+    labels = (examples[:, 0] > examples[:, 1]).long()
+    return Dataset(examples[:ROWS], labels[:ROWS], examples[ROWS:], labels[ROWS:], classes=2)
+
+
+class Bench:
+    """A ledger's dataset, and commands that ask the service in this process."""
+
+    def __init__(self, api: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.api, self.folder, self.asked = api, folder, list[tuple[str, Any]]()
+        self.refuse: str | None = None
+        self.token, _ = api.app.state.keys.create([Scope.ADMIN])  # type: ignore[attr-defined]
+        self.name = f"d{uuid.uuid4().hex[:8]}"
+        known = replace(data_sets.DATASETS["adult"], load=small, train_size=ROWS)
+        monkeypatch.setitem(data_sets.DATASETS, "small", known)
+        monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
+        for module in (run, compare, together):
+            monkeypatch.setattr(module, "AccountingService", self.service)
+
+    def service(self, url: str, *, api_key: str | None = None) -> AccountingService:
+        return AccountingService(url, api_key=api_key, transport=httpx.MockTransport(self.handle))
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        path, content = request.url.path, request.content
+        self.asked.append((path, json.loads(content or b"null")))
+        if self.refuse is not None and self.refuse in path:
+            raise httpx.ConnectError("gone")
+        headers = {
+            name: request.headers[name]
+            for name in ("Authorization", "Idempotency-Key", "Content-Type")
+            if name in request.headers
+        }
+        answer = self.api.request(request.method, path, content=content, headers=headers)
+        return httpx.Response(answer.status_code, content=answer.content)
+
+    def give(self, epsilon: float) -> None:
+        budget = {"epsilon": epsilon, "delta": 1e-5}
+        headers = {"Authorization": f"Bearer {self.token}", "Idempotency-Key": self.name}
+        body = {"name": self.name, "size": ROWS, "budget": budget}
+        assert self.api.post("/v1/datasets", json=body, headers=headers).status_code == 201
+
+    def dataset(self) -> Any:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return self.api.get(f"/v1/datasets/{self.name}", headers=headers).json()
+
+    def train(self, command: str, *arguments: str) -> Result:
+        given = [command, "--data", "small", "--output", str(self.folder), *arguments]
+        environment = {"ACCOUNTANT_API_KEY": self.token, "COLUMNS": "200", "NO_COLOR": "1"}
+        return CliRunner().invoke(app, given, env=environment)
+
+    def run(self, *arguments: str) -> Result:
+        usual = ["--batch-size", "20", "--hidden", "4", "--steps", "30"]
+        return self.train("run", *usual, *arguments)
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text())
+
+
+@pytest.fixture
+def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    torch.set_num_threads(1)
+    return Bench(api, tmp_path / "run", monkeypatch)
+
+
+PCA = ("--pca", "3", "--pca-noise", "4")
+
+
+def test_the_projection_is_charged_with_the_steps(bench: Bench) -> None:
+    done = bench.run(*PCA, "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["guarantee"] == bench.read("privacy.json")
+    assert answer["guarantee"]["epsilon"] <= 2.0
+    last = [body["mechanism"] for path, body in bench.asked if path == "/v1/epsilon"][-1]
+    assert last["kind"] == "composed"
+    assert last["mechanisms"][0] == PrivatePca(3, 4.0).mechanism()
+    assert last["mechanisms"][1]["steps"] == answer["steps"] == 30
+    assert torch.load(bench.folder / "pca.pt").shape == (8, 3)
+    assert torch.load(bench.folder / "model.pt")["0.weight"].shape == (4, 3)
+
+
+def test_a_budget_for_the_steps_alone_refuses_steps_and_projection(bench: Bench) -> None:
+    """With the same noise the steps fit alone, and fewer of them fit beside the PCA."""
+    alone = bench.run("--epsilon", "1", "--json")
+    noise = next(b for p, b in bench.asked if p == "/v1/epsilon")["mechanism"]["noise_multiplier"]
+    assert json.loads(alone.stdout)["steps"] >= 30
+    both = bench.run("--epsilon", "1", *PCA, "--noise-multiplier", str(noise), "--json")
+    assert both.exit_code == 0, both.output
+    fewer = json.loads(both.stdout)
+    assert 1 <= fewer["steps"] < 30
+    assert fewer["guarantee"]["epsilon"] <= 1
+    loud = bench.run("--epsilon", "1", "--pca", "3", "--pca-noise", "0.5")
+    assert loud.exit_code == 3
+    assert "--pca-noise" in loud.output
+
+
+def test_nothing_is_touched_before_the_composition_fits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched = []
+    known = data_sets.DATASETS["small"]
+    monkeypatch.setitem(
+        data_sets.DATASETS, "small", replace(known, load=lambda f: touched.append(f) or small(f))
+    )
+    for arguments in (
+        ("--epsilon", "1", "--pca", "3", "--pca-noise", "0.5"),
+        ("--epsilon", "0.1", "--pca", "3", "--pca-noise", "9", "--noise-multiplier", "1"),
+        ("--epsilon", "0.001", "--noise-multiplier", "1"),
+    ):
+        assert bench.run(*arguments).exit_code == 3
+    bench.refuse = "/v1/epsilon"
+    assert bench.run(*PCA).exit_code == 4
+    assert not touched
+    assert not bench.folder.exists()
+
+
+def test_a_ledger_charges_the_projection_before_it_is_drawn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.give(3.0)
+    spent = []
+    genuine = PrivatePca.fit
+    monkeypatch.setattr(
+        PrivatePca,
+        "fit",
+        lambda *given: (spent.append(bench.dataset()["spent"]["micronats"]), genuine(*given))[1],
+    )
+    done = bench.run("--dataset", bench.name, *PCA)
+    assert done.exit_code == 0, done.output
+    assert spent[0] > 0
+    pca, steps = bench.read("pca-certificate.json"), bench.read("certificate.json")
+    assert pca["mechanism"]["mechanism"] == PrivatePca(3, 4.0).mechanism()
+    assert (pca["steps"], steps["steps"]) == (1, 30)
+    assert pca["reservation"] != steps["reservation"]
+    whole = bench.read("privacy.json")["epsilon"]
+    assert max(pca["guarantee"]["epsilon"], steps["guarantee"]["epsilon"]) < whole < 3.0
+    after = bench.dataset()
+    assert (after["held"]["micronats"], after["spent"]["epsilon"] <= 3.0) == (0, True)
+
+
+@pytest.mark.parametrize("noise", [("--pca-noise", "0.3"), ("--pca-noise", "4")])
+def test_what_does_not_fit_a_ledger_leaves_nothing_held(
+    bench: Bench, noise: tuple[str, str]
+) -> None:
+    bench.give(1.0)
+    done = bench.run("--dataset", bench.name, "--pca", "3", *noise, "--noise-multiplier", "0.5")
+    assert done.exit_code == 3
+    assert "does not fit" in done.output or "do not fit" in done.output
+    after = bench.dataset()
+    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+    assert not bench.folder.exists()
+
+
+def test_data_that_are_not_to_be_had_leave_nothing_held(bench: Bench) -> None:
+    bench.give(3.0)
+    done = bench.run("--dataset", bench.name, "--pca", "9", "--pca-noise", "9")
+    assert done.exit_code == 2
+    assert "the data have 8" in done.output
+    after = bench.dataset()
+    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+
+
+def test_frequencies_guide_the_optimizer_where_they_are_public(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ("--optimizer", "adadps", "--side-information", "--model", "linear")
+    assert "how frequent" in bench.run(*wanted).output
+    known = data_sets.DATASETS["small"]
+    counted = replace(small(Path()), frequencies=torch.arange(1.0, 9.0))
+    monkeypatch.setitem(data_sets.DATASETS, "small", replace(known, load=lambda _: counted))
+    done = bench.run(*wanted)
+    assert done.exit_code == 0, done.output
+    asked = next(body for path, body in bench.asked if path == "/v1/noise-multiplier")
+    assert asked["sample_rate"] == 20 / ROWS  # no example is given up
+    assert bench.run(*wanted, *PCA).exit_code == 2
+    assert bench.run("--side-information").exit_code == 2
+
+
+def test_a_ledger_that_does_not_answer_lets_nothing_be_projected(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.give(3.0)
+    bench.refuse = "/grants"
+    drawn: list[Any] = []
+    monkeypatch.setattr(PrivatePca, "fit", lambda *given: drawn.append(given))
+    assert bench.run("--dataset", bench.name, *PCA).exit_code == 4
+    assert not drawn
+
+
+def test_a_run_that_died_goes_on_with_the_same_directions(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.give(3.0)
+    genuine = PrivateOptimizer.step
+    made = []
+
+    def dies(self: PrivateOptimizer, *of: Any) -> float:
+        made.append(1)
+        if len(made) == 13:
+            raise KeyboardInterrupt
+        return genuine(self, *of)
+
+    monkeypatch.setattr(PrivateOptimizer, "step", dies)
+    more = ("--dataset", bench.name, *PCA, "--model", "linear", "--warm-start", "5")
+    public = ("--public-examples", "50", "--checkpoint-every", "5", "--optimizer", "adadp")
+    assert bench.run(*more, *public).exit_code == 130
+    kept = torch.load(bench.folder / "checkpoint.pt", weights_only=True)
+    assert (kept["steps"], kept["recipe"]["model"], kept["directions"].shape) == (
+        10,
+        "linear",
+        (8, 3),
+    )
+    charged = len([path for path, _ in bench.asked if path.endswith("/grants")])
+    monkeypatch.setattr(PrivatePca, "fit", None)  # it must not be called again
+    monkeypatch.setattr(PrivateOptimizer, "step", genuine)
+    bench.asked.clear()
+    # all thirty steps were granted in one block, so none is left: what was made is not made again
+    again = bench.train("run", "--resume")
+    assert again.exit_code == 0, again.output
+    assert charged == 2
+    assert not [path for path, _ in bench.asked if path.endswith("/grants")]
+    assert torch.equal(torch.load(bench.folder / "pca.pt"), kept["directions"])
+    mechanism = [body["mechanism"] for path, body in bench.asked if path == "/v1/epsilon"][-1]
+    assert mechanism["mechanisms"][0] == PrivatePca(3, 4.0).mechanism()
+    assert bench.read("certificate.json")["steps"] == 30
+
+
+def test_a_run_that_dies_before_its_first_step_keeps_its_projection(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.give(3.0)
+
+    def dies(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PrivateOptimizer, "step", dies)
+    bench.run("--dataset", bench.name, *PCA)
+    kept = torch.load(bench.folder / "checkpoint.pt", weights_only=True)
+    assert kept["steps"] == 0
+    assert kept["directions"].shape == (8, 3)
+
+
+@pytest.mark.parametrize("model", ["mlp", "linear", "logistic", "autoencoder"])
+def test_every_model_is_trained_and_measured(bench: Bench, model: str) -> None:
+    done = bench.run("--model", model, "--json", "--learning-rate", "0.1")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["measure"] == ("squared error" if model == "autoencoder" else "accuracy")
+    assert (answer["accuracy"] is None) == (model == "autoencoder")
+    assert answer["score"] > 0
+    assert answer["certificate"] is None
+    assert bench.read("privacy.json")["status"] == "proven"
+
+
+def test_a_warm_start_gives_its_examples_up(bench: Bench) -> None:
+    warm = ("--warm-start", "1500", "--public-examples", "100", "--model", "linear")
+    done = bench.run(*warm, "--learning-rate", "1e-6", "--momentum", "0", "--json")
+    assert json.loads(done.stdout)["accuracy"] > 0.8, done.output
+    asked = next(body for path, body in bench.asked if path == "/v1/noise-multiplier")
+    assert asked["sample_rate"] == 20 / (ROWS - 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "cnn"], "there is no model 'cnn'; there are mlp"),
+        (["--batch-size", "500"], "more than 400 records"),
+        (["--warm-start", "5", "--public-examples", "400"], "leave none of 400 private"),
+        (["--pca", "9"], "PCA takes 9 to 4096 inputs here, the data have 8"),
+        (["--size", "7", "--batch-size", "5"], "has 400 records, the plan is for 7"),
+        (["--data", "mine"], "--size"),
+    ],
+)
+def test_wrong_input_is_named(bench: Bench, arguments: list[str], words: str) -> None:
+    done = bench.run(*arguments)
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+def test_optimizers_are_compared_by_what_the_model_is_for(bench: Bench, tmp_path: Path) -> None:
+    plot = str(tmp_path / "plot.png")
+    done = bench.train(
+        "compare", "dp_sgd", "dp_adam", "--model", "autoencoder", "--steps", "4", "--hidden", "8",
+        "--batch-size", "20", *PCA, "--output", plot,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "squared error" in done.output
+    asked = [body["mechanism"]["kind"] for path, body in bench.asked if path == "/v1/epsilon"]
+    assert set(asked) == {"composed"}
+
+
+def test_people_train_together_until_their_budgets_are_spent(bench: Bench) -> None:
+    done = bench.train(
+        "together", "--participants", "3", "--epsilon", "0.01,1,1.6", "--sample-rate", "0.1",
+        "--noise-multiplier", "2", "--rounds", "60", "--model", "logistic", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    first, second, third = answer["participants"]
+    assert (first["rounds"], first["dropped_out"], first["epsilon"]) == (0, 1, 0.0)
+    assert 1 <= second["rounds"] < third["rounds"]
+    assert second["dropped_out"] == second["rounds"] + 1
+    assert second["epsilon"] <= 1
+    assert answer["rounds"] == third["rounds"] <= 60
+    assert (third["dropped_out"] is None) == (third["rounds"] == 60)
+    assert first["records"] == 133
+    for each in answer["participants"]:
+        written = json.loads(Path(each["privacy"]).read_text())
+        assert written["epsilon"] == each["epsilon"]
+    shown = bench.train("together", "--participants", "2", "--epsilon", "0.6", "--rounds", "2")
+    assert "participant-2" in shown.output
+    assert "2 rounds" in shown.output
+
+
+def test_the_papers_accounting_is_used_where_it_is_asked_for(bench: Bench) -> None:
+    method = "gaussian_sampling_composition"
+    done = bench.train(
+        "together", "--participants", "2", "--noise-multiplier", "6", "--method", method,
+        "--rounds", "3", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert {body["method"] for path, body in bench.asked if path == "/v1/epsilon"} == {method}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--epsilon", "1,2"], 2, "one for each of 3"),
+        (["--epsilon", "one"], 2, "not a number"),
+        (["--sample-rate", "1.5"], 2, "sample_rate ≤ 1"),
+        (["--epsilon", "1e-4"], 3, "0 steps fit"),
+        (["--method", "nope"], 2, "/method"),
+    ],
+)
+def test_people_who_cannot_train_are_told_why(
+    bench: Bench, arguments: list[str], code: int, words: str
+) -> None:
+    done = bench.train("together", "--participants", "3", *arguments)
+    assert done.exit_code == code
+    assert words in done.output
+    assert not bench.folder.exists()

@@ -1,0 +1,115 @@
+"""`accountant-train compare`: several optimizers at one budget."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from training_client.cli import options as take
+from training_client.cli.app import EXITS, app, stopping
+from training_client.cli.listing import show
+from training_client.compare import Curve, draw, run_all
+from training_client.pca import PrivatePca
+from training_client.preflight import Wanted, asked
+from training_client.recipe import Ingredients, Recipe, choose
+from training_client.service import AccountingService
+
+_USUAL = ("dp_sgd", "dp_adam", "adadp", "pi_rmsprop", "adadps")
+
+
+@app.command(
+    epilog=f"{EXITS}. Example: accountant-train compare dp_sgd adadp adadp:public --seeds 3"
+)
+def compare(
+    optimizers: Annotated[
+        list[str] | None,
+        typer.Argument(help="NAME or NAME:STATE, such as adadp:public; a few by default."),
+    ] = None,
+    service: take.Service = take.SERVICE,
+    epsilon: take.Epsilon = 2.0,
+    delta: take.Delta = 1e-5,
+    steps: take.Steps = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each; means are shown.")] = 1,
+    batch_size: take.Batch = 600,
+    clip_norm: take.Clip = 1.0,
+    model: take.Model = "mlp",
+    hidden: take.Hidden = 1000,
+    warm_start: take.WarmStart = 0,
+    device: take.Device = "cpu",
+    data_name: take.DataName = "mnist",
+    data_dir: take.DataDir = Path("data"),
+    size: take.Size = None,
+    public_examples: take.PublicExamples = 600,
+    pca: take.Pca = None,
+    pca_noise: take.PcaNoise = 16.0,
+    output: Annotated[Path, typer.Option(help="The plot.")] = Path("runs/compare.png"),
+    as_json: take.AsJson = False,
+) -> None:
+    """Train several optimizers at one budget: a table, and a plot against ε and epochs."""
+    console = Console(highlight=False, stderr=as_json)
+    curves = []
+    with stopping():
+        projected = None if pca is None else PrivatePca(pca, pca_noise)
+        recipes = {
+            name: choose(
+                data_name, *_parted(name), size=size, model=model, hidden=hidden,
+                public_examples=public_examples, warm_start=warm_start, pca=projected,
+            )
+            for name in optimizers or _USUAL
+        }  # fmt: skip
+        with AccountingService(service) as accounting:
+            for name, recipe in recipes.items():
+                wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
+                budget = asked(accounting, wanted, epsilon, delta, console.print)
+                known = _known(recipe, data_dir, device)
+                make = partial(recipe.make, budget.plan, known)
+                curves.append(
+                    run_all(
+                        name, make, known.private, budget, steps, seeds,
+                        proven=recipe.proven, objective=recipe.objective,
+                    )
+                )  # fmt: skip
+                console.print(f"{name}: {_shown(curves[-1], curves[-1].final)}")
+        draw(curves, output)
+    if as_json:
+        print(json.dumps([curve.document for curve in curves]))
+        return
+    _table(curves, epsilon, delta, console)
+    console.print(f"The plot is in {output}")
+
+
+def _known(recipe: Recipe, data_dir: Path, device: str) -> Ingredients:
+    """The data, projected by a release of this optimizer's own: each is compared at one budget."""
+    found = recipe.ingredients(data_dir, device)
+    pca = recipe.pca
+    projection = None if pca is None else pca.fit(found.private.train_examples)
+    return found.projected(projection).aimed(recipe.objective)
+
+
+def _parted(name: str) -> tuple[str, str | None]:
+    known, _, state = name.partition(":")
+    return known, state or None
+
+
+def _shown(curve: Curve, value: float) -> str:
+    return f"{value:.2%}" if curve.measure == "accuracy" else f"{value:.4g}"
+
+
+def _table(curves: list[Curve], epsilon: float, delta: float, console: Console) -> None:
+    measure = curves[0].measure
+    rows = [
+        (
+            each.name,
+            "as stated" if each.proven else "none",
+            _shown(each, each.final),
+            _shown(each, each.deviation),
+        )
+        for each in sorted(curves, key=lambda each: each.rank)
+    ]
+    title = f"Test {measure} at ε = {epsilon:g}, δ = {delta:g}"
+    show(title, ("optimizer", "guarantee", measure, "deviation"), rows, console)

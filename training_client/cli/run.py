@@ -1,0 +1,297 @@
+"""`accountant-train run`: one private run, from the quote to the certificate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from training_client import train as training
+from training_client.budget import Budget, LedgerBudget
+from training_client.checkpoint import Checkpoint
+from training_client.cli import options as take
+from training_client.cli.app import EXITS, app, stopping
+from training_client.cli.progress import shown, signals
+from training_client.errors import DataError, NoGuaranteeError
+from training_client.keeping import (
+    CERTIFICATE,
+    NO_GUARANTEE,
+    PCA_CERTIFICATE,
+    PRIVACY,
+    Keeping,
+    write_json,
+)
+from training_client.pca import PrivatePca, Projection
+from training_client.preflight import Say, Wanted, asked, reserved, resumed
+from training_client.recipe import Ingredients, Recipe, choose
+from training_client.service import AccountingService, Json
+
+_STOPPED_BY_SIGNAL = 130
+
+
+@dataclass(frozen=True)
+class _Approved:
+    """A run that may begin.
+
+    Attributes:
+        recipe: what is trained.
+        budget: that allows its steps.
+        kept: what it goes on from, if it began before.
+    """
+
+    recipe: Recipe
+    budget: Budget | LedgerBudget
+    kept: Checkpoint | None = None
+
+
+@app.command(
+    epilog=f"{EXITS}, 130 stopped by a signal (what was trained is accounted for and kept). "
+    "Example: accountant-train run --data adult --model logistic --epsilon 1 --steps 500"
+)
+def run(
+    service: take.Service = take.SERVICE,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw on this dataset's budget in the ledger.", rich_help_panel=take.BUDGET
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ACCOUNTANT_API_KEY", help="For the ledger.", rich_help_panel=take.BUDGET
+        ),
+    ] = None,
+    epsilon: take.Epsilon = 2.0,
+    delta: take.Delta = 1e-5,
+    steps: take.Steps = 1000,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="σ; by default the least that fits the budget.",
+            rich_help_panel=take.BUDGET,
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str,
+        typer.Option(help="See `accountant-train optimizers`.", rich_help_panel=take.TRAINING),
+    ] = "dp_sgd",
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="Where its state comes from: privatised, public, or raw (as printed).",
+            rich_help_panel=take.TRAINING,
+        ),
+    ] = None,
+    box: Annotated[
+        bool,
+        typer.Option(
+            "--box",
+            help="AdaDP: clamp coordinates as printed; slow.",
+            rich_help_panel=take.TRAINING,
+        ),
+    ] = False,
+    no_guarantee: Annotated[
+        bool, typer.Option("--no-guarantee", help="Train what no theorem covers.")
+    ] = False,
+    batch_size: take.Batch = 600,
+    clip_norm: take.Clip = 1.0,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="η; the optimizer's own by default.", rich_help_panel=take.TRAINING),
+    ] = None,
+    momentum: Annotated[
+        float | None,
+        typer.Option(help="dp_sgd only; 0.9 by default.", rich_help_panel=take.TRAINING),
+    ] = None,
+    model: take.Model = "mlp",
+    hidden: take.Hidden = 1000,
+    warm_start: take.WarmStart = 0,
+    device: take.Device = "cpu",
+    data_name: take.DataName = "mnist",
+    data_dir: take.DataDir = Path("data"),
+    size: take.Size = None,
+    public_examples: take.PublicExamples = 600,
+    side_information: Annotated[
+        bool,
+        typer.Option(
+            "--side-information",
+            help="adadps on newsgroups: the tokens' frequencies, which count as public.",
+            rich_help_panel=take.TRAINING,
+        ),
+    ] = False,
+    pca: take.Pca = None,
+    pca_noise: take.PcaNoise = 16.0,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where model and guarantee go; runs/DATA by default."),
+    ] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, help="Steps between checkpoints, with --dataset.")
+    ] = 50,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --output that died; see --dataset."),
+    ] = False,
+    as_json: take.AsJson = False,
+) -> None:
+    """Train until the privacy budget is used up.
+
+    The plan is quoted before any data is touched, and every block of steps is allowed before it
+    is made. Without an answer from the service nothing is trained.
+    """
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
+    folder = output or Path("runs") / data_name
+    with stopping(), AccountingService(service, api_key=api_key) as accounting:
+        if resume:
+            approved = _resumed(accounting, folder, console.print)
+        else:
+            recipe = choose(
+                data_name, optimizer, state, size=size, learning_rate=learning_rate,
+                momentum=momentum, box=box, model=model, hidden=hidden,
+                public_examples=public_examples, warm_start=warm_start,
+                side_information=side_information,
+                pca=None if pca is None else PrivatePca(pca, pca_noise),
+            )  # fmt: skip
+            _require_guarantee(recipe, dataset, no_guarantee=no_guarantee)
+            wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
+            budget = (
+                asked(accounting, wanted, epsilon, delta, console.print, noise_multiplier)
+                if dataset is None
+                else reserved(accounting, wanted, dataset, console.print, noise_multiplier)
+            )
+            approved = _Approved(recipe, budget)
+        keeping, known = _begun(approved, folder, data_dir, device, checkpoint_every)
+        result = _trained(keeping, known, console, steps)
+        certificate = _ended(accounting, keeping)
+        keeping.keep_claims(result, certificate)
+    _tell(console, keeping, result)
+    if as_json:
+        print(json.dumps(_document(keeping, result)))
+    if result.stopped_by_request:
+        raise typer.Exit(_STOPPED_BY_SIGNAL)
+
+
+def _require_guarantee(recipe: Recipe, dataset: str | None, *, no_guarantee: bool) -> None:
+    if not recipe.proven and (dataset is not None or not no_guarantee):
+        raise NoGuaranteeError(
+            f"{NO_GUARANTEE}. Add --no-guarantee to train it all the same, without a ledger, or "
+            "take --state privatised"
+        )
+
+
+def _resumed(accounting: AccountingService, folder: Path, say: Say) -> _Approved:
+    kept = Checkpoint.read(folder)
+    recipe = Recipe.of(kept.recipe)
+    return _Approved(recipe, resumed(accounting, kept, recipe.before, say), kept)
+
+
+def _begun(
+    approved: _Approved, folder: Path, data_dir: Path, device: str, every: int
+) -> tuple[Keeping, Ingredients]:
+    """The run before its next step: data, projection, model and optimizer."""
+    recipe, kept = approved.recipe, approved.kept
+    found = _loaded(approved, data_dir, device)
+    projection = _projection(approved, found, folder)
+    known = found.projected(projection).aimed(recipe.objective)
+    model, optimizer = recipe.make(approved.budget.plan, known)
+    if kept is not None:
+        model.load_state_dict(kept.model)
+        optimizer.load_state_dict(kept.kept)
+    keeping = Keeping(recipe, approved.budget, model, optimizer, projection, folder, every)
+    if kept is None:
+        keeping.checkpoint(0)  # what was released so far is never released again
+    return keeping, known
+
+
+def _loaded(approved: _Approved, data_dir: Path, device: str) -> Ingredients:
+    """The data. A new run that cannot have them gives back what is held for it."""
+    try:
+        return approved.recipe.ingredients(data_dir, device)
+    except DataError:
+        if approved.kept is None:
+            approved.budget.give_up()
+        raise
+
+
+def _projection(approved: _Approved, known: Ingredients, folder: Path) -> Projection | None:
+    """The directions that were released before, or new ones, charged before they are."""
+    pca, kept = approved.recipe.pca, approved.kept
+    if kept is not None:
+        return None if kept.directions is None else Projection(kept.directions)
+    if pca is None:
+        return None
+    for certificate in approved.budget.begin():
+        write_json(folder / PCA_CERTIFICATE, certificate)
+    return pca.fit(known.private.train_examples)
+
+
+def _trained(keeping: Keeping, known: Ingredients, console: Console, steps: int) -> training.Result:
+    """Train, and keep the model before anything else may fail."""
+    with shown(console, steps) as bar, signals() as stop, keeping.kept_if_it_stops():
+        result = training.train(
+            keeping.model,
+            known.private,
+            keeping.optimizer,
+            keeping.budget,
+            objective=keeping.recipe.objective,
+            report=keeping.reporting(bar),
+            stop=stop,
+        )
+    keeping.keep_model()
+    return result
+
+
+def _ended(accounting: AccountingService, keeping: Keeping) -> Json | None:
+    """Commit what was reserved: the certificate, if there is a ledger."""
+    if not isinstance(keeping.budget, LedgerBudget):
+        return None
+    certificate = accounting.certificate(accounting.commit(keeping.budget.reservation))
+    keeping.forget_checkpoint()
+    return certificate
+
+
+def _tell(console: Console, keeping: Keeping, result: training.Result) -> None:
+    console.print(f"Stopped after {result.steps} steps: {_why(keeping, result)}.")
+    shown_score = f"{result.test_score:.4g}"
+    if result.test_accuracy is not None:
+        shown_score = f"{result.test_accuracy:.2%}"
+    console.print(f"Test {result.measure} [bold]{shown_score}[/]")
+    claim = result.guarantee
+    if not keeping.recipe.proven:
+        console.print(f"[bold red]No guarantee[/]: {NO_GUARANTEE}.")
+        return
+    console.print(
+        f"Guarantee: ε = [bold]{claim.epsilon:.6f}[/] at δ = {claim.delta:g}, {claim.status} by "
+        f"{claim.method}; written with the model to {keeping.folder}/"
+    )
+
+
+def _why(keeping: Keeping, result: training.Result) -> str:
+    if result.stopped_by_request:
+        return "it was asked to end"
+    if not result.stopped_by_budget:
+        return "all steps are done"
+    of_ledger = isinstance(keeping.budget, LedgerBudget)
+    return "the plan is done" if of_ledger else "the budget allows no further step"
+
+
+def _document(keeping: Keeping, result: training.Result) -> dict[str, Any]:
+    """The result for programs."""
+    certificate = keeping.folder / CERTIFICATE
+    return {
+        "steps": result.steps,
+        "stopped": _why(keeping, result),
+        "measure": result.measure,
+        "score": result.test_score,
+        "accuracy": result.test_accuracy,
+        "guarantee": json.loads((keeping.folder / PRIVACY).read_text()),
+        "model": str(keeping.folder / "model.pt"),
+        "privacy": str(keeping.folder / PRIVACY),
+        "certificate": str(certificate) if isinstance(keeping.budget, LedgerBudget) else None,
+    }

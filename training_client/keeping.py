@@ -1,0 +1,125 @@
+"""What a run leaves in its folder: the model, what may be said of it, and how to go on.
+
+model.pt               the parameters
+privacy.json           what the service claims of all that was released
+certificate.json       the ledger's certificate of the steps
+pca.pt                 the directions that examples are projected on
+pca-certificate.json   the ledger's certificate of these
+checkpoint.pt          while the run lasts, with a ledger
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+
+from training_client.budget import Budget, LedgerBudget
+from training_client.checkpoint import NAME as CHECKPOINT
+from training_client.checkpoint import Checkpoint
+from training_client.errors import ServiceError
+from training_client.optimizers import PrivateOptimizer
+from training_client.pca import Projection
+from training_client.recipe import Recipe
+from training_client.service import Json
+from training_client.train import Progress, Result
+
+CERTIFICATE: Final = "certificate.json"
+PRIVACY: Final = "privacy.json"
+PCA_CERTIFICATE: Final = "pca-certificate.json"
+NO_GUARANTEE: Final = (
+    "state 'raw' is made of private gradients as the papers print it: no theorem covers it"
+)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """The folder of one run.
+
+    Attributes:
+        recipe: of the run.
+        budget: that it draws on.
+        model: what is trained.
+        optimizer: that trains it.
+        projection: of the examples, if there is one.
+        folder: where all goes.
+        every: steps between checkpoints.
+    """
+
+    recipe: Recipe
+    budget: Budget | LedgerBudget
+    model: nn.Module
+    optimizer: PrivateOptimizer
+    projection: Projection | None
+    folder: Path
+    every: int
+
+    def reporting(self, shown: Callable[[Progress], None]) -> Callable[[Progress], None]:
+        """The same reports, with a checkpoint now and then."""
+
+        def report(now: Progress) -> None:
+            shown(now)
+            if now.step % self.every == 0:
+                self.checkpoint(now.step)
+
+        return report
+
+    def checkpoint(self, steps: int) -> None:
+        """Write one, if there is a reservation to go on with."""
+        budget = self.budget
+        if isinstance(budget, LedgerBudget):
+            Checkpoint(
+                self.recipe.document,
+                budget.dataset,
+                budget.reservation.identifier,
+                budget.delta,
+                budget.plan,
+                None if self.projection is None else self.projection.directions,
+                steps,
+                self.model.state_dict(),
+                self.optimizer.state_dict(),
+            ).write(self.folder)
+
+    @contextmanager
+    def kept_if_it_stops(self) -> Iterator[None]:
+        """What was trained before the service went away is charged already, so it is kept."""
+        try:
+            yield
+        except ServiceError as error:
+            self.keep_model()
+            if isinstance(self.budget, LedgerBudget):
+                self.checkpoint(self.budget.reservation.steps_granted)
+                error.add_note("the run can go on with --resume when there is a service")
+            raise
+
+    def keep_model(self) -> None:
+        """Write the parameters, and the directions that its inputs are projected on."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.model.state_dict(), self.folder / "model.pt")
+        if self.projection is not None:
+            torch.save(self.projection.directions, self.folder / "pca.pt")
+
+    def keep_claims(self, result: Result, certificate: Json | None) -> None:
+        """Write what may be said of the model."""
+        document = result.guarantee.document
+        if not self.recipe.proven:
+            document = {"guarantee": "none", "reason": NO_GUARANTEE, "steps": result.steps}
+        write_json(self.folder / PRIVACY, document)
+        if certificate is not None:
+            write_json(self.folder / CERTIFICATE, certificate)
+
+    def forget_checkpoint(self) -> None:
+        """The run is done: there is nothing to resume."""
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def write_json(file: Path, document: Json) -> None:
+    """Write a document, in a folder that is made if need be."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,220 @@
+"""Before any data is touched: the noise that a run needs, whether it fits, and what is held.
+
+A run may release something before its first step (`before`). Without a ledger all of it is one
+composition within the run's (ε, δ). A dataset of the ledger holds a reservation for each release
+and one for the steps; nothing is granted until all of them are held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from training_client.budget import Budget, LedgerBudget
+from training_client.checkpoint import Checkpoint
+from training_client.errors import BudgetExhaustedError, DataError, TrainingStoppedError
+from training_client.plan import Mechanism, Plan, composition
+from training_client.recipe import Recipe
+from training_client.service import AccountingService, Reservation
+
+Say = Callable[[str], None]
+_PURPOSE = "accountant-train"
+_DOUBLINGS = 20
+_NARROW = 1.001  # noise is searched for as closely as this
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A run whose noise is still to be found.
+
+    Attributes:
+        size: private records.
+        sample_rate: q.
+        clip_norm: C.
+        steps: to make.
+        before: what is released before the first of them.
+    """
+
+    size: int
+    sample_rate: float
+    clip_norm: float
+    steps: int
+    before: tuple[Mechanism, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a batch that is larger than the data."""
+        if self.sample_rate > 1:
+            raise DataError(
+                f"a batch of {self.sample_rate * self.size:g} is more than {self.size} records"
+            )
+
+    @classmethod
+    def of(cls, recipe: Recipe, batch_size: int, clip_norm: float, steps: int) -> Wanted:
+        """A recipe's run, with batches of an expected size."""
+        size = recipe.private_size
+        return cls(size, batch_size / size, clip_norm, steps, recipe.before)
+
+    def plan(self, noise_multiplier: float) -> Plan:
+        """The run with so much noise."""
+        return Plan(self.size, self.sample_rate, self.clip_norm, noise_multiplier)
+
+
+def asked(
+    accounting: AccountingService,
+    wanted: Wanted,
+    epsilon: float,
+    delta: float,
+    say: Say,
+    noise: float | None = None,
+) -> Budget:
+    """A budget of this run's own.
+
+    Args:
+        accounting: who answers.
+        wanted: the run.
+        epsilon: what may be spent.
+        delta: at which.
+        say: told what was found.
+        noise: σ; the least that fits by default.
+
+    Raises:
+        BudgetExhaustedError: the run does not fit, or not even its first step with this noise.
+    """
+    if noise is None:
+        noise = _least_noise(accounting, wanted, epsilon, delta)
+        say(
+            f"Budget ε = {epsilon:g} at δ = {delta:g}: {wanted.steps} steps at q = "
+            f"{wanted.sample_rate:g} need noise multiplier σ = {noise:.4f}"
+        )
+    budget = Budget(accounting, wanted.plan(noise), epsilon, delta, before=wanted.before)
+    budget.begin()  # or say so now, before any data is touched
+    return budget
+
+
+def _least_noise(
+    accounting: AccountingService, wanted: Wanted, epsilon: float, delta: float
+) -> float:
+    """The least σ with which all steps fit, after what comes before them."""
+    alone = accounting.noise_multiplier(
+        sample_rate=wanted.sample_rate, steps=wanted.steps, epsilon=epsilon, delta=delta
+    )
+    if not wanted.before:
+        return alone
+
+    def fits(noise: float) -> bool:
+        whole = composition(wanted.before, wanted.plan(noise).mechanism(wanted.steps))
+        return accounting.epsilon(whole, delta).epsilon <= epsilon
+
+    enough = next((noise for k in range(_DOUBLINGS) if fits(noise := alone * 2**k)), None)
+    if enough is None:
+        raise BudgetExhaustedError(
+            f"what is released before the first step leaves nothing of ε = {epsilon:g}: give it "
+            "more noise (--pca-noise), or the run more budget"
+        )
+    lacking = max(alone, enough / 2)
+    while enough > _NARROW * lacking:
+        middle = math.sqrt(lacking * enough)
+        lacking, enough = (lacking, middle) if fits(middle) else (middle, enough)
+    return enough
+
+
+def reserved(
+    accounting: AccountingService,
+    wanted: Wanted,
+    dataset: str,
+    say: Say,
+    noise: float | None = None,
+) -> LedgerBudget:
+    """A dataset's budget: hold what comes before, quote the steps, hold them too.
+
+    Args:
+        accounting: the ledger.
+        wanted: the run.
+        dataset: whose budget.
+        say: told what was found.
+        noise: σ; the least that fits by default.
+
+    Raises:
+        BudgetExhaustedError: the plan does not fit; the message says what would. Nothing is held.
+    """
+    budget = accounting.dataset(dataset).get("budget") or {}
+    releases: list[Reservation] = []
+    try:
+        for each in wanted.before:
+            releases.append(_held(accounting, dataset, each))  # noqa: PERF401
+        plan = _fitting(accounting, wanted, dataset, noise)
+        held = accounting.reserve(dataset, plan.mechanism(wanted.steps), _PURPOSE)
+    except TrainingStoppedError:
+        with suppress(TrainingStoppedError):  # their leases end anyway
+            for release in releases:
+                accounting.release(release)
+        raise
+    say(
+        f"Dataset {dataset!r} allows {wanted.steps} steps at q = {wanted.sample_rate:g} with noise "
+        f"multiplier σ = {plan.noise_multiplier:.4f}: reserved as {held.identifier}"
+    )
+    return LedgerBudget(
+        accounting, plan, dataset, float(budget["delta"]), held, wanted.before, tuple(releases)
+    )
+
+
+def _held(accounting: AccountingService, dataset: str, release: Mechanism) -> Reservation:
+    """Budget for what comes before the first step."""
+    try:
+        return accounting.reserve(dataset, release, _PURPOSE)
+    except BudgetExhaustedError as error:
+        raise BudgetExhaustedError(
+            f"what is released before the first step ({release['kind']} noise, σ = "
+            f"{release['noise_multiplier']:g}) does not fit: {error}"
+        ) from None
+
+
+def _fitting(
+    accounting: AccountingService, wanted: Wanted, dataset: str, noise: float | None
+) -> Plan:
+    """The plan, if it fits what is left of a dataset's budget."""
+    if noise is None:
+        noise = accounting.affordable_noise(dataset, wanted.plan(1.0).mechanism(wanted.steps))
+    plan = wanted.plan(noise)
+    quote = accounting.quote(dataset, plan.mechanism(wanted.steps))
+    if not quote.fits:
+        least = quote.noise_multiplier
+        raise BudgetExhaustedError(
+            f"{wanted.steps} steps with σ = {noise:g} do not fit what is left of the budget of "
+            f"{dataset!r}. {quote.steps or 'No'} such steps would"
+            + ("" if least is None else f"; all of them would with σ = {least:.4g}")
+        )
+    return plan
+
+
+def resumed(
+    accounting: AccountingService, kept: Checkpoint, before: tuple[Mechanism, ...], say: Say
+) -> LedgerBudget:
+    """What is left of a run that died: the steps that were never granted.
+
+    Args:
+        accounting: the ledger.
+        kept: the run as it was.
+        before: what it released before its first step, and was charged for.
+        say: told what was found.
+
+    Raises:
+        BudgetExhaustedError: nothing is left.
+        DataError: the reservation is for another plan.
+    """
+    held = accounting.reservation(kept.reservation)
+    if held.state != "open":
+        raise BudgetExhaustedError(
+            f"reservation {held.identifier} is {held.state}: nothing is left of it to resume"
+        )
+    if dict(held.mechanism) != kept.plan.mechanism(held.steps_reserved):
+        raise DataError(
+            f"the checkpoint's plan is not what reservation {held.identifier} holds budget for"
+        )
+    say(
+        f"Resuming {held.identifier} from a checkpoint after {kept.steps} steps; "
+        f"{held.steps_granted} of {held.steps_reserved} were granted and stay spent"
+    )
+    return LedgerBudget(accounting, kept.plan, kept.dataset, kept.delta, held, before)

@@ -19,6 +19,7 @@ from benchmarks.results.experiments import FIRST_SEED, GRID, TUNING_SEED, Experi
 from benchmarks.results.store import Store, identity
 from benchmarks.results.tasks import TASKS, Task, held_out
 from training_client.data import Dataset
+from training_client.models import side_information
 from training_client.optimizers import (
     OPTIMIZERS,
     AdaDp,
@@ -32,7 +33,6 @@ from training_client.train import score
 from training_client.warm_start import warm_start
 
 POINTS = 20  # of a curve
-LEAST_FREQUENCY = 1e-3  # of a token: the ε that keeps A off zero
 WARM_STEPS = 100  # without noise, on public examples
 
 
@@ -150,8 +150,8 @@ def _stepper(
         return Ordinary(model, job.learning_rate)
     noise = job.experiment.noise_multiplier * math.sqrt(task.users)
     options = dict(method.options)
-    if method.side_information:
-        options["side_information"] = _frequencies(model, data)
+    if method.side_information and data.frequencies is not None:
+        options["side_information"] = side_information(model, data.frequencies)
     return make_optimizer(
         method.optimizer,
         model,
@@ -162,18 +162,6 @@ def _stepper(
         generator=torch.Generator().manual_seed(1000 + job.seed),
         **options,
     )
-
-
-def _frequencies(model: nn.Module, data: Dataset) -> list[torch.Tensor]:
-    """A of papers/004 §6.1.2: each weight's input's frequency, and 1 for the biases."""
-    known = data.frequencies
-    assert known is not None
-    return [
-        known.clamp_min(LEAST_FREQUENCY).expand_as(each).clone()
-        if each.dim() == 2
-        else torch.ones_like(each)
-        for each in model.parameters()
-    ]
 
 
 class Ordinary:

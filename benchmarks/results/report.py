@@ -145,8 +145,8 @@ def table_1(_: str, store: Store) -> str:
     ]
     for level, (plain, adaptive) in TABLE_1.items():
         found = {label: _needed(each, level, store) for label, each in methods.items()}
-        cells = (f"{plain:.2f}", found["dp_sgd"], f"{adaptive:.2f}", found["adadp"])
-        lines.append(f"| {level:g} | {' | '.join((*cells, found['adadp raw']))} |")
+        cells = (f"{plain:.2f}", found["dp_sgd"], f"{adaptive:.2f}", found["adadp raw"])
+        lines.append(f"| {level:g} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -141,7 +141,7 @@ TASKS: Final[dict[str, Task]] = {
         model="autoencoder",
         hidden=250,
         tuned_at="σ = 1",
-        tuning_steps=300,
+        tuning_steps=150,
         public_rows=600,
         factor=100.0,
     ),

@@ -1,10 +1,11 @@
 """One training step of every optimizer beside an ordinary one: time and peak memory, as ratios.
 
-    python benchmarks/training_step.py [--device cuda] [--quick]
+    python benchmarks/training_step.py [--device cuda] [--case 784-1000-10] [--only adadp]
 
 Every case runs in a process of its own. Time: an ordinary step and the private one in turn, and the
-median of their ratios. Memory: the peak above what the process held before its first step, over
-the same of an ordinary step. Opacus is measured with per-example hooks and with ghost clipping.
+median of their ratios; of processor time on a CPU, where other programs may be at work. Memory: the
+peak of a process with model, batch and optimizer over what it held before it had them, as a ratio
+to that of an ordinary run. Opacus is measured with per-example hooks and with ghost clipping.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import sys
 
 sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py hides a library
 
+import gc
 import multiprocessing
 import os
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,33 +43,49 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the size of its batches."""
+    """A model and the size of its batches.
+
+    Attributes:
+        name: of the model.
+        shape: of an example.
+        layers: makes the model.
+        classes: of the labels.
+        batch: examples.
+    """
 
     name: str
-    inputs: int
-    hidden: int
+    shape: tuple[int, ...]
+    layers: Callable[[], nn.Module]
     classes: int
     batch: int
 
     def model(self, device: str) -> nn.Module:
         torch.manual_seed(0)
-        if self.hidden == 0:
-            return nn.Linear(self.inputs, self.classes).to(device)
-        layers = (nn.Linear(self.inputs, self.hidden), nn.ReLU())
-        return nn.Sequential(*layers, nn.Linear(self.hidden, self.classes)).to(device)
+        return self.layers().to(device)
 
     def data(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        examples = torch.rand(self.batch, self.inputs, device=device)
+        examples = torch.rand(self.batch, *self.shape, device=device)
         examples = examples * (torch.rand_like(examples) < 0.2)  # most are zero, as in real ones
         return examples, torch.randint(0, self.classes, (self.batch,), device=device)
 
 
+def mlp(inputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 1000), nn.ReLU(), nn.Linear(1000, 10))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
 CASES = [
-    Case("784-1000-10", 784, 1000, 10, 600),
-    Case("784-1000-10", 784, 1000, 10, 256),
-    Case("60-1000-10", 60, 1000, 10, 600),
-    Case("60-1000-10", 60, 1000, 10, 256),
-    Case("10000-20", 10_000, 0, 20, 600),
+    *(Case("784-1000-10", (784,), partial(mlp, 784), 10, batch) for batch in (600, 256)),
+    *(Case("60-1000-10", (60,), partial(mlp, 60), 10, batch) for batch in (600, 256)),
+    Case("10000-20", (10_000,), partial(nn.Linear, 10_000, 20), 20, 600),
+    Case("small CNN, 28×28", (1, 28, 28), cnn, 10, 256),
 ]
 BESIDE = ("opacus hooks", "opacus ghost")
 BOXES = ("adadp box",)
@@ -92,8 +111,11 @@ def private(name: str, case: Case, device: str) -> Step:
         options["threshold"] = 0.0  # the half axes from the second step on
     if name in BOXES:
         options["box"] = True
-    public = tuple(each[:64] for each in case.data(device))
-    optimizer = make_optimizer(name.removesuffix(" box"), net, plan, public=public, **options)
+    known = name.removesuffix(" box")
+    public = None
+    if OPTIMIZERS[known].states[0] == "public":
+        public = tuple(each[:64] for each in case.data(device))
+    optimizer = make_optimizer(known, net, plan, public=public, **options)
     return lambda: optimizer.step(examples, targets, cross_entropy)
 
 
@@ -157,12 +179,15 @@ def _send(sender: Connection, act: Callable[..., Any], of: tuple[Any, ...]) -> N
 
 
 def timed(step: Step, device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize()
+    """Milliseconds."""
+    if device == "cpu":
+        start = time.process_time()
+        step()
+        return 1e3 * (time.process_time() - start)
+    torch.cuda.synchronize()
     start = time.perf_counter()
     step()
-    if device != "cpu":
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - start)
 
 
@@ -180,17 +205,22 @@ def times(name: str, case: Case, rounds: int, device: str) -> tuple[float, float
 
 
 def peak(name: str, case: Case, device: str) -> float:
-    """MiB above what was there before the first step."""
+    """MiB of a training run: model, batch, the optimizer's state, and what a step takes."""
     if device != "cpu":
         step = made(name, case, device)
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
         for _ in range(3):
             step()
-        return float(torch.cuda.max_memory_allocated() - before) / 2**20
-    step = made(name, case, device)
+        return float(torch.cuda.max_memory_allocated()) / 2**20
+    small = replace(case, batch=2)
+    step = made(name, small, device)
+    for _ in range(3):
+        step()  # libraries take once what they take
+    del step
+    gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
     before = _memory("VmHWM")
+    step = made(name, case, device)
     for _ in range(3):
         step()
     return (_memory("VmHWM") - before) / 2**10
@@ -205,24 +235,32 @@ def _memory(field: str) -> int:
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="steps of each kind")] = 21,
-    quick: Annotated[bool, typer.Option(help="the first case only, without Opacus' hooks")] = False,
+    case: Annotated[list[str] | None, typer.Option(help="models; all by default")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="batch sizes; all by default")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="steps; all by default")] = None,
 ) -> None:
     """Print one table for each model and batch size."""
     CONSOLE.print(f"{device}, torch {torch.__version__}, one thread" if device == "cpu" else device)
-    for case in CASES[:1] if quick else CASES:
-        table = Table(title=f"{case.name}, batch {case.batch}", title_justify="left")
-        for column in ("step", "ms", "time / SGD", "MiB", "memory / SGD"):
-            table.add_column(column, justify="left" if column == "step" else "right")
-        base = apart(peak, "sgd", case, device)
-        names = ["sgd", *([] if quick else BESIDE[:1]), BESIDE[1], *OPTIMIZERS, *BOXES]
-        for name in names:
-            slow = name in ("opacus hooks", *BOXES)
-            ms, ratio = apart(times, name, case, 3 if slow else rounds, device)
-            memory = apart(peak, name, case, device)
-            table.add_row(
-                name, f"{ms:.1f}", f"{ratio:.2f}", f"{memory:.0f}", f"{memory / max(base, 1):.2f}"
+    for each in CASES:
+        if each.name in (case or [each.name]) and each.batch in (batch or [each.batch]):
+            CONSOLE.print(
+                table(each, only or ["sgd", *BESIDE, *OPTIMIZERS, *BOXES], rounds, device)
             )
-        CONSOLE.print(table)
+
+
+def table(case: Case, names: list[str], rounds: int, device: str) -> Table:
+    found = Table(title=f"{case.name}, batch {case.batch}", title_justify="left")
+    for column in ("step", "ms", "time / SGD", "MiB", "memory / SGD"):
+        found.add_column(column, justify="left" if column == "step" else "right")
+    base = apart(peak, "sgd", case, device)
+    for name in names:
+        slow = name in ("opacus hooks", *BOXES)
+        ms, ratio = apart(times, name, case, 3 if slow else rounds, device)
+        memory = apart(peak, name, case, device)
+        found.add_row(
+            name, f"{ms:.1f}", f"{ratio:.2f}", f"{memory:.0f}", f"{memory / max(base, 1):.2f}"
+        )
+    return found
 
 
 if __name__ == "__main__":

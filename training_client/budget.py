@@ -30,6 +30,10 @@ class Allowance(Protocol):
         """Steps that count as made before the loop begins."""
         ...
 
+    def resumed(self, steps: int) -> int:
+        """How many of the steps that a checkpoint knows of count as made."""
+        ...
+
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) may be made; raise if not."""
         ...
@@ -38,16 +42,23 @@ class Allowance(Protocol):
         """What the service claims of the first `steps` steps."""
         ...
 
+    def commit(self) -> Json | None:
+        """The run is done: its certificate, if a ledger keeps one."""
+        ...
+
 
 @dataclass
 class Budget:
     """Asks the service for ε ahead of the steps, a block at a time.
 
+    Nothing is charged, so each block is as long as all before it: asking takes no part of a long
+    run's time.
+
     Attributes:
         service: who answers.
         plan: what a step costs.
         epsilon, delta: what may be spent.
-        block: steps asked for at once.
+        block: steps asked for at first.
         method: of accounting.
         before: what is released before the first step: it takes its part of ε, and every claim
             covers it.
@@ -82,6 +93,10 @@ class Budget:
     def give_up(self) -> None:
         """Nothing is held."""
 
+    def resumed(self, steps: int) -> int:
+        """See `Allowance`: there is nothing else to go by."""
+        return steps
+
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
 
@@ -91,11 +106,12 @@ class Budget:
         """
         if step <= self.allowed:
             return
-        ahead = self.guarantee(self.allowed + self.block)
+        end = max(self.allowed, step - 1) + max(self.allowed, self.block)
+        ahead = self.guarantee(end)
         if ahead.epsilon <= self.epsilon:
-            self.allowed, self.spent = self.allowed + self.block, ahead.epsilon
+            self.allowed, self.spent = end, ahead.epsilon
         else:
-            self._allow_the_rest()
+            self._allow_the_rest(end)
         if step > self.allowed:
             raise BudgetExhaustedError(
                 f"step {step} would pass ε = {self.epsilon:g} at δ = {self.delta:g}: "
@@ -107,9 +123,11 @@ class Budget:
         whole = composition(self.before, self.plan.mechanism(steps))
         return self.service.epsilon(whole, self.delta, self.method)
 
-    def _allow_the_rest(self) -> None:
-        """The budget ends inside the next block: find the very last step that fits."""
-        refused = self.allowed + self.block
+    def commit(self) -> None:
+        """See `Allowance`: nothing is held, and no certificate issued."""
+
+    def _allow_the_rest(self, refused: int) -> None:
+        """The budget ends before a step that was refused: find the very last that fits."""
         while refused - self.allowed > 1:
             middle = (self.allowed + refused) // 2
             claim = self.guarantee(middle)
@@ -137,7 +155,6 @@ class LedgerBudget:
         block: steps charged at once.
         renew_seconds: the lease is renewed when a block is granted so long after the last time.
         spent: ε of the run's granted steps alone.
-        made: steps granted before this run began.
     """
 
     service: AccountingService
@@ -150,11 +167,9 @@ class LedgerBudget:
     block: int = 50
     renew_seconds: float = 600.0
     spent: float = field(default=0.0, init=False)
-    made: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """Begin after what was granted before."""
-        self.made = self.reservation.steps_granted
+        """The lease was new just now."""
         self._renewed = time.monotonic()
 
     def begin(self) -> list[Json]:
@@ -174,6 +189,15 @@ class LedgerBudget:
         with suppress(ServiceError):
             for each in (self.reservation, *self.releases):
                 self.service.release(each)
+
+    def resumed(self, steps: int) -> int:  # noqa: ARG002
+        """See `Allowance`: none, for the ledger knows which are."""
+        return 0
+
+    @property
+    def made(self) -> int:
+        """Steps granted so far: a run that begins now may not make them again."""
+        return self.reservation.steps_granted
 
     def allow(self, step: int) -> None:
         """See `Allowance`.
@@ -209,3 +233,7 @@ class LedgerBudget:
         """See `Allowance`: of this run alone, with what came before it."""
         whole = composition(self.before, self.plan.mechanism(steps))
         return self.service.epsilon(whole, self.delta)
+
+    def commit(self) -> Json:
+        """See `Allowance`: steps that were never granted are free again."""
+        return self.service.certificate(self.service.commit(self.reservation))

@@ -47,9 +47,13 @@ class ServiceRefusedError(ServiceError):
     exit_code = 2
 
     def __init__(self, code: str, detail: str, pointers: tuple[str, ...] = ()) -> None:
+        super().__init__(code, detail, pointers)  # as they came, so that ranks can exchange it
         self.code = code
         self.pointers = pointers
-        super().__init__(f"the accounting service refused ({code}): {detail}")
+
+    def __str__(self) -> str:
+        code, detail, _ = self.args
+        return f"the accounting service refused ({code}): {detail}"
 
 
 class ServiceConfusedError(ServiceError):

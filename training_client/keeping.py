@@ -10,7 +10,6 @@ checkpoint.pt          while the run lasts, with a ledger
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,15 +22,13 @@ from torch import nn
 from training_client.budget import Budget, LedgerBudget
 from training_client.checkpoint import NAME as CHECKPOINT
 from training_client.checkpoint import Checkpoint
+from training_client.claims import settle
 from training_client.errors import ServiceError
 from training_client.optimizers import PrivateOptimizer
 from training_client.pca import Projection
 from training_client.recipe import Recipe
-from training_client.service import Json
 from training_client.train import Progress, Result
 
-CERTIFICATE: Final = "certificate.json"
-PRIVACY: Final = "privacy.json"
 PCA_CERTIFICATE: Final = "pca-certificate.json"
 NO_GUARANTEE: Final = (
     "state 'raw' is made of private gradients as the papers print it: no theorem covers it"
@@ -105,21 +102,10 @@ class Keeping:
         if self.projection is not None:
             torch.save(self.projection.directions, self.folder / "pca.pt")
 
-    def keep_claims(self, result: Result, certificate: Json | None) -> None:
-        """Write what may be said of the model."""
-        document = result.guarantee.document
+    def settle(self, result: Result) -> None:
+        """Write what may be said of the model, and commit: then there is nothing to resume."""
+        claim = result.guarantee.document
         if not self.recipe.proven:
-            document = {"guarantee": "none", "reason": NO_GUARANTEE, "steps": result.steps}
-        write_json(self.folder / PRIVACY, document)
-        if certificate is not None:
-            write_json(self.folder / CERTIFICATE, certificate)
-
-    def forget_checkpoint(self) -> None:
-        """The run is done: there is nothing to resume."""
+            claim = {"guarantee": "none", "reason": NO_GUARANTEE, "steps": result.steps}
+        settle(self.budget, result.steps, self.folder, claim)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
-
-
-def write_json(file: Path, document: Json) -> None:
-    """Write a document, in a folder that is made if need be."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, indent=2) + "\n")

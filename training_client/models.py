@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from training_client.clipping import Loss
 from training_client.data import Dataset
+from training_client.data.dataset import Images
 from training_client.errors import DataError
 
 _CODE: Final = 30  # what the autoencoder makes of an example
@@ -91,6 +92,20 @@ def autoencoder(inputs: int, hidden: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+def cnn(images: Images, classes: int) -> nn.Module:
+    """Two convolutions, pooled to 4 by 4: rows become images again."""
+    return nn.Sequential(
+        nn.Unflatten(1, images),
+        nn.Conv2d(images[0], 16, 5, stride=2, padding=2),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, classes),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A model that can be asked for by name.
@@ -100,18 +115,25 @@ class Entry:
         objective: what it is trained for.
         title: what it is.
         classes: how many it can tell apart; None if any number.
+        images: whether its examples are.
     """
 
     make: Callable[[Dataset, int], nn.Module]
     objective: Objective
     title: str
     classes: int | None = None
+    images: bool = False
 
 
-# a convolutional network would have its line here: `data.images` is the shape of an example
 MODELS: Final[dict[str, Entry]] = {
     "mlp": Entry(
         lambda data, hidden: mlp(data.inputs, hidden, data.classes), CLASSES, "one hidden layer"
+    ),
+    "cnn": Entry(
+        lambda data, _: cnn(data.images or (1, 1, data.inputs), data.classes),
+        CLASSES,
+        "two convolutions",
+        images=True,
     ),
     "linear": Entry(
         lambda data, _: nn.Linear(data.inputs, data.classes), CLASSES, "no hidden layer"
@@ -155,6 +177,8 @@ def require(name: str, data: Dataset) -> None:
     classes = MODELS[name].classes
     if classes not in (None, data.classes):
         raise DataError(f"{name} tells {classes} classes apart, the data have {data.classes}")
+    if MODELS[name].images and data.images is None:
+        raise DataError(f"{name} is for images, and the data are none")
 
 
 def make_model(name: str, data: Dataset, hidden: int = 1000) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +34,8 @@ class Plan:
             ("clip_norm", self.clip_norm),
             ("noise_multiplier", self.noise_multiplier),
         ):
-            if not value > 0:
-                raise ValueError(f"expected {name} > 0, got {value}")
+            if not 0 < value < math.inf:
+                raise ValueError(f"expected a finite {name} > 0, got {value}")
         if self.sample_rate > 1:
             raise ValueError(f"expected sample_rate ≤ 1, got {self.sample_rate}")
 

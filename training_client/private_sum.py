@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from training_client.clipping import LinearClipper, Loss, Transform
+from training_client.clipping import Clipper, Loss, Transform
 from training_client.errors import DataError
 from training_client.noise import fresh_generator, gaussian_like
 from training_client.plan import Plan
@@ -35,6 +35,10 @@ class Release:
 class PrivateSum:
     """Releases noisy means of clipped gradients, as a plan says.
 
+    Attributes:
+        plan: what each release does and costs.
+        clipper: sums what is clipped.
+
     Args:
         model: whose gradients.
         plan: what each release does and costs.
@@ -50,8 +54,8 @@ class PrivateSum:
         physical_batch_size: int | None = None,
     ) -> None:
         self.plan = plan
-        self._device = next(p.device for p in model.parameters() if p.requires_grad)
-        self._clipper = LinearClipper(model)
+        self.clipper = Clipper(model)
+        self._device = self.clipper.parameters[0].device
         self._generator = generator or fresh_generator(self._device)
         self._physical_batch_size = physical_batch_size
 
@@ -69,7 +73,8 @@ class PrivateSum:
         deviation = self.plan.noise_multiplier * transform.bound
         size = self.plan.expected_batch_size
         with torch.no_grad():
-            for total in sums:
+            for block in self.clipper.blocks:
+                total = block.of(sums)
                 total += gaussian_like(total, deviation, self._generator)
                 total /= size
         return Release(sums, deviation / size, mean_loss)
@@ -82,7 +87,7 @@ class PrivateSum:
         sums, losses = None, 0.0
         for at in range(0, max(len(examples), 1), rows):
             part = slice(at, at + rows)
-            found, mean = self._clipper.sum_clipped(examples[part], targets[part], loss, transform)
+            found, mean = self.clipper.sum_clipped(examples[part], targets[part], loss, transform)
             losses += mean * len(examples[part])
             if sums is None:
                 sums = found

@@ -19,6 +19,7 @@ from benchmarks.results.tasks import TASKS
 
 TEMPLATE: Final = Path(__file__).with_name("page.md")
 NOTHING: Final = "–"
+SEEDS: Final = 3  # fewer are pointed out
 _BY_NAME: Final = {each.name: each for each in EXPERIMENTS}
 
 
@@ -54,7 +55,9 @@ def _score(experiment: Experiment, store: Store) -> str:
         return NOTHING
     if not found:
         return "broke down"
-    spread = f" ± {statistics.stdev(found):.3f}" if len(found) > 1 else " (one seed)"
+    spread = f" ± {statistics.stdev(found):.3f}" if len(found) > 1 else ""
+    if len(runs) < SEEDS:
+        spread += f" ({len(runs)} of {SEEDS} seeds)"
     broken = f", {len(runs) - len(found)} broke down" if len(found) < len(runs) else ""
     return f"{statistics.mean(found):.3f}{spread}{broken}"
 

@@ -92,10 +92,10 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
 def _inside(stepper: Ordinary | PrivateOptimizer) -> dict[str, Any]:
     """What the state had become at the end, where a result is to be explained by it; null is ∞.
 
-    AdaDP: the length of its half axes, if they were in use. PIGDO: the largest √s, to which ε is
+    AdaDP: the length of its half axes. PIGDO: the largest √s, to which ε is
     added.
     """
-    if isinstance(stepper, AdaDp) and stepper.noise_varies:
+    if isinstance(stepper, AdaDp) and stepper.adaptive_noise:
         total = sum(float(each.double().sum()) for each in stepper.prior_squares)
         return {"half_axes": _finite(stepper.beta * math.sqrt(total))}
     if isinstance(stepper, PiGdo):

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.unit.test_private_step import batch, model, per_example
 from training_client import train as training
-from training_client.clipping import LinearClipper, Transform
+from training_client.clipping import Block, Clipper, Transform
 from training_client.errors import DataError
 from training_client.optimizers import (
     OPTIMIZERS,
@@ -36,7 +36,8 @@ def made(name: str, net: nn.Module, plan: Plan, **options: Any) -> PrivateOptimi
 
 def like(net: nn.Module, seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in net.parameters()]
+    trained = [p for p in net.parameters() if p.requires_grad]
+    return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in trained]
 
 
 def a_transform(shape: str, net: nn.Module) -> Transform:
@@ -44,8 +45,18 @@ def a_transform(shape: str, net: nn.Module) -> Transform:
     if shape == "ball":
         return Transform(0.7)
     if shape == "affine":
-        return Transform(0.7, positive, like(net, 4))
-    return Transform.ellipsoid([0.1 * each for each in positive], box=shape == "box")
+        return Transform.fixed(0.7, positive, like(net, 4))
+    return ellipsoid([0.1 * each for each in positive], box=shape == "box")
+
+
+def ellipsoid(half_axes: Tensors, *, box: bool = False) -> Transform:
+    """As `AdaDp` makes it."""
+    size = sum(each.numel() for each in half_axes)
+    return Transform.fixed(math.sqrt(size), [1 / each for each in half_axes], box=box)
+
+
+def whole(at: int) -> Block:
+    return Block(at, slice(None))
 
 
 # --- the engine against every example's gradient
@@ -55,35 +66,69 @@ def transformed(net: nn.Module, transform: Transform, *of: torch.Tensor) -> Tens
     """u of every example, flat, one row an example, clipped: the oracle."""
     rows = []
     for at, gradient in enumerate(per_example(net, *of)):
-        u = gradient
-        if transform.scales is not None:
-            u = u * transform.scales[at]
-        if transform.shifts is not None:
-            u = u + transform.shifts[at]
-        rows.append(u.flatten(1))
+        scale, shift = transform.affine(whole(at)) if transform.affine else (1.0, None)
+        u = gradient * scale
+        rows.append((u if shift is None else u + shift).flatten(1))
     u = torch.cat(rows, 1)
     if transform.box:
         return u.clamp(-1, 1)
     return u * (transform.bound / u.norm(dim=1, keepdim=True)).clamp_max(1.0)
 
 
+class Last(nn.Module):
+    """The mean over a sequence."""
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        return examples.mean(1)
+
+
+def images() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Conv2d(2, 6, 3, stride=2, padding=1), nn.GroupNorm(3, 6), nn.Tanh(),
+        nn.Conv2d(6, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 4),
+    )  # fmt: skip
+    return net.double(), torch.randn(8, 2, 6, 6, dtype=torch.float64)
+
+
+def sequences() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Embedding(11, 5), nn.LayerNorm(5), nn.Linear(5, 7), nn.Tanh(), Last(), nn.Linear(7, 4)
+    )
+    return net.double(), torch.randint(0, 11, (8, 6))
+
+
+def frozen() -> tuple[nn.Module, torch.Tensor]:
+    net = nn.Sequential(nn.Linear(6, 6).double(), nn.Tanh(), model())
+    net[0].requires_grad_(False)
+    return net, batch(8)[0]
+
+
+NETS = {"rows": lambda: (model(), batch(8)[0]), "images": images, "sequences": sequences,
+        "frozen": frozen}  # fmt: skip
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_clipped_sums_equal_those_of_every_example(shape: str) -> None:
-    net, (examples, labels) = model(), batch()
-    transform = a_transform(shape, net)
-    sums, _ = LinearClipper(net).sum_clipped(examples, labels, training.cross_entropy, transform)
+@pytest.mark.parametrize("kind", NETS)
+def test_clipped_sums_equal_those_of_every_example(
+    kind: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training_client.clipping.blocks._ELEMENTS", 13)  # several to a parameter
+    net, examples = NETS[kind]()
+    labels, transform = torch.randint(0, 4, (len(examples),)), a_transform(shape, net)
+    sums, _ = Clipper(net).sum_clipped(examples, labels, training.cross_entropy, transform)
     exact = transformed(net, transform, examples, labels).sum(0)
     found = torch.cat([each.flatten() for each in sums])
-    assert torch.allclose(found, exact, rtol=2e-5, atol=2e-5 * float(exact.abs().max()))
-    if shape in ("ball", "ellipsoid"):  # one part in a million below the bound, on purpose
-        assert torch.allclose(found, exact, rtol=2e-6, atol=2e-6 * float(exact.abs().max()))
+    # one part in a million below the bound, on purpose
+    assert torch.allclose(found, exact, rtol=2e-6, atol=2e-6 * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
 def test_no_example_exceeds_the_bound(shape: str, size: float) -> None:
     net, (examples, labels) = model().float(), batch()
-    clipper, transform = LinearClipper(net), a_transform(shape, net)
+    clipper, transform = Clipper(net), a_transform(shape, net)
     for at in range(len(labels)):
         one = slice(at, at + 1)
         sums, _ = clipper.sum_clipped(
@@ -101,10 +146,8 @@ def test_an_example_that_the_shift_cancels_is_still_bounded() -> None:
     for size in (1e2, 1e4, 1e6):
         scales = [torch.full_like(each, size) for each in gradient]
         shifts = [-size * each * (1 + 1e-7) for each in gradient]
-        transform = Transform(1e-3, scales, shifts)
-        sums, _ = LinearClipper(net).sum_clipped(
-            examples, labels, training.cross_entropy, transform
-        )
+        transform = Transform.fixed(1e-3, scales, shifts)
+        sums, _ = Clipper(net).sum_clipped(examples, labels, training.cross_entropy, transform)
         norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
         assert norm <= transform.bound
 
@@ -114,13 +157,12 @@ def test_the_square_of_a_gradient_is_free_of_the_noise() -> None:
     generator = torch.Generator().manual_seed(6)
     exact = torch.tensor([0.0, 3.0]).repeat(20_000, 1)
     scales, shifts = torch.tensor([2.0, 0.5]).expand_as(exact), torch.ones_like(exact)
-    transform = Transform(1.0, [scales], [shifts])
+    transform = Transform.fixed(1.0, [scales], [shifts])
     noise = 0.4 * torch.randn(exact.shape, generator=generator)
-    (squares,) = transform.squares_of([scales * exact + shifts + noise], 0.4)
+    means, squares = transform.moments(whole(0), scales * exact + shifts + noise, 0.4)
     small, large = squares.mean(0).tolist()
     assert small < 0.5 * (0.4 / 2.0) ** 2
     assert large == pytest.approx(9.0, rel=0.02)
-    (means,) = transform.gradients_of([scales * exact + shifts + noise])
     assert means.mean(0).tolist() == pytest.approx([0.0, 3.0], abs=0.02)
 
 
@@ -133,8 +175,8 @@ def test_an_ellipsoid_leaves_alone_what_its_box_leaves_alone() -> None:
     )
     wide = [1.01 * largest * each for each in axes]  # every example is within the box
     sums = [
-        LinearClipper(net).sum_clipped(
-            examples, labels, training.cross_entropy, Transform.ellipsoid(wide, box=box)
+        Clipper(net).sum_clipped(
+            examples, labels, training.cross_entropy, ellipsoid(wide, box=box)
         )[0]
         for box in (True, False)
     ]
@@ -145,8 +187,11 @@ def test_an_ellipsoid_leaves_alone_what_its_box_leaves_alone() -> None:
 def test_half_axes_give_the_noise_of_lemma_1() -> None:
     """σᵢ = σ√m·sᵢ on the gradient: Σ sᵢ²/σᵢ² = 1/σ², with equality (papers/000, Lemma 1)."""
     axes = [torch.tensor([0.5, 2.0]), torch.tensor([[0.1, 3.0, 1.0]])]
-    transform, sigma = Transform.ellipsoid(axes), 2.0
-    noise = transform.gradients_of([torch.full_like(s, sigma * transform.bound) for s in axes])
+    transform, sigma = ellipsoid(axes), 2.0
+    noise = [
+        transform.moments(whole(at), torch.full_like(s, sigma * transform.bound), 0.0)[0]
+        for at, s in enumerate(axes)
+    ]
     total = sum(float((s / n).square().sum()) for s, n in zip(axes, noise, strict=True))
     assert total == pytest.approx(1 / sigma**2)
 

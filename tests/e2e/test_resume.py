@@ -56,11 +56,12 @@ class Bench:
     def made(self) -> int:
         return self.count.stat().st_size if self.count.exists() else 0
 
-    def runs(self) -> list[Reservation]:
+    def runs(self, kind: str = "dp_sgd") -> list[Reservation]:
         with self.repository.reading() as reading:
             dataset = reading.dataset("d")
             assert dataset is not None
-            return reading.reservations(dataset)
+            found = reading.reservations(dataset)
+        return [each for each in found if each.mechanism["kind"] == kind]
 
     def close(self) -> None:
         self.server.kill()
@@ -83,12 +84,15 @@ def wait_for(bench: Bench, steps: int, trainer: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("optimizer", ["adadp", "dp_adam"])
+@pytest.mark.parametrize(
+    ("optimizer", "more", "projections"),
+    [("adadp", (), 0), ("dp_adam", ("--pca", "20", "--pca-noise", "20"), 1)],
+)
 def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
-    bench: Bench, optimizer: str
+    bench: Bench, optimizer: str, more: tuple[str, ...], projections: int
 ) -> None:
     chance = random.Random(11)
-    trainer = bench.trainer("--optimizer", optimizer)
+    trainer = bench.trainer("--optimizer", optimizer, *more)
     wait_for(bench, 8, trainer)  # there is a checkpoint
     for _ in range(4):
         wait_for(bench, bench.made() + chance.randint(1, 70), trainer)
@@ -101,6 +105,8 @@ def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
     assert trainer.returncode == 0, output
     (run,) = bench.runs()
     assert (run.state, run.steps_granted) == ("committed", STEPS)
+    charged = [(each.state, each.steps_granted) for each in bench.runs("gaussian")]
+    assert charged == projections * [("committed", 1)]
     assert bench.made() <= STEPS
     claim = json.loads((bench.folder / "run" / "certificate.json").read_text())
     assert claim["steps"] == STEPS

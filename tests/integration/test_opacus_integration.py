@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accountant_service import calculator
-from accountant_service.app import create_app
 from accountant_service.mechanisms import DpSgd
-from accountant_service.settings import Settings
-from training_client.errors import BudgetExhaustedError, ServiceUnreachableError
+from training_client.budget import LedgerBudget
+from training_client.errors import (
+    BudgetExhaustedError,
+    NoGuaranteeError,
+    ServiceUnreachableError,
+)
+from training_client.integrations import checks
 from training_client.integrations import opacus as integration
+from training_client.plan import Plan
+from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from opacus import PrivacyEngine
+    from opacus.data_loader import DPDataLoader
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+    from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
 
-@pytest.fixture
-def asked() -> list[Any]:
-    return []
-
-
-@pytest.fixture
-def transport(tmp_path: Path, asked: list[Any]) -> Iterator[httpx.MockTransport]:
-    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
-    with TestClient(app) as http:
-
-        def handle(request: httpx.Request) -> httpx.Response:
-            asked.append(json.loads(request.content))
-            answer = http.post(request.url.path, content=request.content, headers=request.headers)
-            return httpx.Response(answer.status_code, content=answer.content)
-
-        yield httpx.MockTransport(handle)
+def records(number: int = 400) -> TensorDataset:
+    return TensorDataset(torch.randn(number, 6), torch.randint(0, 2, (number,)))
 
 
 def program(**private: Any) -> tuple[nn.Module, Any, DataLoader[Any], PrivacyEngine]:
     """What a user of Opacus has written already."""
     torch.manual_seed(1)
-    data = TensorDataset(torch.randn(400, 6), torch.randint(0, 2, (400,)))
     net = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     engine = PrivacyEngine(accountant="remote")
@@ -58,9 +51,10 @@ def program(**private: Any) -> tuple[nn.Module, Any, DataLoader[Any], PrivacyEng
             engine.make_private_with_epsilon if "target_epsilon" in private else engine.make_private
         )
         model, optimizer, loader = make(
-            module=net, optimizer=optimizer, data_loader=DataLoader(data, batch_size=20),
-            max_grad_norm=1.0, **private,
-        )  # fmt: skip
+            module=net,
+            optimizer=optimizer,
+            **{"data_loader": DataLoader(records(), batch_size=20), "max_grad_norm": 1.0} | private,
+        )
     return model, optimizer, loader, engine
 
 
@@ -75,7 +69,10 @@ def train(model: nn.Module, optimizer: Any, loader: Any, epochs: int) -> int:
     return steps
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),  # noise is drawn by torch in tests
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # inputs are data
+]
 
 
 def test_it_accounts_for_what_was_trained(transport: Any, asked: list[Any]) -> None:
@@ -123,7 +120,9 @@ def test_the_noise_for_a_target_is_found(transport: Any) -> None:
     assert 2.8 < engine.get_epsilon(1e-5) <= 3.01
 
 
-def test_without_a_service_no_step_is_made() -> None:
+def test_without_a_service_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
+
     def dead(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("gone")
 
@@ -156,3 +155,154 @@ def test_a_rolled_back_checkpoint_does_not_rewind_what_was_spent(transport: Any)
     fresh = integration.RemoteAccountant()
     fresh.load_state_dict(early)
     assert fresh.history == early["history"]
+
+
+def test_a_loader_that_is_not_poisson_is_refused(transport: Any, asked: list[Any]) -> None:
+    integration.connect(transport=transport)
+    with pytest.raises(NoGuaranteeError, match=r"BatchSampler.*poisson_sampling=True"):
+        program(noise_multiplier=1.0, poisson_sampling=False)
+    with pytest.raises(NoGuaranteeError, match=r"not known.*data_loader="):
+        integration.RemoteAccountant().get_optimizer_hook_fn(0.05)
+    already = DPDataLoader(records(), sample_rate=0.05)
+    program(noise_multiplier=1.0, poisson_sampling=False, data_loader=already)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("private", "message"),
+    [
+        ({"noise_multiplier": 0.0}, "noise_multiplier = 0 "),
+        ({"noise_multiplier": float("inf")}, "noise_multiplier = inf"),
+        ({"noise_multiplier": 1.0, "max_grad_norm": float("inf")}, "max_grad_norm = inf"),
+        ({"noise_multiplier": 1.0, "max_grad_norm": 0.0}, "max_grad_norm = 0 "),
+    ],
+)
+def test_what_gives_no_guarantee_changes_nothing(
+    private: dict[str, Any], message: str, transport: Any, asked: list[Any]
+) -> None:
+    integration.connect(transport=transport)
+    model, optimizer, loader, _ = program(**private)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(NoGuaranteeError, match=message):
+        train(model, optimizer, loader, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert asked == []
+
+
+def test_the_sampler_s_own_rate_is_charged(transport: Any) -> None:
+    integration.connect(transport=transport)
+    loader = DataLoader(records(93), batch_size=1)  # floating point makes Opacus' a batch shorter
+    model, optimizer, loader, engine = program(noise_multiplier=1.0, data_loader=loader)
+    assert len(loader) == 92
+    train(model, optimizer, loader, 1)
+    assert engine.accountant.history == [(1.0, 1 / 93, 92)]
+    # a sampler that is told its number of steps: 1/len is a tenth of its rate
+    sampler = UniformWithReplacementSampler(num_samples=400, sample_rate=0.05, steps=200)
+    loader = DataLoader(records(), batch_sampler=sampler)
+    model, optimizer, loader, engine = program(
+        noise_multiplier=1.0, data_loader=loader, poisson_sampling=False
+    )
+    train(model, optimizer, loader, 1)
+    assert engine.accountant.history == [(1.0, 0.05, 200)]
+
+
+def test_batches_that_are_split_are_one_step(transport: Any) -> None:
+    integration.connect(transport=transport)
+    model, optimizer, loader, engine = program(noise_multiplier=1.0)
+    with BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=4, optimizer=optimizer
+    ) as parts:
+        assert train(model, optimizer, parts, 1) > 3 * len(loader)
+        assert checks.plan_of(optimizer, parts) == checks.plan_of(optimizer, loader)
+    assert engine.accountant.history == [(1.0, 0.05, 20)]
+
+
+def test_batches_that_are_added_up_are_refused(transport: Any) -> None:
+    integration.connect(transport=transport)
+    already = DPDataLoader(records(), sample_rate=0.05)
+    model, optimizer, loader, _ = program(
+        noise_multiplier=1.0, poisson_sampling=False, data_loader=already
+    )
+    for examples, targets in list(loader)[:2]:
+        nn.functional.cross_entropy(model(examples), targets).backward()
+    with pytest.raises(NoGuaranteeError, match="adds up 2 batches"):
+        optimizer.step()
+
+
+def test_the_divisor_must_be_the_plan_s() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = nn.Linear(6, 2)
+        _, optimizer, loader = PrivacyEngine().make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            data_loader=DataLoader(records(), batch_size=20),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+    plan = checks.plan_of(optimizer, loader)
+    assert plan == Plan(400, 0.05, 1.0, 1.0)
+    checks.require_plan(optimizer, loader, plan)
+    optimizer.expected_batch_size = 10
+    with pytest.raises(NoGuaranteeError, match="divided by 10, the plan expects batches of 20"):
+        checks.require_plan(optimizer, loader, plan)
+
+
+def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -> None:
+    plan = Plan(400, 0.05, 1.0, 1.0)
+    reservation = ledger.reserve("patients", plan.mechanism(50))
+
+    def resumed() -> tuple[nn.Module, Any, Any, PrivacyEngine]:
+        held = ledger.reservation(reservation.identifier)
+        integration.connect_ledger(LedgerBudget(ledger, plan, "patients", 1e-5, held, block=10))
+        return program(noise_multiplier=1.0)
+
+    model, optimizer, loader, engine = resumed()
+    early = engine.accountant.state_dict() | {"history": [(1.0, 0.05, 5)]}
+    assert train(model, optimizer, loader, 1) == 20
+    model, optimizer, loader, engine = resumed()  # a process that died, and another
+    engine.accountant.load_state_dict(early)
+    assert engine.accountant.made == 20
+    engine.accountant.load_state_dict(early | {"history": [(1.0, 0.05, 900)]})
+    assert engine.accountant.made == 20
+    with pytest.raises(BudgetExhaustedError, match="all 50 steps"):
+        train(model, optimizer, loader, 2)
+    assert engine.accountant.made == 50
+    assert program(noise_multiplier=1.0)[3].accountant.made == 50  # nor does a second engine
+    exact = calculator.epsilon(DpSgd(1.0, sample_rate=0.05, steps=50), 1e-5)
+    assert engine.get_epsilon(1e-5) == exact.epsilon
+    optimizer.noise_multiplier = 2.0
+    with pytest.raises(NoGuaranteeError, match="the ledger was told"):
+        optimizer.step_hook(optimizer)
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_asks_and_a_refusal_stops_both(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("two_ranks.py")
+    ranks = [subprocess.Popen([sys.executable, program, str(rank), tmp_path]) for rank in range(2)]
+    try:
+        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    first, second = ((tmp_path / f"rank{rank}.txt").read_text().splitlines() for rank in range(2))
+    # ε = 1.25 holds a block of ten, then two steps more; at the gate it is asked for the last one
+    questions = [10, 20, 15, 12, 22, 17, 14, 13, 10, 21, 12, 12, 22, 12]
+    assert [line for line in first if line.startswith("asked")] == [
+        f"asked {steps}" for steps in questions
+    ]
+    assert second == [line for line in first if not line.startswith("asked")]
+    assert second.count("made") == 12
+    assert second[12].startswith("refused, untouched True")
+    assert second[13:16] == ["at the gate", "step 1 allowed", "step 12 allowed"]
+    assert second[16].startswith("step 13 refused: step 13 would pass ε = 1.25")
+
+
+def test_processes_that_each_draw_from_all_records_are_refused(
+    transport: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    integration.connect(transport=transport)
+    monkeypatch.setattr(checks, "world_size", lambda: 2)
+    with pytest.raises(NoGuaranteeError, match="each of 2 processes would draw from all records"):
+        program(noise_multiplier=1.0)

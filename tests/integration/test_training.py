@@ -293,7 +293,8 @@ def test_a_warm_start_gives_its_examples_up(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "cnn"], "there is no model 'cnn'; there are mlp"),
+        (["--model", "resnet"], "there is no model 'resnet'; there are mlp"),
+        (["--model", "cnn"], "cnn is for images"),
         (["--batch-size", "500"], "more than 400 records"),
         (["--warm-start", "5", "--public-examples", "400"], "leave none of 400 private"),
         (["--pca", "9"], "PCA takes 9 to 4096 inputs here, the data have 8"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,28 @@ def linear_accountant(path: str, body: dict[str, Any]) -> httpx.Response:
         return httpx.Response(200, json=claim(0.1 * body["mechanism"]["steps"]))
     steps = int(body["epsilon"] / 0.1 + 1e-9)
     return httpx.Response(200, json={"steps": steps, "guarantee": claim(0.1 * steps)})
+
+
+def test_a_budget_may_begin_in_the_middle() -> None:
+    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=3)
+    budget.allow(15)
+    assert (budget.allowed, budget.spent) == (17, pytest.approx(1.7))
+    budget.allow(20)
+    with pytest.raises(BudgetExhaustedError, match="20 steps fit"):
+        budget.allow(21)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["clip_norm", "noise_multiplier"])
+def test_a_plan_without_a_guarantee_is_none(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"a finite {name} > 0"):
+        Plan(**{**asdict(PLAN), name: value})
+
+
+def test_a_refusal_can_be_sent_to_other_processes() -> None:
+    refusal = ServiceRefusedError("unknown-method", "there is no such method", ("/method",))
+    sent = pickle.loads(pickle.dumps(refusal))
+    assert (str(sent), sent.code, sent.pointers) == (str(refusal), refusal.code, refusal.pointers)
 
 
 def tiny_data() -> Dataset:

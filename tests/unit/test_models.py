@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from training_client.clipping import LinearClipper, Transform
+from training_client.clipping import Clipper, Transform
 from training_client.data import Dataset
 from training_client.errors import DataError
 from training_client.models import (
@@ -26,7 +28,7 @@ def two_classes(rows: int = 64) -> Dataset:
     generator = torch.Generator().manual_seed(5)
     examples = torch.randn(rows, 6, generator=generator)
     labels = (examples[:, 0] > 0).long()
-    return Dataset(examples, labels, examples, labels, classes=2)
+    return Dataset(examples, labels, examples, labels, classes=2, images=(1, 2, 3))
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -34,7 +36,7 @@ def test_every_model_can_be_clipped_with_its_own_loss(name: str) -> None:
     objective = MODELS[name].objective
     data = objective.of(two_classes())
     model = make_model(name, data, hidden=8)
-    clipped, mean = LinearClipper(model).sum_clipped(
+    clipped, mean = Clipper(model).sum_clipped(
         data.train_examples, data.train_labels, objective.loss, Transform(1e-3)
     )
     assert [each.shape for each in clipped] == [p.shape for p in model.parameters()]
@@ -48,10 +50,10 @@ def test_warm_starts_learn_what_the_model_is_for(name: str) -> None:
     objective = MODELS[name].objective
     data = objective.of(two_classes(400))
     torch.manual_seed(0)
-    model = make_model(name, data, hidden=64)
+    model = make_model(name, data, hidden=32)
     before = score(model, data, objective)
     public = (data.train_examples, data.train_labels)
-    warm_start(model, public, objective.loss, 300, learning_rate=1e-2)
+    warm_start(model, public, objective.loss, 150, learning_rate=1e-2)
     after = score(model, data, objective)
     if objective.reconstructs:
         assert after < 0.8 * before
@@ -80,8 +82,10 @@ def test_the_papers_autoencoder_has_its_size() -> None:
 
 
 def test_models_that_do_not_go_with_the_data_are_named() -> None:
-    with pytest.raises(DataError, match="there are mlp, linear, logistic, autoencoder"):
-        make_model("cnn", two_classes())
+    with pytest.raises(DataError, match="there are mlp, cnn, linear, logistic, autoencoder"):
+        make_model("resnet", two_classes())
+    with pytest.raises(DataError, match="is for images"):
+        make_model("cnn", replace(two_classes(), images=None))
     data = two_classes()
     three = Dataset(data.train_examples, data.train_labels, data.test_examples, data.test_labels, 3)
     with pytest.raises(DataError, match="tells 2 classes apart, the data have 3"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from scipy import special
 from torch import nn
 
 from training_client import train as training
-from training_client.clipping import LinearClipper, Transform
+from training_client.clipping import Clipper, Loss, Transform
+from training_client.clipping.box import clamped, clamped_products
 from training_client.errors import UnsupportedModelError
 from training_client.noise import fresh_generator, gaussian_like
 from training_client.optimizers import make_optimizer
@@ -32,7 +34,7 @@ def model(*, bias: bool = True) -> nn.Module:
 
 def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
     """The oracle: every example's gradient, one by one."""
-    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
 
     def loss(values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.func.functional_call(net, values, (x[None],))
@@ -46,7 +48,7 @@ def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) ->
 @pytest.mark.parametrize("clip_norm", [0.1, 1.0, 1e9])
 def test_clipped_sums_equal_the_per_example_oracle(bias: bool, clip_norm: float) -> None:
     net, (examples, labels) = model(bias=bias), batch()
-    sums, mean_loss = LinearClipper(net).sum_clipped(
+    sums, mean_loss = Clipper(net).sum_clipped(
         examples, labels, training.cross_entropy, Transform(clip_norm)
     )
     gradients = per_example(net, examples, labels)
@@ -61,7 +63,7 @@ def test_clipped_sums_equal_the_per_example_oracle(bias: bool, clip_norm: float)
 
 def test_no_example_exceeds_the_clip_norm() -> None:
     net, (examples, labels) = model().float(), batch()
-    clipper = LinearClipper(net)
+    clipper = Clipper(net)
     for i in range(len(labels)):
         one = slice(i, i + 1)
         sums, _ = clipper.sum_clipped(
@@ -82,7 +84,7 @@ def test_an_empty_batch_still_gets_noise() -> None:
 
 def test_an_example_with_an_infinite_gradient_counts_as_zero() -> None:
     net, (examples, labels) = model(), batch()
-    clipper = LinearClipper(net)
+    clipper = Clipper(net)
     rest, _ = clipper.sum_clipped(examples[1:], labels[1:], training.cross_entropy, Transform(1.0))
     examples[0] = float("inf")
     found, _ = clipper.sum_clipped(examples, labels, training.cross_entropy, Transform(1.0))
@@ -107,9 +109,7 @@ def test_without_noise_and_clipping_it_is_plain_descent() -> None:
 def test_sums_are_divided_by_the_expected_batch_size() -> None:
     net, (examples, labels) = model(), batch(8)
     plan = Plan(dataset_size=1000, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1e-30)
-    sums, _ = LinearClipper(net).sum_clipped(
-        examples, labels, training.cross_entropy, Transform(1.0)
-    )
+    sums, _ = Clipper(net).sum_clipped(examples, labels, training.cross_entropy, Transform(1.0))
     before = [p.detach().clone() for p in net.parameters()]
     make_optimizer("dp_sgd", net, plan, learning_rate=1.0).step(
         examples, labels, training.cross_entropy
@@ -153,8 +153,13 @@ def test_poisson_batches_pass_a_chi_square_test() -> None:
     ("net", "name"),
     [
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
-        (nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 4)), "Embedding"),
-        (nn.Sequential(nn.ReLU()), "no Linear"),
+        (nn.Sequential(nn.LSTM(6, 4)), "LSTM"),
+        (nn.Sequential(nn.Linear(6, 6), nn.MultiheadAttention(6, 2)), "MultiheadAttention"),
+        (nn.Sequential(nn.ReLU()), "no layer"),
+        (
+            nn.Sequential(nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3, track_running_stats=True)),
+            "keeps",
+        ),
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False)), "over the batch"),
         (nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True)), "inplace=False"),
         (nn.Sequential(nn.Linear(6, 4)).bfloat16(), "bfloat16"),
@@ -163,22 +168,79 @@ def test_poisson_batches_pass_a_chi_square_test() -> None:
 )
 def test_other_layers_are_named_and_refused(net: nn.Module, name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=name):
-        LinearClipper(net)
+        Clipper(net)
 
 
-def test_a_loss_that_mixes_examples_is_refused() -> None:
-    net, (examples, labels) = model(), batch()
-    with pytest.raises(UnsupportedModelError, match="reduction='none'"):
-        LinearClipper(net).sum_clipped(
-            examples, labels, nn.functional.cross_entropy, Transform(1.0)
-        )
+def test_without_opacus_other_layers_are_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
+    Clipper(model())
+    with pytest.raises(UnsupportedModelError, match=r"privacy-accountant\[opacus\]"):
+        Clipper(nn.Sequential(nn.Conv1d(2, 3, 2)))
+
+
+def test_a_layer_that_is_frozen_in_part_or_takes_no_part_is_refused() -> None:
+    net = model()
+    net[0].bias.requires_grad_(False)  # type: ignore[index]
+    with pytest.raises(UnsupportedModelError, match="frozen in part"):
+        Clipper(net)
+    idle = model()
+    idle.register_module("idle", nn.Linear(2, 2))
+    idle.forward = lambda examples: idle[1](idle[0](examples))  # type: ignore[index]
+    with pytest.raises(UnsupportedModelError, match="takes no part"):
+        Clipper(idle).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+
+
+def centred(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """One value an example, and each depends on all of them."""
+    return training.cross_entropy(predictions - predictions.mean(0), labels)
+
+
+class Centred(nn.Module):
+    """Mixes examples, without a layer that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4).double()
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(examples)
+        return found - found.mean(0)
+
+
+class Transposed(nn.Module):
+    """Keeps examples in the second dimension, of as many as there are in the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 4).double()
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(examples.T[:, :, None])
+        return found.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("net", "loss", "message"),
+    [
+        (model(), nn.functional.cross_entropy, "reduction='none'"),
+        (model(), centred, "depends on what"),
+        (Centred(), training.cross_entropy, "depends on what"),
+        (Transposed(), training.cross_entropy, "depends on what"),
+    ],
+)
+def test_what_mixes_examples_is_refused(net: nn.Module, loss: Loss, message: str) -> None:
+    examples, labels = batch(6)
+    with pytest.raises(UnsupportedModelError, match=message):
+        Clipper(net).sum_clipped(examples, labels, loss, Transform(1.0))
 
 
 def test_a_layer_applied_twice_is_refused() -> None:
     layer = nn.Linear(6, 6).double()
     net = nn.Sequential(layer, layer)
     with pytest.raises(UnsupportedModelError, match="twice"):
-        LinearClipper(net).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+        Clipper(net).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
 
 
 def test_more_rows_than_examples_are_refused() -> None:
@@ -194,7 +256,7 @@ def test_more_rows_than_examples_are_refused() -> None:
 
     examples, labels = batch()
     with pytest.raises(UnsupportedModelError, match="more than one row"):
-        LinearClipper(Patches()).sum_clipped(
+        Clipper(Patches()).sum_clipped(
             examples.float(), labels, training.cross_entropy, Transform(1.0)
         )
 
@@ -203,12 +265,12 @@ def test_a_shared_parameter_is_refused() -> None:
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
     with pytest.raises(UnsupportedModelError, match="share a parameter"):
-        LinearClipper(nn.Sequential(first, second))
+        Clipper(nn.Sequential(first, second))
 
 
 def clipped_norm(layer: nn.Linear, inputs: torch.Tensor, of: torch.Tensor, by: Transform) -> float:
     """Of what one example adds, whose output gradient is given, exactly."""
-    sums, _ = LinearClipper(layer).sum_clipped(
+    sums, _ = Clipper(layer).sum_clipped(
         inputs, of, lambda predictions, gradient: (predictions * gradient).sum(1), by
     )
     return math.sqrt(sum(float(each.double().square().sum()) for each in sums))
@@ -220,9 +282,11 @@ def clipped_norm(layer: nn.Linear, inputs: torch.Tensor, of: torch.Tensor, by: T
 def test_squares_that_underflow_are_counted(bound: float, scale: float | None, size: float) -> None:
     """Output gradients of 1e-23 have squares of nothing, and inputs may be as large as they are."""
     layer = nn.Linear(2, 1000, bias=False)
-    scales = None if scale is None else [torch.full_like(layer.weight, scale)]
+    transform = Transform(bound)
+    if scale is not None:
+        transform = Transform.fixed(bound, [torch.full_like(layer.weight, scale)])
     of = torch.full((1, 1000), 1e-23)
-    assert clipped_norm(layer, torch.full((1, 2), size), of, Transform(bound, scales)) <= bound
+    assert clipped_norm(layer, torch.full((1, 2), size), of, transform) <= bound
 
 
 @pytest.mark.parametrize("outputs", [1000, 100_000])
@@ -234,7 +298,7 @@ def test_small_squares_behind_a_large_one_are_counted(outputs: int, shifted: boo
         of = torch.full((1, outputs), math.sqrt(share * 2.0**-24))
         of[0, 0] = 1.0
         shifts = [torch.zeros_like(layer.weight)] if shifted else None
-        transform = Transform(1.0, [torch.ones_like(layer.weight)], shifts)
+        transform = Transform.fixed(1.0, [torch.ones_like(layer.weight)], shifts)
         assert clipped_norm(layer, torch.ones(1, 4), of, transform) <= 1.0
 
 
@@ -243,7 +307,7 @@ def test_a_model_under_autocast_is_clipped_in_full_precision() -> None:
     for at in range(8):
         one = slice(at, at + 1)
         with torch.autocast("cpu", torch.bfloat16):
-            sums, _ = LinearClipper(net).sum_clipped(
+            sums, _ = Clipper(net).sum_clipped(
                 100 * examples[one].float(), labels[one], training.cross_entropy, Transform(0.5)
             )
         norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
@@ -251,8 +315,10 @@ def test_a_model_under_autocast_is_clipped_in_full_precision() -> None:
 
 
 def test_a_box_is_bounded_by_the_root_of_its_size() -> None:
-    with pytest.raises(ValueError, match="a box of 100 coordinates"):
-        Transform(9.9, [torch.ones(100)], box=True)
+    net, size = model(), sum(p.numel() for p in model().parameters())
+    small = Transform.fixed(0.99 * math.sqrt(size), list(net.parameters()), box=True)
+    with pytest.raises(ValueError, match="a box is bounded"):
+        Clipper(net).sum_clipped(*batch(), training.cross_entropy, small)
 
 
 def test_every_word_of_a_generator_is_drawn() -> None:
@@ -266,3 +332,16 @@ def test_every_word_of_a_generator_is_drawn() -> None:
     assert not torch.equal(torch.rand(9, generator=generator), torch.rand(9, generator=known))
     draws = torch.rand(200_000, generator=generator)
     assert float(draws.mean()) == pytest.approx(0.5, abs=0.005)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_a_box_counts_what_is_no_number_as_nothing(kind: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    gradients = torch.randn(50, 9, generator=generator, dtype=kind)
+    inputs = torch.randn(50, 7, generator=generator, dtype=kind)
+    scale = torch.rand(9, 7, generator=generator, dtype=kind) + 0.1
+    gradients[3, 2], gradients[4, 5] = math.nan, math.inf
+    each = gradients[:, :, None] * inputs[:, None, :] * scale
+    exact = torch.where(each.isnan(), 0.0, each.clamp(-1.0, 1.0)).sum(0)
+    assert torch.allclose(clamped_products(gradients, inputs, scale), exact, atol=1e-5)
+    assert torch.allclose(clamped(each).sum(0), exact, atol=1e-5)

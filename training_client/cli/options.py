@@ -16,6 +16,14 @@ DATA: Final = "Data"
 
 SERVICE: Final = "http://127.0.0.1:8000"
 Service = Annotated[str, typer.Option(help="The accounting service.", envvar="ACCOUNTANT_SERVICE")]
+LedgerDataset = Annotated[
+    str | None,
+    typer.Option(help="Draw on this dataset's budget in the ledger.", rich_help_panel=BUDGET),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="ACCOUNTANT_API_KEY", help="For the ledger.", rich_help_panel=BUDGET),
+]
 Epsilon = Annotated[
     float, typer.Option(help="ε the run may spend, without a ledger.", rich_help_panel=BUDGET)
 ]
@@ -25,6 +33,44 @@ Delta = Annotated[
 Steps = Annotated[
     int, typer.Option(min=1, help="Steps to plan the noise for.", rich_help_panel=BUDGET)
 ]
+Noise = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01, help="σ; by default the least that fits the budget.", rich_help_panel=BUDGET
+    ),
+]
+Optimizer = Annotated[
+    str, typer.Option(help="See `accountant-train optimizers`.", rich_help_panel=TRAINING)
+]
+State = Annotated[
+    str | None,
+    typer.Option(
+        help="Where its state comes from: privatised, public, or raw (as printed).",
+        rich_help_panel=TRAINING,
+    ),
+]
+Box = Annotated[
+    bool,
+    typer.Option(
+        "--box", help="AdaDP: clamp coordinates as printed; slow.", rich_help_panel=TRAINING
+    ),
+]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(help="η; the optimizer's own by default.", rich_help_panel=TRAINING),
+]
+Momentum = Annotated[
+    float | None, typer.Option(help="dp_sgd only; 0.9 by default.", rich_help_panel=TRAINING)
+]
+SideInformation = Annotated[
+    bool,
+    typer.Option(
+        "--side-information",
+        help="adadps on newsgroups: the tokens' frequencies, which count as public.",
+        rich_help_panel=TRAINING,
+    ),
+]
+NoGuarantee = Annotated[bool, typer.Option("--no-guarantee", help="Train what no theorem covers.")]
 Batch = Annotated[
     int, typer.Option(min=1, help="Expected batch size, qN.", rich_help_panel=TRAINING)
 ]
@@ -86,3 +132,13 @@ PcaNoise = Annotated[
     typer.Option(min=0.01, help="σ of the noise on the PCA's matrix.", rich_help_panel=DATA),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Where model and guarantee go; runs/DATA by default.")
+]
+CheckpointEvery = Annotated[
+    int, typer.Option(min=1, help="Steps between checkpoints, with --dataset.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run in --output that died; see --dataset."),
+]

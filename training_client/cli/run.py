@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,22 +13,16 @@ from rich.console import Console
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget
 from training_client.checkpoint import Checkpoint
+from training_client.claims import CERTIFICATE, PRIVACY, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.progress import shown, signals
 from training_client.errors import DataError, NoGuaranteeError
-from training_client.keeping import (
-    CERTIFICATE,
-    NO_GUARANTEE,
-    PCA_CERTIFICATE,
-    PRIVACY,
-    Keeping,
-    write_json,
-)
+from training_client.keeping import NO_GUARANTEE, PCA_CERTIFICATE, Keeping
 from training_client.pca import PrivatePca, Projection
 from training_client.preflight import Say, Wanted, asked, reserved, resumed
 from training_client.recipe import Ingredients, Recipe, choose
-from training_client.service import AccountingService, Json
+from training_client.service import AccountingService
 
 _STOPPED_BY_SIGNAL = 130
 
@@ -54,96 +48,40 @@ class _Approved:
 )
 def run(
     service: take.Service = take.SERVICE,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            help="Draw on this dataset's budget in the ledger.", rich_help_panel=take.BUDGET
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ACCOUNTANT_API_KEY", help="For the ledger.", rich_help_panel=take.BUDGET
-        ),
-    ] = None,
+    dataset: take.LedgerDataset = None,
+    api_key: take.ApiKey = None,
     epsilon: take.Epsilon = 2.0,
     delta: take.Delta = 1e-5,
     steps: take.Steps = 1000,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            help="σ; by default the least that fits the budget.",
-            rich_help_panel=take.BUDGET,
-        ),
-    ] = None,
-    optimizer: Annotated[
-        str,
-        typer.Option(help="See `accountant-train optimizers`.", rich_help_panel=take.TRAINING),
-    ] = "dp_sgd",
-    state: Annotated[
-        str | None,
-        typer.Option(
-            help="Where its state comes from: privatised, public, or raw (as printed).",
-            rich_help_panel=take.TRAINING,
-        ),
-    ] = None,
-    box: Annotated[
-        bool,
-        typer.Option(
-            "--box",
-            help="AdaDP: clamp coordinates as printed; slow.",
-            rich_help_panel=take.TRAINING,
-        ),
-    ] = False,
-    no_guarantee: Annotated[
-        bool, typer.Option("--no-guarantee", help="Train what no theorem covers.")
-    ] = False,
+    noise_multiplier: take.Noise = None,
+    optimizer: take.Optimizer = "dp_sgd",
+    state: take.State = None,
+    box: take.Box = False,
+    no_guarantee: take.NoGuarantee = False,
     batch_size: take.Batch = 600,
     clip_norm: take.Clip = 1.0,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="η; the optimizer's own by default.", rich_help_panel=take.TRAINING),
-    ] = None,
-    momentum: Annotated[
-        float | None,
-        typer.Option(help="dp_sgd only; 0.9 by default.", rich_help_panel=take.TRAINING),
-    ] = None,
+    learning_rate: take.LearningRate = None,
+    momentum: take.Momentum = None,
     model: take.Model = "mlp",
     hidden: take.Hidden = 1000,
     warm_start: take.WarmStart = 0,
+    side_information: take.SideInformation = False,
     device: take.Device = "cpu",
     data_name: take.DataName = "mnist",
     data_dir: take.DataDir = Path("data"),
     size: take.Size = None,
     public_examples: take.PublicExamples = 600,
-    side_information: Annotated[
-        bool,
-        typer.Option(
-            "--side-information",
-            help="adadps on newsgroups: the tokens' frequencies, which count as public.",
-            rich_help_panel=take.TRAINING,
-        ),
-    ] = False,
     pca: take.Pca = None,
     pca_noise: take.PcaNoise = 16.0,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Where model and guarantee go; runs/DATA by default."),
-    ] = None,
-    checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints, with --dataset.")
-    ] = 50,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the run in --output that died; see --dataset."),
-    ] = False,
+    output: take.Output = None,
+    checkpoint_every: take.CheckpointEvery = 50,
+    resume: take.Resume = False,
     as_json: take.AsJson = False,
 ) -> None:
     """Train until the privacy budget is used up.
 
-    The plan is quoted before any data is touched, and every block of steps is allowed before it
-    is made. Without an answer from the service nothing is trained.
+    The plan is quoted before any data is touched, every block of steps is
+    allowed before it is made, and without an answer nothing is trained.
     """
     console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     folder = output or Path("runs") / data_name
@@ -168,8 +106,7 @@ def run(
             approved = _Approved(recipe, budget)
         keeping, known = _begun(approved, folder, data_dir, device, checkpoint_every)
         result = _trained(keeping, known, console, steps)
-        certificate = _ended(accounting, keeping)
-        keeping.keep_claims(result, certificate)
+        keeping.settle(result)
     _tell(console, keeping, result)
     if as_json:
         print(json.dumps(_document(keeping, result)))
@@ -245,15 +182,6 @@ def _trained(keeping: Keeping, known: Ingredients, console: Console, steps: int)
         )
     keeping.keep_model()
     return result
-
-
-def _ended(accounting: AccountingService, keeping: Keeping) -> Json | None:
-    """Commit what was reserved: the certificate, if there is a ledger."""
-    if not isinstance(keeping.budget, LedgerBudget):
-        return None
-    certificate = accounting.certificate(accounting.commit(keeping.budget.reservation))
-    keeping.forget_checkpoint()
-    return certificate
 
 
 def _tell(console: Console, keeping: Keeping, result: training.Result) -> None:

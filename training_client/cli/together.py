@@ -14,13 +14,13 @@ from rich.console import Console
 from torch import nn
 
 from training_client.budget import Budget
+from training_client.claims import write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.listing import show
 from training_client.data import Dataset, check, load, train_size
 from training_client.distributed import Participant, Round, train_together
 from training_client.errors import BudgetExhaustedError, DataError
-from training_client.keeping import write_json
 from training_client.models import MODELS, make_model
 from training_client.plan import Plan
 from training_client.service import AccountingService

@@ -1,6 +1,7 @@
-"""Sums of clipped per-example gradients, without the per-example gradients."""
+"""Sums of clipped per-example gradients, most of them without the per-example gradients."""
 
-from training_client.clipping.linear import LinearClipper, Loss
+from training_client.clipping.blocks import Block
+from training_client.clipping.clipper import Clipper, Loss
 from training_client.clipping.transform import Transform
 
-__all__ = ["LinearClipper", "Loss", "Transform"]
+__all__ = ["Block", "Clipper", "Loss", "Transform"]

@@ -13,70 +13,76 @@ A box of m coordinates lies in the ball of B = √m: one bound serves both.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from training_client.clipping.blocks import Block
+
+Affine = Callable[[Block], tuple[torch.Tensor, torch.Tensor | None]]
+
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The map of a step.
+    """The map of a step, a block at a time.
 
     Attributes:
         bound: B > 0, the ℓ2 norm that no example exceeds.
-        scales: D > 0, a tensor per parameter; 1 if there are none.
-        shifts: c, a tensor per parameter; 0 if there are none.
-        box: clamp each coordinate to ±1 rather than scale to the ball; without shifts.
+        affine: gives D > 0 and c (or None for 0) of a block; D = 1 and c = 0 if there is none. What
+            it gives is not to be changed. It may read the state of an optimizer as it is: use it on
+            a block before that block's state changes.
+        box: clamp each coordinate to ±1 rather than scale to the ball; without c.
     """
 
     bound: float
-    scales: Sequence[torch.Tensor] | None = None
-    shifts: Sequence[torch.Tensor] | None = None
+    affine: Affine | None = None
     box: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what bounds nothing."""
         if not 0 < self.bound < math.inf:
             raise ValueError(f"expected a finite bound > 0, got {self.bound}")
-        if self.box and (self.scales is None or self.shifts is not None):
-            raise ValueError("a box has scales and no shifts")
-        size = sum(each.numel() for each in self.scales or ())
-        if self.box and self.bound < math.sqrt(size):
-            raise ValueError(f"a box of {size} coordinates is bounded by their root, not less")
+        if self.box and self.affine is None:
+            raise ValueError("a box needs scales")
 
     @classmethod
-    def ellipsoid(cls, half_axes: Sequence[torch.Tensor], *, box: bool = False) -> Transform:
-        """Gradients within {Σ(∇ᵢ/sᵢ)² ≤ m}, or within the box |∇ᵢ| ≤ sᵢ inside of it.
+    def fixed(
+        cls,
+        bound: float,
+        scales: Sequence[torch.Tensor],
+        shifts: Sequence[torch.Tensor] | None = None,
+        *,
+        box: bool = False,
+    ) -> Transform:
+        """With D and c that are there already.
 
         Args:
-            half_axes: s > 0, a tensor per parameter.
+            bound: B.
+            scales: D, a tensor per parameter.
+            shifts: c, a tensor per parameter.
             box: see above.
         """
-        size = sum(each.numel() for each in half_axes)
-        return cls(math.sqrt(size), [1 / each for each in half_axes], box=box)
+        if shifts is None:
+            return cls(bound, lambda block: (block.of(scales), None), box)
+        return cls(bound, lambda block: (block.of(scales), block.of(shifts)), box)
 
-    def gradients_of(self, means: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """∇ = (u − c)/D: what a mean of u says of the mean gradient, if nothing was clipped."""
-        found = self._unshifted(means)
-        if self.scales is not None:
-            found = [u / d for u, d in zip(found, self.scales, strict=True)]
-        return found
-
-    def squares_of(self, means: Sequence[torch.Tensor], deviation: float) -> list[torch.Tensor]:
-        """∇², less the variance of the noise on it, at least 0.
+    def moments(
+        self, block: Block, mean: torch.Tensor, deviation: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a mean of u says of the mean gradient, if nothing was clipped.
 
         Args:
-            means: of u.
-            deviation: of the noise on each coordinate of them.
-        """
-        found = [(u * u).sub_(deviation**2).clamp_min_(0.0) for u in self._unshifted(means)]
-        if self.scales is not None:
-            for square, scale in zip(found, self.scales, strict=True):
-                square.div_(scale).div_(scale)
-        return found
+            block: where.
+            mean: of u, there.
+            deviation: of the noise on each coordinate of it.
 
-    def _unshifted(self, means: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if self.shifts is None:
-            return means
-        return [u - c for u, c in zip(means, self.shifts, strict=True)]
+        Returns:
+            ∇ = (u − c)/D, and ∇² less the variance of the noise on it, at least 0.
+        """
+        scale, shift = (None, None) if self.affine is None else self.affine(block)
+        u = mean if shift is None else mean - shift
+        square = (u * u).sub_(deviation**2).clamp_min_(0.0)
+        if scale is None:
+            return u, square
+        return u / scale, square.div_(scale).div_(scale)

@@ -5,24 +5,37 @@
     connect("http://127.0.0.1:8000", epsilon=2.0, delta=1e-5)
     engine = PrivacyEngine(accountant="remote")      # the rest of the program stays as it is
 
-Opacus calls its accountant from the optimizer's step, after the noise is drawn and before the
-parameters change: a step that does not fit the budget, or for which the service gives no answer,
-raises there, and the parameters stay as they were. `get_epsilon`, `get_noise_multiplier` and
+Opacus calls its accountant from the optimizer's step, after the noise is drawn and before gradients
+are added up over processes or parameters change: a step that does not fit the budget, or for which
+the service gives no answer, raises there, and the parameters stay as they were. Of several
+processes rank 0 asks, and all get its answer. `get_epsilon`, `get_noise_multiplier` and
 `make_private_with_epsilon` ask the service too.
 
-Opacus passes 1/len(data_loader) as the sample rate, which is what its Poisson loader samples at; it
-is not so with poisson_sampling=False, and then no guarantee of Poisson sampling holds.
+What is charged is read off the sampler and the optimizer. A loader that does not sample by Poisson
+is refused by `make_private`; a step without noise, with an infinite norm or over several batches,
+when it is about to be made.
+
+A checkpoint never rewinds what this process has made. A fresh process knows only what the
+checkpoint says: steps that were made after it was written are not counted, unless a ledger granted
+them (`connect_ledger`).
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import httpx
 from opacus.accountants import IAccountant, register_accountant
+from opacus.optimizers import DPOptimizer
 
-from training_client.errors import BudgetExhaustedError, ServiceUnreachableError
+from training_client.budget import LedgerBudget
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
+from training_client.integrations.checks import plan_of, poisson_sampler, require_one_batch
+from training_client.integrations.ranks import on_rank_zero
 from training_client.service import AccountingService
 
 NAME: Final = "remote"
@@ -37,6 +50,7 @@ class _Connection:
     epsilon: float | None
     delta: float
     block: int
+    budget: LedgerBudget | None = None
 
 
 _connection: _Connection | None = None
@@ -66,6 +80,19 @@ def connect(
     _connection = _Connection(service, epsilon, delta, block)
 
 
+def connect_ledger(budget: LedgerBudget) -> None:
+    """Say which reservation `PrivacyEngine(accountant="remote")` has its steps granted from.
+
+    Its steps are numbered on from those that were granted before, whatever a checkpoint says. At
+    the end `training_client.claims.settle` commits it.
+
+    Args:
+        budget: with the plan that `checks.plan_of` finds.
+    """
+    global _connection
+    _connection = _Connection(budget.service, None, budget.delta, budget.block, budget)
+
+
 class RemoteAccountant(IAccountant):  # type: ignore[misc]
     """What Opacus asks of an accountant, answered by the service.
 
@@ -82,19 +109,64 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self.history: list[tuple[float, float, int]] = []
         self._connection = _connection
         self._allowed = 0  # more steps like the last
+        budget = _connection.budget
+        if budget is not None and budget.made:
+            self.history = _extended([], _like(budget), budget.made)
+
+    @property
+    def made(self) -> int:
+        """Steps that count as made."""
+        return sum(steps for _, _, steps in self.history)
+
+    def get_optimizer_hook_fn(
+        self,
+        sample_rate: float,
+        data_loader: Any = None,
+    ) -> Callable[[DPOptimizer], None]:
+        """What an optimizer calls when it is about to make a step.
+
+        Args:
+            sample_rate: 1/len(loader) as Opacus computes it. It is not used: rounding may have made
+                the loader a batch shorter, and a sampler may have been told its number of steps.
+            data_loader: of the batches; that of `make_private` by default.
+
+        Raises:
+            NoGuaranteeError: the loader does not sample by Poisson, or cannot be found.
+        """
+        loader = _loader_of_caller() if data_loader is None else data_loader
+        poisson_sampler(loader)
+
+        def before_step(optimizer: DPOptimizer) -> None:
+            require_one_batch(optimizer)
+            runs = plan_of(optimizer, loader)
+            self.step(noise_multiplier=runs.noise_multiplier, sample_rate=runs.sample_rate)
+
+        return before_step
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Count one more step, if it may be made.
 
         Raises:
             BudgetExhaustedError: it would pass the budget.
+            NoGuaranteeError: it is not what the ledger was told.
             ServiceError: no usable answer.
         """
         like = (noise_multiplier, sample_rate)
-        if not self.history or self.history[-1][:2] != like or self._allowed == 0:
-            self._allowed = self._ask(like)
-        self._allowed -= 1
+        if self._connection.budget is not None:
+            self._draw_on(self._connection.budget, like)
+        else:
+            if not self.history or self.history[-1][:2] != like or self._allowed == 0:
+                self._allowed = on_rank_zero(partial(self._ask, like))
+            self._allowed -= 1
         self.history = _extended(self.history, like, 1)
+
+    def _draw_on(self, budget: LedgerBudget, like: tuple[float, float]) -> None:
+        if like != _like(budget):
+            raise NoGuaranteeError(
+                f"the step has σ, q = {like}, and the ledger was told {_like(budget)}: make the "
+                "plan with training_client.integrations.checks.plan_of(optimizer, loader)"
+            )
+        on_rank_zero(partial(budget.allow, self.made + 1))
 
     def _ask(self, like: tuple[float, float]) -> int:
         """How many more such steps may be made: a block of them, or as many of it as fit."""
@@ -106,7 +178,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
             block //= 2
         raise BudgetExhaustedError(
             f"one more step would pass ε = {limit:g} at δ = {self._connection.delta:g}: "
-            f"{sum(steps for _, _, steps in self.history)} steps are made"
+            f"{self.made} steps are made"
         )
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
@@ -131,12 +203,35 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return NAME
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on with a checkpoint's history, if that has all that was made here, and maybe more."""
+        """Go on with a checkpoint's history, if that has all that was made here, and maybe more.
+
+        With a ledger it is the ledger that knows.
+        """
         made = self.history
         super().load_state_dict(state_dict)
-        if not _continues(self.history, made):
+        if self._connection.budget is not None or not _continues(self.history, made):
             self.history = made  # a rolled-back checkpoint does not rewind what was spent
         self._allowed = 0
+
+
+def _loader_of_caller() -> Any:
+    """The loader of the `make_private` that asks for a hook.
+
+    Opacus tells its accountant a number, and the sampler behind it is what the charge depends on.
+    Sizes of batches would show it only after private steps were made, and not for certain; the
+    caller's own loader shows it before the first. If it is not there, nothing is trained.
+    """
+    loader = sys._getframe(2).f_locals.get("data_loader")
+    if loader is None:
+        raise NoGuaranteeError(
+            "how batches are sampled is not known: call "
+            "get_optimizer_hook_fn(sample_rate, data_loader=loader)"
+        )
+    return loader
+
+
+def _like(budget: LedgerBudget) -> tuple[float, float]:
+    return budget.plan.noise_multiplier, budget.plan.sample_rate
 
 
 def _continues(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import nn
 
-from training_client.clipping import Transform
+from training_client.clipping import Block, Transform
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Step
 from training_client.plan import Plan
@@ -72,29 +72,39 @@ class AdaDp(PrivateOptimizer):
 
     def transform(self) -> Transform:
         """An ellipsoid or a box, once enough is known; C before that."""
-        roots = [each.sqrt() for each in self.prior_squares] if self.adaptive_noise else []
-        size = max(sum(each.numel() for each in roots), 1)
-        mean = sum(float(each.sum()) for each in roots) / size
-        mean_square = sum(float(each.norm()) ** 2 for each in roots) / size
-        self.noise_varies = bool(roots) and mean_square - mean**2 > self.threshold
+        self.noise_varies = False
+        if self.adaptive_noise:
+            size = sum(each.numel() for each in self.prior_squares)
+            mean = sum(float(b.of(self.prior_squares).sqrt().sum()) for b in self.blocks) / size
+            mean_square = sum(float(each.sum()) for each in self.prior_squares) / size
+            self.noise_varies = mean_square - mean**2 > self.threshold
         if not self.noise_varies:
             return super().transform()
         least = _FLOOR * math.sqrt(mean_square)
-        scales = [root.clamp_min_(least).mul_(self.beta).reciprocal_() for root in roots]
-        return Transform(math.sqrt(size), scales, box=self.box)
+
+        def affine(block: Block) -> tuple[torch.Tensor, None]:
+            root = block.of(self.prior_squares).sqrt()
+            return root.clamp_min_(least).mul_(self.beta).reciprocal_(), None
+
+        return Transform(math.sqrt(size), affine, box=self.box)
 
     def update(self, step: Step) -> None:
         """Lines 21 to 26."""
-        if self.adaptive_noise:
-            squares = self.source.gradients(step).squares()
-            for prior, square in zip(self.prior_squares, squares, strict=True):
+        known = self.source.gradients(step) if self.adaptive_noise else step
+        for block in self.blocks:
+            gradient, square = step.moments(block)
+            if self.adaptive_noise:
+                square = square if known is step else known.moments(block)[1]
+                prior = block.of(self.prior_squares)
                 prior.mul_(self.memory).add_(square, alpha=1 - self.memory)
-        for parameter, gradient, noisy in zip(
-            self.parameters, step.means, self.noisy_squares, strict=True
-        ):
-            if self.adaptive_rate:
-                noisy.mul_(1 - self.rate).addcmul_(gradient, gradient, value=self.rate)
-                root = (noisy + self.epsilon).sqrt_()
-                parameter.addcdiv_(gradient, root, value=-self.learning_rate)
-            else:
-                parameter.sub_(gradient, alpha=self.learning_rate)
+            self._descend(block, gradient)
+
+    def _descend(self, block: Block, gradient: torch.Tensor) -> None:
+        parameter = block.of(self.parameters)
+        if not self.adaptive_rate:
+            parameter.sub_(gradient, alpha=self.learning_rate)
+            return
+        noisy = block.of(self.noisy_squares)
+        noisy.mul_(1 - self.rate).addcmul_(gradient, gradient, value=self.rate)
+        root = (noisy + self.epsilon).sqrt_()
+        parameter.addcdiv_(gradient, root, value=-self.learning_rate)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from training_client.clipping import Transform
+from training_client.clipping import Block, Transform
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Gradients, Source, Step
 from training_client.plan import Plan
@@ -42,21 +42,22 @@ class Statistics:
         """Go on with what `state_dict` gave."""
         self.squares, self.steps = state["squares"], state["steps"]
 
-    def take(self, known: Gradients) -> None:
+    def take(self, known: Gradients, blocks: Sequence[Block]) -> None:
         """One more gradient."""
-        self.steps += 1
-        for total, square in zip(self.squares, known.squares(), strict=True):
+        for block in blocks:
+            total, (_, square) = block.of(self.squares), known.moments(block)
             if self._statistic == "adagrad":
                 total.add_(square)
             else:
                 total.mul_(self._decay).add_(square, alpha=1 - self._decay)
+        self.steps += 1
 
-    def roots(self) -> list[torch.Tensor]:
-        """A = √E[g²] + ε of each parameter; all ones before the first gradient."""
+    def root(self, block: Block) -> torch.Tensor:
+        """A = √E[g²] + ε of a block; all ones before the first gradient."""
         if self.steps == 0:
-            return [torch.ones_like(each) for each in self.squares]
+            return torch.ones_like(block.of(self.squares))
         share = 1 - self._decay**self.steps if self._statistic == "adam" else 1.0
-        return [(each / share).sqrt() + self._epsilon for each in self.squares]
+        return (block.of(self.squares) / share).sqrt_().add_(self._epsilon)
 
 
 class _WithStatistics(PrivateOptimizer):
@@ -112,22 +113,27 @@ class AdaDps(_WithStatistics):
         self.learning_rate, self.momentum = learning_rate, momentum
         self.side_information = side_information
         self.statistics = Statistics(self.parameters, statistic, decay, epsilon)
-        self.velocities = [torch.zeros_like(p) for p in self.parameters]
+        moving = self.parameters if momentum else []
+        self.velocities = [torch.zeros_like(p) for p in moving]
 
     def transform(self) -> Transform:
         """D = 1/A."""
-        known = self.side_information or self.statistics.roots()
-        return Transform(self.plan.clip_norm, [1 / each for each in known])
+        return Transform(self.plan.clip_norm, self._affine)
+
+    def _affine(self, block: Block) -> tuple[torch.Tensor, None]:
+        if self.side_information is not None:
+            return block.of(self.side_information).reciprocal(), None
+        return self.statistics.root(block).reciprocal_(), None
 
     def update(self, step: Step) -> None:
         """A step with momentum along what was divided by A before it was clipped."""
         if self.side_information is None:  # of this step's parameters: before they change
-            self.statistics.take(self.source.gradients(step))
-        for parameter, velocity, mean in zip(
-            self.parameters, self.velocities, step.released, strict=True
-        ):
-            velocity.mul_(self.momentum).add_(mean)
-            parameter.sub_(velocity, alpha=self.learning_rate)
+            self.statistics.take(self.source.gradients(step), self.blocks)
+        for block in self.blocks:
+            mean = block.of(step.released)
+            if self.velocities:
+                mean = block.of(self.velocities).mul_(self.momentum).add_(mean)
+            block.of(self.parameters).sub_(mean, alpha=self.learning_rate)
 
 
 class PublicPreconditioner(_WithStatistics):
@@ -162,14 +168,16 @@ class PublicPreconditioner(_WithStatistics):
         self.learning_rate, self.first = learning_rate, first
         statistic: Statistic = "adam" if first else "rmsprop"
         self.statistics = Statistics(self.parameters, statistic, decay, epsilon)
-        self.firsts = [torch.zeros_like(p) for p in self.parameters]
+        moving = self.parameters if first else []
+        self.firsts = [torch.zeros_like(p) for p in moving]
 
     def update(self, step: Step) -> None:
         """A step along the (mean of the) noisy gradient over A."""
-        self.statistics.take(self.source.gradients(step))
+        self.statistics.take(self.source.gradients(step), self.blocks)
         rate = self.learning_rate / (1 - self.first**self.statistics.steps)
-        for parameter, first, mean, root in zip(
-            self.parameters, self.firsts, step.released, self.statistics.roots(), strict=True
-        ):
-            first.mul_(self.first).add_(mean, alpha=1 - self.first)
-            parameter.addcdiv_(first, root, value=-rate)
+        for block in self.blocks:
+            mean = block.of(step.released)
+            if self.firsts:
+                mean = block.of(self.firsts).mul_(self.first).add_(mean, alpha=1 - self.first)
+            root = self.statistics.root(block)
+            block.of(self.parameters).addcdiv_(mean, root, value=-rate)

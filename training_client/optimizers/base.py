@@ -42,9 +42,10 @@ class PrivateOptimizer(ABC):
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
     ) -> None:
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.source = source or Noisy()
         self.private_sum = PrivateSum(model, plan, generator, physical_batch_size)
+        self.parameters = self.private_sum.clipper.parameters
+        self.blocks = self.private_sum.clipper.blocks
         self._model = model
 
     @property

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from training_client.clipping import Transform
+from training_client.clipping import Block, Transform
+from training_client.clipping.transform import Affine
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Step
 from training_client.plan import Plan
@@ -55,38 +56,48 @@ class PiGdo(PrivateOptimizer):
         self.rule: Rule = rule
         self.learning_rate, self.betas, self.epsilon = learning_rate, betas, epsilon
         self.steps = 0
-        self.firsts = [torch.zeros_like(p) for p in self.parameters]  # f
+        moments = self.parameters if rule == "adam" else []
+        self.firsts = [torch.zeros_like(p) for p in moments]  # f
         self.squares = [torch.zeros_like(p) for p in self.parameters]  # s
 
     def transform(self) -> Transform:
         """D = k/(√s + ε), and c = f₋′/(√s + ε) for Adam."""
-        if self.rule != "adam":
-            roots = [square.sqrt().add_(self.epsilon) for square in self.squares]
-            return Transform(self.plan.clip_norm, [root.reciprocal_() for root in roots])
+        if self.rule == "adam":
+            return Transform(self.plan.clip_norm, self._adam(self.steps))
+        return Transform(self.plan.clip_norm, lambda block: (self._inverse_root(block), None))
+
+    def _inverse_root(self, block: Block, share: float = 1.0) -> torch.Tensor:
+        """1/(√(s/share) + ε)."""
+        return (block.of(self.squares) / share).sqrt_().add_(self.epsilon).reciprocal_()
+
+    def _adam(self, steps: int) -> Affine:
+        """After so many steps."""
         first, second = self.betas
-        share, seen = 1 - first ** (self.steps + 1), 1 - second ** max(self.steps, 1)
-        scales = [
-            (square / seen).sqrt_().add_(self.epsilon).reciprocal_().mul_((1 - first) / share)
-            for square in self.squares
-        ]
-        if self.steps == 0:
-            return Transform(self.plan.clip_norm, scales)
-        pairs = zip(self.firsts, scales, strict=True)
-        shifts = [(f * d).mul_(first / (1 - first)) for f, d in pairs]
-        return Transform(self.plan.clip_norm, scales, shifts)
+        share, seen = 1 - first ** (steps + 1), 1 - second ** max(steps, 1)
+
+        def affine(block: Block) -> tuple[torch.Tensor, torch.Tensor | None]:
+            root = self._inverse_root(block, seen)
+            shift = block.of(self.firsts) * root if steps > 0 else None
+            if shift is not None:
+                shift *= first / share
+            return root.mul_((1 - first) / share), shift
+
+        return affine
 
     def update(self, step: Step) -> None:
         """Descend along the noisy mean; take the step's gradients into f and s."""
         known = self.source.gradients(step)
         self.steps += 1
+        for block in self.blocks:
+            self._take(block, *known.moments(block))
+            block.of(self.parameters).sub_(block.of(step.released), alpha=self.learning_rate)
+
+    def _take(self, block: Block, mean: torch.Tensor, square: torch.Tensor) -> None:
+        """A step's gradient into f and s."""
         first, second = self.betas
         if self.rule == "adam":
-            for f, gradient in zip(self.firsts, known.means, strict=True):
-                f.mul_(first).add_(gradient, alpha=1 - first)
-        for s, square in zip(self.squares, known.squares(), strict=True):
-            if self.rule == "adagrad":
-                s.add_(square)
-            else:
-                s.mul_(second).add_(square, alpha=1 - second)
-        for parameter, mean in zip(self.parameters, step.released, strict=True):
-            parameter.sub_(mean, alpha=self.learning_rate)
+            block.of(self.firsts).mul_(first).add_(mean, alpha=1 - first)
+        if self.rule == "adagrad":
+            block.of(self.squares).add_(square)
+        else:
+            block.of(self.squares).mul_(second).add_(square, alpha=1 - second)

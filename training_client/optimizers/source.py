@@ -9,25 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
 
-from training_client.clipping import Loss, Transform
+from training_client.clipping import Block, Loss, Transform
 
 
 class Gradients(Protocol):
-    """Mean gradients as far as they are known."""
+    """Mean gradients as far as they are known, a block at a time."""
 
-    @property
-    def means(self) -> Sequence[torch.Tensor]:
-        """A tensor per parameter."""
-        ...
-
-    def squares(self) -> list[torch.Tensor]:
-        """The squared mean gradient, without the noise's share of it; new tensors."""
+    def moments(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean gradient there, and its square without the noise's share; not to be changed."""
         ...
 
 
@@ -37,14 +31,17 @@ class Exact:
 
     means: Sequence[torch.Tensor]
 
-    def squares(self) -> list[torch.Tensor]:
+    def moments(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Gradients`."""
-        return [mean * mean for mean in self.means]
+        mean = block.of(self.means)
+        return mean, mean * mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """What a step has released, and what it was made of, before its update.
+
+    Its transform may read the optimizer's state: a block is asked for before its state changes.
 
     Attributes:
         released: the noisy mean of what was clipped, a tensor per parameter.
@@ -65,14 +62,9 @@ class Step:
     loss: Loss
     size: float
 
-    @cached_property
-    def means(self) -> Sequence[torch.Tensor]:
-        """The mean gradient that the release amounts to; see `Gradients`."""
-        return self.transform.gradients_of(self.released)
-
-    def squares(self) -> list[torch.Tensor]:
-        """See `Gradients`: at least 0."""
-        return self.transform.squares_of(self.released, self.deviation)
+    def moments(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Gradients`: what the release amounts to; the square is at least 0."""
+        return self.transform.moments(block, block.of(self.released), self.deviation)
 
 
 class Source(Protocol):

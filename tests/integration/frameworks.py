@@ -1,0 +1,177 @@
+"""Programs as users of Opacus write them, in its three frameworks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytorch_lightning
+import torch
+import transformers
+from opacus import PrivacyEngine
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from training_client.budget import Allowance
+from training_client.integrations import huggingface, lightning
+
+RECORDS, BATCH = 400, 20
+
+
+class Records(Dataset[dict[str, torch.Tensor]]):
+    def __init__(self) -> None:
+        self.examples = torch.randn(RECORDS, 6)
+        self.targets = torch.randint(0, 2, (RECORDS,))
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        return {"examples": self.examples[row], "labels": self.targets[row]}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+
+    def forward(self, examples: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.linear(examples)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class CountingSGD(torch.optim.SGD):
+    """Knows how many steps it made, and what they left."""
+
+    made = 0
+    left: tuple[torch.Tensor, ...] = ()
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.made += 1
+        self.left = copies(self)
+        return None
+
+
+def copies(optimizer: torch.optim.Optimizer) -> tuple[torch.Tensor, ...]:
+    return tuple(each.detach().clone() for each in optimizer.param_groups[0]["params"])
+
+
+@dataclass
+class Private:
+    """A model, its optimizer and its loader, made private by Opacus.
+
+    Attributes:
+        options: of `make_private`, beside what is usual here.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.net = Net()
+        self.sgd = CountingSGD(self.net.parameters(), lr=0.1)
+        usual = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "wrap_model": False}
+        self.engine = PrivacyEngine()
+        _, self.optimizer, self.loader = self.engine.make_private(
+            module=self.net,
+            optimizer=self.sgd,
+            data_loader=DataLoader(Records(), batch_size=BATCH),
+            **(usual | self.options),
+        )
+        self.begun_with = copies(self.sgd)
+
+    @property
+    def untouched_since(self) -> bool:
+        """Whether parameters are as the last step left them."""
+        left = self.sgd.left or self.begun_with
+        return all(map(torch.equal, copies(self.sgd), left))
+
+
+class InLightning:
+    """Fits with Lightning."""
+
+    overruled: ClassVar[dict[str, Any]] = {"min_steps": 100}
+
+    def fit(
+        self,
+        private: Private,
+        allowance: Allowance,
+        folder: Path,
+        *,
+        steps_max: int = -1,
+        accumulate: int = 1,
+        resume: bool = False,
+        data: Any = None,
+        **options: Any,
+    ) -> None:
+        class Module(pytorch_lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = private.net
+
+            def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+                return self.net(**batch)["loss"]
+
+            def configure_optimizers(self) -> Any:
+                return private.optimizer
+
+        saving = ModelCheckpoint(folder / ("after" if resume else "before"), save_last=True)
+        trainer = pytorch_lightning.Trainer(
+            max_epochs=20,
+            max_steps=steps_max,
+            accumulate_grad_batches=accumulate,
+            callbacks=[lightning.PrivacyCallback(allowance, folder), saving],
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **options,
+        )
+        ckpt = folder / "before/last.ckpt" if resume else None
+        trainer.fit(Module(), data or private.loader, ckpt_path=ckpt, weights_only=False)
+
+
+class GoesOn(transformers.TrainerCallback):
+    """Does not let training stop."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        control.should_training_stop = False
+
+
+class InHuggingFace:
+    """Trains with transformers."""
+
+    overruled: ClassVar[dict[str, Any]] = {"more": [GoesOn()]}
+
+    def fit(
+        self,
+        private: Private,
+        allowance: Allowance,
+        folder: Path,
+        *,
+        steps_max: int = -1,
+        accumulate: int = 1,
+        resume: bool = False,
+        more: list[Any] | None = None,
+    ) -> None:
+        class Trainer(transformers.Trainer):
+            def get_train_dataloader(self) -> Any:
+                return private.loader
+
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder),
+            num_train_epochs=20,
+            max_steps=steps_max,
+            gradient_accumulation_steps=accumulate,
+            save_strategy="epoch",
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        callbacks = [huggingface.PrivacyCallback(allowance, folder), *(more or [])]
+        trainer = Trainer(
+            private.net, arguments, optimizers=(private.optimizer, None), callbacks=callbacks
+        )
+        trainer.train(resume_from_checkpoint=resume or None)

@@ -1,0 +1,223 @@
+"""Lightning and Hugging Face: one suite for what both must do."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from accountant_service import calculator
+from accountant_service.mechanisms import DpSgd
+from training_client.budget import Budget, LedgerBudget
+from training_client.errors import (
+    BudgetExhaustedError,
+    NoGuaranteeError,
+    ServiceUnreachableError,
+)
+from training_client.plan import Plan
+from training_client.service import AccountingService
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from pytorch_lightning import LightningDataModule
+
+    from tests.integration.frameworks import BATCH, RECORDS, InHuggingFace, InLightning, Private
+
+PLAN = Plan(RECORDS, BATCH / RECORDS, 1.0, 1.0)
+FITS = 37
+DELTA = 1e-5
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),  # noise is drawn by torch in tests
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # inputs are data
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),  # Lightning
+]
+
+
+@pytest.fixture(params=[InLightning, InHuggingFace])
+def framework(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+@pytest.fixture
+def service(transport: httpx.MockTransport) -> AccountingService:
+    return AccountingService("http://test", transport=transport)
+
+
+def budget(service: AccountingService, plan: Plan = PLAN, fits: int = FITS) -> Budget:
+    epsilon = calculator.epsilon(DpSgd(1.0, sample_rate=1 / 20, steps=fits), DELTA).epsilon
+    return Budget(service, plan, epsilon, DELTA)
+
+
+def reserved(ledger: AccountingService, steps: int) -> LedgerBudget:
+    reservation = ledger.reserve("patients", PLAN.mechanism(steps))
+    return LedgerBudget(ledger, PLAN, "patients", DELTA, reservation, block=10)
+
+
+def test_the_steps_that_fit_are_made_and_no_other(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    private, allowance = Private(), budget(service)
+    framework.fit(private, allowance, tmp_path)
+    assert private.sgd.made == FITS
+    assert private.untouched_since
+    assert private.engine.accountant.history == [(1.0, 0.05, FITS)]  # Opacus' own still counts
+    claim = json.loads((tmp_path / "privacy.json").read_text())
+    assert claim["epsilon"] == allowance.epsilon
+    assert not (tmp_path / "certificate.json").exists()
+
+
+def test_the_ledger_grants_what_is_made_and_certifies_it(
+    framework: Any, ledger: AccountingService, tmp_path: Path
+) -> None:
+    allowance, private = reserved(ledger, 25), Private()
+    framework.fit(private, allowance, tmp_path)
+    held = ledger.reservation(allowance.reservation.identifier)
+    assert private.sgd.made == held.steps_granted == 25
+    assert held.state == "committed"
+    certificate = json.loads((tmp_path / "certificate.json").read_text())
+    assert held.identifier in json.dumps(certificate)
+
+
+def test_no_block_is_granted_that_is_not_begun(
+    framework: Any, ledger: AccountingService, tmp_path: Path
+) -> None:
+    allowance, private = reserved(ledger, 50), Private()
+    framework.fit(private, allowance, tmp_path, steps_max=20)
+    held = ledger.reservation(allowance.reservation.identifier)
+    assert private.sgd.made == held.steps_granted == 20
+
+
+@pytest.mark.parametrize(("answers", "made"), [(0, 0), (1, 50)])
+def test_a_service_that_is_gone_ends_it(
+    framework: Any, answers: int, made: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
+    given: list[int] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if len(given) == answers:
+            raise httpx.ConnectError("gone")
+        given.append(1)
+        claim = {"epsilon": 0.1, "delta": DELTA, "method": "pld", "status": "proven"}
+        return httpx.Response(200, json=claim)
+
+    service = AccountingService("http://test", transport=httpx.MockTransport(handle))
+    private = Private()
+    with pytest.raises(ServiceUnreachableError):
+        framework.fit(private, Budget(service, PLAN, 1.0, DELTA), tmp_path)
+    assert private.sgd.made == made
+    assert private.untouched_since
+    assert not (tmp_path / "privacy.json").exists()
+
+
+def test_a_budget_for_no_step_is_an_error(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    private = Private()
+    with pytest.raises(BudgetExhaustedError):
+        framework.fit(private, Budget(service, PLAN, 1e-3, DELTA), tmp_path)
+    assert private.sgd.made == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "fit", "message"),
+    [
+        ({"poisson_sampling": False}, {}, "poisson_sampling=True"),
+        ({"noise_multiplier": 0.0}, {}, "noise_multiplier = 0 gives no guarantee"),
+        ({"noise_multiplier": 0.9}, {}, r"noise_multiplier is 0\.9 .* plan_of"),
+        ({"max_grad_norm": 2.0}, {}, "clip_norm is 2"),
+        ({}, {"accumulate": 2}, "BatchMemoryManager"),
+    ],
+)
+def test_what_the_plan_does_not_describe_is_refused(
+    framework: Any,
+    options: dict[str, Any],
+    fit: dict[str, Any],
+    message: str,
+    service: AccountingService,
+    tmp_path: Path,
+    asked: list[Any],
+) -> None:
+    private = Private(options)
+    with pytest.raises(NoGuaranteeError, match=message):
+        framework.fit(private, budget(service), tmp_path, **fit)
+    assert private.sgd.made == 0
+    assert asked == []
+
+
+def test_an_optimizer_without_noise_is_refused(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    private = Private()
+    private.optimizer = private.sgd
+    with pytest.raises(NoGuaranteeError, match="CountingSGD adds no noise"):
+        framework.fit(private, budget(service), tmp_path)
+    assert private.sgd.made == 0
+
+
+def test_noise_that_changes_on_the_way_is_refused(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    private = Private()
+
+    def less_noise(*_: Any) -> None:
+        private.optimizer.noise_multiplier = 0.5 if private.sgd.made == 2 else 1.0
+
+    private.net.register_forward_pre_hook(less_noise)
+    with pytest.raises(NoGuaranteeError, match=r"noise_multiplier is 0\.5"):
+        framework.fit(private, budget(service), tmp_path)
+    assert private.sgd.made == 2
+    assert private.untouched_since
+
+
+def test_a_framework_that_goes_on_all_the_same_is_stopped(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    private = Private()
+    with pytest.raises(BudgetExhaustedError):
+        framework.fit(private, budget(service), tmp_path, **framework.overruled)
+    assert private.sgd.made == FITS
+    assert private.untouched_since
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The dirpath has changed"
+)  # Lightning's checkpoints go elsewhere
+def test_a_checkpoint_s_steps_count(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    framework.fit(Private(), budget(service), tmp_path, steps_max=20)
+    private = Private()
+    framework.fit(private, budget(service), tmp_path, resume=True)
+    assert private.sgd.made == FITS - 20
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_ledger_and_no_checkpoint_says_what_is_made(
+    framework: Any, service: AccountingService, ledger: AccountingService, tmp_path: Path
+) -> None:
+    framework.fit(Private(), budget(service), tmp_path, steps_max=20)
+    private = Private()
+    framework.fit(private, reserved(ledger, 15), tmp_path, resume=True)
+    assert private.sgd.made == 15
+
+
+def test_a_loader_of_a_later_epoch_is_looked_at(service: AccountingService, tmp_path: Path) -> None:
+    loaders = [Private().loader, Private({"poisson_sampling": False}).loader]
+    private = Private()
+    private.loader = None
+
+    class Changing(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return loaders.pop(0)
+
+    with pytest.raises(NoGuaranteeError, match="does not sample by Poisson"):
+        InLightning().fit(
+            private, budget(service), tmp_path, data=Changing(), reload_dataloaders_every_n_epochs=1
+        )
+    assert private.sgd.made == RECORDS / BATCH

@@ -1,0 +1,97 @@
+"""Which layers can be clipped, and what form their examples' gradients take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from training_client.clipping.gradients import ExampleGradients, HeldGradients, OuterProducts
+from training_client.errors import UnsupportedModelError
+
+Sampler = Callable[[nn.Module, list[torch.Tensor], torch.Tensor], dict[torch.Tensor, torch.Tensor]]
+
+
+def trained_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that have parameters to train.
+
+    Raises:
+        UnsupportedModelError: one of them cannot be clipped; something mixes examples, keeps
+            statistics of them, or changes what must be remembered. The message names it.
+    """
+    layers = []
+    for name, module in model.named_modules():
+        problem = _problem(module)
+        if problem is not None:
+            raise UnsupportedModelError(
+                f"layer {name or '(root)'} ({type(module).__name__}) {problem}"
+            )
+        if any(p.requires_grad for p in module.parameters(recurse=False)):
+            layers.append(module)
+    if not layers:
+        raise UnsupportedModelError("the model has no layer to train")
+    held = [p for layer in layers for p in layer.parameters(recurse=False)]
+    if len({id(p) for p in held}) < len(held):
+        raise UnsupportedModelError("two layers share a parameter")
+    return layers
+
+
+def _problem(module: nn.Module) -> str | None:
+    """Why a module cannot be part of a private model; None if it can."""
+    own = list(module.parameters(recurse=False))
+    if isinstance(module, _BatchNorm):
+        return (
+            "normalises over the batch, so that one example moves the gradients of others: use "
+            "LayerNorm or GroupNorm"
+        )
+    if isinstance(module, _NormBase) and module.track_running_stats:
+        return "keeps statistics of examples, without noise: use track_running_stats=False"
+    if getattr(module, "inplace", False):
+        return "overwrites an output that is needed: use inplace=False"
+    trained = [p for p in own if p.requires_grad]
+    if not trained:
+        return None
+    if len(trained) < len(own):
+        return "is frozen in part: freeze all of it, or nothing"
+    if any(p.dtype not in (torch.float32, torch.float64) for p in own):
+        return (
+            f"has parameters of {own[0].dtype}, in which noise is lost by rounding: keep them in "
+            "float32 and run the model under torch.autocast"
+        )
+    if not isinstance(module, nn.Linear) and type(module) not in _samplers():
+        return (
+            "has parameters that cannot be clipped here: Linear layers can, and what Opacus has a "
+            "grad sampler for (pip install 'privacy-accountant[opacus]')"
+        )
+    return None
+
+
+def _samplers() -> dict[type[nn.Module], Sampler]:
+    """Opacus' functions for the per-example gradients of a layer; none where it is missing."""
+    try:
+        from opacus.grad_sample import GradSampleModule
+    except ImportError:
+        return {}
+    found: dict[type[nn.Module], Sampler] = GradSampleModule.GRAD_SAMPLERS
+    return found
+
+
+def gradients_of(
+    layer: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor
+) -> dict[torch.Tensor, ExampleGradients]:
+    """Every example's gradient in the parameters of a layer.
+
+    Args:
+        layer: one of `trained_layers`.
+        inputs: of the layer, an example at each place of the first dimension.
+        gradient: of its output, likewise.
+    """
+    if isinstance(layer, nn.Linear) and inputs.dim() == 2:
+        weight: dict[torch.Tensor, ExampleGradients] = {
+            layer.weight: OuterProducts(gradient, inputs)
+        }
+        return weight if layer.bias is None else weight | {layer.bias: HeldGradients(gradient)}
+    held = _samplers()[type(layer)](layer, [inputs], gradient)
+    return {parameter: HeldGradients(each) for parameter, each in held.items()}

@@ -1,0 +1,95 @@
+"""Hugging Face: a callback that asks before every step of an Opacus optimizer.
+
+    trainer = Trainer(model, args, optimizers=(optimizer, None), callbacks=[
+        PrivacyCallback(Budget(service, plan, epsilon=2.0, delta=1e-5), "runs/mine")
+    ])
+
+`Trainer.get_train_dataloader` must return the loader that Opacus made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from training_client.budget import Allowance
+from training_client.errors import BudgetExhaustedError
+from training_client.integrations.checks import require_no_accumulation
+from training_client.integrations.gate import StepGate
+
+
+class PrivacyCallback(TrainerCallback):
+    """Ends training before the step that its budget does not cover.
+
+    A `Trainer` heeds a request to stop only after a step, so each step is asked for at the end of
+    the one before it, and the first when training begins. If the request is overruled, the step
+    raises before parameters change. Training that resumes a checkpoint counts the steps that the
+    checkpoint knows of; steps made after it was written are known to a ledger only.
+
+    Args:
+        allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. With
+            several processes each has one, and that of rank 0 is asked.
+        output: folder for `privacy.json` and `certificate.json`. Training that ends in an error
+            writes neither, and commits nothing.
+    """
+
+    def __init__(self, allowance: Allowance, output: str | Path) -> None:
+        self.gate = StepGate(allowance)
+        self._output = output
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **running: Any,
+    ) -> None:
+        """Check what is about to run, and that at least a step of it fits.
+
+        Raises:
+            NoGuaranteeError: it is not what the allowance's plan says.
+            BudgetExhaustedError: no step fits.
+            ServiceError: no usable answer.
+        """
+        require_no_accumulation(args.gradient_accumulation_steps)
+        optimizer = running["optimizer"]
+        own = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self.gate.guard(own, running["train_dataloader"], made=state.global_step)
+        self.gate.ask()
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **running: Any,
+    ) -> None:
+        """Ask for the next step, if there is to be one.
+
+        Raises:
+            ServiceError: no usable answer.
+        """
+        # The Trainer clears gradients through the model, which leaves what Opacus summed.
+        running["optimizer"].zero_grad()
+        if control.should_training_stop:
+            return
+        try:
+            self.gate.ask()
+        except BudgetExhaustedError:
+            control.should_training_stop = True
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **running: Any,
+    ) -> None:
+        """Commit, and write what may be said of the model.
+
+        Raises:
+            ServiceError: no usable answer.
+        """
+        self.gate.settle(self._output)

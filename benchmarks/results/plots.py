@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.results.accounting import epsilon
-from benchmarks.results.experiments import Experiment
+from benchmarks.results.experiments import Experiment, Method
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import TASKS
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; one for each family
+# Okabe and Ito's colours, which colour-blind readers can tell apart: by label, or by optimizer
 _COLOURS: Final = {
     "non_private": "#999999",
     "dp_sgd": "#000000",
@@ -28,8 +28,16 @@ _COLOURS: Final = {
     "adadps": "#d55e00",
     "dp_r_pub": "#009e73",
     "dp_adam_pub": "#e69f00",
+    "sgd_maj": "#e69f00",
+    "sgd_adv": "#56b4e9",
+    "sgd_pass": "#009e73",
+    "a_ddp": "#0072b2",
+    "a_ddp pld": "#d55e00",
+    "box, privatised": "#d55e00",
+    "box, raw": "#d55e00",
 }
-_DASHES: Final = ("-", "--", ":", "-.")
+_DASHES: Final = ("-", "--", "-.")
+_UNPROVEN: Final = ":"
 _PANEL: Final = (3.6, 4.0)  # inches
 _SHOWN: Final = 0.25  # of accuracy below the best: what lies lower is cut off
 
@@ -108,14 +116,19 @@ def _unit(experiment: Experiment) -> tuple[float, str]:
 
 
 def _style(experiment: Experiment, beside: Sequence[Experiment]) -> dict[str, Any]:
-    """A colour for the optimizer; dashes tell its variants apart."""
-    name = experiment.method.optimizer
-    family = [each for each in beside if each.method.optimizer == name]
-    label = experiment.method.label
-    if not experiment.method.proven:
-        label += " (no guarantee)"
-    dashes = _DASHES[family.index(experiment) % len(_DASHES)]
-    return {"label": label, "color": _COLOURS[name], "linestyle": dashes, "linewidth": 1.4}
+    """A colour for the optimizer; dashes tell its variants apart, dots that nothing is proven."""
+    method = experiment.method
+    colour, label = _colour(method), method.label
+    alike = [each for each in beside if each.method.proven and _colour(each.method) == colour]
+    if method.proven:
+        dashes = _DASHES[alike.index(experiment) % len(_DASHES)]
+    else:
+        dashes, label = _UNPROVEN, f"{label} (no guarantee)"
+    return {"label": label, "color": colour, "linestyle": dashes, "linewidth": 1.4}
+
+
+def _colour(method: Method) -> str:
+    return _COLOURS.get(method.label) or _COLOURS[method.optimizer]
 
 
 def _costs(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:

@@ -328,12 +328,12 @@ def autoencoders() -> Iterator[Experiment]:
 
 EXPERIMENTS: Final = (
     *mnist(),
-    *shapes(),
     *newsgroups(),
     *adult(),
     *fashion_mnist(),
     *autoencoders(),
     *longer(),
+    *shapes(),
 )
 
 

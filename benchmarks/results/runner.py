@@ -216,5 +216,7 @@ def execute(jobs: Sequence[Job], store: Store, workers: int, title: str) -> None
 
 def _begin() -> None:
     """Each worker process: one thread, and behind everybody else."""
+    for library in ("NUMBA", "OMP"):  # numba would otherwise give PyTorch its threads back
+        os.environ[f"{library}_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     os.nice(10)

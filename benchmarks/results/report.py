@@ -83,7 +83,9 @@ def inside(argument: str, store: Store) -> str:
     told = [run[fact] for run in store.runs(_BY_NAME[name]) if fact in run]
     if None in told:
         return "beyond every number"
-    return f"{min(told):.2g} to {max(told):.2g}" if told else NOTHING
+    if not told:
+        return NOTHING
+    return " to ".join(dict.fromkeys((f"{min(told):.2g}", f"{max(told):.2g}")))
 
 
 def printed(paper: Printed) -> str:
@@ -143,8 +145,8 @@ def table_1(_: str, store: Store) -> str:
     """The ε and the epochs at which a mean first reaches an accuracy, beside papers/000 Table I."""
     methods = {each.method.label: each for each in of_part("mnist/table-1")}
     lines = [
-        "| accuracy | dp_sgd: paper | ours | AdaDP: paper | adadp | adadp raw |",
-        "|" + "---|" * 6,
+        "| accuracy | dp_sgd: paper | ours | AdaDP: paper | adadp raw |",
+        "|" + "---|" * 5,
     ]
     for level, (plain, adaptive) in TABLE_1.items():
         found = {label: _needed(each, level, store) for label, each in methods.items()}

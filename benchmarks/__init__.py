@@ -1,0 +1,1 @@
+"""Measurements of this project, each a program of its own."""

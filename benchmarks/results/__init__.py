@@ -1,0 +1,1 @@
+"""What `benchmarks/training_results.py` is made of."""

@@ -1,0 +1,150 @@
+"""Curves: the score along a run, over epochs and over what they cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.results.accounting import epsilon
+from benchmarks.results.experiments import Experiment, Method
+from benchmarks.results.store import Store
+from benchmarks.results.tasks import TASKS
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart: by label, or by optimizer
+_COLOURS: Final = {
+    "non_private": "#999999",
+    "dp_sgd": "#000000",
+    "dp_adam": "#999999",
+    "dp_rmsprop": "#56b4e9",
+    "adadp": "#0072b2",
+    "adal": "#56b4e9",
+    "adan": "#009e73",
+    "pi_adam": "#d55e00",
+    "pi_rmsprop": "#e69f00",
+    "pi_adagrad": "#cc79a7",
+    "adadps": "#d55e00",
+    "dp_r_pub": "#009e73",
+    "dp_adam_pub": "#e69f00",
+    "sgd_maj": "#e69f00",
+    "sgd_adv": "#56b4e9",
+    "sgd_pass": "#009e73",
+    "a_ddp": "#0072b2",
+    "a_ddp pld": "#d55e00",
+    "box, privatised": "#d55e00",
+    "box, raw": "#d55e00",
+}
+_DASHES: Final = ("-", "--", "-.")
+_UNPROVEN: Final = ":"
+_PANEL: Final = (3.6, 4.0)  # inches
+_SHOWN: Final = 0.25  # of accuracy below the best: what lies lower is cut off
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean and deviation over the seeds, at some steps."""
+
+    steps: list[int]
+    means: list[float]
+    deviations: list[float]
+
+
+def curve(experiment: Experiment, store: Store) -> Curve | None:
+    """None before there is a run that did not break down."""
+    runs = [dict(run["curve"]) for run in store.runs(experiment) if run["score"] is not None]
+    if not runs:
+        return None
+    steps = sorted(set.intersection(*(set(run) for run in runs)))
+    columns = [[run[step] for run in runs] for step in steps]
+    spread = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
+    return Curve(steps, [statistics.mean(column) for column in columns], spread)
+
+
+def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
+    """A panel for each column of the report."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    columns = list(dict.fromkeys(each.column for each in experiments))
+    width, height = _PANEL
+    with rc_context({"svg.hashsalt": file.stem, "svg.fonttype": "path", "font.size": 9}):
+        figure = Figure(figsize=(width * len(columns) + 1.8, height), layout="constrained")
+        panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+        for axes, column in zip(panels, columns, strict=True):
+            _panel(axes, column, [each for each in experiments if each.column == column], store)
+        panels[0].set_ylabel(TASKS[experiments[0].task].unit)
+        _cut_off(panels[0], experiments, store)
+        lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+        figure.legend(lines.values(), lines.keys(), frameon=False, loc="outside right center")
+        figure.savefig(file, metadata={"Date": None})
+
+
+def _cut_off(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:
+    """Keep what is worst from pressing all others together."""
+    found = [curve(experiment, store) for experiment in experiments]
+    tops = [max(each.means) for each in found if each is not None]
+    if tops and TASKS[experiments[0].task].higher_is_better:
+        axes.set_ylim(max(max(tops) - _SHOWN, axes.get_ylim()[0]), max(tops) + 0.02)
+
+
+def _panel(axes: Any, column: str, experiments: Sequence[Experiment], store: Store) -> None:
+    for experiment in experiments:
+        found = curve(experiment, store)
+        if found is None:
+            continue
+        style = _style(experiment, experiments)
+        along = [step * _unit(experiment)[0] for step in found.steps]
+        axes.plot(along, found.means, **style)
+        low = [mean - spread for mean, spread in zip(found.means, found.deviations, strict=True)]
+        high = [mean + spread for mean, spread in zip(found.means, found.deviations, strict=True)]
+        axes.fill_between(along, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    axes.set_title(column)
+    axes.set_xlabel(_unit(experiments[0])[1])
+    if TASKS[experiments[0].task].users > 1:
+        axes.set_xscale("log")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    _costs(axes, experiments, store)
+
+
+def _unit(experiment: Experiment) -> tuple[float, str]:
+    """What a step is along the axis: of an epoch, or a round of all users."""
+    task = TASKS[experiment.task]
+    return (1.0, "rounds") if task.users > 1 else (task.sample_rate, "epochs")
+
+
+def _style(experiment: Experiment, beside: Sequence[Experiment]) -> dict[str, Any]:
+    """A colour for the optimizer; dashes tell its variants apart, dots that nothing is proven."""
+    method = experiment.method
+    colour, label = _colour(method), method.label
+    alike = [each for each in beside if each.method.proven and _colour(each.method) == colour]
+    if method.proven:
+        dashes = _DASHES[alike.index(experiment) % len(_DASHES)]
+    else:
+        dashes, label = _UNPROVEN, f"{label} (no guarantee)"
+    return {"label": label, "color": colour, "linestyle": dashes, "linewidth": 1.4}
+
+
+def _colour(method: Method) -> str:
+    return _COLOURS.get(method.label) or _COLOURS[method.optimizer]
+
+
+def _costs(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:
+    """The certified ε above the epochs, where it is the same for all."""
+    if len({each.noise_multiplier for each in experiments}) > 1:
+        return
+    proven = next(each for each in experiments if each.method.proven)
+    found = curve(proven, store)
+    if found is None:
+        return
+    marks = found.steps[len(found.steps) // 4 - 1 :: max(1, len(found.steps) // 4)]
+    costs = [epsilon(proven, step, store) for step in marks]
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(
+        [step * TASKS[proven.task].sample_rate for step in marks],
+        ["" if cost is None else f"{cost:.2g}" for cost in costs],
+    )
+    above.set_xlabel("certified ε", fontsize=8)
+    above.tick_params(labelsize=8)

@@ -1,0 +1,105 @@
+"""The page of training results says what the results file says, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.results import report
+from benchmarks.results.accounting import question
+from benchmarks.results.experiments import ADULT_PLANS, EXPERIMENTS, GRID, PASSES
+from benchmarks.results.plots import draw
+from benchmarks.results.runner import tunings
+from benchmarks.results.store import Store
+from benchmarks.results.tasks import TASKS
+from tests.helpers import epsilon, run
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def made_up(file: Path) -> Store:
+    """Three seeds of every fifth experiment; the last of them broke down."""
+    store = Store(file)
+    for experiment in EXPERIMENTS[::5]:
+        for seed in (1, 2, 3):
+            known = {"experiment": experiment.name, "seed": seed, "steps": experiment.steps}
+            curve = [[experiment.steps, 0.5 + seed / 10]]
+            score = None if seed == 3 else 0.5 + seed / 10
+            rest = {"score": score, "curve": curve, "seconds": 1.0}
+            store.add({"kind": "run", **known, "learning_rate": 0.1, **rest})
+        asked = question(experiment, experiment.steps)
+        store.add({"kind": "epsilon", **asked, "epsilon": 0.25, "status": "proven"})
+    return store
+
+
+def test_a_page_renders_from_a_few_results(tmp_path: Path) -> None:
+    store = made_up(tmp_path / "results.jsonl")
+    text = report.page(store, report.TEMPLATE.read_text())
+    assert "0.650 ± 0.071, 1 broke down" in text
+    assert "| 0.25 |" in text
+    assert not set("{}") & set(text)
+
+
+def test_plots_are_drawn_from_a_few_results(tmp_path: Path) -> None:
+    store = made_up(tmp_path / "results.jsonl")
+    draw(report.of_part("adult/main"), store, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+
+
+def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    lines = len(made_up(file).lines)
+    file.write_text(file.read_text() + '{"kind": "ru')
+    store = Store(file)
+    assert len(store.lines) == lines
+    store.add({"kind": "run", "experiment": "another", "seed": 1})
+    assert len(Store(file).lines) == lines + 1
+
+
+def test_every_experiment_says_what_its_paper_prints() -> None:
+    sources = {each.printed.source for each in EXPERIMENTS}
+    assert all(source.startswith("papers/00") or source == "none" for source in sources)
+
+
+def test_names_tell_experiments_apart() -> None:
+    private = [each.name for each in EXPERIMENTS if each.method.optimizer != "non_private"]
+    assert len(private) == len(set(private))
+
+
+def test_the_grid_is_tried_for_every_method() -> None:
+    tried = {(job.experiment.task, job.experiment.method.label) for job in tunings(EXPERIMENTS)}
+    needed = {(TASKS[each.task].tuned_on or each.task, each.method.label) for each in EXPERIMENTS}
+    assert tried == needed
+    assert len(list(tunings(EXPERIMENTS))) == len(tried) * len(GRID)
+
+
+def test_the_page_is_what_the_results_file_says() -> None:
+    store = Store(DOCS / "training-results.jsonl")
+    text = report.page(store, report.TEMPLATE.read_text())
+    assert (DOCS / "training-results.md").read_text() == text
+
+
+def test_a_line_is_json_without_surprises() -> None:
+    for line in (DOCS / "training-results.jsonl").read_text().splitlines():
+        assert json.loads(line)["kind"] in ("tuning", "run", "epsilon")
+
+
+THEOREMS = {  # of each method for Adult: what accounts for it, and at what rate
+    "sgd_maj": ("basic_composition", 1.0),
+    "sgd_adv": ("advanced_composition", 0.01),
+    "sgd_pass": ("advanced_composition", 1.0),
+    "a_ddp": ("gaussian_sampling_composition", 0.01),
+    "a_ddp pld": ("pld", 0.01),
+}
+
+
+@pytest.mark.parametrize("label", list(THEOREMS))
+def test_plans_for_adult_are_what_the_service_says(label: str) -> None:
+    method, rate = THEOREMS[label]
+    for target, plans in ADULT_PLANS.items():
+        noise, rounds = plans[label]
+        steps = PASSES if label == "sgd_pass" else rounds
+        found = epsilon(method, run(rate, noise, steps), TASKS["adult"].delta)
+        assert found.epsilon == pytest.approx(target, rel=1e-3)

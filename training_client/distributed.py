@@ -71,10 +71,11 @@ class Participant:
             loss: one value an example.
 
         Raises:
+            NoGuaranteeError: somebody else draws on the same budget; nothing was computed.
             ServiceError: no usable answer about the budget; nothing was computed.
         """
         try:
-            self.budget.allow(self.steps + 1)
+            self.budget.take(self.steps + 1)
         except BudgetExhaustedError:
             return None
         self.steps += 1

@@ -18,6 +18,7 @@ from training_client.errors import (
     NoGuaranteeError,
     ServiceUnreachableError,
 )
+from training_client.integrations.gate import StepGate
 from training_client.plan import Plan
 from training_client.service import AccountingService
 
@@ -56,6 +57,12 @@ def budget(service: AccountingService, plan: Plan = PLAN, fits: int = FITS) -> B
 def reserved(ledger: AccountingService, steps: int) -> LedgerBudget:
     reservation = ledger.reserve("patients", PLAN.mechanism(steps))
     return LedgerBudget(ledger, PLAN, "patients", DELTA, reservation, block=10)
+
+
+def step(private: Private) -> None:
+    private.optimizer.zero_grad()
+    private.net(**next(iter(private.loader)))["loss"].backward()
+    private.optimizer.step()
 
 
 def test_the_steps_that_fit_are_made_and_no_other(
@@ -205,6 +212,19 @@ def test_a_ledger_and_no_checkpoint_says_what_is_made(
     private = Private()
     framework.fit(private, reserved(ledger, 15), tmp_path, resume=True)
     assert private.sgd.made == 15
+
+
+def test_two_runs_do_not_share_one_allowance(ledger: AccountingService) -> None:
+    allowance, runs = reserved(ledger, 20), [Private(), Private()]
+    gates = [StepGate(allowance) for _ in runs]
+    for gate, run in zip(gates, runs, strict=True):
+        gate.guard(run.optimizer, run.loader)
+    step(runs[0])
+    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+        step(runs[1])
+    step(runs[0])
+    assert [run.sgd.made for run in runs] == [2, 0]
+    assert runs[1].untouched_since
 
 
 def test_a_loader_of_a_later_epoch_is_looked_at(service: AccountingService, tmp_path: Path) -> None:

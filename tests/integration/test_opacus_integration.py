@@ -276,6 +276,18 @@ def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -
         optimizer.step_hook(optimizer)
 
 
+def test_two_engines_do_not_share_one_reservation(ledger: AccountingService) -> None:
+    plan = Plan(400, 0.05, 1.0, 1.0)
+    held = ledger.reserve("patients", plan.mechanism(10))
+    integration.connect_ledger(LedgerBudget(ledger, plan, "patients", 1e-5, held))
+    first, second = program(noise_multiplier=1.0), program(noise_multiplier=1.0)
+    with pytest.raises(BudgetExhaustedError, match="all 10 steps"):
+        train(*first[:3], 1)
+    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+        train(*second[:3], 1)
+    assert [each[3].accountant.made for each in (first, second)] == [10, 0]
+
+
 @pytest.mark.slow
 def test_of_two_processes_one_asks_and_a_refusal_stops_both(tmp_path: Path) -> None:
     program = Path(__file__).with_name("two_ranks.py")
@@ -288,7 +300,7 @@ def test_of_two_processes_one_asks_and_a_refusal_stops_both(tmp_path: Path) -> N
             rank.wait()
     first, second = ((tmp_path / f"rank{rank}.txt").read_text().splitlines() for rank in range(2))
     # ε = 1.25 holds a block of ten, then two steps more; at the gate it is asked for the last one
-    questions = [10, 20, 15, 12, 22, 17, 14, 13, 10, 21, 12, 12, 22, 12]
+    questions = [10, 20, 15, 12, 22, 17, 14, 13, 10, 21, 15, 12, 13, 24, 18, 15, 13]
     assert [line for line in first if line.startswith("asked")] == [
         f"asked {steps}" for steps in questions
     ]

@@ -13,7 +13,7 @@ from tests.unit.test_private_step import batch, model
 from training_client import train as training
 from training_client.budget import Budget
 from training_client.distributed import Participant, Round, train_together
-from training_client.errors import DataError, ServiceUnreachableError
+from training_client.errors import DataError, NoGuaranteeError, ServiceUnreachableError
 from training_client.plan import Plan
 from training_client.service import AccountingService
 
@@ -119,6 +119,15 @@ def test_without_an_answer_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) 
         train_together(net, people, training.cross_entropy, learning_rate=0.1)
     assert people[0].steps == 0
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_two_do_not_spend_one_budget() -> None:
+    net, (examples, labels) = model(), batch(32)
+    budget = Budget(service(), Plan(32, 0.5, 1.0, 1.0), 1.0, 1e-5)
+    people = [Participant(name, net, examples, labels, budget) for name in "ab"]
+    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+        train_together(net, people, training.cross_entropy, learning_rate=0.1)
+    assert [each.steps for each in people] == [1, 0]
 
 
 def test_bad_input_is_named() -> None:

@@ -83,8 +83,9 @@ def connect(
 def connect_ledger(budget: LedgerBudget) -> None:
     """Say which reservation `PrivacyEngine(accountant="remote")` has its steps granted from.
 
-    Its steps are numbered on from those that were granted before, whatever a checkpoint says. At
-    the end `training_client.claims.settle` commits it.
+    Its steps are numbered on from those that were granted before, whatever a checkpoint says, and
+    made by one engine: a second begins after the first has ended, or is refused. At the end
+    `training_client.claims.settle` commits it.
 
     Args:
         budget: with the plan that `checks.plan_of` finds.
@@ -148,7 +149,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
         Raises:
             BudgetExhaustedError: it would pass the budget.
-            NoGuaranteeError: it is not what the ledger was told.
+            NoGuaranteeError: it is not what the ledger was told, or another engine made it.
             ServiceError: no usable answer.
         """
         like = (noise_multiplier, sample_rate)
@@ -166,7 +167,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
                 f"the step has σ, q = {like}, and the ledger was told {_like(budget)}: make the "
                 "plan with training_client.integrations.checks.plan_of(optimizer, loader)"
             )
-        on_rank_zero(partial(budget.allow, self.made + 1))
+        on_rank_zero(partial(budget.take, self.made + 1))
 
     def _ask(self, like: tuple[float, float]) -> int:
         """How many more such steps may be made: a block of them, or as many of it as fit."""

@@ -24,6 +24,7 @@ from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
     from pytorch_lightning import LightningDataModule
 
     from tests.integration.frameworks import BATCH, RECORDS, InHuggingFace, InLightning, Private
@@ -59,9 +60,9 @@ def reserved(ledger: AccountingService, steps: int) -> LedgerBudget:
     return LedgerBudget(ledger, PLAN, "patients", DELTA, reservation, block=10)
 
 
-def step(private: Private) -> None:
+def step(private: Private, batch: dict[str, Any] | None = None) -> None:
     private.optimizer.zero_grad()
-    private.net(**next(iter(private.loader)))["loss"].backward()
+    private.net(**batch or next(iter(private.loader)))["loss"].backward()
     private.optimizer.step()
 
 
@@ -155,6 +156,29 @@ def test_what_the_plan_does_not_describe_is_refused(
         framework.fit(private, budget(service), tmp_path, **fit)
     assert private.sgd.made == 0
     assert asked == []
+
+
+def test_batches_whose_steps_were_skipped_are_refused(service: AccountingService) -> None:
+    private, gate = Private(), StepGate(budget(service))
+    gate.guard(private.optimizer, private.loader)
+    for _ in range(2):
+        private.optimizer.signal_skip_step()
+        step(private)
+    with pytest.raises(NoGuaranteeError, match=r"signal_skip_step.*BatchMemoryManager"):
+        step(private)
+    assert (private.sgd.made, gate.steps) == (0, 0)
+
+
+def test_one_batch_may_be_split(service: AccountingService) -> None:
+    private, gate = Private(), StepGate(budget(service))
+    manager = BatchMemoryManager(
+        data_loader=private.loader, max_physical_batch_size=4, optimizer=private.optimizer
+    )
+    with manager as parts:
+        gate.guard(private.optimizer, parts)
+        for part in parts:
+            step(private, part)
+    assert private.sgd.made == gate.steps == RECORDS / BATCH
 
 
 def test_an_optimizer_without_noise_is_refused(

@@ -35,6 +35,16 @@ with warnings.catch_warnings():
     from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
 
+ADAPTIVE = {
+    "clipping": "adaptive",
+    "target_unclipped_quantile": 0.5,
+    "clipbound_learning_rate": 0.2,
+    "max_clipbound": 10.0,
+    "min_clipbound": 0.1,
+    "unclipped_num_std": 1.0,
+}
+
+
 def records(number: int = 400) -> TensorDataset:
     return TensorDataset(torch.randn(number, 6), torch.randint(0, 2, (number,)))
 
@@ -175,6 +185,7 @@ def test_a_loader_that_is_not_poisson_is_refused(transport: Any, asked: list[Any
         ({"noise_multiplier": float("inf")}, "noise_multiplier = inf"),
         ({"noise_multiplier": 1.0, "max_grad_norm": float("inf")}, "max_grad_norm = inf"),
         ({"noise_multiplier": 1.0, "max_grad_norm": 0.0}, "max_grad_norm = 0 "),
+        ({"noise_multiplier": 1.0} | ADAPTIVE, "adaptive.*no claim covers"),
     ],
 )
 def test_what_gives_no_guarantee_changes_nothing(

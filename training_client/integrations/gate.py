@@ -11,7 +11,11 @@ from opacus.optimizers import DPOptimizer
 
 from training_client.budget import Allowance
 from training_client.claims import settle
-from training_client.integrations.checks import require_one_batch, require_plan
+from training_client.integrations.checks import (
+    require_no_skipped_steps,
+    require_one_batch,
+    require_plan,
+)
 from training_client.integrations.ranks import on_rank_zero
 
 
@@ -75,6 +79,7 @@ class StepGate:
 
     def _before_step(self, optimizer: DPOptimizer) -> None:
         require_one_batch(optimizer)
+        require_no_skipped_steps(optimizer, self._loader)
         require_plan(optimizer, self._loader, self._allowance.plan)
         on_rank_zero(partial(self._allowance.take, self.steps + 1))
         self.steps += 1

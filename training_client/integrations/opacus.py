@@ -12,8 +12,13 @@ processes rank 0 asks, and all get its answer. `get_epsilon`, `get_noise_multipl
 `make_private_with_epsilon` ask the service too.
 
 What is charged is read off the sampler and the optimizer. A loader that does not sample by Poisson
-is refused by `make_private`; a step without noise, with an infinite norm or over several batches,
-when it is about to be made.
+is refused by `make_private`; a step without noise, with an infinite or an adaptive norm or over
+several batches, when it is about to be made.
+
+What is not seen here is the loop. `BatchMemoryManager` gives it another loader than `make_private`
+did, so steps that a program skips by itself (`signal_skip_step`), over several batches, look like
+parts of one batch and are charged as one step, which no claim covers. The callbacks for Lightning
+and Hugging Face know the loop's loader, and refuse them.
 
 A checkpoint never rewinds what this process has made. A fresh process knows only what the
 checkpoint says: steps that were made after it was written are not counted, unless a ledger granted

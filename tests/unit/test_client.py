@@ -200,6 +200,34 @@ def test_answers_outside_the_contract_are_no_answers(answer: httpx.Response) -> 
         service(lambda *_: answer).epsilon(PLAN.mechanism(5), 1e-5)
 
 
+WRONG = [{"delta": 0.9}, {"status": "estimate"}, {"status": "refuted"}, {"method": "clt"}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("ledger", [False, True])
+def test_an_answer_to_another_question_allows_no_step(wrong: dict[str, Any], ledger: bool) -> None:
+    accounting = service(lambda *_: httpx.Response(200, json=claim(0.1) | wrong))
+    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    with pytest.raises(ServiceConfusedError):
+        budget.guarantee(5)
+    with pytest.raises(ServiceConfusedError):
+        budget.take(1)
+    assert budget.made == 0
+
+
+@pytest.mark.parametrize(("status", "taken"), [("estimate", True), ("refuted", False)])
+def test_an_estimate_is_taken_of_a_method_that_was_chosen(status: str, taken: bool) -> None:
+    answer = claim(0.1) | {"status": status, "method": "clt"}
+    accounting = service(lambda *_: httpx.Response(200, json=answer))
+    budget = Budget(accounting, PLAN, epsilon=2.0, delta=1e-5, method="clt")
+    if taken:
+        budget.take(1)
+        assert budget.guarantee(1).status == status  # which privacy.json then says
+    else:
+        with pytest.raises(ServiceConfusedError, match="refuted"):
+            budget.take(1)
+
+
 def test_a_solution_whose_own_guarantee_misses_the_budget_is_not_trusted() -> None:
     def generous(*_: object) -> httpx.Response:
         return httpx.Response(200, json={"noise_multiplier": 0.5, "guarantee": claim(9.0)})

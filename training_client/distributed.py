@@ -64,10 +64,10 @@ class Participant:
     def contribute(
         self, parameters: Sequence[torch.Tensor], loss: Loss
     ) -> list[torch.Tensor] | None:
-        """A noisy mean gradient of what is trained, at these parameters; None if the budget allows no more.
+        """A noisy mean gradient of what is trained; None if the budget allows no more.
 
         Args:
-            parameters: of the model, in its order, frozen ones too.
+            parameters: of the model, in its order, frozen ones too; the gradient is taken there.
             loss: one value an example.
 
         Raises:

@@ -68,7 +68,7 @@ def measured(accounting: AccountingService, inputs: int, steps: int) -> tuple[fl
     asking += time.perf_counter() - start
     for step in range(1, steps + 1):
         asked = time.perf_counter()
-        budget.allow(step)
+        budget.take(step)
         asking += time.perf_counter() - asked
         optimizer.step(examples, labels, cross_entropy)
     asked = time.perf_counter()

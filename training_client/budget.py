@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Protocol
 
-from training_client.errors import BudgetExhaustedError, ServiceError, ServiceRefusedError
+from training_client.errors import (
+    BudgetExhaustedError,
+    NoGuaranteeError,
+    ServiceError,
+    ServiceRefusedError,
+)
 from training_client.plan import Mechanism, Plan, composition
 from training_client.service import AccountingService, Guarantee, Json, Reservation
 
@@ -17,7 +22,11 @@ _POINTS_MAX: Final = 200  # of a curve
 
 
 class Allowance(Protocol):
-    """What the training loop asks before every step."""
+    """What the training loop asks before every step.
+
+    It hands out each step once: who begins later goes on after `made`, and two who began together
+    cannot both make the same step.
+    """
 
     @property
     def plan(self) -> Plan:
@@ -39,7 +48,15 @@ class Allowance(Protocol):
         ...
 
     def allow(self, step: int) -> None:
-        """Return if step number `step` (from 1) may be made; raise if not."""
+        """Return if step number `step` (from 1) may be made; raise if not. Ask as often as wanted.
+
+        Raises:
+            NoGuaranteeError: it was taken before.
+        """
+        ...
+
+    def take(self, step: int) -> None:
+        """Return if step number `step` may be made, now and by nobody else; raise if not."""
         ...
 
     def guarantee(self, steps: int) -> Guarantee:
@@ -68,6 +85,7 @@ class Budget:
             covers it.
         allowed: steps that the service has said fit, so far.
         spent: ε of the allowed steps.
+        made: the last step taken.
     """
 
     service: AccountingService
@@ -106,8 +124,10 @@ class Budget:
 
         Raises:
             BudgetExhaustedError: the step would pass the budget.
+            NoGuaranteeError: it was taken before.
             ServiceError: no usable answer; the step must not be made.
         """
+        _require_new(step, self.made)
         if step <= self.allowed:
             return
         end = max(self.allowed, step - 1) + max(self.allowed, self.block)
@@ -121,6 +141,11 @@ class Budget:
                 f"step {step} would pass ε = {self.epsilon:g} at δ = {self.delta:g}: "
                 f"{self.allowed} steps fit"
             )
+
+    def take(self, step: int) -> None:
+        """See `Allowance`; raises what `allow` does."""
+        self.allow(step)
+        self.made = step
 
     def guarantee(self, steps: int) -> Guarantee:
         """What the service claims of the first `steps` steps, and of what came before."""
@@ -173,8 +198,9 @@ class LedgerBudget:
     spent: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """The lease was new just now."""
+        """The lease was new just now; what is granted already was granted to somebody else."""
         self._renewed = time.monotonic()
+        self._taken = self.reservation.steps_granted
 
     def begin(self) -> list[Json]:
         """Have what comes before charged: only then may it be released.
@@ -208,8 +234,10 @@ class LedgerBudget:
 
         Raises:
             BudgetExhaustedError: the plan has no such step.
+            NoGuaranteeError: it was taken before.
             ServiceError: no usable answer; the step must not be made.
         """
+        _require_new(step, self._taken)
         held = self.reservation
         if step <= held.steps_granted:
             return
@@ -224,6 +252,11 @@ class LedgerBudget:
         self.spent = next(epsilon for steps, epsilon in curve if steps >= granted)
         if step > self.reservation.steps_granted:
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
+
+    def take(self, step: int) -> None:
+        """See `Allowance`; raises what `allow` does."""
+        self.allow(step)
+        self._taken = step
 
     @cached_property
     def _curve(self) -> list[tuple[int, float]]:
@@ -291,6 +324,10 @@ class Unclaimed:
         if step > self.steps:
             raise BudgetExhaustedError(f"all {self.steps} steps are made")
 
+    def take(self, step: int) -> None:
+        """See `Allowance`: of what nothing is claimed there is enough for everybody."""
+        self.allow(step)
+
     def guarantee(self, steps: int) -> Guarantee:
         """None, and why."""
         document = {"guarantee": "none", "reason": self.reason, "steps": steps}
@@ -298,3 +335,12 @@ class Unclaimed:
 
     def commit(self) -> None:
         """See `Allowance`: nothing is held."""
+
+
+def _require_new(step: int, taken: int) -> None:
+    """Refuse to hand a step out twice: it is charged once."""
+    if step <= taken:
+        raise NoGuaranteeError(
+            f"step {step} was handed out before, as all up to {taken}: another run draws on the "
+            "same allowance. Give each run one of its own, or begin one after the other has ended"
+        )

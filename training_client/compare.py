@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,7 +96,8 @@ def run_all(
     for seed in range(seeds):
         torch.manual_seed(seed)
         model, optimizer = make()
-        results.append(train(model, data, optimizer, budget, objective=objective, **limits))
+        own = replace(budget)  # with nothing taken yet: a budget hands out each step once
+        results.append(train(model, data, optimizer, own, objective=objective, **limits))
     taken = [step for step, _ in results[0].scores]
     columns = zip(*(each.scores for each in results), strict=True)
     return Curve(

@@ -64,17 +64,18 @@ class Participant:
     def contribute(
         self, parameters: Sequence[torch.Tensor], loss: Loss
     ) -> list[torch.Tensor] | None:
-        """A noisy mean gradient at these parameters; None if the budget allows no more.
+        """A noisy mean gradient of what is trained; None if the budget allows no more.
 
         Args:
-            parameters: of the model, in its order.
+            parameters: of the model, in its order, frozen ones too; the gradient is taken there.
             loss: one value an example.
 
         Raises:
+            NoGuaranteeError: somebody else draws on the same budget; nothing was computed.
             ServiceError: no usable answer about the budget; nothing was computed.
         """
         try:
-            self.budget.allow(self.steps + 1)
+            self.budget.take(self.steps + 1)
         except BudgetExhaustedError:
             return None
         self.steps += 1
@@ -130,15 +131,16 @@ def train_together(
     if len({each.name for each in participants}) != len(participants):
         raise ValueError("participants need names that differ")
     parameters, done = list(model.parameters()), 0
+    trained = [each for each in parameters if each.requires_grad]  # what contributions are about
     while rounds_max is None or done < rounds_max:
         given = [(each.name, each.contribute(parameters, loss)) for each in participants]
         contributions = [(name, means) for name, means in given if means is not None]
         if not contributions:
             break
         with torch.no_grad():
-            for at, parameter in enumerate(parameters):
-                total = torch.stack([means[at] for _, means in contributions]).mean(0)
-                parameter.sub_(total, alpha=learning_rate)
+            columns = zip(*(means for _, means in contributions), strict=True)
+            for parameter, column in zip(trained, columns, strict=True):
+                parameter.sub_(torch.stack(column).mean(0), alpha=learning_rate)
         done += 1
         report(Round(done, tuple(name for name, _ in contributions)))
     return done

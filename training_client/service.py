@@ -20,6 +20,9 @@ from training_client.errors import (
 )
 
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
+_PROVING: Final = "pld"  # the method that proves every claim it makes
+_PROVEN: Final = "proven"
+_ESTIMATE: Final = "estimate"  # a hypothesis of the method fails
 
 Json = Mapping[str, Any]
 
@@ -135,10 +138,30 @@ class AccountingService:
     ) -> None:
         self._client.close()
 
-    def epsilon(self, mechanism: Json, delta: float, method: str = "pld") -> Guarantee:
-        """The guarantee of a mechanism at δ."""
+    def epsilon(self, mechanism: Json, delta: float, method: str = _PROVING) -> Guarantee:
+        """The guarantee of a mechanism at δ.
+
+        Args:
+            mechanism: what is released.
+            delta: that the answer may not pass.
+            method: of accounting. The default proves what it says; of another, which somebody
+                chose, an estimate is taken too, and says that it is one.
+
+        Raises:
+            ServiceConfusedError: the answer is to another question, or claims less than it must.
+        """
         body = {"mechanism": mechanism, "delta": delta, "method": method}
-        return Guarantee.from_json(self._ask("/v1/epsilon", body))
+        found = Guarantee.from_json(self._ask("/v1/epsilon", body))
+        if found.delta > delta or found.method != method:
+            raise ServiceConfusedError(
+                f"δ = {delta:g} by {method} was asked for, the answer is for δ = {found.delta:g} "
+                f"by {found.method}"
+            )
+        if found.status not in ({_PROVEN} if method == _PROVING else {_PROVEN, _ESTIMATE}):
+            raise ServiceConfusedError(
+                f"the claim of {method} is {found.status!r}, and nothing may be made of it"
+            )
+        return found
 
     def curve(self, run: Json, delta: float, points: int) -> list[tuple[int, float]]:
         """ε along the steps of a run: so many steps, and what they cost.

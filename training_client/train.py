@@ -86,6 +86,7 @@ def train(
         sampler: of the batches; Poisson at the plan's rate by default.
 
     Raises:
+        NoGuaranteeError: another run took steps of this budget meanwhile.
         ServiceError: the service gave no usable answer; no step was made without one.
     """
     if optimizer.plan != budget.plan:
@@ -102,7 +103,7 @@ def train(
         if steps_max is not None and step > steps_max:
             break
         try:
-            budget.allow(step)
+            budget.take(step)
         except BudgetExhaustedError:
             exhausted = True
             break

@@ -18,11 +18,13 @@ from training_client.errors import (
     NoGuaranteeError,
     ServiceUnreachableError,
 )
+from training_client.integrations.gate import StepGate
 from training_client.plan import Plan
 from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
     from pytorch_lightning import LightningDataModule
 
     from tests.integration.frameworks import BATCH, RECORDS, InHuggingFace, InLightning, Private
@@ -56,6 +58,12 @@ def budget(service: AccountingService, plan: Plan = PLAN, fits: int = FITS) -> B
 def reserved(ledger: AccountingService, steps: int) -> LedgerBudget:
     reservation = ledger.reserve("patients", PLAN.mechanism(steps))
     return LedgerBudget(ledger, PLAN, "patients", DELTA, reservation, block=10)
+
+
+def step(private: Private, batch: dict[str, Any] | None = None) -> None:
+    private.optimizer.zero_grad()
+    private.net(**batch or next(iter(private.loader)))["loss"].backward()
+    private.optimizer.step()
 
 
 def test_the_steps_that_fit_are_made_and_no_other(
@@ -150,6 +158,29 @@ def test_what_the_plan_does_not_describe_is_refused(
     assert asked == []
 
 
+def test_batches_whose_steps_were_skipped_are_refused(service: AccountingService) -> None:
+    private, gate = Private(), StepGate(budget(service))
+    gate.guard(private.optimizer, private.loader)
+    for _ in range(2):
+        private.optimizer.signal_skip_step()
+        step(private)
+    with pytest.raises(NoGuaranteeError, match=r"signal_skip_step.*BatchMemoryManager"):
+        step(private)
+    assert (private.sgd.made, gate.steps) == (0, 0)
+
+
+def test_one_batch_may_be_split(service: AccountingService) -> None:
+    private, gate = Private(), StepGate(budget(service))
+    manager = BatchMemoryManager(
+        data_loader=private.loader, max_physical_batch_size=4, optimizer=private.optimizer
+    )
+    with manager as parts:
+        gate.guard(private.optimizer, parts)
+        for part in parts:
+            step(private, part)
+    assert private.sgd.made == gate.steps == RECORDS / BATCH
+
+
 def test_an_optimizer_without_noise_is_refused(
     framework: Any, service: AccountingService, tmp_path: Path
 ) -> None:
@@ -205,6 +236,19 @@ def test_a_ledger_and_no_checkpoint_says_what_is_made(
     private = Private()
     framework.fit(private, reserved(ledger, 15), tmp_path, resume=True)
     assert private.sgd.made == 15
+
+
+def test_two_runs_do_not_share_one_allowance(ledger: AccountingService) -> None:
+    allowance, runs = reserved(ledger, 20), [Private(), Private()]
+    gates = [StepGate(allowance) for _ in runs]
+    for gate, run in zip(gates, runs, strict=True):
+        gate.guard(run.optimizer, run.loader)
+    step(runs[0])
+    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+        step(runs[1])
+    step(runs[0])
+    assert [run.sgd.made for run in runs] == [2, 0]
+    assert runs[1].untouched_since
 
 
 def test_a_loader_of_a_later_epoch_is_looked_at(service: AccountingService, tmp_path: Path) -> None:

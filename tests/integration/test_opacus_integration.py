@@ -35,6 +35,16 @@ with warnings.catch_warnings():
     from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
 
+ADAPTIVE = {
+    "clipping": "adaptive",
+    "target_unclipped_quantile": 0.5,
+    "clipbound_learning_rate": 0.2,
+    "max_clipbound": 10.0,
+    "min_clipbound": 0.1,
+    "unclipped_num_std": 1.0,
+}
+
+
 def records(number: int = 400) -> TensorDataset:
     return TensorDataset(torch.randn(number, 6), torch.randint(0, 2, (number,)))
 
@@ -175,6 +185,7 @@ def test_a_loader_that_is_not_poisson_is_refused(transport: Any, asked: list[Any
         ({"noise_multiplier": float("inf")}, "noise_multiplier = inf"),
         ({"noise_multiplier": 1.0, "max_grad_norm": float("inf")}, "max_grad_norm = inf"),
         ({"noise_multiplier": 1.0, "max_grad_norm": 0.0}, "max_grad_norm = 0 "),
+        ({"noise_multiplier": 1.0} | ADAPTIVE, "adaptive.*no claim covers"),
     ],
 )
 def test_what_gives_no_guarantee_changes_nothing(
@@ -276,6 +287,18 @@ def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -
         optimizer.step_hook(optimizer)
 
 
+def test_two_engines_do_not_share_one_reservation(ledger: AccountingService) -> None:
+    plan = Plan(400, 0.05, 1.0, 1.0)
+    held = ledger.reserve("patients", plan.mechanism(10))
+    integration.connect_ledger(LedgerBudget(ledger, plan, "patients", 1e-5, held))
+    first, second = program(noise_multiplier=1.0), program(noise_multiplier=1.0)
+    with pytest.raises(BudgetExhaustedError, match="all 10 steps"):
+        train(*first[:3], 1)
+    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+        train(*second[:3], 1)
+    assert [each[3].accountant.made for each in (first, second)] == [10, 0]
+
+
 @pytest.mark.slow
 def test_of_two_processes_one_asks_and_a_refusal_stops_both(tmp_path: Path) -> None:
     program = Path(__file__).with_name("two_ranks.py")
@@ -288,7 +311,7 @@ def test_of_two_processes_one_asks_and_a_refusal_stops_both(tmp_path: Path) -> N
             rank.wait()
     first, second = ((tmp_path / f"rank{rank}.txt").read_text().splitlines() for rank in range(2))
     # ε = 1.25 holds a block of ten, then two steps more; at the gate it is asked for the last one
-    questions = [10, 20, 15, 12, 22, 17, 14, 13, 10, 21, 12, 12, 22, 12]
+    questions = [10, 20, 15, 12, 22, 17, 14, 13, 10, 21, 15, 12, 13, 24, 18, 15, 13]
     assert [line for line in first if line.startswith("asked")] == [
         f"asked {steps}" for steps in questions
     ]

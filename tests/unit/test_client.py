@@ -23,6 +23,7 @@ from training_client.cli.progress import signals
 from training_client.data import Dataset
 from training_client.errors import (
     BudgetExhaustedError,
+    NoGuaranteeError,
     ServiceConfusedError,
     ServiceRefusedError,
     ServiceUnreachableError,
@@ -72,6 +73,52 @@ def test_a_budget_may_begin_in_the_middle() -> None:
     budget.allow(20)
     with pytest.raises(BudgetExhaustedError, match="20 steps fit"):
         budget.allow(21)
+
+
+def held(accounting: AccountingService) -> LedgerBudget:
+    reservation = Reservation("r", "open", 20, 0)
+    return LedgerBudget(accounting, PLAN, "d", 1e-5, reservation, block=10)
+
+
+def granting(path: str, body: dict[str, Any]) -> httpx.Response:
+    """As `linear_accountant`, with a ledger that grants what is asked for."""
+    if not path.endswith("/grants"):
+        return linear_accountant(path, body)
+    granted = {"steps_reserved": 20, "steps_granted": body["sequence"] + body["steps"]}
+    return httpx.Response(200, json={"id": "r", "state": "open"} | granted)
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_a_step_may_be_asked_for_twice_and_taken_once(ledger: bool) -> None:
+    accounting = service(granting)
+    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    first = second = budget.made
+    budget.allow(first + 1)
+    budget.take(first + 1)
+    with pytest.raises(NoGuaranteeError, match="step 1 was handed out before"):
+        budget.take(second + 1)
+    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+        budget.allow(second + 1)
+    budget.allow(first + 2)
+    later = budget.made
+    assert later == (10 if ledger else 1)  # who begins now begins after what is granted
+    budget.take(later + 1)
+    with pytest.raises(NoGuaranteeError, match=f"all up to {later + 1}"):
+        budget.take(first + 2)
+
+
+def test_a_budget_is_not_spent_by_a_second_model_again() -> None:
+    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=7)
+    made: list[int] = []
+    for steps_max in (12, None):
+        model = training.mlp(5, 8, 2)
+        optimizer = make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1)
+        result = training.train(
+            model, tiny_data(), optimizer, budget, steps_max=steps_max,
+            report=lambda now: made.append(now.step),
+        )  # fmt: skip
+    assert made == list(range(1, 21))
+    assert (result.steps, result.stopped_by_budget) == (20, True)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
@@ -151,6 +198,34 @@ def test_refusals_are_not_retried_and_carry_the_code() -> None:
 def test_answers_outside_the_contract_are_no_answers(answer: httpx.Response) -> None:
     with pytest.raises(ServiceConfusedError):
         service(lambda *_: answer).epsilon(PLAN.mechanism(5), 1e-5)
+
+
+WRONG = [{"delta": 0.9}, {"status": "estimate"}, {"status": "refuted"}, {"method": "clt"}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("ledger", [False, True])
+def test_an_answer_to_another_question_allows_no_step(wrong: dict[str, Any], ledger: bool) -> None:
+    accounting = service(lambda *_: httpx.Response(200, json=claim(0.1) | wrong))
+    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    with pytest.raises(ServiceConfusedError):
+        budget.guarantee(5)
+    with pytest.raises(ServiceConfusedError):
+        budget.take(1)
+    assert budget.made == 0
+
+
+@pytest.mark.parametrize(("status", "taken"), [("estimate", True), ("refuted", False)])
+def test_an_estimate_is_taken_of_a_method_that_was_chosen(status: str, taken: bool) -> None:
+    answer = claim(0.1) | {"status": status, "method": "clt"}
+    accounting = service(lambda *_: httpx.Response(200, json=answer))
+    budget = Budget(accounting, PLAN, epsilon=2.0, delta=1e-5, method="clt")
+    if taken:
+        budget.take(1)
+        assert budget.guarantee(1).status == status  # which privacy.json then says
+    else:
+        with pytest.raises(ServiceConfusedError, match="refuted"):
+            budget.take(1)
 
 
 def test_a_solution_whose_own_guarantee_misses_the_budget_is_not_trusted() -> None:
@@ -365,7 +440,8 @@ def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
 
         curves.append(compare.run_all(name, make, tiny_data(), budget, 20, 2, proven=proven))
     assert curves[0].epsilons == pytest.approx([0.1 * step for step in curves[0].steps])
-    assert len(curves[0].finals) == 2
+    assert len(curves[0].finals) == 2  # both seeds made all 20 steps
+    assert curves[0].steps[-1] == 20
     assert curves[0].document["final"] == pytest.approx(curves[0].final)
     compare.draw(curves, tmp_path / "plots" / "curves.png")
     assert (tmp_path / "plots" / "curves.png").stat().st_size > 10_000
@@ -433,7 +509,7 @@ def test_a_budget_shows_no_less_than_what_is_spent(refused: bool) -> None:
     held = Reservation("r", "open", 130, 0)
     budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, held)
     for step in range(1, 131):
-        budget.allow(step)
+        budget.take(step)
         granted = budget.reservation.steps_granted
         assert budget.spent >= 0.1 * granted - 1e-9
         assert refused or budget.spent <= 0.1 * (granted + budget.block)

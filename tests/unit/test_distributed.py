@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.unit.test_private_step import batch, model
 from training_client import train as training
 from training_client.budget import Budget
 from training_client.distributed import Participant, Round, train_together
-from training_client.errors import DataError, ServiceUnreachableError
+from training_client.errors import DataError, NoGuaranteeError, ServiceUnreachableError
 from training_client.plan import Plan
 from training_client.service import AccountingService
 
@@ -119,6 +120,31 @@ def test_without_an_answer_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) 
         train_together(net, people, training.cross_entropy, learning_rate=0.1)
     assert people[0].steps == 0
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_what_is_frozen_stays_and_what_is_trained_gets_its_own_gradient() -> None:
+    shared = model()
+    shared[0].requires_grad_(requires_grad=False)  # the first layer: contributions begin after it
+    plain = copy.deepcopy(shared)
+    people = [participant("a", shared, noise=1e-30, clip_norm=1e9, rate=1.0, epsilon=1e30)]
+    train_together(shared, people, training.cross_entropy, learning_rate=0.2, rounds_max=3)
+    examples, labels = batch(32)
+    descent = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.2)
+    for _ in range(3):
+        descent.zero_grad()
+        training.cross_entropy(plain(examples), labels).mean().backward()
+        descent.step()
+    for a, b in zip(shared.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_two_do_not_spend_one_budget() -> None:
+    net, (examples, labels) = model(), batch(32)
+    budget = Budget(service(), Plan(32, 0.5, 1.0, 1.0), 1.0, 1e-5)
+    people = [Participant(name, net, examples, labels, budget) for name in "ab"]
+    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+        train_together(net, people, training.cross_entropy, learning_rate=0.1)
+    assert [each.steps for each in people] == [1, 0]
 
 
 def test_bad_input_is_named() -> None:

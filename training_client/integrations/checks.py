@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from opacus.optimizers import DPOptimizer
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
@@ -96,12 +96,19 @@ def require_private(optimizer: Any) -> None:
     """Refuse an optimizer that adds no noise, or noise for which there is no sensitivity.
 
     Raises:
-        NoGuaranteeError: it is no Opacus optimizer, or σ or C is zero, infinite or not a number.
+        NoGuaranteeError: it is no Opacus optimizer, σ or C is zero, infinite or not a number, or C
+            follows the gradients.
     """
     if not isinstance(optimizer, DPOptimizer):
         raise NoGuaranteeError(
             f"{type(optimizer).__name__} adds no noise: take the optimizer that make_private "
             "returns"
+        )
+    if isinstance(optimizer, AdaClipDPOptimizer):
+        # its next C is divided by the size of the batch, which no noise hides
+        raise NoGuaranteeError(
+            'clipping="adaptive" takes the next C from private batches, and no claim covers that: '
+            'take clipping="flat"'
         )
     for name in ("noise_multiplier", "max_grad_norm"):
         value = float(getattr(optimizer, name))
@@ -121,6 +128,23 @@ def require_one_batch(optimizer: DPOptimizer) -> None:
         raise NoGuaranteeError(
             f"the step adds up {optimizer.accumulated_iterations} batches, and a record may be in "
             "each: make it of one batch, split by Opacus' BatchMemoryManager if it is too large"
+        )
+
+
+def require_no_skipped_steps(optimizer: DPOptimizer, loader: Any) -> None:
+    """Refuse steps that were skipped, unless the loader splits batches: the next adds them up.
+
+    Opacus forgets how many there were; that the last was one is known until a step is made.
+
+    Raises:
+        NoGuaranteeError: the step is of several batches.
+    """
+    split = isinstance(getattr(loader, "batch_sampler", None), BatchSplittingSampler)
+    if optimizer._is_last_step_skipped and not split:
+        raise NoGuaranteeError(
+            "the step adds up batches whose own steps were skipped (signal_skip_step), and a "
+            "record may be in each: have one batch split by the loader of Opacus' "
+            "BatchMemoryManager"
         )
 
 

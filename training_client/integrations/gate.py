@@ -11,7 +11,11 @@ from opacus.optimizers import DPOptimizer
 
 from training_client.budget import Allowance
 from training_client.claims import settle
-from training_client.integrations.checks import require_one_batch, require_plan
+from training_client.integrations.checks import (
+    require_no_skipped_steps,
+    require_one_batch,
+    require_plan,
+)
 from training_client.integrations.ranks import on_rank_zero
 
 
@@ -21,7 +25,8 @@ class StepGate:
     A framework asks before it uses a batch, and so before noise is drawn, and can end the run
     cleanly. The optimizer asks again from its step hook: after the noise, but before gradients are
     added up over ranks or parameters change, and only for steps that are really made. So a
-    framework that goes on all the same, or makes two steps of a batch, is stopped there.
+    framework that goes on all the same, or makes two steps of a batch, is stopped there, and so is
+    a second gate of one allowance.
 
     Args:
         allowance: asked on rank 0; other ranks get its answer.
@@ -55,10 +60,11 @@ class StepGate:
             optimizer.attach_step_hook(self._before_step)
 
     def ask(self) -> None:
-        """Return if another step may be made.
+        """Return if another step may be made; it is taken when the optimizer makes it.
 
         Raises:
             BudgetExhaustedError: it may not.
+            NoGuaranteeError: another run has made it.
             ServiceError: no usable answer.
         """
         on_rank_zero(partial(self._allowance.allow, self.steps + 1))
@@ -73,8 +79,9 @@ class StepGate:
 
     def _before_step(self, optimizer: DPOptimizer) -> None:
         require_one_batch(optimizer)
+        require_no_skipped_steps(optimizer, self._loader)
         require_plan(optimizer, self._loader, self._allowance.plan)
-        self.ask()
+        on_rank_zero(partial(self._allowance.take, self.steps + 1))
+        self.steps += 1
         if self._next is not None:
             self._next(optimizer)
-        self.steps += 1

@@ -12,8 +12,13 @@ processes rank 0 asks, and all get its answer. `get_epsilon`, `get_noise_multipl
 `make_private_with_epsilon` ask the service too.
 
 What is charged is read off the sampler and the optimizer. A loader that does not sample by Poisson
-is refused by `make_private`; a step without noise, with an infinite norm or over several batches,
-when it is about to be made.
+is refused by `make_private`; a step without noise, with an infinite or an adaptive norm or over
+several batches, when it is about to be made.
+
+What is not seen here is the loop. `BatchMemoryManager` gives it another loader than `make_private`
+did, so steps that a program skips by itself (`signal_skip_step`), over several batches, look like
+parts of one batch and are charged as one step, which no claim covers. The callbacks for Lightning
+and Hugging Face know the loop's loader, and refuse them.
 
 A checkpoint never rewinds what this process has made. A fresh process knows only what the
 checkpoint says: steps that were made after it was written are not counted, unless a ledger granted
@@ -83,8 +88,9 @@ def connect(
 def connect_ledger(budget: LedgerBudget) -> None:
     """Say which reservation `PrivacyEngine(accountant="remote")` has its steps granted from.
 
-    Its steps are numbered on from those that were granted before, whatever a checkpoint says. At
-    the end `training_client.claims.settle` commits it.
+    Its steps are numbered on from those that were granted before, whatever a checkpoint says, and
+    made by one engine: a second begins after the first has ended, or is refused. At the end
+    `training_client.claims.settle` commits it.
 
     Args:
         budget: with the plan that `checks.plan_of` finds.
@@ -148,7 +154,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
         Raises:
             BudgetExhaustedError: it would pass the budget.
-            NoGuaranteeError: it is not what the ledger was told.
+            NoGuaranteeError: it is not what the ledger was told, or another engine made it.
             ServiceError: no usable answer.
         """
         like = (noise_multiplier, sample_rate)
@@ -166,7 +172,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
                 f"the step has σ, q = {like}, and the ledger was told {_like(budget)}: make the "
                 "plan with training_client.integrations.checks.plan_of(optimizer, loader)"
             )
-        on_rank_zero(partial(budget.allow, self.made + 1))
+        on_rank_zero(partial(budget.take, self.made + 1))
 
     def _ask(self, like: tuple[float, float]) -> int:
         """How many more such steps may be made: a block of them, or as many of it as fit."""

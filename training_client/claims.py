@@ -66,6 +66,7 @@ def settle(allowance: Allowance, steps: int, folder: str | Path, claim: Json | N
         ServiceError: no usable answer. What is held stays held until its lease ends.
     """
     home = Path(folder)
+    (home / CERTIFICATE).unlink(missing_ok=True)  # of an earlier run, if there is one
     write_json(home / PRIVACY, claim or allowance.guarantee(steps).document)
     certificate = allowance.commit()  # after what may be said, for it may fail
     if certificate is not None:

@@ -56,6 +56,19 @@ class Checkpoint:
             os.fsync(file.fileno())
         part.replace(folder / NAME)
 
+    @staticmethod
+    def require_none(folder: Path) -> None:
+        """Return if a new run may begin in a folder.
+
+        Raises:
+            DataError: one that could still be resumed is there.
+        """
+        if (folder / NAME).exists():
+            raise DataError(
+                f"{folder} holds the checkpoint of a run that did not end: go on with it by "
+                f"--resume, choose another --output, or remove {folder / NAME}"
+            )
+
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
         """The one in a folder.

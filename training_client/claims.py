@@ -1,7 +1,11 @@
-"""What a run leaves beside its model: what is claimed of it, and the ledger's certificate."""
+"""What a run leaves beside its model: what is claimed of it, and the ledger's certificate.
+
+A claim is of one model: none of an earlier run may stand beside another.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Final
@@ -11,6 +15,36 @@ from training_client.service import Json
 
 PRIVACY: Final = "privacy.json"
 CERTIFICATE: Final = "certificate.json"
+PCA_CERTIFICATE: Final = "pca-certificate.json"
+MODEL: Final = "model.pt"
+PCA: Final = "pca.pt"
+_LEFT: Final = (PRIVACY, "privacy-participant-*.json", CERTIFICATE, PCA_CERTIFICATE, MODEL, PCA)
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier run left, claims before the model that they are of."""
+    for pattern in _LEFT:
+        for file in folder.glob(pattern):
+            file.unlink()
+
+
+def unasked(steps: int) -> Json:
+    """What may be said of steps that the service was never asked about."""
+    reason = f"the run ended before the service could be asked about {steps} steps"
+    return {"guarantee": "none", "reason": reason, "steps": steps}
+
+
+def of_model(claim: Json, folder: Path, declared_public: str | None) -> Json:
+    """A claim that says which model it is of, and what it does not cover.
+
+    Args:
+        claim: what may be said of the steps.
+        folder: where the model is.
+        declared_public: what was computed from the private records without noise, if anything.
+    """
+    digest = hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
+    beside = {} if declared_public is None else {"declared_public": declared_public}
+    return {**claim, "model_sha256": digest, **beside}
 
 
 def write_json(file: Path, document: Json) -> None:
@@ -32,6 +66,7 @@ def settle(allowance: Allowance, steps: int, folder: str | Path, claim: Json | N
         ServiceError: no usable answer. What is held stays held until its lease ends.
     """
     home = Path(folder)
+    (home / CERTIFICATE).unlink(missing_ok=True)  # of an earlier run, if there is one
     write_json(home / PRIVACY, claim or allowance.guarantee(steps).document)
     certificate = allowance.commit()  # after what may be said, for it may fail
     if certificate is not None:

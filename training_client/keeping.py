@@ -1,7 +1,7 @@
 """What a run leaves in its folder: the model, what may be said of it, and how to go on.
 
 model.pt               the parameters
-privacy.json           what the service claims of all that was released
+privacy.json           what the service claims of all that was released, and of which model
 certificate.json       the ledger's certificate of the steps
 pca.pt                 the directions that examples are projected on
 pca-certificate.json   the ledger's certificate of these
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import nn
@@ -22,17 +21,25 @@ from torch import nn
 from training_client.budget import Budget, LedgerBudget, Unclaimed
 from training_client.checkpoint import NAME as CHECKPOINT
 from training_client.checkpoint import Checkpoint
-from training_client.claims import settle
+from training_client.claims import (
+    CERTIFICATE,
+    MODEL,
+    PCA,
+    PRIVACY,
+    of_model,
+    settle,
+    unasked,
+    write_json,
+)
 from training_client.errors import ServiceError
 from training_client.optimizers import PrivateOptimizer
 from training_client.pca import Projection
 from training_client.recipe import Recipe
+from training_client.service import Json
 from training_client.train import Progress, Result
 
-PCA_CERTIFICATE: Final = "pca-certificate.json"
 
-
-@dataclass(frozen=True)
+@dataclass
 class Keeping:
     """The folder of one run.
 
@@ -44,6 +51,7 @@ class Keeping:
         projection: of the examples, if there is one.
         folder: where all goes.
         every: steps between checkpoints.
+        steps: made so far, those of earlier processes included.
     """
 
     recipe: Recipe
@@ -53,11 +61,17 @@ class Keeping:
     projection: Projection | None
     folder: Path
     every: int
+    steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Some may be made already."""
+        self.steps = self.budget.made
 
     def reporting(self, shown: Callable[[Progress], None]) -> Callable[[Progress], None]:
         """The same reports, with a checkpoint now and then."""
 
         def report(now: Progress) -> None:
+            self.steps = now.step
             shown(now)
             if now.step % self.every == 0:
                 self.checkpoint(now.step)
@@ -93,13 +107,21 @@ class Keeping:
             raise
 
     def keep_model(self) -> None:
-        """Write the parameters, and the directions that its inputs are projected on."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        torch.save(self.model.state_dict(), self.folder / "model.pt")
+        """Write the parameters, the directions their inputs are projected on, and no claim yet."""
+        (self.folder / CERTIFICATE).unlink(missing_ok=True)
+        write_json(self.folder / PRIVACY, unasked(self.steps))  # an older claim is of another model
+        torch.save(self.model.state_dict(), self.folder / MODEL)
         if self.projection is not None:
-            torch.save(self.projection.directions, self.folder / "pca.pt")
+            torch.save(self.projection.directions, self.folder / PCA)
+        write_json(self.folder / PRIVACY, self._of_model(unasked(self.steps)))
 
     def settle(self, result: Result) -> None:
         """Write what may be said of the model, and commit: then there is nothing to resume."""
-        settle(self.budget, result.steps, self.folder, result.guarantee.document)
+        # what is committed cannot be trained again: without an answer a resumed run ends with this
+        self.checkpoint(result.steps)
+        claim = self._of_model(result.guarantee.document)
+        settle(self.budget, result.steps, self.folder, claim)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
+
+    def _of_model(self, claim: Json) -> Json:
+        return of_model(claim, self.folder, self.recipe.declared_public)

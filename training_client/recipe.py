@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from training_client.data import Dataset, check, load, train_size
+from training_client.data import Dataset, check, declared_public, load, train_size
 from training_client.errors import DataError
 from training_client.models import MODELS, Objective, make_model, require, side_information
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
@@ -78,11 +78,13 @@ class Recipe:
     side_information: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what leaves nothing to protect."""
+        """Refuse what leaves nothing to protect, and what no model can be made for."""
         if self.private_size <= 0:
             raise DataError(
                 f"{self.public_examples} public examples leave none of {self.size} private"
             )
+        if self.pca is not None and MODELS[self.model].images:
+            raise DataError(f"{self.model} is for images, and what is projected is none")
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Recipe:
@@ -96,9 +98,19 @@ class Recipe:
         return asdict(self)
 
     @property
-    def proven(self) -> bool:
-        """Whether the guarantee stands."""
-        return self.state != "raw"
+    def objection(self) -> str | None:
+        """Why no guarantee stands; None if one does."""
+        if self.state != "raw":
+            return None
+        return (
+            "state 'raw' is made of private gradients as the papers print it: no theorem covers "
+            "it, as it does --state privatised"
+        )
+
+    @property
+    def declared_public(self) -> str | None:
+        """What no guarantee covers, for it was computed from the training set without noise."""
+        return declared_public(self.data)
 
     @property
     def gives_up_public(self) -> bool:
@@ -135,6 +147,26 @@ class Recipe:
         if not self.gives_up_public:
             return Ingredients(data, None)
         return Ingredients(*data.without_public(self.public_examples))
+
+    def rehearse(self, plan: Plan, found: Ingredients) -> None:
+        """Build all that `make` builds once, on a record: nothing is released to find out.
+
+        Args:
+            plan: what each step does and costs.
+            found: not projected yet.
+
+        Raises:
+            TrainingStoppedError: no such model can be built, or be trained privately.
+        """
+        first = Ingredients(
+            found.private.rows(slice(1)),
+            found.public and (found.public[0][:1], found.public[1][:1]),
+        )
+        if self.pca is not None:
+            first = first.projected(
+                Projection(torch.eye(found.private.inputs, self.pca.components))
+            )
+        replace(self, warm_start=0).make(plan, first)
 
     def make(self, plan: Plan, known: Ingredients) -> tuple[nn.Module, PrivateOptimizer]:
         """A new model, warm if that is asked for, and its optimizer.

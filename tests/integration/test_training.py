@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ import httpx
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from torch import nn
 from typer.testing import CliRunner, Result
 
 from accountant_service.ledger.keys import Scope
 from training_client import data as data_sets
 from training_client.cli import app, compare, run, together
 from training_client.data import Dataset
+from training_client.models import MODELS
 from training_client.optimizers import PrivateOptimizer
 from training_client.pca import PrivatePca
 from training_client.service import AccountingService
@@ -81,6 +84,24 @@ class Bench:
     def run(self, *arguments: str) -> Result:
         usual = ["--batch-size", "20", "--hidden", "4", "--steps", "30"]
         return self.train("run", *usual, *arguments)
+
+    def leave_after(self, steps: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The service answers nothing of this any more after so many steps."""
+        genuine, made = PrivateOptimizer.step, []
+
+        def step(*of: Any) -> float:
+            made.append(1)
+            if len(made) == steps:
+                self.refuse = what
+            return genuine(*of)
+
+        monkeypatch.setattr(PrivateOptimizer, "step", step)
+
+    def left(self) -> set[str]:
+        return {file.name for file in self.folder.iterdir()}
+
+    def digest(self) -> str:
+        return hashlib.sha256((self.folder / "model.pt").read_bytes()).hexdigest()
 
     def read(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text())
@@ -370,3 +391,150 @@ def test_people_who_cannot_train_are_told_why(
     assert done.exit_code == code
     assert words in done.output
     assert not bench.folder.exists()
+
+
+def test_no_claim_of_an_earlier_run_stands_beside_a_new_model(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench.run("--epsilon", "0.5").exit_code == 0
+    first = bench.read("privacy.json")
+    assert (first["status"], first["model_sha256"]) == ("proven", bench.digest())
+    bench.leave_after(10, "/v1/epsilon", monkeypatch)
+    assert bench.run("--epsilon", "50", "--steps", "120").exit_code == 4
+    assert first["model_sha256"] != bench.digest()
+    assert bench.read("privacy.json") == {
+        "guarantee": "none",
+        "reason": "the run ended before the service could be asked about 50 steps",
+        "steps": 50,
+        "model_sha256": bench.digest(),
+    }
+
+
+def test_a_run_that_dies_leaves_neither_an_older_model_nor_its_claim(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench.run().exit_code == 0
+
+    def dies(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PrivateOptimizer, "step", dies)
+    assert bench.run().exit_code == 130
+    assert bench.left() == set()
+
+
+def test_a_run_without_a_guarantee_leaves_no_certificate_of_another(bench: Bench) -> None:
+    bench.give(3.0)
+    assert bench.run("--dataset", bench.name, *PCA).exit_code == 0
+    certified = {"certificate.json", "pca-certificate.json", "pca.pt", "privacy.json", "model.pt"}
+    assert bench.left() == certified
+    assert bench.run("--epsilon", "0.001", "--noise-multiplier", "1").exit_code == 3
+    assert bench.left() == certified  # what was refused has not begun
+    done = bench.run("--service", "none", "--no-guarantee", "--noise-multiplier", "1")
+    assert done.exit_code == 0, done.output
+    assert bench.left() == {"privacy.json", "model.pt"}
+    assert bench.read("privacy.json")["guarantee"] == "none"
+
+
+def test_people_leave_no_claim_of_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench.train("together", "--participants", "3", "--rounds", "2").exit_code == 0
+    assert bench.read("privacy-participant-3.json")["model_sha256"] == bench.digest()
+    assert bench.run().exit_code == 0
+    assert bench.left() == {"privacy.json", "model.pt"}
+
+    def dies(**_: Any) -> None:
+        bench.refuse = "/v1/epsilon"
+
+    monkeypatch.setattr(together, "train_together", lambda *_, **__: dies() or 2)
+    assert bench.train("together", "--participants", "2", "--rounds", "2").exit_code == 4
+    assert bench.left() == {"privacy-participant-1.json", "privacy-participant-2.json", "model.pt"}
+    assert bench.read("privacy-participant-1.json")["guarantee"] == "none"
+
+
+@pytest.mark.parametrize("command", ["run", "together"])
+def test_a_run_that_may_be_resumed_is_not_overwritten(bench: Bench, command: str) -> None:
+    bench.folder.mkdir()
+    (bench.folder / "checkpoint.pt").write_bytes(b"of another run")
+    done = bench.train(command)
+    assert done.exit_code == 2
+    assert "--resume" in done.output
+    assert "--output" in done.output
+    assert not bench.asked
+    assert (bench.folder / "checkpoint.pt").read_bytes() == b"of another run"
+
+
+def test_a_commit_that_failed_is_made_up_for_with_the_model_that_was_trained(
+    bench: Bench,
+) -> None:
+    bench.give(3.0)
+    bench.refuse = "/commit"
+    assert bench.run("--dataset", bench.name).exit_code == 4
+    trained = torch.load(bench.folder / "model.pt")
+    bench.refuse = None
+    again = bench.train("run", "--resume")
+    assert again.exit_code == 0, again.output
+    found = torch.load(bench.folder / "model.pt")
+    assert all(torch.equal(found[name], trained[name]) for name in trained)
+    assert bench.read("certificate.json")["steps"] == 30
+    assert bench.read("privacy.json")["model_sha256"] == bench.digest()
+    assert "checkpoint.pt" not in bench.left()
+
+
+def test_a_model_for_images_is_not_trained_on_projections(bench: Bench) -> None:
+    bench.give(3.0)
+    done = bench.run("--dataset", bench.name, *PCA, "--model", "cnn")
+    assert done.exit_code == 2
+    assert "what is projected is none" in done.output
+    assert not bench.asked
+
+
+def _mixing(data: Dataset, _: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(data.inputs), nn.Linear(data.inputs, data.classes))
+
+
+def _failing(*_: Any) -> nn.Module:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("make", [_mixing, _failing])
+@pytest.mark.parametrize("projected", [PCA, ()])
+def test_what_cannot_be_built_releases_and_holds_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, make: Any, projected: tuple[str, ...]
+) -> None:
+    bench.give(3.0)
+    monkeypatch.setitem(MODELS, "linear", replace(MODELS["linear"], make=make))
+    done = bench.run("--dataset", bench.name, *projected, "--model", "linear")
+    assert done.exit_code == (2 if make is _mixing else 1)
+    after = bench.dataset()
+    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+    assert not bench.folder.exists()
+
+
+def test_what_is_declared_public_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = data_sets.declared_public("newsgroups")
+    assert note is not None
+    assert "without noise" in note
+    assert data_sets.declared_public("mine") is data_sets.declared_public("adult") is None
+    known = replace(data_sets.DATASETS["small"], declared_public=note)
+    monkeypatch.setitem(data_sets.DATASETS, "small", known)
+    for command in (
+        lambda: bench.run(),
+        lambda: bench.train("together", "--participants", "2", "--rounds", "2"),
+    ):
+        done = command()
+        assert done.exit_code == 0, done.output
+        assert note in " ".join(done.output.split())
+        (claim,) = list(bench.folder.glob("privacy*.json"))[:1]
+        assert bench.read(claim.name)["declared_public"] == note
+
+
+def test_raw_state_is_compared_only_where_no_guarantee_is_asked_for(
+    bench: Bench, tmp_path: Path
+) -> None:
+    given = ("compare", "adadp:raw", "--steps", "2", "--hidden", "4", "--batch-size", "20")
+    refused = bench.train(*given)
+    assert refused.exit_code == 2
+    assert "--no-guarantee" in refused.output
+    assert not bench.asked
+    done = bench.train(*given, "--no-guarantee", "--output", str(tmp_path / "plot.png"))
+    assert done.exit_code == 0, done.output

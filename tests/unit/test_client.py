@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from training_client import cli, compare
 from training_client import train as training
-from training_client.budget import Budget, LedgerBudget
+from training_client.budget import Budget, LedgerBudget, Unclaimed
+from training_client.claims import settle
 from training_client.cli.progress import signals
 from training_client.data import Dataset
 from training_client.errors import (
@@ -515,3 +516,9 @@ def test_a_budget_shows_no_less_than_what_is_spent(refused: bool) -> None:
         assert refused or budget.spent <= 0.1 * (granted + budget.block)
     assert asked.count("/v1/curve") == 1
     assert len(asked) == (5 if refused else 4)
+
+
+def test_a_certificate_of_another_run_does_not_outlast_a_claim(tmp_path: Path) -> None:
+    (tmp_path / "certificate.json").write_text("{}")
+    settle(Unclaimed(PLAN, 3, "nobody was asked"), 3, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["privacy.json"]

@@ -14,6 +14,7 @@ from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.listing import show
 from training_client.compare import Curve, draw, run_all
+from training_client.errors import NoGuaranteeError
 from training_client.pca import PrivatePca
 from training_client.preflight import Wanted, asked
 from training_client.recipe import Ingredients, Recipe, choose
@@ -36,6 +37,7 @@ def compare(
     steps: take.Steps = 1000,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each; means are shown.")] = 1,
     batch_size: take.Batch = 600,
+    no_guarantee: take.NoGuarantee = False,
     clip_norm: take.Clip = 1.0,
     model: take.Model = "mlp",
     hidden: take.Hidden = 1000,
@@ -62,6 +64,9 @@ def compare(
             )
             for name in optimizers or _USUAL
         }  # fmt: skip
+        if not no_guarantee:
+            _require_guarantees(recipes)
+        take.say_declared_public(data_name, console.print)
         with AccountingService(service) as accounting:
             for name, recipe in recipes.items():
                 wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
@@ -71,7 +76,7 @@ def compare(
                 curves.append(
                     run_all(
                         name, make, known.private, budget, steps, seeds,
-                        proven=recipe.proven, objective=recipe.objective,
+                        proven=recipe.objection is None, objective=recipe.objective,
                     )
                 )  # fmt: skip
                 console.print(f"{name}: {_shown(curves[-1], curves[-1].final)}")
@@ -81,6 +86,14 @@ def compare(
         return
     _table(curves, epsilon, delta, console)
     console.print(f"The plot is in {output}")
+
+
+def _require_guarantees(recipes: dict[str, Recipe]) -> None:
+    for name, recipe in recipes.items():
+        if recipe.objection is not None:
+            raise NoGuaranteeError(
+                f"{name}: {recipe.objection}. Add --no-guarantee to compare it all the same"
+            )
 
 
 def _known(recipe: Recipe, data_dir: Path, device: str) -> Ingredients:

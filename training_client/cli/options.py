@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from training_client.data import DATASETS
+from training_client.data import DATASETS, declared_public
 from training_client.models import MODELS
 
 BUDGET: Final = "Budget"
@@ -151,3 +152,10 @@ Resume = Annotated[
     bool,
     typer.Option("--resume", help="Go on with the run in --output that died; see --dataset."),
 ]
+
+
+def say_declared_public(data: str, say: Callable[[str], None]) -> None:
+    """Say what of the data no guarantee covers, if there is such a thing."""
+    known = declared_public(data)
+    if known is not None:
+        say(f"Declared public, and covered by no guarantee: {known}.")

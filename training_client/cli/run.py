@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,12 @@ from rich.console import Console
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget, Unclaimed
 from training_client.checkpoint import Checkpoint
-from training_client.claims import CERTIFICATE, PRIVACY, write_json
+from training_client.claims import CERTIFICATE, PCA_CERTIFICATE, PRIVACY, clear, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.progress import shown, signals
-from training_client.errors import DataError, NoGuaranteeError
-from training_client.keeping import PCA_CERTIFICATE, Keeping
+from training_client.errors import NoGuaranteeError
+from training_client.keeping import Keeping
 from training_client.pca import PrivatePca, Projection
 from training_client.preflight import Say, Wanted, asked, reserved, resumed
 from training_client.recipe import Ingredients, Recipe, choose
@@ -89,6 +91,7 @@ def run(
         if resume:
             approved = _resumed(accounting, folder, console.print)
         else:
+            Checkpoint.require_none(folder)
             recipe = choose(
                 data_name, optimizer, state, size=size, learning_rate=learning_rate,
                 momentum=momentum, box=box, model=model, hidden=hidden,
@@ -104,7 +107,9 @@ def run(
                 else _allowed(accounting, recipe, wanted, spending, console.print)
             )
             approved = _Approved(recipe, budget)
-        keeping, known = _begun(approved, folder, data_dir, device, checkpoint_every)
+        take.say_declared_public(approved.recipe.data, console.print)
+        with _given_back(approved):
+            keeping, known = _begun(approved, folder, data_dir, device, checkpoint_every)
         result = _trained(keeping, known, console, steps)
         keeping.settle(result)
     _tell(console, keeping, result)
@@ -163,12 +168,8 @@ def _unclaimed(
 
 def _why_not(recipe: Recipe, of: _Spending) -> str | None:
     """Why there can be no guarantee."""
-    if not recipe.proven:
-        return (
-            "state 'raw' is made of private gradients as the papers print it: no theorem covers "
-            "it, as it does --state privatised"
-        )
-    return "no accounting service was asked" if of.service == take.NOBODY else None
+    nobody = "no accounting service was asked" if of.service == take.NOBODY else None
+    return recipe.objection or nobody
 
 
 def _resumed(accounting: AccountingService, folder: Path, say: Say) -> _Approved:
@@ -182,7 +183,10 @@ def _begun(
 ) -> tuple[Keeping, Ingredients]:
     """The run before its next step: data, projection, model and optimizer."""
     recipe, kept = approved.recipe, approved.kept
-    found = _loaded(approved, data_dir, device)
+    found = recipe.ingredients(data_dir, device)
+    recipe.rehearse(approved.budget.plan, found)
+    if kept is None:
+        clear(folder)
     projection = _projection(approved, found, folder)
     known = found.projected(projection).aimed(recipe.objective)
     model, optimizer = recipe.make(approved.budget.plan, known)
@@ -195,11 +199,12 @@ def _begun(
     return keeping, known
 
 
-def _loaded(approved: _Approved, data_dir: Path, device: str) -> Ingredients:
-    """The data. A new run that cannot have them gives back what is held for it."""
+@contextmanager
+def _given_back(approved: _Approved) -> Iterator[None]:
+    """A new run that cannot begin gives back what is held for it."""
     try:
-        return approved.recipe.ingredients(data_dir, device)
-    except DataError:
+        yield
+    except BaseException:  # an interrupt too: nothing could resume it yet
         if approved.kept is None:
             approved.budget.give_up()
         raise

@@ -14,16 +14,17 @@ from rich.console import Console
 from torch import nn
 
 from training_client.budget import Budget
-from training_client.claims import write_json
+from training_client.checkpoint import Checkpoint
+from training_client.claims import MODEL, clear, of_model, unasked, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.listing import show
-from training_client.data import Dataset, check, load, train_size
+from training_client.data import Dataset, check, declared_public, load, train_size
 from training_client.distributed import Participant, Round, train_together
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.models import MODELS, make_model
 from training_client.plan import Plan
-from training_client.service import AccountingService
+from training_client.service import AccountingService, Json
 from training_client.train import score
 
 _EACH = "One value for all, or one each between commas."
@@ -109,6 +110,7 @@ def together(
     console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     folder = output or Path("runs") / f"together-{data_name}"
     with stopping(), AccountingService(service) as accounting:
+        Checkpoint.require_none(folder)
         records = train_size(data_name, size) // participants
         columns = [
             _each(text, participants) for text in (sample_rate, noise_multiplier, epsilon, delta)
@@ -119,9 +121,12 @@ def together(
         ]
         _require_a_round(budgets)
         data = check(load(data_name, data_dir), train_size(data_name, size))
-        found = _Together.of(data.to(torch.device(device)), model, hidden, budgets)
+        public = declared_public(data_name)
+        found = _Together.of(data.to(torch.device(device)), model, hidden, budgets, public)
+        take.say_declared_public(data_name, console.print)
+        clear(folder)
         done = found.train(learning_rate, rounds, folder, _watching(console))
-        outcomes = [_outcome(each, done, rounds, folder) for each in found.people]
+        outcomes = [_outcome(each, done, rounds, folder, public) for each in found.people]
         result = found.score()
     if as_json:
         people = [asdict(each) for each in outcomes]
@@ -175,9 +180,12 @@ class _Together:
     model: nn.Module
     data: Dataset
     name: str
+    public: str | None
 
     @classmethod
-    def of(cls, data: Dataset, name: str, hidden: int, budgets: Sequence[Budget]) -> _Together:
+    def of(
+        cls, data: Dataset, name: str, hidden: int, budgets: Sequence[Budget], public: str | None
+    ) -> _Together:
         """Share the training set out, a part of equal size for each budget."""
         model = make_model(name, data, hidden)
         aimed = MODELS[name].objective.of(data)
@@ -190,7 +198,7 @@ class _Together:
                     f"participant-{at + 1}", model, own.train_examples, own.train_labels, budget
                 )
             )
-        return cls(people, model, aimed, name)
+        return cls(people, model, aimed, name, public)
 
     def train(
         self, learning_rate: float, rounds: int, folder: Path, report: Callable[[Round], None]
@@ -208,7 +216,9 @@ class _Together:
             )
         finally:
             folder.mkdir(parents=True, exist_ok=True)
-            torch.save(self.model.state_dict(), folder / "model.pt")
+            torch.save(self.model.state_dict(), folder / MODEL)
+            for each in self.people:  # until the service has been asked
+                _claimed(each, unasked(each.steps), folder, self.public)
 
     def score(self) -> dict[str, Any]:
         """On the test set."""
@@ -232,11 +242,19 @@ def _watching(console: Console) -> Callable[[Round], None]:
     return report
 
 
-def _outcome(person: Participant, done: int, rounds: int, folder: Path) -> _Outcome:
+def _claimed(person: Participant, claim: Json, folder: Path, public: str | None) -> Path:
+    """Write down what may be said of a participant's part in the model."""
+    file = folder / f"privacy-{person.name}.json"
+    write_json(file, of_model(claim, folder, public))
+    return file
+
+
+def _outcome(
+    person: Participant, done: int, rounds: int, folder: Path, public: str | None
+) -> _Outcome:
     """Ask for the claim, and write it down."""
     claim = person.guarantee()
-    file = folder / f"privacy-{person.name}.json"
-    write_json(file, claim.document)
+    file = _claimed(person, claim.document, folder, public)
     left = person.steps < done or done < rounds
     return _Outcome(
         person.name,

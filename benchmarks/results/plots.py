@@ -144,7 +144,7 @@ def _costs(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:
     above = axes.secondary_xaxis("top")
     above.set_xticks(
         [step * TASKS[proven.task].sample_rate for step in marks],
-        ["" if cost is None else f"{cost:.2g}" for cost in costs],
+        ["" if cost is None else f"{cost:.3g}" for cost in costs],
     )
     above.set_xlabel("certified ε", fontsize=8)
     above.tick_params(labelsize=8)

@@ -44,12 +44,8 @@ def mean(name: str, store: Store) -> str:
     return f"{statistics.mean(found):.3f}" if found else NOTHING
 
 
-def score(name: str, store: Store) -> str:
-    """Mean ± deviation over the seeds; how many runs broke down, if any did."""
-    return _score(_BY_NAME[name], store)
-
-
 def _score(experiment: Experiment, store: Store) -> str:
+    """Mean ± deviation over the seeds; how many runs broke down, or are missing, if any."""
     found, runs = finals(experiment, store), store.runs(experiment)
     if not runs:
         return NOTHING
@@ -67,14 +63,8 @@ def lead(names: str, store: Store) -> str:
     first, second = (finals(_BY_NAME[name], store) for name in names.split(" over "))
     if not (first and second):
         return NOTHING
-    return f"{100 * (statistics.mean(first) - statistics.mean(second)):+.1f}".replace("-", "−")
-
-
-def cost(name: str, store: Store) -> str:
-    """The certified ε of a whole run."""
-    experiment = _BY_NAME[name]
-    found = epsilon(experiment, experiment.steps, store)
-    return NOTHING if found is None else f"{found:.3g}"
+    points = round(100 * (statistics.mean(first) - statistics.mean(second)), 1)
+    return f"{points or 0.0:+.1f}".replace("-", "−")
 
 
 def inside(argument: str, store: Store) -> str:
@@ -178,27 +168,12 @@ def claims(_: str, store: Store) -> str:
     return "\n".join(lines)
 
 
-def seconds(argument: str, store: Store) -> str:
-    """Minutes that the runs of a task took together."""
-    chosen = [run for each in EXPERIMENTS if each.task == argument for run in store.runs(each)]
-    return f"{sum(run['seconds'] for run in chosen) / 60:.0f}"
-
-
-def seeds(argument: str, store: Store) -> str:
-    """The fewest runs of an experiment of a part."""
-    return str(min(len(store.runs(each)) for each in of_part(argument)))
-
-
 FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
     "claims": claims,
-    "cost": cost,
     "inside": inside,
     "lead": lead,
     "mean": mean,
-    "minutes": seconds,
     "rates": rates,
-    "score": score,
-    "seeds": seeds,
     "table": table,
     "table_1": table_1,
 }

@@ -487,6 +487,16 @@ def test_every_word_of_a_generator_is_drawn() -> None:
     assert float(draws.mean()) == pytest.approx(0.5, abs=0.005)
 
 
+def test_a_box_leaves_the_number_of_threads_alone() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        clamped_products(torch.ones(4, 3), torch.ones(4, 2), torch.ones(3, 2))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_a_box_counts_what_is_no_number_as_nothing(kind: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -6,7 +6,8 @@ operation, took eight times as long. On an accelerator it is done a few examples
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -29,7 +30,8 @@ def clamped_products(
     total = torch.zeros_like(scale)
     if scale.device.type == "cpu":
         arrays = [each.numpy() for each in (gradients, inputs, scale, total)]
-        _kernel()(*arrays, arrays[0].dtype.type(1))
+        with _as_many_threads():
+            _kernel()(*arrays, arrays[0].dtype.type(1))
         return total
     rows = max(1, _ELEMENTS // scale.numel())
     for at in range(0, len(gradients), rows):
@@ -42,6 +44,16 @@ def clamped_products(
 def clamped(values: torch.Tensor) -> torch.Tensor:
     """Within ±1, in place; 0 for what is no number."""
     return values.nan_to_num_(0.0, 1.0, -1.0).clamp_(-1.0, 1.0)
+
+
+@contextmanager
+def _as_many_threads() -> Iterator[None]:
+    """PyTorch's threads stay as many as they were: numba sets those of the library they share."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @cache

@@ -1,0 +1,27 @@
+"""`accountant-train`, also where PyTorch is missing: then it says what to install."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+_EXTRA: Final = frozenset({"torch", "httpx", "numba"})
+
+
+def main() -> None:
+    """Run the command line.
+
+    Raises:
+        SystemExit: with 2 where the extra `train` is not installed.
+    """
+    try:
+        from training_client.cli import app
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        print(
+            f"accountant-train needs {error.name}: pip install 'privacy-accountant[train]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+    app()

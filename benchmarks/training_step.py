@@ -172,7 +172,6 @@ def apart(act: Callable[..., Any], *of: Any) -> Any:
 def _send(sender: Connection, act: Callable[..., Any], of: tuple[Any, ...]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    keep_freed_memory()  # as `train` does, and for all that are compared
     try:
         sender.send(act(*of))
     except Exception as error:
@@ -195,6 +194,7 @@ def timed(step: Step, device: str) -> float:
 
 def times(name: str, case: Case, rounds: int, device: str) -> tuple[float, float]:
     """Milliseconds of a step, and the median ratio to an ordinary one made just before."""
+    keep_freed_memory()  # as `train` does, and for both
     plain, step = ordinary(case, device), made(name, case, device)
     for each in (plain, step, plain, step):
         each()

@@ -36,12 +36,14 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 router = APIRouter(route_class=StrictRoute, tags=["ledger"], responses=_PROBLEMS)
 
 
-def _keys(request: Request) -> Keys:
+def keys_of(request: Request) -> Keys:
+    """The application's keys."""
     found: Keys = request.app.state.keys
     return found
 
 
-def _ledger(request: Request) -> Ledger:
+def ledger_of(request: Request) -> Ledger:
+    """The application's ledger."""
     found: Ledger = request.app.state.ledger
     return found
 
@@ -51,7 +53,7 @@ def authenticated(
 ) -> KeyRecord:
     """Whose request this is."""
     scheme, _, token = (authorization or "").partition(" ")
-    key = _keys(request).authenticate(token if scheme.lower() == "bearer" else None)
+    key = keys_of(request).authenticate(token if scheme.lower() == "bearer" else None)
     request.app.state.key_limiter.admit(key.identifier)
     return key
 
@@ -63,7 +65,7 @@ def may_compute(key: Annotated[KeyRecord, Depends(authenticated)]) -> None:
 
 Key = Annotated[KeyRecord, Depends(authenticated)]
 Name = Annotated[str, Path(max_length=200, pattern=bodies.NAME_PATTERN)]
-TheLedger = Annotated[Ledger, Depends(_ledger)]
+TheLedger = Annotated[Ledger, Depends(ledger_of)]
 Idempotency = Annotated[
     str | None,
     Header(
@@ -248,7 +250,7 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
     """A new API key, shown this once."""
     require(key)
     expires = body.expires_in_seconds
-    token, record = _keys(request).create(
+    token, record = keys_of(request).create(
         body.scopes,
         body.name,
         None if body.datasets is None else tuple(body.datasets),
@@ -261,14 +263,14 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
 def list_keys(request: Request, key: Key) -> Response:
     """All keys, without what only their owners know."""
     require(key)
-    return _json({"items": [_key_view(record) for record in _keys(request).all()]})
+    return _json({"items": [_key_view(record) for record in keys_of(request).all()]})
 
 
 @router.delete("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])
 def revoke_key(identifier: Name, request: Request, key: Key) -> Response:
     """Make a key useless from now on."""
     require(key, Scope.ADMIN)
-    record = _keys(request).revoke(identifier, by=key.identifier)
+    record = keys_of(request).revoke(identifier, by=key.identifier)
     if record is None:
         raise UnknownSubjectError(f"there is no key {identifier!r}")
     return _json(_key_view(record))

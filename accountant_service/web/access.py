@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl, quote
 
 from fastapi import Depends, Request
 
+from accountant_service.api.ledger_routes import ledger_of
 from accountant_service.errors import DatabaseAwayError, ForbiddenError, UnauthenticatedError
 from accountant_service.ledger.repository import KeyRecord
 from accountant_service.ledger.service import Ledger
@@ -20,12 +21,6 @@ Fields = dict[str, list[str]]
 def sessions_of(request: Request) -> Sessions:
     """The application's sessions."""
     found: Sessions = request.app.state.sessions
-    return found
-
-
-def ledger_of(request: Request) -> Ledger:
-    """The application's ledger."""
-    found: Ledger = request.app.state.ledger
     return found
 
 

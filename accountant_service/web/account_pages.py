@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import problems
-from accountant_service.api.ledger_routes import Name
+from accountant_service.api.ledger_routes import Name, keys_of
 from accountant_service.api.ledger_schemas import KeyRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import UnauthenticatedError, UnknownSubjectError
-from accountant_service.ledger.keys import Keys, Scope, require
+from accountant_service.ledger.keys import Scope, require
 from accountant_service.ledger.repository import now
 from accountant_service.web.access import (
     Fields,
@@ -91,16 +91,11 @@ def _keys_page(request: Request, status: int = 200, **context: Any) -> Response:
         request,
         "keys.html",
         status,
-        keys=_keys(request).all(),
+        keys=keys_of(request).all(),
         scopes=[scope.value for scope in Scope],
         at=now(),
         **{**blank, **context},
     )
-
-
-def _keys(request: Request) -> Keys:
-    found: Keys = request.app.state.keys
-    return found
 
 
 @router.post("/keys")
@@ -114,7 +109,7 @@ def create_key(request: Request, holder: FormHolder, sent: SentFields) -> Respon
     names = None if asked.datasets is None else tuple(asked.datasets)
     seconds = asked.expires_in_seconds
     expires = None if seconds is None else now() + int(1e6 * seconds)
-    token, _ = _keys(request).create(asked.scopes, asked.name, names, expires)
+    token, _ = keys_of(request).create(asked.scopes, asked.name, names, expires)
     return _keys_page(request, 201, token=token)
 
 
@@ -153,6 +148,6 @@ def _sentences(error: ValidationError) -> dict[str, str]:
 def revoke_key(request: Request, identifier: Name, holder: FormHolder) -> Response:
     """Make a key useless from now on."""
     require(holder)
-    if _keys(request).revoke(identifier, by=holder.identifier) is None:
+    if keys_of(request).revoke(identifier, by=holder.identifier) is None:
         raise UnknownSubjectError(f"there is no key {identifier!r}")
     return RedirectResponse("/keys", _SEE_OTHER)

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from accountant_service import mechanisms
 from accountant_service.api import problems
 from accountant_service.api.answering import CALLS
-from accountant_service.api.ledger_routes import Name
+from accountant_service.api.ledger_routes import Name, ledger_of
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.problems import Problem
 from accountant_service.api.routes import StrictRoute
@@ -28,7 +28,6 @@ from accountant_service.web.access import (
     TheLedger,
     TheSession,
     first,
-    ledger_of,
 )
 from accountant_service.web.rendering import HEADERS, page
 

@@ -69,6 +69,16 @@ def test_everybody_trains_until_their_own_budget_is_spent() -> None:
     assert people[1].guarantee().epsilon == 1.25
 
 
+def descend(net: torch.nn.Module, steps: int) -> None:
+    """Plain descent on all of the data, for comparison."""
+    examples, labels = batch(32)
+    descent = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.2)
+    for _ in range(steps):
+        descent.zero_grad()
+        training.cross_entropy(net(examples), labels).mean().backward()
+        descent.step()
+
+
 def test_without_noise_and_clipping_it_is_plain_descent_on_the_average() -> None:
     shared, plain = model(), model()
     people = [
@@ -76,12 +86,7 @@ def test_without_noise_and_clipping_it_is_plain_descent_on_the_average() -> None
         for name in "ab"
     ]
     train_together(shared, people, training.cross_entropy, learning_rate=0.2, rounds_max=4)
-    examples, labels = batch(32)
-    descent = torch.optim.SGD(plain.parameters(), lr=0.2)
-    for _ in range(4):
-        descent.zero_grad()
-        training.cross_entropy(plain(examples), labels).mean().backward()
-        descent.step()
+    descend(plain, steps=4)
     for a, b in zip(shared.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
 
@@ -128,12 +133,7 @@ def test_what_is_frozen_stays_and_what_is_trained_gets_its_own_gradient() -> Non
     plain = copy.deepcopy(shared)
     people = [participant("a", shared, noise=1e-30, clip_norm=1e9, rate=1.0, epsilon=1e30)]
     train_together(shared, people, training.cross_entropy, learning_rate=0.2, rounds_max=3)
-    examples, labels = batch(32)
-    descent = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.2)
-    for _ in range(3):
-        descent.zero_grad()
-        training.cross_entropy(plain(examples), labels).mean().backward()
-        descent.step()
+    descend(plain, steps=3)
     for a, b in zip(shared.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
 

@@ -27,7 +27,11 @@ from training_client.plan import Plan
 from training_client.service import AccountingService, Json
 from training_client.train import score
 
-_EACH = "One value for all, or one each between commas."
+
+def _of_each(meaning: str) -> Any:
+    """An option that says something of every participant."""
+    text = f"{meaning} One value for all, or one each between commas."
+    return typer.Option(help=text, rich_help_panel=take.BUDGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +68,10 @@ def together(
         int, typer.Option(min=1, help="How many; the data are shared out.")
     ] = 5,
     service: take.Service = take.SERVICE,
-    epsilon: Annotated[
-        str, typer.Option(help=f"ε that each may spend. {_EACH}", rich_help_panel=take.BUDGET)
-    ] = "1",
-    delta: Annotated[
-        str, typer.Option(help=f"δ of each. {_EACH}", rich_help_panel=take.BUDGET)
-    ] = "1e-5",
-    sample_rate: Annotated[
-        str, typer.Option(help=f"q, of their records a round. {_EACH}", rich_help_panel=take.BUDGET)
-    ] = "0.01",
-    noise_multiplier: Annotated[
-        str, typer.Option(help=f"σ of each. {_EACH}", rich_help_panel=take.BUDGET)
-    ] = "1",
+    epsilon: Annotated[str, _of_each("ε that each may spend.")] = "1",
+    delta: Annotated[str, _of_each("δ of each.")] = "1e-5",
+    sample_rate: Annotated[str, _of_each("q, of their records a round.")] = "0.01",
+    noise_multiplier: Annotated[str, _of_each("σ of each.")] = "1",
     method: Annotated[
         str,
         typer.Option(

@@ -17,7 +17,8 @@ DATA: Final = "Data"
 
 SERVICE: Final = "http://127.0.0.1:8000"
 NOBODY: Final = "none"
-Service = Annotated[
+Service = Annotated[str, typer.Option(help="The accounting service.", envvar="ACCOUNTANT_SERVICE")]
+ServiceOrNobody = Annotated[
     str,
     typer.Option(
         help="The accounting service; `none`, with --no-guarantee, for a run without one.",

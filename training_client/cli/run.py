@@ -49,7 +49,7 @@ class _Approved:
     "Example: accountant-train run --data adult --model logistic --epsilon 1 --steps 500"
 )
 def run(
-    service: take.Service = take.SERVICE,
+    service: take.ServiceOrNobody = take.SERVICE,
     dataset: take.LedgerDataset = None,
     api_key: take.ApiKey = None,
     epsilon: take.Epsilon = 2.0,

@@ -34,7 +34,7 @@ from rich.table import Table
 from torch import nn
 
 from training_client.memory import keep_freed_memory
-from training_client.optimizers import OPTIMIZERS, make_optimizer
+from training_client.optimizers import OPTIMIZERS, AdaDp, make_optimizer
 from training_client.plan import Plan
 from training_client.train import cross_entropy
 
@@ -106,17 +106,18 @@ def ordinary(case: Case, device: str) -> Step:
 
 def private(name: str, case: Case, device: str) -> Step:
     net, (examples, targets) = case.model(device), case.data(device)
-    plan = Plan(60_000, case.batch / 60_000, 1.0, 1.0)
-    options: dict[str, Any] = {}
-    if name.startswith(("adadp", "adan")) and not name.startswith("adadps"):
-        options["threshold"] = 0.0  # the half axes from the second step on
-    if name in BOXES:
-        options["box"] = True
     known = name.removesuffix(" box")
+    local = OPTIMIZERS[known].local
+    # so little noise that half axes take the ball's place from the second step on
+    plan = Plan(60_000, case.batch / 60_000, 1.0, 0.01 if local else 1.0)
+    options: dict[str, Any] = {"threshold": 0.0, "box": name in BOXES} if local else {}
     public = None
     if OPTIMIZERS[known].states[0] == "public":
         public = tuple(each[:64] for each in case.data(device))
     optimizer = make_optimizer(known, net, plan, public=public, **options)
+    for _ in range(2 if isinstance(optimizer, AdaDp) else 0):
+        optimizer.step(examples, targets, cross_entropy)
+    assert not local or optimizer.half_axes is not None
     return lambda: optimizer.step(examples, targets, cross_entropy)
 
 

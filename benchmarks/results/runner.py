@@ -80,26 +80,28 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
         warm_start(model, public, task.objective.loss, WARM_STEPS)
     sampler = _sampler(job, task, len(data.train_labels))
     stepper = _stepper(job, task, model, data, public)
-    every, curve = max(1, steps // POINTS), []
+    every, curve, local = max(1, steps // POINTS), [], 0
     for step in range(1, steps + 1):
         batch = sampler.draw()
         stepper.step(data.train_examples[batch], data.train_labels[batch], task.objective.loss)
+        local += isinstance(stepper, AdaDp) and stepper.half_axes is not None
         if step % every == 0 or step == steps:
             curve.append((step, task.factor * score(model, data, task.objective)))
-    return curve, _inside(stepper)
+    return curve, _inside(stepper, local)
 
 
-def _inside(stepper: Ordinary | PrivateOptimizer) -> dict[str, Any]:
-    """What the state had become at the end, where a result is to be explained by it; null is ∞.
+def _inside(stepper: Ordinary | PrivateOptimizer, local_steps: int) -> dict[str, Any]:
+    """What the state had become, where a result is to be explained by it; null is ∞.
 
-    AdaDP: the length of its half axes. PIGDO: the largest √s, to which ε is
-    added.
+    AdaDP: in how many steps half axes took the ball's place. PIGDO: the largest √s at the end, to
+    which ε is added.
     """
     if isinstance(stepper, AdaDp) and stepper.adaptive_noise:
-        total = sum(float(each.double().sum()) for each in stepper.prior_squares)
-        return {"half_axes": _finite(stepper.beta * math.sqrt(total))}
+        return {"local_steps": local_steps}
     if isinstance(stepper, PiGdo):
-        return {"largest_root": _finite(math.sqrt(max(float(s.max()) for s in stepper.squares)))}
+        return {
+            "largest_root": _finite(math.sqrt(max(0.0, *(float(s.max()) for s in stepper.squares))))
+        }
     return {}
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from accountant_service import calculator, mechanisms
 from training_client import train as training
 from training_client.canaries import Verdict, audit, p_value
-from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.optimizers import OPTIMIZERS, AdaDp, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 
 CANARIES, GUESSES, STEPS, DELTA = 4000, 400, 4, 1e-5
@@ -44,12 +44,21 @@ def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0) -> Verdict:
     examples[torch.arange(len(rows)), rows] = 10.0
     public = (torch.rand(64, CANARIES, generator=generator), torch.randint(0, 2, (64,)))
     optimizer: PrivateOptimizer = make_optimizer(
-        name, net, plan, learning_rate=0.1, state=state, public=public, generator=generator
+        name,
+        net,
+        plan,
+        learning_rate=0.1,
+        state=state,
+        public=public,
+        generator=generator,
+        **({"threshold": 0.0} if OPTIMIZERS[name].local else {}),
     )
     less = replace(plan, noise_multiplier=plan.noise_multiplier / cut)
     optimizer.private_sum.plan = less
     for _ in range(STEPS):
         optimizer.step(examples, targets, training.cross_entropy)
+    if isinstance(optimizer, AdaDp) and optimizer.adaptive_noise:
+        assert optimizer.half_axes is not None, "it is the half axes that are attacked"
     scores = (net.weight[1] - net.weight[0]).detach()
     return audit(scores, took_part, GUESSES, DELTA)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -438,6 +439,45 @@ def test_a_leak_is_found_in_any_optimizer(kind: str) -> None:
 
     assert not same(*states_after_a_replay(lambda: Leaky(model(), PLAN, learning_rate=0.1)))
     assert same(*states_after_a_replay(lambda: AdaDp(model(), PLAN, learning_rate=0.1)))
+
+
+# --- half axes of noisy gradients
+
+
+def half_axes(noise: float, steps: int = 200) -> list[float | None]:
+    """The length of AdaDP's half axes, step by step, under so much noise."""
+    optimizer = AdaDp(
+        model(), replace(PLAN, noise_multiplier=noise), learning_rate=1e-3, threshold=0.0
+    )
+    found = []
+    for _ in range(steps):
+        optimizer.step(*batch(), training.cross_entropy)
+        found.append(optimizer.half_axes)
+    assert all(bool(each.isfinite().all()) for each in state_of(optimizer))
+    return found
+
+
+def test_half_axes_do_not_feed_on_their_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that noise does not hide make half axes; noise alone makes none."""
+    quiet = half_axes(0.05)[1:]
+    assert all(each is not None and each <= PLAN.clip_norm for each in quiet)
+    assert half_axes(8.0) == [None] * 200
+    monkeypatch.setattr("training_client.optimizers.adadp._DEVIATIONS", 0.0)
+    assert half_axes(8.0) != [None] * 200
+
+
+def test_what_noise_leaves_in_the_squares_is_known() -> None:
+    """R is the variance of E′ about E[g²] where there is no gradient: of 20 000 coordinates."""
+    net = nn.Linear(2000, 10, bias=False, dtype=torch.float64)
+    optimizer = AdaDp(
+        net, replace(PLAN, noise_multiplier=2.0), learning_rate=0.0, threshold=math.inf
+    )
+    empty = torch.zeros(0, 2000, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    for _ in range(50):
+        optimizer.step(*empty, training.cross_entropy)
+    squares = optimizer.prior_squares[0]
+    assert float(squares.var()) == pytest.approx(optimizer.uncertainty, rel=0.1)
+    assert abs(float(squares.mean())) < 5 * math.sqrt(optimizer.uncertainty / 20_000)
 
 
 # --- bad input

@@ -90,11 +90,12 @@ class Transform:
             deviation: of the noise on each coordinate of it.
 
         Returns:
-            ∇ = (u − c)/D, and ∇² less the variance of the noise on it, at least 0.
+            ∇ = (u − c)/D, and ∇² less the variance of the noise on it, which may fall below 0:
+            cut off there, a mean of it would keep half of the noise.
         """
         scale, shift = self.at(block)
         u = mean if shift is None else mean - shift
-        square = (u * u).sub_(deviation**2).clamp_min_(0.0)
+        square = (u * u).sub_(deviation**2)
         if scale is None:
             return u, square
         return u / scale, square.div_(scale).div_(scale)

@@ -14,6 +14,7 @@ from training_client.optimizers.source import Step
 from training_client.plan import Plan
 
 _FLOOR: Final = 1e-3  # of the root mean square half axis: no coordinate is cut off for good
+_DEVIATIONS: Final = 2.0  # of what noise leaves in E′[g²]: less than that is not known
 
 
 class AdaDp(PrivateOptimizer):
@@ -24,8 +25,17 @@ class AdaDp(PrivateOptimizer):
     (Lemma 1 with equality; see `clipping.transform`). Before, it is clipped to C as in DP-SGD.
 
     Algorithm 1 prints E′ as a mean of raw gradients: see `source`. From noisy ones the noise's
-    variance is taken off. It prints a box, |∇ᵢ| ≤ sᵢ; the ellipsoid around that box costs the
-    same, leaves alone what the box leaves alone, and keeps the direction of what it scales.
+    variance is taken off; E′ then still deviates from E[g²] by √R, where the square of a normal
+    variable of variance v has variance 2v²:
+
+        R = γ′²R₋ + (1 − γ′)²·2v²,    with v the noise's variance, averaged over coordinates.
+
+    Half axes would otherwise feed on their own noise, so E′ counts for 2√R at least, and they take
+    the ball's place only while ‖s‖₂ ≤ C, which is while they add no more noise than it does. Public
+    and raw state has no noise, R = 0, and neither rule.
+
+    It prints a box, |∇ᵢ| ≤ sᵢ; the ellipsoid around that box costs the same, leaves alone what the
+    box leaves alone, and keeps the direction of what it scales.
 
     Args:
         model: the model to train.
@@ -42,7 +52,7 @@ class AdaDp(PrivateOptimizer):
         options: see `PrivateOptimizer`.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("noisy_squares", "prior_squares")
+    kept: ClassVar[tuple[str, ...]] = ("noisy_squares", "prior_squares", "uncertainty")
 
     def __init__(
         self,
@@ -68,25 +78,40 @@ class AdaDp(PrivateOptimizer):
         self.adaptive_noise, self.adaptive_rate = adaptive_noise, adaptive_rate
         self.noisy_squares = [torch.zeros_like(p) for p in self.parameters]  # E[g̃²]
         self.prior_squares = [torch.zeros_like(p) for p in self.parameters]  # E′[g²]
-        self.noise_varies = False
+        self.uncertainty = 0.0  # R
+        self.half_axes: float | None = None  # ‖s‖₂ of the step at hand; None in the ball
 
     def transform(self) -> Transform:
         """An ellipsoid or a box, once enough is known; C before that."""
-        self.noise_varies = False
-        if self.adaptive_noise:
-            size = sum(each.numel() for each in self.prior_squares)
-            mean = sum(float(b.of(self.prior_squares).sqrt().sum()) for b in self.blocks) / size
-            mean_square = sum(float(each.sum()) for each in self.prior_squares) / size
-            self.noise_varies = mean_square - mean**2 > self.threshold
-        if not self.noise_varies:
+        self.half_axes = None
+        if not self.adaptive_noise:
             return super().transform()
-        least = _FLOOR * math.sqrt(mean_square)
+        size = sum(each.numel() for each in self.prior_squares)
+        least = _DEVIATIONS * math.sqrt(self.uncertainty)
+        mean, mean_square = self._root_moments(least, size)
+        length = self.beta * math.sqrt(mean_square * size)
+        longest = self.plan.clip_norm if self.uncertainty > 0 else math.inf
+        if mean_square - mean**2 <= self.threshold or not length <= longest:
+            return super().transform()
+        self.half_axes = length
+        least = max(least, _FLOOR**2 * mean_square)
 
         def scale(block: Block) -> torch.Tensor:
-            root = block.of(self.prior_squares).sqrt()
-            return root.clamp_min_(least).mul_(self.beta).reciprocal_()
+            return self._root(block, least).mul_(self.beta).reciprocal_()
 
         return Transform(math.sqrt(size), scale, box=self.box)
+
+    def _root(self, block: Block, least: float) -> torch.Tensor:
+        return block.of(self.prior_squares).clamp_min(least).sqrt_()
+
+    def _root_moments(self, least: float, size: int) -> tuple[float, float]:
+        """Mean and mean square of √E′[g²] over all coordinates."""
+        total = squares = 0.0
+        for block in self.blocks:
+            root = self._root(block, least)
+            total += float(root.sum())
+            squares += float(root.square_().sum())
+        return total / size, squares / size
 
     def update(self, step: Step) -> None:
         """Lines 21 to 26."""
@@ -98,6 +123,16 @@ class AdaDp(PrivateOptimizer):
                 prior = block.of(self.prior_squares)
                 prior.mul_(self.memory).add_(square, alpha=1 - self.memory)
             self._descend(block, gradient)
+        if self.adaptive_noise and known is step:
+            self._doubt(step.deviation**2)
+
+    def _doubt(self, variance: float) -> None:
+        """R, from the variance of the noise on each coordinate of what was released."""
+        if self.half_axes is not None:
+            size = sum(each.numel() for each in self.prior_squares)
+            variance *= self.half_axes**2 / size
+        fresh = 2 * ((1 - self.memory) * variance) ** 2
+        self.uncertainty = self.memory**2 * self.uncertainty + fresh
 
     def _descend(self, block: Block, gradient: torch.Tensor) -> None:
         parameter = block.of(self.parameters)

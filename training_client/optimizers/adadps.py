@@ -53,11 +53,11 @@ class Statistics:
         self.steps += 1
 
     def root(self, block: Block) -> torch.Tensor:
-        """A = √E[g²] + ε of a block; all ones before the first gradient."""
+        """A = √E[g²] + ε of a block, E of what noise pulled below 0 taken as 0; 1 at first."""
         if self.steps == 0:
             return torch.ones_like(block.of(self.squares))
         share = 1 - self._decay**self.steps if self._statistic == "adam" else 1.0
-        return (block.of(self.squares) / share).sqrt_().add_(self._epsilon)
+        return (block.of(self.squares) / share).clamp_min_(0.0).sqrt_().add_(self._epsilon)
 
 
 class _WithStatistics(PrivateOptimizer):

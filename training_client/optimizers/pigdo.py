@@ -75,8 +75,14 @@ class PiGdo(PrivateOptimizer):
         return Transform(self.plan.clip_norm, scale, shift if self.steps > 0 else None)
 
     def _inverse_root(self, block: Block, share: float = 1.0) -> torch.Tensor:
-        """1/(√(s/share) + ε)."""
-        return (block.of(self.squares) / share).sqrt_().add_(self.epsilon).reciprocal_()
+        """1/(√(s/share) + ε); what noise has pulled below 0 counts as 0."""
+        return (
+            (block.of(self.squares) / share)
+            .clamp_min_(0.0)
+            .sqrt_()
+            .add_(self.epsilon)
+            .reciprocal_()
+        )
 
     def update(self, step: Step) -> None:
         """Descend along the noisy mean; take the step's gradients into f and s."""

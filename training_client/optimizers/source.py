@@ -63,7 +63,7 @@ class Step:
     size: float
 
     def moments(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Gradients`: what the release amounts to; the square is at least 0."""
+        """See `Gradients`: what the release amounts to; the square may fall below 0."""
         return self.transform.moments(block, block.of(self.released), self.deviation)
 
 

@@ -33,9 +33,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from training_client.memory import keep_freed_memory
 from training_client.optimizers import OPTIMIZERS, AdaDp, make_optimizer
 from training_client.plan import Plan
+from training_client.processor import make_fit_for_training
 from training_client.train import cross_entropy
 
 CONSOLE = Console(width=100)
@@ -109,7 +109,7 @@ def private(name: str, case: Case, device: str) -> Step:
     known = name.removesuffix(" box")
     local = OPTIMIZERS[known].local
     # so little noise that half axes take the ball's place from the second step on
-    plan = Plan(60_000, case.batch / 60_000, 1.0, 0.01 if local else 1.0)
+    plan = Plan(60_000, case.batch / 60_000, 1.0, 1e-5 * case.batch if local else 1.0)
     options: dict[str, Any] = {"threshold": 0.0, "box": name in BOXES} if local else {}
     public = None
     if OPTIMIZERS[known].states[0] == "public":
@@ -195,7 +195,7 @@ def timed(step: Step, device: str) -> float:
 
 def times(name: str, case: Case, rounds: int, device: str) -> tuple[float, float]:
     """Milliseconds of a step, and the median ratio to an ordinary one made just before."""
-    keep_freed_memory()  # as `train` does, and for both
+    make_fit_for_training()  # as `train` does, and for both
     plain, step = ordinary(case, device), made(name, case, device)
     for each in (plain, step, plain, step):
         each()

@@ -12,9 +12,9 @@ from torch import nn
 from training_client.budget import Allowance
 from training_client.data import Dataset
 from training_client.errors import BudgetExhaustedError
-from training_client.memory import keep_freed_memory
 from training_client.models import CLASSES, Objective, cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer
+from training_client.processor import make_fit_for_training
 from training_client.sampling import PoissonSampler
 from training_client.service import Guarantee
 
@@ -91,7 +91,7 @@ def train(
     """
     if optimizer.plan != budget.plan:
         raise ValueError("the optimizer runs another plan than the budget accounts for")
-    keep_freed_memory()
+    make_fit_for_training()
     plan = optimizer.plan
     sampler = sampler or PoissonSampler(len(data.train_labels), plan.sample_rate)
     done, exhausted, requested = budget.made, False, False

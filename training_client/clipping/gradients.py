@@ -20,6 +20,13 @@ import torch
 
 from training_client.clipping.blocks import Block
 from training_client.clipping.box import clamped, clamped_products
+from training_client.clipping.rows import (
+    affine_squared_norms,
+    dots,
+    dots_of_squares,
+    squared_norms,
+    unit_squares,
+)
 from training_client.clipping.transform import Transform
 
 _ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its terms
@@ -77,42 +84,42 @@ class OuterProducts:
     def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
         """See `ExampleGradients`."""
         if transform.scale is None:
-            heights, widths = _norms(self.gradients), _norms(self.inputs)
-            found = _bounded(heights, widths, (heights * widths).square_(), self.inputs.dtype)
+            heights, widths = squared_norms(self.gradients), squared_norms(self.inputs)
+            found = _bounded(heights, widths, heights * widths, self.inputs.dtype)
             return Squares(found, torch.zeros_like(found))
-        if len(blocks) > 1:
-            return self._squares(blocks, transform)
-        parts = [self.only(part)._squares(blocks, transform) for part in _parts(self.inputs)]
-        return Squares(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-    def _squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
-        heights, widths = _largest(self.gradients), _largest(self.inputs)
-        inputs = self.inputs / widths[:, None]  # rows are scaled, so that no square underflows
-        squared = inputs.square_() if transform.shift is None else inputs * inputs
-        square = torch.zeros_like(heights, dtype=torch.float64)
+        squared, widths = unit_squares(self.inputs)  # so that no square underflows
+        square = torch.zeros_like(widths)
         linear, constant = torch.zeros_like(square), torch.zeros_like(square[0])
         for block in blocks:
             scale, shift = transform.at(block)
             assert scale is not None
-            gradients = self.gradients[:, block.rows] / heights[:, None]
             if shift is not None:
-                linear += (inputs @ (scale * shift).T).mul_(gradients).sum(1)
-                constant += _norm(shift).square()
+                constant += squared_norms(shift).sum()
+                shift = scale * shift
             largest = scale.amax()  # so that no square underflows
-            squared_scale = (scale / largest).square_()
-            part = (squared @ squared_scale.T).mul_(gradients.square_()).sum(1)
-            square += part * largest.double() ** 2
-        sizes = heights.double() * widths
-        square, linear = square.mul_(sizes**2), linear.mul_(2 * sizes)
+            weights = (scale / largest).square_()
+            factor = largest.double() ** 2
+            for part in _parts(self.inputs):
+                gradients, start = self.gradients[part], block.rows.start
+                if shift is not None:
+                    linear[part] += dots(self.inputs[part] @ shift.T, gradients, start)
+                found = dots_of_squares(squared[part] @ weights.T, gradients, start)
+                square[part] += found.mul_(factor)
+        square, linear = square.mul_(widths), linear.mul_(2)
         # a product of n terms lacks n roundings of what they add up to at most, in any order
         parts = square + linear.abs() + constant
         found = (square + linear + constant).clamp_min_(0.0)
-        found = _bounded(heights, widths, found, inputs.dtype)
-        return Squares(found, parts.mul_(_roundings(inputs, inputs.shape[1])))
+        found = _bounded(squared_norms(self.gradients), widths, found, squared.dtype)
+        return Squares(found, parts.mul_(_roundings(squared, squared.shape[1])))
 
     def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
-        torch.mm((self.gradients[:, block.rows] * weights[:, None]).T, self.inputs, out=out)
+        gradients, inputs = self.gradients[:, block.rows], self.inputs
+        if gradients.shape[1] < inputs.shape[1]:
+            gradients = gradients * weights[:, None]
+        else:
+            inputs = inputs * weights[:, None]
+        torch.mm(gradients.T, inputs, out=out)
 
     def total(self, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
@@ -140,19 +147,20 @@ class HeldGradients:
     def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
         """See `ExampleGradients`."""
         if transform.scale is None:
-            found = _norms(self.gradients).square_()
+            found = squared_norms(self.gradients.flatten(1))
             return Squares(found, torch.zeros_like(found))
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         lost = torch.zeros_like(found)
         for block in blocks:
             scale, shift = transform.at(block)
             assert scale is not None
-            for part in _parts(self.gradients):
-                u = self.gradients[part, block.rows] * scale
-                if shift is not None:  # what cancels is rounded by the size of its parts
-                    lost[part] += _norms(u).square_().add_(_norm(shift).square())
-                    u += shift
-                found[part] += _norms(u).square_()
+            rows = self.gradients[:, block.rows].flatten(1)
+            flat, none = scale.flatten(), torch.zeros_like(scale).flatten()
+            if shift is None:
+                found += affine_squared_norms(rows, flat, none)
+            else:  # what cancels is rounded by the size of its parts
+                found += affine_squared_norms(rows, flat, shift.flatten())
+                lost += affine_squared_norms(rows, flat, none) + squared_norms(shift.reshape(1, -1))
         return Squares(found, lost.mul_(_roundings(self.gradients)))
 
     def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
@@ -175,8 +183,11 @@ class HeldGradients:
 def _bounded(
     heights: torch.Tensor, widths: torch.Tensor, squares: torch.Tensor, kind: torch.dtype
 ) -> torch.Tensor:
-    """Infinite where a factor is so large that the other, weighted, would lose digits."""
-    largest = float(torch.finfo(kind).max) ** 0.5 / 16
+    """Infinite where a factor is so large that the other, weighted, would lose digits.
+
+    `heights` and `widths` are squared norms of the factors.
+    """
+    largest = float(torch.finfo(kind).max) / 256
     return squares.masked_fill((heights >= largest) | (widths >= largest), torch.inf)
 
 
@@ -184,26 +195,6 @@ def _parts(examples: torch.Tensor) -> list[slice]:
     """A few examples at a time, so that what is made of them stays in the cache."""
     rows = _EXAMPLES if examples.device.type == "cpu" else len(examples)
     return [slice(start, start + rows) for start in range(0, len(examples), rows)]
-
-
-def _norms(examples: torch.Tensor) -> torch.Tensor:
-    """‖·‖₂ of each example; in double precision, where squares of single precision fit."""
-    flat = examples.flatten(1)
-    found = [
-        torch.linalg.vector_norm(flat[part], dim=1, dtype=torch.float64) for part in _parts(flat)
-    ]
-    return torch.cat(found)
-
-
-def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
-    return found
-
-
-def _largest(rows: torch.Tensor) -> torch.Tensor:
-    """The largest size of an entry of each row; 1 for a row of zeros."""
-    sizes = torch.maximum(rows.amax(1), -rows.amin(1))
-    return sizes.masked_fill_(sizes == 0, 1.0)
 
 
 def _roundings(tensor: torch.Tensor, terms: int = 0) -> float:

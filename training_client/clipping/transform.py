@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from training_client.clipping.blocks import Block
+from training_client.clipping.elements import moments
 
 Scale = Callable[[Block], torch.Tensor]
 Shift = Callable[[Block, torch.Tensor], torch.Tensor]
@@ -94,8 +95,6 @@ class Transform:
             cut off there, a mean of it would keep half of the noise.
         """
         scale, shift = self.at(block)
-        u = mean if shift is None else mean - shift
-        square = (u * u).sub_(deviation**2)
         if scale is None:
-            return u, square
-        return u / scale, square.div_(scale).div_(scale)
+            return mean, (mean * mean).sub_(deviation**2)
+        return moments(mean, scale, shift, deviation**2)

@@ -8,7 +8,13 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import nn
 
-from training_client.clipping import Block, Transform
+from training_client.clipping import (
+    Block,
+    Transform,
+    descend_by_root,
+    inverse_roots,
+    sums_of_roots,
+)
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Step
 from training_client.plan import Plan
@@ -97,21 +103,14 @@ class AdaDp(PrivateOptimizer):
         least = max(least, _FLOOR**2 * mean_square)
 
         def scale(block: Block) -> torch.Tensor:
-            return self._root(block, least).mul_(self.beta).reciprocal_()
+            return inverse_roots(block.of(self.prior_squares), 1 / self.beta, least=least)
 
         return Transform(math.sqrt(size), scale, box=self.box)
 
-    def _root(self, block: Block, least: float) -> torch.Tensor:
-        return block.of(self.prior_squares).clamp_min(least).sqrt_()
-
     def _root_moments(self, least: float, size: int) -> tuple[float, float]:
         """Mean and mean square of √E′[g²] over all coordinates."""
-        total = squares = 0.0
-        for block in self.blocks:
-            root = self._root(block, least)
-            total += float(root.sum())
-            squares += float(root.square_().sum())
-        return total / size, squares / size
+        sums = [sums_of_roots(block.of(self.prior_squares), least) for block in self.blocks]
+        return sum(root for root, _ in sums) / size, sum(square for _, square in sums) / size
 
     def update(self, step: Step) -> None:
         """Lines 21 to 26."""
@@ -139,7 +138,11 @@ class AdaDp(PrivateOptimizer):
         if not self.adaptive_rate:
             parameter.sub_(gradient, alpha=self.learning_rate)
             return
-        noisy = block.of(self.noisy_squares)
-        noisy.mul_(1 - self.rate).addcmul_(gradient, gradient, value=self.rate)
-        root = (noisy + self.epsilon).sqrt_()
-        parameter.addcdiv_(gradient, root, value=-self.learning_rate)
+        descend_by_root(
+            parameter,
+            block.of(self.noisy_squares),
+            gradient,
+            rate=self.rate,
+            epsilon=self.epsilon,
+            learning_rate=self.learning_rate,
+        )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from training_client.clipping import Block, Transform
+from training_client.clipping import Block, Transform, inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Gradients, Source, Step
 from training_client.plan import Plan
@@ -52,12 +52,13 @@ class Statistics:
                 total.mul_(self._decay).add_(square, alpha=1 - self._decay)
         self.steps += 1
 
-    def root(self, block: Block) -> torch.Tensor:
-        """A = √E[g²] + ε of a block, E of what noise pulled below 0 taken as 0; 1 at first."""
+    def inverse(self, block: Block) -> torch.Tensor:
+        """1/A of a block, A = √E[g²] + ε; all ones before the first gradient."""
         if self.steps == 0:
             return torch.ones_like(block.of(self.squares))
         share = 1 - self._decay**self.steps if self._statistic == "adam" else 1.0
-        return (block.of(self.squares) / share).clamp_min_(0.0).sqrt_().add_(self._epsilon)
+        whole = share**0.5
+        return inverse_roots(block.of(self.squares), whole, self._epsilon * whole)
 
 
 class _WithStatistics(PrivateOptimizer):
@@ -123,7 +124,7 @@ class AdaDps(_WithStatistics):
     def _scale(self, block: Block) -> torch.Tensor:
         if self.side_information is not None:
             return block.of(self.side_information).reciprocal()
-        return self.statistics.root(block).reciprocal_()
+        return self.statistics.inverse(block)
 
     def update(self, step: Step) -> None:
         """A step with momentum along what was divided by A before it was clipped."""
@@ -179,5 +180,5 @@ class PublicPreconditioner(_WithStatistics):
             mean = block.of(step.released)
             if self.firsts:
                 mean = block.of(self.firsts).mul_(self.first).add_(mean, alpha=1 - self.first)
-            root = self.statistics.root(block)
-            block.of(self.parameters).addcdiv_(mean, root, value=-rate)
+            inverse = self.statistics.inverse(block)
+            block.of(self.parameters).addcmul_(mean, inverse, value=-rate)

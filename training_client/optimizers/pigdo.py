@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from training_client.clipping import Block, Transform
+from training_client.clipping import Block, Transform, inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Step
 from training_client.plan import Plan
@@ -67,22 +67,17 @@ class PiGdo(PrivateOptimizer):
         share, seen = 1 - first ** (self.steps + 1), 1 - second ** max(self.steps, 1)
 
         def scale(block: Block) -> torch.Tensor:
-            return self._inverse_root(block, seen).mul_((1 - first) / share)
+            return self._inverse_root(block, seen, (1 - first) / share)
 
         def shift(block: Block, scale: torch.Tensor) -> torch.Tensor:
             return (block.of(self.firsts) * scale).mul_(first / (1 - first))
 
         return Transform(self.plan.clip_norm, scale, shift if self.steps > 0 else None)
 
-    def _inverse_root(self, block: Block, share: float = 1.0) -> torch.Tensor:
-        """1/(√(s/share) + ε); what noise has pulled below 0 counts as 0."""
-        return (
-            (block.of(self.squares) / share)
-            .clamp_min_(0.0)
-            .sqrt_()
-            .add_(self.epsilon)
-            .reciprocal_()
-        )
+    def _inverse_root(self, block: Block, share: float = 1.0, factor: float = 1.0) -> torch.Tensor:
+        """factor/(√(s/share) + ε)."""
+        whole = share**0.5
+        return inverse_roots(block.of(self.squares), factor * whole, self.epsilon * whole)
 
     def update(self, step: Step) -> None:
         """Descend along the noisy mean; take the step's gradients into f and s."""

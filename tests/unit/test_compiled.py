@@ -1,0 +1,143 @@
+"""Compiled loops beside PyTorch's operations, which an accelerator runs, and beside mpmath."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+
+from training_client.clipping import elements, rows
+from training_client.optimizers import make_optimizer
+from training_client.plan import Plan
+from training_client.train import cross_entropy
+
+KINDS = [torch.float32, torch.float64]
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Any]]:
+    """What a function gives compiled, and by PyTorch's operations."""
+
+    def run(function: Callable[..., Any], *given: Any, **more: Any) -> tuple[Any, Any]:
+        found = function(*given, **more)
+        with monkeypatch.context() as patch:
+            for module in (rows, elements):
+                patch.setattr(module, "on_processor", lambda _: False)
+            return found, function(*given, **more)
+
+    return run
+
+
+def table(kind: torch.dtype, *shape: int, size: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return size * torch.randn(*shape, generator=generator, dtype=kind)
+
+
+def agree(pair: tuple[Any, Any], kind: torch.dtype) -> None:
+    compiled, plain = pair
+    if not isinstance(compiled, tuple):
+        compiled, plain = (compiled,), (plain,)
+    for one, other in zip(compiled, plain, strict=True):
+        one, other = torch.as_tensor(one), torch.as_tensor(other)
+        assert one.dtype == other.dtype
+        tolerance = 1e-6 if kind == torch.float32 else 1e-13
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=1e-40, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_sums_along_rows_agree(
+    both: Callable[..., tuple[Any, Any]], kind: torch.dtype, size: float
+) -> None:
+    values, others = table(kind, 7, 33, size=size), table(kind, 7, 50)
+    values[2] = 0.0
+    values[3, 4] = torch.nan
+    values[4, 5] = torch.inf
+    scale, shift = table(kind, 33), table(kind, 33)
+    agree(both(rows.squared_norms, values), kind)
+    agree(both(rows.squared_norms, values.T), kind)  # not in the order of memory
+    agree(both(rows.affine_squared_norms, values, scale, shift), kind)
+    agree(both(rows.unit_squares, values), kind)
+    clean = values.nan_to_num(0.0, 0.0, 0.0)
+    for function in (rows.dots, rows.dots_of_squares):
+        found, plain = both(function, clean, others, 17)
+        torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12 * size)
+
+
+def test_sums_along_rows_do_not_lose_what_single_precision_would() -> None:
+    values = torch.tensor([[3e30, 4e30], [3e-30, 4e-30], [1.0, 1e-9]])
+    exact = [mpmath.fsum(mpmath.mpf(float(v)) ** 2 for v in row) for row in values]
+    for found, wanted in zip(rows.squared_norms(values).tolist(), exact, strict=True):
+        assert found == pytest.approx(float(wanted), rel=1e-15)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1e-20, 1e-6, 1e6])
+def test_formulas_by_element_agree(
+    both: Callable[..., tuple[Any, Any]], kind: torch.dtype, size: float
+) -> None:
+    squares = table(kind, 9, 40, size=size)  # half of them below 0
+    squares[0] = 0.0
+    mean, scale, shift = table(kind, 9, 40), table(kind, 9, 40).exp(), table(kind, 9, 40)
+    agree(both(elements.inverse_roots, squares, 0.7, 1e-3), kind)
+    agree(both(elements.inverse_roots, squares, least=1e-8), kind)
+    agree(both(elements.moments, mean, scale, None, 0.0), kind)
+    agree(both(elements.moments, mean, scale, shift, 0.0), kind)
+    agree(both(elements.sums_of_roots, squares, 1e-8), kind)
+    found, plain = both(elements.moments, mean, scale, shift, 0.5)
+    torch.testing.assert_close(found[1], plain[1], rtol=1e-5, atol=1e-5)
+
+
+def test_tensors_that_do_not_lie_in_a_row_are_not_mistaken() -> None:
+    """As the weights of a convolution in channels_last."""
+    squares = table(torch.float64, 9, 40).square()
+    turned = squares.T.contiguous().T
+    assert torch.equal(elements.inverse_roots(turned), elements.inverse_roots(squares))
+    parameter, gradient = torch.zeros(40, 9, dtype=torch.float64).T, table(torch.float64, 9, 40)
+    elements.descend_by_root(
+        parameter, turned, gradient, rate=0.1, epsilon=1e-8, learning_rate=0.01
+    )
+    assert bool((parameter * gradient < 0).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_over_roots_agrees(both: Callable[..., tuple[Any, Any]], kind: torch.dtype) -> None:
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        parameter, square = table(kind, 8, 30), table(kind, 8, 30).square()
+        numbers = {"rate": 0.1, "epsilon": 1e-8, "learning_rate": 0.01}
+        elements.descend_by_root(parameter, square, table(kind, 8, 31)[:, :30], **numbers)
+        return parameter, square
+
+    agree(both(step), kind)
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "adadp", "pi_adam", "adadps"])
+def test_an_optimizer_is_the_same_without_compiled_loops(
+    both: Callable[..., tuple[Any, Any]], name: str
+) -> None:
+    """As it runs on an accelerator; in double precision, for what noise does to roundings."""
+
+    def train() -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(12, 20), torch.nn.ReLU(), torch.nn.Linear(20, 3)
+        ).double()
+        examples, labels = torch.rand(40, 12, dtype=torch.float64), torch.arange(40) % 3
+        optimizer = make_optimizer(
+            name,
+            net,
+            Plan(400, 0.1, 1.0, 0.1),
+            public=(examples[:8], labels[:8]),
+            generator=torch.Generator().manual_seed(1),
+            **({"threshold": 0.0} if name == "adadp" else {}),
+        )
+        for _ in range(5):
+            optimizer.step(examples, labels, cross_entropy)
+        return tuple(p.detach().clone() for p in optimizer.parameters)
+
+    compiled, plain = both(train)
+    for one, other in zip(compiled, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)

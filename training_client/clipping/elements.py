@@ -1,0 +1,132 @@
+"""Formulas element by element, each in one pass on a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from numpy import float64, sqrt
+
+from training_client.clipping.compiled import compiled, on_processor
+
+_ALMOST_ZERO: Final = 1e-36  # a square; less would make the root of it, and 1 over it, no number
+
+
+def inverse_roots(
+    squares: torch.Tensor, factor: float = 1.0, epsilon: float = 0.0, least: float = 0.0
+) -> torch.Tensor:
+    """factor/(√max(s, least) + ε), finite for all s; s may lie below 0 where noise was taken off.
+
+    Args:
+        squares: s.
+        factor: see above.
+        epsilon: ε ≥ 0.
+        least: ≥ 0; 1e-36 if less.
+    """
+    least = max(least, _ALMOST_ZERO)
+    if not _in_a_row(squares):
+        return squares.clamp_min(least).sqrt_().add_(epsilon).reciprocal_().mul_(factor)
+    found = torch.empty_like(squares)
+    _run(_inverse_roots, (squares, found), (factor, epsilon, least))
+    return found
+
+
+def moments(
+    mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, variance: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """∇ = (u − c)/D, and ((u − c)² − v)/D².
+
+    Args:
+        mean: u.
+        scale: D > 0.
+        shift: c, or None for 0.
+        variance: v.
+    """
+    u = mean if shift is None else mean - shift
+    if not _in_a_row(u, scale):
+        return u / scale, (u * u).sub_(variance).div_(scale).div_(scale)
+    gradient, square = torch.empty_like(u), torch.empty_like(u)
+    _run(_moments, (u, scale, gradient, square), (variance,))
+    return gradient, square
+
+
+def sums_of_roots(squares: torch.Tensor, least: float) -> tuple[float, float]:
+    """Σ √max(s, least) and Σ max(s, least), in double precision."""
+    if not _in_a_row(squares):
+        found = squares.double().clamp_min(least)
+        return float(found.sqrt().sum()), float(found.sum())
+    sums = torch.empty(2, dtype=torch.float64)
+    compiled(_sums_of_roots)(squares.view(-1).numpy(), least, sums.numpy())
+    return float(sums[0]), float(sums[1])
+
+
+def descend_by_root(
+    parameter: torch.Tensor,
+    mean_square: torch.Tensor,
+    gradient: torch.Tensor,
+    *,
+    rate: float,
+    epsilon: float,
+    learning_rate: float,
+) -> None:
+    """m ← (1 − rate)·m + rate·g², then the parameter less η·g/√(m + ε): RMSprop, ε in the root.
+
+    Args:
+        parameter: changed in place.
+        mean_square: m, changed in place.
+        gradient: g.
+        rate: of what is new.
+        epsilon: ε > 0.
+        learning_rate: η.
+    """
+    if _in_a_row(gradient, mean_square, parameter):
+        numbers = (1 - rate, rate, epsilon, learning_rate)
+        return _run(_descend_by_root, (gradient, mean_square, parameter), numbers)
+    mean_square.mul_(1 - rate).addcmul_(gradient, gradient, value=rate)
+    parameter.addcdiv_(gradient, (mean_square + epsilon).sqrt_(), value=-learning_rate)
+    return None
+
+
+def _in_a_row(*tensors: torch.Tensor) -> bool:
+    """Whether a loop can go over them as they lie in memory."""
+    return all(on_processor(each) and each.is_contiguous() for each in tensors)
+
+
+def _run(
+    loop: Callable[..., None], tensors: tuple[torch.Tensor, ...], numbers: tuple[float, ...]
+) -> None:
+    """A compiled pass over tensors of one shape and type, the last of which it changes."""
+    arrays = [each.view(-1).numpy() for each in tensors]
+    kind = arrays[0].dtype.type
+    compiled(loop)(*arrays, *(kind(each) for each in numbers))
+
+
+def _inverse_roots(squares: Any, found: Any, factor: Any, epsilon: Any, least: Any) -> None:
+    for i in range(len(squares)):
+        square = squares[i] if squares[i] > least else least
+        found[i] = factor / (sqrt(square) + epsilon)
+
+
+def _moments(mean: Any, scale: Any, gradient: Any, square: Any, variance: Any) -> None:
+    for i in range(len(mean)):
+        gradient[i] = mean[i] / scale[i]
+        square[i] = (mean[i] * mean[i] - variance) / scale[i] / scale[i]
+
+
+def _sums_of_roots(squares: Any, least: Any, sums: Any) -> None:
+    roots = total = 0.0
+    for i in range(len(squares)):
+        square = float64(squares[i])
+        square = square if square > least else least
+        total += square
+        roots += sqrt(square)
+    sums[0], sums[1] = roots, total
+
+
+def _descend_by_root(
+    gradient: Any, mean_square: Any, parameter: Any, keep: Any, rate: Any, epsilon: Any, eta: Any
+) -> None:
+    for i in range(len(gradient)):
+        mean_square[i] = keep * mean_square[i] + rate * gradient[i] * gradient[i]
+        parameter[i] -= eta * gradient[i] / sqrt(mean_square[i] + epsilon)

@@ -4,8 +4,7 @@
 
 Every case runs in a process of its own. Time: an ordinary step and the private one in turn, and the
 median of their ratios; of processor time on a CPU, where other programs may be at work. Memory: the
-peak of a process with model, batch and optimizer over what it held before it had them, as a ratio
-to that of an ordinary run. Opacus is measured with per-example hooks and with ghost clipping.
+most that tensors took at once, model, batch and optimizer among them. Opacus is measured with per-example hooks and with ghost clipping.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ import sys
 
 sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py hides a library
 
-import gc
 import multiprocessing
 import os
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -208,31 +206,20 @@ def times(name: str, case: Case, rounds: int, device: str) -> tuple[float, float
 
 
 def peak(name: str, case: Case, device: str) -> float:
-    """MiB of a training run: model, batch, the optimizer's state, and what a step takes."""
+    """MiB of all tensors of a training run at once: model, batch, state, and what a step takes."""
     if device != "cpu":
         step = made(name, case, device)
         torch.cuda.reset_peak_memory_stats()
         for _ in range(3):
             step()
         return float(torch.cuda.max_memory_allocated()) / 2**20
-    small = replace(case, batch=2)
-    step = made(name, small, device)
-    for _ in range(3):
-        step()  # libraries take once what they take
-    del step
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
-    before = _memory("VmHWM")
-    step = made(name, case, device)
-    for _ in range(3):
-        step()
-    return (_memory("VmHWM") - before) / 2**10
-
-
-def _memory(field: str) -> int:
-    """KiB of a line of what Linux says of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1])
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as seen:
+        step = made(name, case, device)
+        for _ in range(3):
+            step()
+    changes = [e.nbytes() for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate(changes)) / 2**20
 
 
 def main(

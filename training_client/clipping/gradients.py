@@ -56,10 +56,6 @@ class ExampleGradients(Protocol):
         """Σ wᵢ∇ᵢ on a block, into a tensor of its shape."""
         ...
 
-    def total(self, out: torch.Tensor) -> None:
-        """Σ ∇ᵢ of the whole parameter, into a tensor of its shape."""
-        ...
-
     def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
         """Σ clamp(D∘∇ᵢ, ±1) on a block; what is no number counts as 0."""
         ...
@@ -121,10 +117,6 @@ class OuterProducts:
             inputs = inputs * weights[:, None]
         torch.mm(gradients.T, inputs, out=out)
 
-    def total(self, out: torch.Tensor) -> None:
-        """See `ExampleGradients`."""
-        torch.mm(self.gradients.T, self.inputs, out=out)
-
     def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""
         return clamped_products(self.gradients[:, block.rows], self.inputs, scale)
@@ -166,10 +158,6 @@ class HeldGradients:
     def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
         torch.mv(self.gradients[:, block.rows].flatten(1).T, weights, out=out.view(-1))
-
-    def total(self, out: torch.Tensor) -> None:
-        """See `ExampleGradients`."""
-        torch.sum(self.gradients, 0, out=out)
 
     def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""

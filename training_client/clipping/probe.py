@@ -14,11 +14,13 @@ from typing import Final
 import torch
 from torch import nn
 
+from training_client.clipping.blocks import blocks_of
 from training_client.clipping.passes import Passed
 from training_client.errors import UnsupportedModelError
 
 _EXAMPLES: Final = 32
 _ALTERED: Final = -3.0
+_ROWS: Final = 128  # of a tensor at a time
 
 Pass = Callable[[torch.Tensor, torch.Tensor], Passed]
 
@@ -75,14 +77,17 @@ def require_whole(
     with _as_before(examples.device):
         passed = run(examples[:_EXAMPLES], targets[:_EXAMPLES])
     each = passed.by_parameter(parameters)
-    for parameter, gradients, gradient in zip(parameters, each, passed.whole, strict=True):
-        found = torch.empty_like(parameter)
-        gradients.total(found)
-        if gradient is None or not _alike(gradient, found):
+    weights = torch.ones(len(passed.losses), dtype=parameters[0].dtype, device=examples.device)
+    whole = [torch.zeros(0) if g is None else g for g in passed.whole]
+    sizes = [_size(each) for each in whole]
+    for block in blocks_of(parameters):  # none but the gradient itself is there as a whole
+        gradient, found = whole[block.at], torch.empty_like(block.of(parameters))
+        each[block.at].weighted_sum(block, weights, found)
+        if len(gradient) == 0 or not _alike(gradient[block.rows], found, sizes[block.at]):
             raise UnsupportedModelError(
-                f"the examples' gradients of a parameter of shape {tuple(parameter.shape)} do not "
-                "add up to its gradient: it is used outside of its layer, or its layer does more "
-                "than can be clipped here"
+                f"the examples' gradients of a parameter of shape "
+                f"{tuple(parameters[block.at].shape)} do not add up to its gradient: it is used "
+                "outside of its layer, or its layer does more than can be clipped here"
             )
 
 
@@ -125,10 +130,18 @@ def _require_alike(
             )
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether tensors are equal up to rounding, or both no numbers."""
+def _alike(one: torch.Tensor, other: torch.Tensor, size: float | None = None) -> bool:
+    """Whether tensors are equal up to the rounding of numbers of a size, or both no numbers."""
     if not one.is_floating_point():
         return torch.equal(one, other)
     rounding = float(torch.finfo(one.dtype).eps) ** 0.5
-    size = float(one.nan_to_num(0.0, 0.0, 0.0).abs().amax()) if one.numel() else 0.0
+    size = _size(one) if size is None else size
     return torch.allclose(one, other, rtol=rounding, atol=rounding * size, equal_nan=True)
+
+
+def _size(tensor: torch.Tensor) -> float:
+    """Of the largest number in it."""
+    if tensor.numel() == 0:
+        return 0.0
+    parts = torch.split(tensor, _ROWS)
+    return max(float(part.nan_to_num(0.0, 0.0, 0.0).abs_().amax()) for part in parts)

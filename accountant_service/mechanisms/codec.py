@@ -6,6 +6,7 @@ exhaust the stack or the memory.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -217,7 +218,7 @@ def _kind_schema(cls: Any) -> dict[str, Json]:
     required = [f.name for f in fields(cls) if f.default is MISSING]
     return {
         "type": "object",
-        "description": (cls.__doc__ or "").strip(),
+        "description": inspect.getdoc(cls),
         "properties": {"kind": {"const": cls.kind}}
         | {name: dict(field.schema) for name, field in _FIELDS[cls].items()},
         "required": ["kind", *required],

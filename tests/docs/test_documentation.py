@@ -1,0 +1,179 @@
+"""Every block of the README, of CONTRIBUTING and of docs/ is run, or says why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+from typer.main import get_command
+
+from accountant_service import cli
+from tests.pages import PAGES, ROOT, SHELL, Block, Page, Session
+
+_CALL = re.compile(r"(?:^|[(] ?|[$&|] |=\S+ )(?:\.venv/bin/)?(accountant(?:-train)? [^)#>&$]*)")
+NOT_RUN = 12  # blocks; each says why, and a new one is a decision
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def with_code(slow: bool) -> list[Any]:
+    """The pages that have something to run, or something slow."""
+    found = []
+    for file in PAGES:
+        blocks = [each for each in Page.read(file).blocks if not each.not_run]
+        if any(bool(each.slow) == slow for each in blocks):
+            found.append(pytest.param(file, id=name(file)))
+    return found
+
+
+def run(file: Path, folder: Path, *, slow: bool) -> None:
+    page = Page.read(file)
+    with Session(folder, page.needs) as session:
+        for block in page.blocks:
+            if not block.not_run and (slow or not block.slow):
+                session.run(block)
+
+
+@pytest.mark.parametrize("file", with_code(slow=False))
+def test_what_a_page_shows_works(file: Path, tmp_path: Path) -> None:
+    run(file, tmp_path, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", with_code(slow=True))
+def test_what_takes_longer_works_too(file: Path, tmp_path: Path) -> None:
+    run(file, tmp_path, slow=True)
+
+
+def test_what_is_not_run_says_why_and_is_little() -> None:
+    blocks = [block for file in PAGES for block in Page.read(file).blocks]
+    left_out = [block for block in blocks if block.not_run]
+    assert len(left_out) == NOT_RUN, "\n".join(f"{each.where}: {each.not_run}" for each in left_out)
+    assert len(blocks) > 3 * NOT_RUN
+
+
+@cache
+def programs() -> dict[str, Any]:
+    from training_client.cli import app  # torch comes with it
+
+    return {"accountant": get_command(cli.app), "accountant-train": get_command(app)}
+
+
+def quoted(file: Path) -> Iterator[str]:
+    """What stands in backticks, and each line of the shell blocks, those that are not run too."""
+    for token in MarkdownIt("commonmark").parse(file.read_text()):
+        if token.type == "fence" and token.info in SHELL:
+            yield from token.content.replace("\\\n", " ").splitlines()
+        for part in token.children or []:
+            if part.type == "code_inline":
+                yield " ".join(part.content.split())
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Calls of this project's programs in a text; `a b | c` means b or c."""
+    for found in _CALL.finditer(text):
+        parts = [each.split() for each in found[1].split(" | ")]
+        yield parts[0]
+        for other in parts[1:]:
+            if re.fullmatch(
+                "[a-z-]+", " ".join(other)
+            ):  # else another program reads what this one prints
+                yield [*parts[0][:-1], *other]
+
+
+def unknown(words: list[str]) -> str | None:
+    """What a call names that its program does not have."""
+    command = programs()[words[0]]
+    for word in words[1:]:
+        if word == "…":
+            return None
+        option = re.match(r"--?[a-zA-Z][\w-]*", word)
+        if option:
+            if option[0] not in (
+                "--help",
+                "-h",
+                *(o for each in command.params for o in each.opts),
+            ):
+                return f"{option[0]} of {command.name}"
+        elif hasattr(command, "commands"):
+            if word not in command.commands:
+                return f"{word!r} of {command.name}"
+            command = command.commands[word]
+    return None
+
+
+@pytest.mark.parametrize("file", PAGES, ids=name)
+def test_every_command_and_option_that_a_page_names_exists(file: Path) -> None:
+    options = {"--help", *(o for each in programs().values() for o in all_options(each))}
+    for text in quoted(file):
+        for words in commands(text):
+            assert unknown(words) is None, f"{text}: there is no {unknown(words)}"
+        for target in re.findall(r"^make ([a-z-]+)", text):
+            assert f"\n{target}:" in (ROOT / "Makefile").read_text(), f"make {target}"
+        alone = re.match(r"(--[a-z-]+)(?: |$)", text)
+        assert alone is None or alone[1] in options, text
+        for path in re.findall(r"(?:tests|benchmarks|scripts|\.ci)/[\w/.-]+\w", text):
+            assert (ROOT / path).exists(), path
+
+
+def all_options(command: Any) -> Iterator[str]:
+    yield from (option for each in command.params for option in each.opts)
+    for each in getattr(command, "commands", {}).values():
+        yield from all_options(each)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- not run: -->\n```console\nfalse\n```\n", "without its reason"),
+        ("<!-- not run: why -->\n\nNo block.\n", "belongs to no block"),
+        ("Text:\n\n    accountant serve\n", "fence it"),
+        ("```\naccountant serve\n```\n", "is none of"),
+    ],
+)
+def test_code_that_would_be_neither_run_nor_marked_is_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "page.md").write_text(text)
+    with pytest.raises(AssertionError, match=message):
+        Page.read(tmp_path / "page.md")
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("console", "accountant epsilon --no-such-option\n"),
+        ("console", "false | true\n"),
+        ("console", "$ echo one 1\ntwo 2\n"),
+        ("python", "names = 1 / 0\n"),
+        ("json", "{'not': 'json'}\n"),
+    ],
+)
+def test_a_block_that_is_wrong_is_found_out(language: str, text: str, tmp_path: Path) -> None:
+    with (
+        Session(tmp_path) as session,
+        pytest.raises((AssertionError, ValueError, pytest.fail.Exception)),
+    ):
+        session.run(Block("page.md:1", language, text))
+
+
+def test_blocks_follow_each_other(tmp_path: Path) -> None:
+    with Session(tmp_path) as session:
+        session.run(Block("page.md:1", "console", "export WHO=me\nmkdir there && cd there\n"))
+        session.run(Block("page.md:2", "console", "$ echo $WHO 12 > file && cat file\nme 3\n"))
+        session.run(Block("page.md:3", "python", "import os\nwho = os.environ['WHO']\n"))
+        session.run(Block("page.md:4", "python", "assert open('file').read() == f'{who} 12\\n'\n"))
+
+
+def test_the_reference_of_the_http_api_says_what_the_service_answers() -> None:
+    from scripts import api_reference
+
+    page = api_reference.PAGE.read_text()
+    assert page == api_reference.written(), "write it anew: python scripts/api_reference.py"

@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo data test test-all test-browser test-nightly check serve bench clean
+.PHONY: help install demo data test test-all test-browser test-nightly check docs serve bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -38,11 +39,15 @@ test-all: $(READY)  ## every test but the nightly ones
 test-nightly: $(READY)  ## 10 000 random cases against references (up to an hour)
 	$(BIN)/python -m pytest -m nightly -s
 
-check: $(READY)  ## format, lint, types, import contracts
+check: $(READY)  ## format, lint, types, import contracts, the documentation as build/site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(SITE) build --strict --quiet --site-dir build/site
+
+docs: $(READY)  ## the documentation on http://127.0.0.1:8001, as it is written
+	$(SITE) serve --dev-addr 127.0.0.1:8001
 
 serve: $(READY)  ## run the service on http://127.0.0.1:8000
 	$(BIN)/accountant serve
@@ -52,4 +57,4 @@ bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/http.py
 
 clean:  ## remove what make made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis data runs
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs

@@ -1,4 +1,4 @@
-"""Backup and restore as docs/ledger.md says, while a run goes on."""
+"""Backup and restore as docs/how-to/backup.md says, while a run goes on."""
 
 from __future__ import annotations
 

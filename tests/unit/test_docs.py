@@ -10,13 +10,18 @@ import pytest
 
 from accountant_service import audit, errors, mechanisms, report
 from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.api import problems
+from accountant_service.api import problems, views
 from accountant_service.api.answering import CALLS
 from training_client.data import DATASETS
 from training_client.models import MODELS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def test_every_error_code_has_its_heading() -> None:
@@ -31,6 +36,13 @@ def test_every_error_code_has_its_heading() -> None:
 def test_every_method_has_a_page(method: str) -> None:
     text = (ROOT / f"docs/accountants/{method}.md").read_text()
     assert text.startswith(f"# {method}: ")
+
+
+def test_the_table_of_methods_says_what_the_service_says() -> None:
+    lines = (ROOT / "docs/accountants/index.md").read_text().splitlines()
+    for method in views.methods()["methods"]:
+        cells = (method[name] for name in ("title", "source", "needs", "proves"))
+        assert f"| [{method['method']}]({method['method']}.md) | {' | '.join(cells)} |" in lines
 
 
 def test_every_call_is_in_the_readme() -> None:

@@ -1,0 +1,299 @@
+"""Writes docs/api.md: every call of the service, made, with what it answered."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi.testclient import TestClient
+
+from accountant_service.accountants import ACCOUNTANTS
+from accountant_service.app import create_app
+from accountant_service.ledger.keys import Scope
+from accountant_service.settings import Settings
+
+PAGE: Final = Path(__file__).parents[1] / "docs" / "api.md"
+LISTED: Final = 3  # of a long list so many are shown
+DIGITS: Final = 4
+TITLES: Final = {"computation": "Computations", "ledger": "The ledger", "keys": "Keys"}
+RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
+SHORT: Final = RUN | {"steps": 100}
+
+# In the order of the page. What names a reservation or a key is filled in from an earlier answer.
+CALLS: Final[list[tuple[str, str, Any]]] = [
+    ("POST", "/v1/epsilon", {"mechanism": RUN, "delta": 1e-5}),
+    ("POST", "/v1/delta", {"mechanism": RUN, "epsilon": 2.0}),
+    (
+        "POST",
+        "/v1/noise-multiplier",
+        {"sample_rate": 0.01, "steps": 1000, "epsilon": 2.0, "delta": 1e-5},
+    ),
+    (
+        "POST",
+        "/v1/steps",
+        {"noise_multiplier": 1.1, "sample_rate": 0.01, "epsilon": 2.0, "delta": 1e-5},
+    ),
+    (
+        "POST",
+        "/v1/sample-rate",
+        {"noise_multiplier": 1.1, "steps": 1000, "epsilon": 2.0, "delta": 1e-5},
+    ),
+    ("POST", "/v1/compare", {"mechanism": RUN, "delta": 1e-5, "methods": ["pld", "gdp_clt"]}),
+    (
+        "POST",
+        "/v1/curve",
+        {"mechanism": RUN, "delta": 1e-5, "methods": ["pld", "zcdp"], "points": 3},
+    ),
+    ("POST", "/v1/trade-off", {"mechanism": RUN, "prior": 0.5, "points": 3}),
+    (
+        "POST",
+        "/v1/batch",
+        {"requests": [{"path": "/v1/epsilon", "body": {"mechanism": RUN, "delta": 1e-5}}]},
+    ),
+    ("GET", "/v1/methods", None),
+    (
+        "POST",
+        "/v1/datasets",
+        {"name": "patients", "size": 60000, "budget": {"epsilon": 3.0, "delta": 1e-5}},
+    ),
+    ("GET", "/v1/datasets", None),
+    ("GET", "/v1/datasets/{name}", None),
+    ("POST", "/v1/datasets/{name}/quotes", {"mechanism": RUN}),
+    ("POST", "/v1/datasets/{name}/quotes/batch", {"mechanisms": [RUN, SHORT]}),
+    (
+        "POST",
+        "/v1/datasets/{name}/reservations",
+        {"mechanism": SHORT, "lease_seconds": 3600.0, "purpose": "a first model"},
+    ),
+    ("GET", "/v1/reservations/{identifier}", None),
+    ("POST", "/v1/reservations/{identifier}/grants", {"steps": 50, "sequence": 0}),
+    ("POST", "/v1/reservations/{identifier}/renew", {"lease_seconds": 7200.0}),
+    ("POST", "/v1/reservations/{identifier}/commit", {}),
+    ("POST", "/v1/reservations/{identifier}/release", {}),
+    ("GET", "/v1/reservations/{identifier}/certificate", None),
+    ("GET", "/v1/datasets/{name}/running-total", None),
+    ("GET", "/v1/datasets/{name}/entries", None),
+    ("POST", "/v1/keys", {"scopes": ["run"], "name": "team", "datasets": ["patients"]}),
+    ("GET", "/v1/keys", None),
+    ("DELETE", "/v1/keys/{identifier}", None),
+    ("GET", "/healthz", None),
+    ("GET", "/readyz", None),
+]
+
+INTRODUCTION: Final = """# The HTTP API
+
+Every call, what it takes and what it answers. This page is written by `scripts/api_reference.py`,
+which makes the calls; the service shows the same as OpenAPI at `/openapi.json`, to be tried out at
+`/docs`.
+
+* **Bodies** are JSON, and numbers in them finite. A field that is not known is refused.
+* **Keys.** Calls under `/v1/datasets`, `/v1/reservations` and `/v1/keys` need
+  `Authorization: Bearer <key>`, with [the right scope](how-to/rotating-keys.md). Computations do
+  with `ACCOUNTANT_OPEN_COMPUTATION=false`.
+* **Writes** to the ledger need an `Idempotency-Key`: a new random value for each, the same one for
+  a repeat.
+* **Failures** are problems with a stable code: [errors](errors.md).
+* **Versions.** The contract's version is the path's. What a released description of a mechanism
+  means never changes.
+
+Figures below are rounded; … stands for what is cut from a list, and for what differs each time.
+"""
+MECHANISMS: Final = """## Mechanisms
+
+What is released is described by a tree.
+"""
+
+
+class Reference:
+    """The service in this process, asked call by call."""
+
+    def __init__(self, client: TestClient, token: str) -> None:
+        self._client = client
+        self._token = token
+        self._document: dict[str, Any] = client.get("/openapi.json").json()
+        self._schemas = self._document["components"]["schemas"]
+        self._known = {"name": "patients"}
+        self._writes = 0
+
+    def page(self) -> Iterator[str]:
+        """The page, part by part."""
+        asked = {(method.lower(), path) for method, path, _ in CALLS}
+        offered = {
+            (method, path)
+            for path, methods in self._document["paths"].items()
+            for method in methods
+            if path != "/metrics"
+        }
+        assert asked == offered, asked ^ offered
+        yield INTRODUCTION
+        yield from self._mechanisms()
+        last = ""
+        for method, path, body in CALLS:
+            operation = self._document["paths"][path][method.lower()]
+            title = TITLES.get(operation["tags"][-1], "Health and metrics")
+            if title != last:
+                yield f"## {title}\n"
+                last = title
+            yield from self._call(method, path, body, operation)
+        yield "`GET /metrics`: [operations](operations.md#metrics), in Prometheus' text format.\n"
+
+    def _mechanisms(self) -> Iterator[str]:
+        yield MECHANISMS
+        for option in self._schemas["Mechanism"]["oneOf"]:
+            name = option["$ref"].rsplit("/", 1)[1]
+            schema = self._schemas[name]
+            kind = schema["properties"]["kind"]
+            yield f"### `{kind.get('const') or kind['enum'][0]}`\n"
+            if "description" in schema:
+                yield f"{schema['description']}\n"
+            yield from self._fields(schema, leave_out="kind")
+            if schema.get("examples"):
+                yield _block(schema["examples"][0])
+
+    def _call(self, method: str, path: str, body: Any, operation: Any) -> Iterator[str]:
+        yield f"### `{method} {path}`\n"
+        yield f"{operation.get('description') or operation['summary']}\n"
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] == "query":
+                yield f"Query: `{parameter['name']}`.\n"
+            if parameter["in"] == "header":
+                yield f"Header: `{parameter['name']}`, {parameter['description']}.\n"
+        if body is not None:
+            content = operation["requestBody"]["content"]["application/json"]["schema"]
+            yield from self._fields(self._resolved(content))
+            yield _block(body)
+        answer = self._asked(method, path, body)
+        yield f"Answers {answer.status_code}:\n"
+        yield _block(_shown(answer.json()))
+        refused = [status for status in operation["responses"] if status >= "400"]
+        if refused:
+            yield f"Refused with {', '.join(refused)}.\n"
+
+    def _asked(self, method: str, path: str, body: Any) -> Any:
+        if path.endswith("/release"):
+            self._ask("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
+        answer = self._ask(method, path, body)
+        if path.endswith("/release"):
+            self._ask("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
+            self._ask("POST", "/v1/reservations/{identifier}/grants", {"steps": 50, "sequence": 0})
+            self._ask("POST", "/v1/reservations/{identifier}/commit", {})
+        return answer
+
+    def _ask(self, method: str, path: str, body: Any) -> Any:
+        self._writes += 1
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "Idempotency-Key": f"write-{self._writes}",
+        }
+        answer = self._client.request(
+            method, path.format(**self._known), json=body, headers=headers
+        )
+        assert answer.is_success, answer.text
+        if method == "POST" and "id" in answer.json():
+            self._known["identifier"] = answer.json()["id"]
+        return answer
+
+    def _fields(self, schema: Any, leave_out: str = "") -> Iterator[str]:
+        """A table of an object's fields."""
+        required = schema.get("required", ())
+        rows = [
+            f"| `{name}` | {self._type(field)} | {_default(field, name in required)} "
+            f"| {self._range(field)} |\n"
+            for name, field in schema.get("properties", {}).items()
+            if name != leave_out
+        ]
+        if rows:
+            yield "| field | type | default | |\n|---|---|---|---|\n" + "".join(rows)
+
+    def _resolved(self, schema: Any) -> Any:
+        return self._schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
+
+    def _type(self, field: Any) -> str:
+        if "$ref" in field:
+            name = field["$ref"].rsplit("/", 1)[1]
+            if name == "Mechanism":
+                return "[mechanism](#mechanisms)"
+            found = self._schemas[name]
+            if "enum" not in found:
+                return ", ".join(f"`{each}`" for each in found["properties"])
+            field = found
+        if "anyOf" in field:
+            return " or ".join(self._type(each) for each in field["anyOf"])
+        if "const" in field:
+            return f"`{field['const']}`"
+        if field.get("enum") == list(ACCOUNTANTS):
+            return "[method](accountants/index.md)"
+        if "enum" in field:
+            return ", ".join(f"`{each}`" for each in field["enum"])
+        if field.get("type") == "array":
+            return f"list of {self._type(field.get('items', {}))}"
+        return str(field.get("type", "object"))
+
+    def _range(self, field: Any) -> str:
+        if "description" in field:
+            return str(field["description"])
+        field = next((e for e in field.get("anyOf", ()) if e.get("type") != "null"), field)
+        if "description" in field:
+            return str(field["description"])
+        signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+        return ", ".join(f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field)
+
+
+def _default(field: Any, required: bool) -> str:
+    if required:
+        return "required"
+    found = field.get("default")
+    return "" if found is None else f"`{json.dumps(found)}`"
+
+
+def _shown(answer: Any, name: str = "") -> Any:
+    """An answer without what differs from run to run, its long lists cut, its figures rounded."""
+    if isinstance(answer, dict):
+        return {key: _shown(value, key) for key, value in answer.items()}
+    if isinstance(answer, list):
+        cut = [_shown(each) for each in answer[:LISTED]]
+        return [*cut, "…"] if len(answer) > LISTED else cut
+    if name.endswith("_at") or name == "at":
+        return None if answer is None else 1795278815.9
+    if isinstance(answer, float):
+        return float(f"{answer:.{DIGITS}g}")
+    if isinstance(answer, str):
+        short = re.sub(r"\b(sha256:)?([0-9a-f]{4})[0-9a-f]{12,}\b", r"\1…", answer)
+        short = re.sub(r"\b(\d{4})\d{8,}\b", r"\1…", short)
+        return re.sub(r"\bpa_.*", "pa_…", short)
+    return answer
+
+
+def _block(value: Any) -> str:
+    return f"```json\n{_json(value)}\n```\n"
+
+
+def _json(value: Any, indent: str = "") -> str:
+    """JSON with what fits a line on one."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(flat) <= 96 or not isinstance(value, dict | list) or not value:
+        return flat
+    inner = indent + "  "
+    if isinstance(value, dict):
+        parts = [f"{inner}{json.dumps(k)}: {_json(v, inner)}" for k, v in value.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _json(v, inner) for v in value) + f"\n{indent}]"
+
+
+def written() -> str:
+    """The page as it should be today."""
+    with tempfile.TemporaryDirectory() as folder:
+        app = create_app(Settings(database_url=f"sqlite:///{folder}/ledger.db"))
+        with TestClient(app) as client:
+            token = app.state.keys.create([Scope.ADMIN], name="me")[0]
+            return "\n".join(Reference(client, token).page())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written())
+    sys.exit(0)

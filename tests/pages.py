@@ -9,6 +9,7 @@ A comment before a block says what is different about it, and why:
 
     <!-- not run: why it cannot be -->
     <!-- slow: what takes so long -->
+    <!-- exact: why figures that are shown must come, too, to four digits -->
 
 A comment of a whole page says that all of it is slow, or which programs it needs; `postgresql` is a
 server of its own.
@@ -50,7 +51,9 @@ SHELL: Final = frozenset({"console", "sh"})
 LANGUAGES: Final = SHELL | {"python", "json", "text"}
 SECONDS: Final = 200  # for a command
 
-_COMMENT: Final = re.compile(r"<!--\s*(not run|slow page|slow|needs)\b:?\s*(.*?)\s*-->", re.DOTALL)
+_COMMENT: Final = re.compile(
+    r"<!--\s*(not run|slow page|slow|exact|needs)\b:?\s*(.*?)\s*-->", re.DOTALL
+)
 _SERVE: Final = re.compile(r"^(?:\w+=\S+ )*(?:\.venv/bin/)?accountant serve\b.*$", re.MULTILINE)
 _SERVICE: Final = re.compile(r"(127\.0\.0\.1|localhost):8000\b")
 _ASKS: Final = re.compile(_SERVICE.pattern + r"|\baccountant-train (run|compare|together)\b")
@@ -90,6 +93,7 @@ class Block:
         text: between the fences.
         not_run: why it cannot be run, if it cannot.
         slow: what takes so long, if it does.
+        exact: why its figures must come as shown, if they must.
     """
 
     where: str
@@ -97,6 +101,7 @@ class Block:
     text: str
     not_run: str | None = None
     slow: str | None = None
+    exact: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,13 +121,14 @@ class Page:
         for token in MarkdownIt("commonmark").parse(file.read_text()):
             where = f"{file.name}:{(token.map or [0])[0] + 1}"
             if token.type == "html_block":
-                notes = dict(_COMMENT.findall(token.content))
+                notes |= dict(_COMMENT.findall(token.content))
                 assert all(notes.values()), f"{where}: a comment without its reason"
                 needs += notes.pop("needs", "").split()
                 slow_page = notes.pop("slow page", slow_page)
             elif token.type == "fence":
                 assert token.info in LANGUAGES, f"{where}: {token.info!r} is none of {LANGUAGES}"
-                reasons = notes.pop("not run", None), notes.pop("slow", slow_page)
+                reasons = [notes.pop(each, None) for each in ("not run", "slow", "exact")]
+                reasons[1] = reasons[1] or slow_page
                 blocks.append(Block(where, token.info, token.content, *reasons))
             else:
                 assert token.type != "code_block", f"{where}: fence it, and say what it is"
@@ -188,7 +194,8 @@ class Session:
                 self._interpret(block)
             case "console" if re.search(r"^\$ ", block.text, re.MULTILINE):
                 for command, shown in _commands(block.text):
-                    _require_shown(shown, self._shell(command, block.where), block.where)
+                    output = self._shell(command, block.where)
+                    _require_shown(shown, output, block.where, bool(block.exact))
             case "console" | "sh":
                 self._shell(block.text, block.where)
 
@@ -317,18 +324,23 @@ def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
         yield "\n".join(lines[: last + 1]) + "\n", lines[last + 1 :]
 
 
-def _require_shown(shown: list[str], output: str, where: str) -> None:
-    """Every line that a page shows must come, in order; figures may differ, and … is anything."""
-    printed = iter(map(_words, output.splitlines()))
+def _require_shown(shown: list[str], output: str, where: str, exact: bool) -> None:
+    """Every line that a page shows must come, in order; … is anything."""
+    printed = (_words(line, exact) for line in output.splitlines())
     for line in shown:
-        wanted = _words(line)
+        wanted = _words(line, exact)
         pattern = ".*".join(map(re.escape, wanted.split("…")))
         found = not wanted or any(re.fullmatch(pattern, each) for each in printed)
         assert found, f"{where}: the page shows {line!r}, and this came:\n{output}"
 
 
-def _words(line: str) -> str:
-    """A line without the figures, identifiers and rules of a table."""
+def _words(line: str, exact: bool) -> str:
+    """A line without identifiers, the rules of a table, and figures beyond those that count."""
+
+    def figure(found: re.Match[str]) -> str:
+        return f"{float(found[0]):.4g}" if exact else "0"
+
     plain = re.sub(r"[\u2500-\u257f]", " ", line)
-    plain = re.sub(r"\b[0-9a-f]{16,}\b|\bpa_\w+[\w-]*|\d+(\.\d+)?(e[-+]?\d+)?", "0", plain)
+    plain = re.sub(r"\b[0-9a-f]{16,}\b|\bpa_\w+[\w-]*", "–", plain)
+    plain = re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", figure, plain)
     return " ".join(plain.split())

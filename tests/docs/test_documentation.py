@@ -47,6 +47,7 @@ def test_what_a_page_shows_works(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", with_code(slow=True))
 def test_what_takes_longer_works_too(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path, slow=True)

@@ -49,7 +49,7 @@ PAGES = [
 ]
 SHELL: Final = frozenset({"console", "sh"})
 LANGUAGES: Final = SHELL | {"python", "json", "text"}
-SECONDS: Final = 200  # for a command
+SECONDS: Final = 400  # for a block of commands
 
 _COMMENT: Final = re.compile(
     r"<!--\s*(not run|slow page|slow|exact|needs)\b:?\s*(.*?)\s*-->", re.DOTALL

@@ -4,7 +4,8 @@
 
 Every case runs in a process of its own. Time: an ordinary step and the private one in turn, and the
 median of their ratios; of processor time on a CPU, where other programs may be at work. Memory: the
-most that tensors took at once, model, batch and optimizer among them. Opacus is measured with per-example hooks and with ghost clipping.
+most that tensors took at once, model, batch and optimizer among them. Opacus is measured with
+per-example hooks and with ghost clipping.
 """
 
 from __future__ import annotations

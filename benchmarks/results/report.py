@@ -75,7 +75,10 @@ def inside(argument: str, store: Store) -> str:
         return "beyond every number"
     if not told:
         return NOTHING
-    return " to ".join(dict.fromkeys((f"{min(told):.2g}", f"{max(told):.2g}")))
+    shown = [
+        f"{each}" if isinstance(each, int) else f"{each:.2g}" for each in (min(told), max(told))
+    ]
+    return " to ".join(dict.fromkeys(shown))
 
 
 def printed(paper: Printed) -> str:

@@ -242,8 +242,8 @@ class LedgerBudget:
         if step <= held.steps_granted:
             return
         block = min(self.block, held.steps_reserved - held.steps_granted)
-        if block == 0:
-            raise BudgetExhaustedError(f"all {held.steps_reserved} steps of the plan are made")
+        if block == 0 or held.state == "committed":
+            raise BudgetExhaustedError(f"all {held.steps_granted} steps of the run are made")
         if time.monotonic() - self._renewed > self.renew_seconds:
             self._renew()
         curve = self._curve  # before anything is charged
@@ -284,8 +284,13 @@ class LedgerBudget:
         return self.service.epsilon(whole, self.delta)
 
     def commit(self) -> Json:
-        """See `Allowance`: steps that were never granted are free again."""
-        return self.service.certificate(self.service.commit(self.reservation))
+        """See `Allowance`: steps that were never granted are free again.
+
+        An earlier process may have committed, and got no certificate for it.
+        """
+        if self.reservation.state != "committed":
+            self.reservation = self.service.commit(self.reservation)
+        return self.service.certificate(self.reservation)
 
 
 @dataclass(frozen=True)

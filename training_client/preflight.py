@@ -192,7 +192,7 @@ def _fitting(
 def resumed(
     accounting: AccountingService, kept: Checkpoint, before: tuple[Mechanism, ...], say: Say
 ) -> LedgerBudget:
-    """What is left of a run that died: the steps that were never granted.
+    """What is left of a run that died: the steps that were never granted, or its certificate alone.
 
     Args:
         accounting: the ledger.
@@ -205,7 +205,7 @@ def resumed(
         DataError: the reservation is for another plan.
     """
     held = accounting.reservation(kept.reservation)
-    if held.state != "open":
+    if held.state not in ("open", "committed"):
         raise BudgetExhaustedError(
             f"reservation {held.identifier} is {held.state}: nothing is left of it to resume"
         )

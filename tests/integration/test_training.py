@@ -463,11 +463,12 @@ def test_a_run_that_may_be_resumed_is_not_overwritten(bench: Bench, command: str
     assert (bench.folder / "checkpoint.pt").read_bytes() == b"of another run"
 
 
-def test_a_commit_that_failed_is_made_up_for_with_the_model_that_was_trained(
-    bench: Bench,
+@pytest.mark.parametrize("missing", ["/commit", "/certificate"])
+def test_an_end_that_failed_is_made_up_for_with_the_model_that_was_trained(
+    bench: Bench, missing: str
 ) -> None:
     bench.give(3.0)
-    bench.refuse = "/commit"
+    bench.refuse = missing
     assert bench.run("--dataset", bench.name).exit_code == 4
     trained = torch.load(bench.folder / "model.pt")
     bench.refuse = None

@@ -53,7 +53,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             yield
 
     app = FastAPI(
-        title="Privacy accountant", version=__version__, description=_DESCRIPTION, lifespan=lifespan
+        title="Privacy accountant",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # those pages load scripts from elsewhere; see `web.reference_page`
+        redoc_url=None,
     )
     app.state.settings, app.state.metrics = settings, metrics
     app.state.answerer, app.state.watcher = answerer, watcher

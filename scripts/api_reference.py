@@ -88,7 +88,7 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
 INTRODUCTION: Final = """# The HTTP API
 
 Every call, what it takes and what it answers. This page is written by `scripts/api_reference.py`,
-which makes the calls; the service shows the same as OpenAPI at `/openapi.json`, to be tried out at
+which makes the calls; the service shows the same as OpenAPI at `/openapi.json`, and as a page at
 `/docs`.
 
 * **Bodies** are JSON, and numbers in them finite. A field that is not known is refused.

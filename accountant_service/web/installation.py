@@ -14,7 +14,12 @@ from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import problems
 from accountant_service.errors import AccountingError, UnauthenticatedError
-from accountant_service.web import account_pages, calculator_page, ledger_pages
+from accountant_service.web import (
+    account_pages,
+    calculator_page,
+    ledger_pages,
+    reference_page,
+)
 from accountant_service.web.access import optional_session, sign_in_path
 from accountant_service.web.rendering import Assets, page
 from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
@@ -30,7 +35,7 @@ _NOTHING: Final = "no page is at this address; it may be mistyped, or the page h
 def install(app: FastAPI) -> None:
     """Add the pages to an application that already answers failures with problems."""
     app.state.sessions = Sessions(app.state.repository, app.state.keys)
-    for each in (calculator_page, account_pages, ledger_pages):
+    for each in (calculator_page, account_pages, ledger_pages, reference_page):
         app.include_router(each.router)
     app.mount("/static", GZipMiddleware(Assets()), "static")
     for kind in _FAILURES:

@@ -32,6 +32,7 @@ PAGES = {
     "run-open": "/runs/{open_run}",
     "run-ended": "/runs/{ended_run}",
     "keys": "/keys",
+    "reference": "/docs",
 }
 EXPECTED = {"not-found": 404}
 

@@ -16,7 +16,7 @@ from accountant_service import cli
 from tests.pages import PAGES, ROOT, SHELL, Block, Page, Session
 
 _CALL = re.compile(r"(?:^|[(] ?|[$&|] |=\S+ )(?:\.venv/bin/)?(accountant(?:-train)? [^)#>&$]*)")
-NOT_RUN = 12  # blocks; each says why, and a new one is a decision
+NOT_RUN = 13  # blocks; each says why, and a new one is a decision
 
 
 def name(file: Path) -> str:

@@ -552,3 +552,15 @@ def test_a_database_that_is_away_is_a_page(
     assert answer.headers["Retry-After"]
     assert "The database does not answer" in answer.text
     assert "≤ ε ≤" in admin.get("/")
+
+
+def test_the_reference_names_every_call_and_loads_nothing_from_elsewhere(app: Any) -> None:
+    http = TestClient(app)
+    answer = http.get("/docs")
+    assert answer.status_code == 200
+    for path, operations in http.get("/openapi.json").json()["paths"].items():
+        for method in operations:
+            assert f"<code>{method.upper()} {path}</code></h3>" in answer.text
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', answer.text)
+    assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+    assert http.get("/redoc").status_code == 404

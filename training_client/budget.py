@@ -19,6 +19,8 @@ from training_client.plan import Mechanism, Plan, composition
 from training_client.service import AccountingService, Guarantee, Json, Reservation
 
 _POINTS_MAX: Final = 200  # of a curve
+_BLOCK_GROWTH: Final = 20
+_ASKING_MAX: Final = 0.01  # of the time that the steps take
 
 
 class Allowance(Protocol):
@@ -181,7 +183,8 @@ class LedgerBudget:
         reservation: the whole plan, held.
         before: what is released before the first step; the run's own guarantee covers it too.
         releases: what the dataset holds for each of these, in their order.
-        block: steps charged at once.
+        block: steps charged at once, at first; twice as many as long as asking for them takes
+            more than a hundredth of the time they take, up to twenty times as many.
         renew_seconds: the lease is renewed when a block is granted so long after the last time.
         spent: ε of the run's granted steps alone, or of a few more.
     """
@@ -200,6 +203,8 @@ class LedgerBudget:
     def __post_init__(self) -> None:
         """The lease was new just now; what is granted already was granted to somebody else."""
         self._renewed = time.monotonic()
+        self._longest_block = self.block * _BLOCK_GROWTH
+        self._asked: tuple[float, float] | None = None  # when the last block was granted; how long
         self._taken = self.reservation.steps_granted
 
     def begin(self) -> list[Json]:
@@ -241,17 +246,28 @@ class LedgerBudget:
         held = self.reservation
         if step <= held.steps_granted:
             return
+        self._lengthen()
         block = min(self.block, held.steps_reserved - held.steps_granted)
         if block == 0 or held.state == "committed":
             raise BudgetExhaustedError(f"all {held.steps_granted} steps of the run are made")
         if time.monotonic() - self._renewed > self.renew_seconds:
             self._renew()
         curve = self._curve  # before anything is charged
+        started = time.monotonic()
         self.reservation = self.service.grant(held, block)
+        self._asked = time.monotonic(), time.monotonic() - started
         granted = self.reservation.steps_granted
         self.spent = next(epsilon for steps, epsilon in curve if steps >= granted)
         if step > self.reservation.steps_granted:
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
+
+    def _lengthen(self) -> None:
+        """Ask for more steps at a time where asking delays them."""
+        if self._asked is None:
+            return
+        granted_at, took = self._asked
+        if took > _ASKING_MAX * (time.monotonic() - granted_at):
+            self.block = min(2 * self.block, self._longest_block)
 
     def take(self, step: int) -> None:
         """See `Allowance`; raises what `allow` does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -362,6 +363,33 @@ def test_steps_are_charged_before_they_are_made_whatever_answers_are_lost() -> N
     assert (result.steps, ledger.granted, result.stopped_by_budget) == (20, 20, True)
 
 
+@pytest.mark.parametrize(
+    ("step_seconds", "blocks"),
+    [(0.1, [5] * 60), (0.001, [5, 10, 20, 40, 80, 100, 45]), (0.03, [5, 10, *[20] * 14, 5])],
+)
+def test_blocks_grow_until_asking_takes_a_hundredth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, step_seconds: float, blocks: list[int]
+) -> None:
+    """A grant takes 4 ms here: as long as a twenty-fifth of a step, or 4 of them, or a seventh."""
+    clock, granted = [0.0], [0]
+
+    def answer(path: str, body: dict[str, Any]) -> httpx.Response:
+        if not path.endswith("/grants"):
+            return linear_accountant(path, body)
+        clock[0] += 0.004
+        granted.append(body["sequence"] + body["steps"])
+        held = {"id": "r", "state": "open", "steps_reserved": 300, "steps_granted": granted[-1]}
+        return httpx.Response(200, json=held)
+
+    monkeypatch.setattr("training_client.budget.time.monotonic", lambda: clock[0])
+    held = Reservation("r", "open", 300, 0)
+    budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, held, block=5)
+    for step in range(1, 301):
+        budget.take(step)
+        clock[0] += step_seconds
+    assert [after - before for before, after in itertools.pairwise(granted)] == blocks
+
+
 def test_a_grant_that_is_not_what_was_asked_for_stops_the_run() -> None:
     ledger = Ledger(reserved=20)
     accounting = AccountingService(
@@ -515,7 +543,7 @@ def test_a_budget_shows_no_less_than_what_is_spent(refused: bool) -> None:
         assert budget.spent >= 0.1 * granted - 1e-9
         assert refused or budget.spent <= 0.1 * (granted + budget.block)
     assert asked.count("/v1/curve") == 1
-    assert len(asked) == (5 if refused else 4)
+    assert len(asked) == (4 if refused else 3)  # blocks of 50, then 100: steps take no time
 
 
 def test_a_certificate_of_another_run_does_not_outlast_a_claim(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo data test test-all test-browser test-nightly check docs serve bench clean
+.PHONY: help install demo look data test test-all test-browser test-nightly check docs serve bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -51,6 +51,10 @@ docs: $(READY)  ## the documentation on http://127.0.0.1:8001, as it is written
 
 serve: $(READY)  ## run the service on http://127.0.0.1:8000
 	$(BIN)/accountant serve
+
+look: $(READY)  ## run the service on the ledger that the demonstration left
+	@test -e runs/mnist/ledger.db || { echo "There is no demonstration yet: make demo"; exit 1; }
+	ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db $(BIN)/accountant serve
 
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/accounting.py

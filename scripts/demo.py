@@ -7,12 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
 REFUSED = 3
+LEDGER = "ledger.db"
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -50,51 +50,60 @@ def give_budget(url: str, key: str, budget: dict[str, float]) -> None:
         print(f"Dataset 'mnist' may give out ε = {budget['epsilon']:g} at δ = {budget['delta']:g}")
 
 
+def ledger_in(folder: Path) -> str:
+    """The address of a new ledger beside the model; that of an earlier demonstration is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"{LEDGER}*"):  # with what SQLite keeps beside it
+        old.unlink()
+    return f"sqlite:///{folder.resolve() / LEDGER}"
+
+
 def main() -> int:
     """Run the demonstration; the exit code is the training run's, or that of the checks."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/accountant.db"}
+    given = sys.argv[1:]
+    folder = Path(given[given.index("--output") + 1] if "--output" in given else "runs/mnist")
+    environment = os.environ | {"ACCOUNTANT_DATABASE_URL": ledger_in(folder)}
 
-        def accountant(*arguments: str) -> subprocess.CompletedProcess[str]:
-            command = [PROGRAMS / "accountant", *arguments]
-            return subprocess.run(
-                command, env=environment, check=False, text=True, stdout=subprocess.PIPE
-            )
-
-        key = accountant("keys", "create", "--scope", "admin").stdout.strip()
-        service = subprocess.Popen(
-            [PROGRAMS / "accountant", "serve", "--port", str(port)], env=environment
+    def accountant(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [PROGRAMS / "accountant", *arguments]
+        return subprocess.run(
+            command, env=environment, check=False, text=True, stdout=subprocess.PIPE
         )
-        try:
-            wait_until_healthy(url)
-            give_budget(url, key, {"epsilon": 2.0, "delta": 1e-5})
 
-            def train(*arguments: str) -> int:
-                command = [PROGRAMS / "accountant-train", "run", "--service", url]
-                command += ["--dataset", "mnist", "--optimizer", "adadp", *arguments]
-                keyed = environment | {"ACCOUNTANT_API_KEY": key}
-                return subprocess.run(command, env=keyed, check=False).returncode
+    key = accountant("keys", "create", "--scope", "admin").stdout.strip()
+    service = subprocess.Popen(
+        [PROGRAMS / "accountant", "serve", "--port", str(port)], env=environment
+    )
+    try:
+        wait_until_healthy(url)
+        give_budget(url, key, {"epsilon": 2.0, "delta": 1e-5})
 
-            code = train(*sys.argv[1:])
-            if code:
-                return code
-            print("Once more, with as little noise as if nothing had been spent:")
-            if train("--noise-multiplier", "1.0") != REFUSED:
-                print("the second run should have been refused")
-                return 1
-            written = sys.argv[sys.argv.index("--output") + 1] if "--output" in sys.argv else None
-            certificate = f"{written or 'runs/mnist'}/certificate.json"
-            print("The certificate:", Path(certificate).read_text())
-            for check in (("verify", certificate), ("ledger", "verify")):
-                done = accountant(*check)
-                print(f"accountant {' '.join(check)}:", done.stdout.strip().replace("\n", "; "))
-                code = code or done.returncode
+        def train(*arguments: str) -> int:
+            command = [PROGRAMS / "accountant-train", "run", "--service", url]
+            command += ["--dataset", "mnist", "--optimizer", "adadp", *arguments]
+            keyed = environment | {"ACCOUNTANT_API_KEY": key}
+            return subprocess.run(command, env=keyed, check=False).returncode
+
+        code = train(*given)
+        if code:
             return code
-        finally:
-            service.terminate()
-            service.wait(20)
+        print("Once more, with as little noise as if nothing had been spent:")
+        if train("--noise-multiplier", "1.0") != REFUSED:
+            print("the second run should have been refused")
+            return 1
+        certificate = folder / "certificate.json"
+        print("The certificate:", certificate.read_text())
+        for check in (("verify", str(certificate)), ("ledger", "verify")):
+            done = accountant(*check)
+            print(f"accountant {' '.join(check)}:", done.stdout.strip().replace("\n", "; "))
+            code = code or done.returncode
+        print(f"To look at it: make look, then sign in with the key {key}")
+        return code
+    finally:
+        service.terminate()
+        service.wait(20)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 PROGRAMS = Path(sys.executable).parent
@@ -32,33 +34,44 @@ def command(*arguments: str, program: str = "accountant") -> subprocess.Complete
     )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def running(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """The address of a service process, which ends well, and without a traceback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
         [PROGRAMS / "accountant", "serve", "--port", str(port)],
-        cwd=tmp_path_factory.mktemp("server"),
+        cwd=folder,
+        env=os.environ | environment,
         stderr=subprocess.PIPE,
     )
-    url = f"http://127.0.0.1:{port}"
+    try:
+        yield awake(f"http://127.0.0.1:{port}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert b"Traceback" not in log
+
+
+def awake(url: str) -> str:
+    """The same address, when somebody answers there."""
     deadline = time.monotonic() + 30
     while True:
         try:
             with urllib.request.urlopen(f"{url}/healthz", timeout=1) as answer:
                 assert json.load(answer) == {"status": "ok"}
-            break
+                return url
         except OSError:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.1)
-    yield url
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) in (0, -signal.SIGTERM)
-    assert process.stderr is not None
-    log = process.stderr.read().decode()
-    process.stderr.close()
-    assert "Traceback" not in log
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running(tmp_path_factory.mktemp("server"), {}) as url:
+        yield url
 
 
 def post(url: str, body: bytes) -> tuple[int, dict[str, object]]:
@@ -204,3 +217,31 @@ def test_the_demonstration_trains_within_its_budget(tmp_path: Path) -> None:
     assert claim["epsilon"] <= 2.0
     assert claim["status"] == "proven"
     assert (tmp_path / "model.pt").exists()
+    look_at(done.stdout, tmp_path)
+
+
+def look_at(printed: str, folder: Path) -> None:
+    """As its last line says: the run and its certificate are on the pages, behind a sign-in."""
+    key = re.search(r"To look at it: make look, then sign in with the key (\S+)", printed)
+    assert key
+    environment = {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder / 'ledger.db'}"}
+    with (
+        running(folder, environment) as url,
+        httpx.Client(
+            base_url=url, headers={"Accept": "text/html"}, follow_redirects=True, timeout=20
+        ) as person,
+    ):
+        form = person.get("/datasets").text  # leads to the form
+        token = re.search(r'name="csrf" value="([^"]+)"', form)
+        assert token
+        shown = person.post("/sign-in", data={"csrf": token[1], "key": key[1]}).text
+        assert 'href="/datasets/mnist"' in shown
+        run = re.search(r'href="(/runs/[^"]+)"', person.get("/datasets/mnist").text)
+        assert run
+        page = person.get(run[1]).text
+        assert "committed" in page
+        link = re.search(r'href="([^"]*certificate[^"]*)"', page)
+        assert link
+        kept = json.loads((folder / "certificate.json").read_text())
+        issued_anew = {name: kept[name] for name in ("issued_at", "signature")}
+        assert person.get(link[1]).json() | issued_anew == kept

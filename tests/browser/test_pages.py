@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from accountant_service.web.sessions import COOKIE
 from tests.browser.conftest import HTML_NAME, ROOT, Site
 
 pytestmark = [
@@ -34,7 +35,7 @@ PAGES = {
     "keys": "/keys",
     "reference": "/docs",
 }
-EXPECTED = {"not-found": 404}
+EXPECTED = {"not-found": 404, "session-ended": 401}
 
 
 class Watched:
@@ -94,17 +95,21 @@ def test_every_page_is_sound(open_page: Any, width: int, theme: str) -> None:
     watched = open_page(width, theme)
     watched.sign_in("admin")
     SHOTS.mkdir(parents=True, exist_ok=True)
-    faults: dict[str, Any] = {}
-    for name, template in PAGES.items():
+
+    def faults(name: str, path: str) -> list[str]:
         watched.complaints.clear()
         status = EXPECTED.get(name, 200)
-        path = template.format(open_run=watched.site.open_run, ended_run=watched.site.ended_run)
         assert watched.go(path).status == status
         watched.page.screenshot(path=SHOTS / f"{name}-{width}-{theme}.png", full_page=True)
         complaints = [each for each in watched.complaints if f"status of {status}" not in each]
         wide = watched.page.evaluate("document.documentElement.scrollWidth") > width
-        faults[name] = watched.serious() + complaints + (["scrolls sideways"] if wide else [])
-    assert {name: found for name, found in faults.items() if found} == {}
+        return watched.serious() + complaints + (["scrolls sideways"] if wide else [])
+
+    runs = {"open_run": watched.site.open_run, "ended_run": watched.site.ended_run}
+    found = {name: faults(name, template.format(**runs)) for name, template in PAGES.items()}
+    watched.page.context.add_cookies([{"name": COOKIE, "value": "ended", "url": watched.site.url}])
+    found["session-ended"] = faults("session-ended", "/datasets")
+    assert {name: each for name, each in found.items() if each} == {}
 
 
 def test_typing_updates_the_answer_and_the_address(open_page: Any) -> None:

@@ -89,6 +89,7 @@ CASES = [
 ]
 BESIDE = ("opacus hooks", "opacus ghost")
 BOXES = ("adadp box",)
+BF16, COMPILED = "dp_sgd bf16", "dp_sgd compiled"
 
 
 def ordinary(case: Case, device: str) -> Step:
@@ -118,6 +119,20 @@ def private(name: str, case: Case, device: str) -> Step:
         optimizer.step(examples, targets, cross_entropy)
     assert not local or optimizer.half_axes is not None
     return lambda: optimizer.step(examples, targets, cross_entropy)
+
+
+def differently(name: str, case: Case, device: str) -> Step:
+    """DP-SGD with the model's passes in half the bits, or compiled by PyTorch."""
+    net, (examples, targets) = case.model(device), case.data(device)
+    model = torch.compile(net) if name == COMPILED else net
+    plan = Plan(60_000, case.batch / 60_000, 1.0, 1.0)
+    optimizer = make_optimizer("dp_sgd", model, plan)  # type: ignore[arg-type]
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=name == BF16):
+            optimizer.step(examples, targets, cross_entropy)
+
+    return step
 
 
 def opacus(name: str, case: Case, device: str) -> Step:
@@ -152,6 +167,8 @@ def opacus(name: str, case: Case, device: str) -> Step:
 def made(name: str, case: Case, device: str) -> Step:
     if name == "sgd":
         return ordinary(case, device)
+    if name in (BF16, COMPILED):
+        return differently(name, case, device)
     return opacus(name, case, device) if name in BESIDE else private(name, case, device)
 
 
@@ -235,7 +252,12 @@ def main(
     for each in CASES:
         if each.name in (case or [each.name]) and each.batch in (batch or [each.batch]):
             CONSOLE.print(
-                table(each, only or ["sgd", *BESIDE, *OPTIMIZERS, *BOXES], rounds, device)
+                table(
+                    each,
+                    only or ["sgd", *BESIDE, *OPTIMIZERS, *BOXES, BF16, COMPILED],
+                    rounds,
+                    device,
+                )
             )
 
 

@@ -467,6 +467,21 @@ def test_a_model_under_autocast_is_clipped_in_full_precision() -> None:
         assert 0.4 < norm <= 0.5
 
 
+def test_a_model_of_a_usual_size_passes_the_probe_under_autocast() -> None:
+    """Its layers then round to 8 bits, and what is compared differs by as much."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10))
+    examples, labels = torch.rand(64, 784), torch.arange(64) % 10
+    clipper = Clipper(net)
+    for _ in range(2):  # both are probed
+        with torch.autocast("cpu", torch.bfloat16):
+            sums, _ = clipper.sum_clipped(examples, labels, training.cross_entropy, Transform(1e-3))
+    assert all(each.dtype == torch.float32 for each in sums)
+    exact, _ = Clipper(net).sum_clipped(examples, labels, training.cross_entropy, Transform(1e-3))
+    for found, wanted in zip(sums, exact, strict=True):
+        assert float((found - wanted).norm()) < 0.05 * float(wanted.norm())
+
+
 def test_a_box_is_bounded_by_the_root_of_its_size() -> None:
     net, size = model(), sum(p.numel() for p in model().parameters())
     small = Transform.fixed(0.99 * math.sqrt(size), list(net.parameters()), box=True)

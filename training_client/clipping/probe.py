@@ -76,6 +76,7 @@ def require_whole(
     """
     with _as_before(examples.device):
         passed = run(examples[:_EXAMPLES], targets[:_EXAMPLES])
+    rounding = max(map(_rounding, (*passed.inputs.values(), *passed.gradients.values())))
     each = passed.by_parameter(parameters)
     weights = torch.ones(len(passed.losses), dtype=parameters[0].dtype, device=examples.device)
     whole = [torch.zeros(0) if g is None else g for g in passed.whole]
@@ -83,7 +84,10 @@ def require_whole(
     for block in blocks_of(parameters):  # none but the gradient itself is there as a whole
         gradient, found = whole[block.at], torch.empty_like(block.of(parameters))
         each[block.at].weighted_sum(block, weights, found)
-        if len(gradient) == 0 or not _alike(gradient[block.rows], found, sizes[block.at]):
+        atol = rounding * sizes[block.at]
+        if len(gradient) == 0 or not torch.allclose(
+            gradient[block.rows], found, rtol=rounding, atol=atol, equal_nan=True
+        ):
             raise UnsupportedModelError(
                 f"the examples' gradients of a parameter of shape "
                 f"{tuple(parameters[block.at].shape)} do not add up to its gradient: it is used "
@@ -130,13 +134,17 @@ def _require_alike(
             )
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor, size: float | None = None) -> bool:
-    """Whether tensors are equal up to the rounding of numbers of a size, or both no numbers."""
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors are equal up to rounding, or both no numbers."""
     if not one.is_floating_point():
         return torch.equal(one, other)
-    rounding = float(torch.finfo(one.dtype).eps) ** 0.5
-    size = _size(one) if size is None else size
-    return torch.allclose(one, other, rtol=rounding, atol=rounding * size, equal_nan=True)
+    rounding = _rounding(one)
+    return torch.allclose(one, other, rtol=rounding, atol=rounding * _size(one), equal_nan=True)
+
+
+def _rounding(tensor: torch.Tensor) -> float:
+    """By how much of their size numbers may differ that were computed in its precision."""
+    return float(torch.finfo(tensor.dtype).eps) ** 0.5 if tensor.is_floating_point() else 0.0
 
 
 def _size(tensor: torch.Tensor) -> float:

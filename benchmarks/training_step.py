@@ -34,7 +34,7 @@ from torch import nn
 
 from training_client.optimizers import OPTIMIZERS, AdaDp, make_optimizer
 from training_client.plan import Plan
-from training_client.processor import make_fit_for_training
+from training_client.processor import fit_for_training
 from training_client.train import cross_entropy
 
 CONSOLE = Console(width=100)
@@ -211,15 +211,15 @@ def timed(step: Step, device: str) -> float:
 
 def times(name: str, case: Case, rounds: int, device: str) -> tuple[float, float]:
     """Milliseconds of a step, and the median ratio to an ordinary one made just before."""
-    make_fit_for_training()  # as `train` does, and for both
     plain, step = ordinary(case, device), made(name, case, device)
-    for each in (plain, step, plain, step):
-        each()
     ours, ratios = [], []
-    for _ in range(rounds):
-        base = timed(plain, device)
-        ours.append(timed(step, device))
-        ratios.append(ours[-1] / base)
+    with fit_for_training():  # as `train` does, and for both
+        for each in (plain, step, plain, step):
+            each()
+        for _ in range(rounds):
+            base = timed(plain, device)
+            ours.append(timed(step, device))
+            ratios.append(ours[-1] / base)
     return statistics.median(ours), statistics.median(ratios)
 
 

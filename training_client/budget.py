@@ -19,7 +19,6 @@ from training_client.plan import Mechanism, Plan, composition
 from training_client.service import AccountingService, Guarantee, Json, Reservation
 
 _POINTS_MAX: Final = 200  # of a curve
-_BLOCK_GROWTH: Final = 20
 _ASKING_MAX: Final = 0.01  # of the time that the steps take
 
 
@@ -184,7 +183,8 @@ class LedgerBudget:
         before: what is released before the first step; the run's own guarantee covers it too.
         releases: what the dataset holds for each of these, in their order.
         block: steps charged at once, at first; twice as many as long as asking for them takes
-            more than a hundredth of the time they take, up to twenty times as many.
+            more than a hundredth of the time they take.
+        block_max: never more than these.
         renew_seconds: the lease is renewed when a block is granted so long after the last time.
         spent: ε of the run's granted steps alone, or of a few more.
     """
@@ -197,13 +197,13 @@ class LedgerBudget:
     before: tuple[Mechanism, ...] = ()
     releases: tuple[Reservation, ...] = ()
     block: int = 50
+    block_max: int = 1000
     renew_seconds: float = 600.0
     spent: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         """The lease was new just now; what is granted already was granted to somebody else."""
         self._renewed = time.monotonic()
-        self._longest_block = self.block * _BLOCK_GROWTH
         self._asked: tuple[float, float] | None = None  # when the last block was granted; how long
         self._taken = self.reservation.steps_granted
 
@@ -267,7 +267,7 @@ class LedgerBudget:
             return
         granted_at, took = self._asked
         if took > _ASKING_MAX * (time.monotonic() - granted_at):
-            self.block = min(2 * self.block, self._longest_block)
+            self.block = max(self.block, min(2 * self.block, self.block_max))
 
     def take(self, step: int) -> None:
         """See `Allowance`; raises what `allow` does."""

@@ -14,7 +14,7 @@ from training_client.data import Dataset
 from training_client.errors import BudgetExhaustedError
 from training_client.models import CLASSES, Objective, cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer
-from training_client.processor import make_fit_for_training
+from training_client.processor import fit_for_training
 from training_client.sampling import PoissonSampler
 from training_client.service import Guarantee
 
@@ -91,28 +91,30 @@ def train(
     """
     if optimizer.plan != budget.plan:
         raise ValueError("the optimizer runs another plan than the budget accounts for")
-    make_fit_for_training()
     plan = optimizer.plan
     sampler = sampler or PoissonSampler(len(data.train_labels), plan.sample_rate)
     done, exhausted, requested = budget.made, False, False
     scores = []
-    for step in itertools.count(done + 1):
-        if stop():
-            requested = True
-            break
-        if steps_max is not None and step > steps_max:
-            break
-        try:
-            budget.take(step)
-        except BudgetExhaustedError:
-            exhausted = True
-            break
-        rows = sampler.draw().to(data.train_labels.device)
-        loss = optimizer.step(data.train_examples[rows], data.train_labels[rows], objective.loss)
-        done = step
-        report(Progress(step, loss, budget.spent))
-        if evaluate_every is not None and step % evaluate_every == 0:
-            scores.append((step, score(model, data, objective)))
+    with fit_for_training():
+        for step in itertools.count(done + 1):
+            if stop():
+                requested = True
+                break
+            if steps_max is not None and step > steps_max:
+                break
+            try:
+                budget.take(step)
+            except BudgetExhaustedError:
+                exhausted = True
+                break
+            rows = sampler.draw().to(data.train_labels.device)
+            loss = optimizer.step(
+                data.train_examples[rows], data.train_labels[rows], objective.loss
+            )
+            done = step
+            report(Progress(step, loss, budget.spent))
+            if evaluate_every is not None and step % evaluate_every == 0:
+                scores.append((step, score(model, data, objective)))
     return Result(
         done,
         budget.guarantee(done),

@@ -57,7 +57,7 @@ def budget(service: AccountingService, plan: Plan = PLAN, fits: int = FITS) -> B
 
 def reserved(ledger: AccountingService, steps: int) -> LedgerBudget:
     reservation = ledger.reserve("patients", PLAN.mechanism(steps))
-    return LedgerBudget(ledger, PLAN, "patients", DELTA, reservation, block=10)
+    return LedgerBudget(ledger, PLAN, "patients", DELTA, reservation, block=10, block_max=10)
 
 
 def step(private: Private, batch: dict[str, Any] | None = None) -> None:

@@ -265,7 +265,9 @@ def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -
 
     def resumed() -> tuple[nn.Module, Any, Any, PrivacyEngine]:
         held = ledger.reservation(reservation.identifier)
-        integration.connect_ledger(LedgerBudget(ledger, plan, "patients", 1e-5, held, block=10))
+        integration.connect_ledger(
+            LedgerBudget(ledger, plan, "patients", 1e-5, held, block=10, block_max=10)
+        )
         return program(noise_multiplier=1.0)
 
     model, optimizer, loader, engine = resumed()

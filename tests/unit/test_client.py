@@ -383,7 +383,7 @@ def test_blocks_grow_until_asking_takes_a_hundredth_of_the_time(
 
     monkeypatch.setattr("training_client.budget.time.monotonic", lambda: clock[0])
     held = Reservation("r", "open", 300, 0)
-    budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, held, block=5)
+    budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, held, block=5, block_max=100)
     for step in range(1, 301):
         budget.take(step)
         clock[0] += step_seconds

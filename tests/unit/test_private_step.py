@@ -19,6 +19,7 @@ from training_client.errors import UnsupportedModelError
 from training_client.noise import fresh_generator, gaussian_like
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
+from training_client.processor import fit_for_training
 from training_client.sampling import PoissonSampler
 
 
@@ -442,6 +443,20 @@ def test_squares_that_underflow_are_counted(bound: float, scale: float | None, s
     assert clipped_norm(layer, torch.full((1, 2), size), of, transform) <= bound
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("size", [1e3, 1e17])
+def test_a_scale_that_is_large_where_an_input_is_tiny_is_counted(
+    shifted: bool, size: float
+) -> None:
+    """Next to the other input its square is nothing, and next to its scale the other's is."""
+    layer = nn.Linear(2, 1, bias=False)
+    scales = [torch.tensor([[1e-5, 1e22]])]
+    shifts = [torch.full((1, 2), 1e-30)] if shifted else None
+    transform = Transform.fixed(1e-3, scales, shifts)
+    inputs, of = torch.tensor([[1.0, 1e-24]]), torch.full((1, 1), size)
+    assert clipped_norm(layer, inputs, of, transform) <= 1e-3
+
+
 @pytest.mark.parametrize("outputs", [1000, 100_000])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_small_squares_behind_a_large_one_are_counted(outputs: int, shifted: bool) -> None:
@@ -523,3 +538,17 @@ def test_a_box_counts_what_is_no_number_as_nothing(kind: torch.dtype) -> None:
     exact = torch.where(each.isnan(), 0.0, each.clamp(-1.0, 1.0)).sum(0)
     assert torch.allclose(clamped_products(gradients, inputs, scale), exact, atol=1e-5)
     assert torch.allclose(clamped(each).sum(0), exact, atol=1e-5)
+
+
+def test_what_training_does_to_tiny_numbers_ends_with_it() -> None:
+    """The service's own bounds, in the same process, need numbers below 1e-38."""
+    tiny = torch.full((1,), 1e-39)
+
+    def interrupted() -> None:
+        with fit_for_training():
+            assert float(tiny * 1.0) == 0.0
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert float(tiny * 1.0) > 0.0

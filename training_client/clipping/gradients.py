@@ -83,18 +83,20 @@ class OuterProducts:
             heights, widths = squared_norms(self.gradients), squared_norms(self.inputs)
             found = _bounded(heights, widths, heights * widths, self.inputs.dtype)
             return Squares(found, torch.zeros_like(found))
-        squared, widths = unit_squares(self.inputs)  # so that no square underflows
+        squared, widths = unit_squares(self.inputs)
         square = torch.zeros_like(widths)
         linear, constant = torch.zeros_like(square), torch.zeros_like(square[0])
+        factors = torch.zeros_like(constant)
         for block in blocks:
             scale, shift = transform.at(block)
             assert scale is not None
             if shift is not None:
                 constant += squared_norms(shift).sum()
                 shift = scale * shift
-            largest = scale.amax()  # so that no square underflows
-            weights = (scale / largest).square_()
+            largest = scale.amax()
+            weights = (scale / largest).square_()  # as `squared`, at most 1
             factor = largest.double() ** 2
+            factors += factor
             for part in _parts(self.inputs):
                 gradients, start = self.gradients[part], block.rows.start
                 if shift is not None:
@@ -102,11 +104,13 @@ class OuterProducts:
                 found = dots_of_squares(squared[part] @ weights.T, gradients, start)
                 square[part] += found.mul_(factor)
         square, linear = square.mul_(widths), linear.mul_(2)
+        heights = squared_norms(self.gradients)
         # a product of n terms lacks n roundings of what they add up to at most, in any order
         parts = square + linear.abs() + constant
-        found = (square + linear + constant).clamp_min_(0.0)
-        found = _bounded(squared_norms(self.gradients), widths, found, squared.dtype)
-        return Squares(found, parts.mul_(_roundings(squared, squared.shape[1])))
+        lost = parts.mul_(_roundings(squared, squared.shape[1]))
+        lost += _underflow(squared, self.gradients, heights, widths, factors)
+        found = square.add_(linear).add_(constant).clamp_min_(0.0)
+        return Squares(_bounded(heights, widths, found, squared.dtype), lost)
 
     def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
@@ -183,6 +187,30 @@ def _parts(examples: torch.Tensor) -> list[slice]:
     """A few examples at a time, so that what is made of them stays in the cache."""
     rows = _EXAMPLES if examples.device.type == "cpu" else len(examples)
     return [slice(start, start + rows) for start in range(0, len(examples), rows)]
+
+
+def _underflow(
+    inputs: torch.Tensor,
+    gradients: torch.Tensor,
+    heights: torch.Tensor,
+    widths: torch.Tensor,
+    factors: torch.Tensor,
+) -> torch.Tensor:
+    """What is lost of squared norms by numbers that are taken for 0, at most.
+
+    It is the smallest number at a time: of a square, a weight or a product of them, which is then
+    multiplied by ‖g‖²·‖a‖² and a factor; and of a shift or its product, by ‖g‖ and ‖a‖.
+
+    Args:
+        inputs: a.
+        gradients: g.
+        heights: ‖g‖².
+        widths: ‖a‖².
+        factors: what squares of scales were divided by, added up.
+    """
+    numbers = inputs.shape[1] * gradients.shape[1] * float(torch.finfo(inputs.dtype).tiny)
+    square, linear = heights * widths * factors, (heights * (1 + widths)).sqrt_()
+    return square.add_(linear).mul_(4 * numbers)
 
 
 def _roundings(tensor: torch.Tensor, terms: int = 0) -> float:

@@ -265,7 +265,7 @@ class LedgerBudget:
         """Ask for more steps at a time where asking delays them."""
         if self._asked is None:
             return
-        granted_at, took = self._asked
+        (granted_at, took), self._asked = self._asked, None
         if took > _ASKING_MAX * (time.monotonic() - granted_at):
             self.block = max(self.block, min(2 * self.block, self.block_max))
 

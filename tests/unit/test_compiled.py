@@ -91,6 +91,20 @@ def test_formulas_by_element_agree(
     torch.testing.assert_close(found[1], plain[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_inverse_roots_are_numbers_above_0(
+    both: Callable[..., tuple[Any, Any]], kind: torch.dtype
+) -> None:
+    squares = torch.tensor([0.0, -1.0, -torch.inf, torch.inf, torch.nan, 1e37, 1e-37], dtype=kind)
+    for pair in (
+        both(elements.inverse_roots, squares, 2.0),
+        both(elements.inverse_roots, squares, 2.0, 1e-3, 1e38),
+    ):
+        agree(pair, kind)
+        assert bool((pair[0] > 0).all())
+        assert bool(pair[0].isfinite().all())
+
+
 def test_tensors_that_do_not_lie_in_a_row_are_not_mistaken() -> None:
     """As the weights of a convolution in channels_last."""
     squares = table(torch.float64, 9, 40).square()

@@ -457,6 +457,49 @@ def test_a_scale_that_is_large_where_an_input_is_tiny_is_counted(
     assert clipped_norm(layer, inputs, of, transform) <= 1e-3
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_what_is_taken_for_nothing_is_counted(flush: bool) -> None:
+    """Of squares, of small weights, of a shift: each of these was above the bound once."""
+    single, double = torch.float32, torch.float64
+    attacks = [  # type, bound, a, g, D, c
+        (single, 1.0, [1e18], [0.0, 1e3], [[1e3], [1e-17]], None),
+        (single, 1.0, [1e18], [0.0, 1e10], [[1e3], [1e-19]], None),
+        (single, 1e-11, [1e-28] * 4, [1e18], [[1.0] * 4], [[1e-10] * 4]),
+        (single, 1e-3, [1.1e-38] * 4, [1e18], [[1e18] * 4], None),
+        (double, 1.0, [1e-154] * 4, [8e152], [[100.0] * 4], None),
+        (double, 1.0, [1e-163] * 4, [8e152], [[1e12] * 4], None),
+        (double, 0.1, [1.4e-154] * 784, [8e152], None, None),
+        (double, 1e-10, [1e-162] * 4, [8e152], None, None),
+    ]
+    torch.set_flush_denormal(flush)
+    try:
+        for kind, bound, inputs, of, scale, shift in attacks:
+            layer = nn.Linear(len(inputs), len(of), bias=False, dtype=kind)
+            shifts = None if shift is None else [torch.tensor(shift, dtype=kind)]
+            by = Transform(bound)
+            if scale is not None:
+                by = Transform.fixed(bound, [torch.tensor(scale, dtype=kind)], shifts)
+            values = torch.tensor([inputs], dtype=kind), torch.tensor([of], dtype=kind)
+            assert clipped_norm(layer, *values, by) <= bound, (kind, bound, inputs[0])
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+@pytest.mark.parametrize("where", ["scale", "shift"])
+def test_a_transform_beyond_every_number_lets_nothing_out(where: str, number: float) -> None:
+    """Else a batch with a record could be told from one without."""
+    layer = nn.Linear(2, 1, bias=False)
+    scale, shift = torch.ones(1, 2), torch.zeros(1, 2)
+    (scale if where == "scale" else shift)[0, 0] = number
+    by = Transform.fixed(1.0, [scale], [shift])
+    for rows in (0, 1, 400):
+        sums, _ = Clipper(layer).sum_clipped(
+            torch.ones(rows, 2), torch.ones(rows, 1), lambda p, g: (p * g).sum(1), by
+        )
+        assert torch.equal(sums[0], torch.zeros(1, 2))
+
+
 @pytest.mark.parametrize("outputs", [1000, 100_000])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_small_squares_behind_a_large_one_are_counted(outputs: int, shifted: bool) -> None:

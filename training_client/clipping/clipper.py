@@ -120,6 +120,8 @@ class Clipper:
                 found *= scale
             if shift is not None:
                 found.addcmul_(shift, total)
+            if scale is not None:  # of one that is beyond every number nothing may be left
+                found.nan_to_num_(0.0, 0.0, 0.0)
         return sums
 
     def _clamped_sums(

@@ -10,25 +10,27 @@ from numpy import float64, sqrt
 
 from training_client.clipping.compiled import compiled, on_processor
 
-_ALMOST_ZERO: Final = 1e-36  # a square; less would make the root of it, and 1 over it, no number
+_ALMOST_ZERO: Final = 1e-36  # squares beyond these ends count as the ends, so that the inverse
+_ALMOST_INFINITE: Final = 1e36  # of their root is a number, and not 0
 
 
 def inverse_roots(
     squares: torch.Tensor, factor: float = 1.0, epsilon: float = 0.0, least: float = 0.0
 ) -> torch.Tensor:
-    """factor/(√max(s, least) + ε), finite for all s; s may lie below 0 where noise was taken off.
+    """factor/(√max(s, least) + ε), finite and > 0 for all s; s may lie below 0, noise taken off.
 
     Args:
-        squares: s.
-        factor: see above.
+        squares: s; what is no number counts as a very large one.
+        factor: > 0.
         epsilon: ε ≥ 0.
-        least: ≥ 0; 1e-36 if less.
+        least: at least 1e-36, and at most 1e36, for it is taken for that otherwise.
     """
-    least = max(least, _ALMOST_ZERO)
+    least = min(max(least, _ALMOST_ZERO), _ALMOST_INFINITE)
     if not _in_a_row(squares):
-        return squares.clamp_min(least).sqrt_().add_(epsilon).reciprocal_().mul_(factor)
+        known = squares.nan_to_num(_ALMOST_INFINITE).clamp_(least, _ALMOST_INFINITE)
+        return known.sqrt_().add_(epsilon).reciprocal_().mul_(factor)
     found = torch.empty_like(squares)
-    _run(_inverse_roots, (squares, found), (factor, epsilon, least))
+    _run(_inverse_roots, (squares, found), (factor, epsilon, least, _ALMOST_INFINITE))
     return found
 
 
@@ -96,15 +98,18 @@ def _in_a_row(*tensors: torch.Tensor) -> bool:
 def _run(
     loop: Callable[..., None], tensors: tuple[torch.Tensor, ...], numbers: tuple[float, ...]
 ) -> None:
-    """A compiled pass over tensors of one shape and type, the last of which it changes."""
+    """A compiled pass over tensors of one shape and type, some of which it changes."""
     arrays = [each.view(-1).numpy() for each in tensors]
     kind = arrays[0].dtype.type
     compiled(loop)(*arrays, *(kind(each) for each in numbers))
 
 
-def _inverse_roots(squares: Any, found: Any, factor: Any, epsilon: Any, least: Any) -> None:
+def _inverse_roots(
+    squares: Any, found: Any, factor: Any, epsilon: Any, least: Any, most: Any
+) -> None:
     for i in range(len(squares)):
-        square = squares[i] if squares[i] > least else least
+        square = squares[i] if squares[i] < most else most
+        square = square if square > least else least
         found[i] = factor / (sqrt(square) + epsilon)
 
 

@@ -80,7 +80,7 @@ class OuterProducts:
     def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
         """See `ExampleGradients`."""
         if transform.scale is None:
-            heights, widths = squared_norms(self.gradients), squared_norms(self.inputs)
+            heights, widths = _at_most(self.gradients), _at_most(self.inputs)
             found = _bounded(heights, widths, heights * widths, self.inputs.dtype)
             return Squares(found, torch.zeros_like(found))
         squared, widths = unit_squares(self.inputs)
@@ -104,13 +104,34 @@ class OuterProducts:
                 found = dots_of_squares(squared[part] @ weights.T, gradients, start)
                 square[part] += found.mul_(factor)
         square, linear = square.mul_(widths), linear.mul_(2)
-        heights = squared_norms(self.gradients)
         # a product of n terms lacks n roundings of what they add up to at most, in any order
         parts = square + linear.abs() + constant
         lost = parts.mul_(_roundings(squared, squared.shape[1]))
-        lost += _underflow(squared, self.gradients, heights, widths, factors)
+        heights, widths = _at_most(self.gradients), _at_most(self.inputs, widths)
+        lost += self._underflow(heights, widths, factors)
         found = square.add_(linear).add_(constant).clamp_min_(0.0)
         return Squares(_bounded(heights, widths, found, squared.dtype), lost)
+
+    def _underflow(
+        self, heights: torch.Tensor, widths: torch.Tensor, factors: torch.Tensor
+    ) -> torch.Tensor:
+        """What is lost of squared norms by numbers that are taken for 0, at most.
+
+        It is the smallest number at a time: of a square, a weight or a product of them, which is
+        then multiplied by ‖g‖²‖a‖² and a factor; and of a shift or its product, by ‖g‖ and ‖a‖.
+
+        Args:
+            heights: ‖g‖².
+            widths: ‖a‖².
+            factors: what squares of scales were divided by, added up.
+        """
+        numbers = self.inputs.shape[1] * self.gradients.shape[1]
+        square = (heights * widths).mul_(4 * float(torch.finfo(self.inputs.dtype).tiny))
+        square += (heights + widths).mul_(_least_square(self.inputs.dtype))
+        linear = (
+            (heights * (1 + widths)).sqrt_().mul_(4 * float(torch.finfo(self.inputs.dtype).tiny))
+        )
+        return square.mul_(factors).add_(linear).mul_(numbers)
 
     def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
@@ -189,28 +210,15 @@ def _parts(examples: torch.Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(examples), rows)]
 
 
-def _underflow(
-    inputs: torch.Tensor,
-    gradients: torch.Tensor,
-    heights: torch.Tensor,
-    widths: torch.Tensor,
-    factors: torch.Tensor,
-) -> torch.Tensor:
-    """What is lost of squared norms by numbers that are taken for 0, at most.
+def _at_most(rows: torch.Tensor, norms: torch.Tensor | None = None) -> torch.Tensor:
+    """‖·‖² of each row, and what entries or squares that are taken for 0 may have added to it."""
+    norms = squared_norms(rows) if norms is None else norms
+    return norms + rows.shape[1] * _least_square(rows.dtype)
 
-    It is the smallest number at a time: of a square, a weight or a product of them, which is then
-    multiplied by ‖g‖²·‖a‖² and a factor; and of a shift or its product, by ‖g‖ and ‖a‖.
 
-    Args:
-        inputs: a.
-        gradients: g.
-        heights: ‖g‖².
-        widths: ‖a‖².
-        factors: what squares of scales were divided by, added up.
-    """
-    numbers = inputs.shape[1] * gradients.shape[1] * float(torch.finfo(inputs.dtype).tiny)
-    square, linear = heights * widths * factors, (heights * (1 + widths)).sqrt_()
-    return square.add_(linear).mul_(4 * numbers)
+def _least_square(kind: torch.dtype) -> float:
+    """At most this is the square of an entry whose square, or which itself, is taken for 0."""
+    return max(float(torch.finfo(kind).tiny) ** 2, 2 * float(torch.finfo(torch.float64).tiny))
 
 
 def _roundings(tensor: torch.Tensor, terms: int = 0) -> float:

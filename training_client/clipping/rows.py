@@ -1,7 +1,8 @@
 """Sums along rows in double precision.
 
-Squares of single precision fit into double precision, so that none overflows or is lost. PyTorch
-would first copy a tensor into double precision, which takes six times as long as the sum.
+Squares of single precision fit into double precision, so that none of them overflows or is lost;
+what may be lost otherwise is for `gradients` to allow for. PyTorch would first copy a tensor into
+double precision, which takes six times as long as the sum.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ class AdaDp(PrivateOptimizer):
         mean, mean_square = self._root_moments(least, size)
         length = self.beta * math.sqrt(mean_square * size)
         longest = self.plan.clip_norm if self.uncertainty > 0 else math.inf
-        if mean_square - mean**2 <= self.threshold or not length <= longest:
+        known = math.isfinite(length) and length <= longest
+        if not known or mean_square - mean**2 <= self.threshold:
             return super().transform()
         self.half_axes = length
         least = max(least, _FLOOR**2 * mean_square)

@@ -259,11 +259,11 @@ class CertifiedDelta(_Strict):
 
 
 _GUARANTEE: Final[JsonDict] = {
-    "epsilon": 1.8283,
+    "epsilon": 1.51537,
     "delta": 1e-05,
     "method": "pld",
     "status": "proven",
-    "certified": {"epsilon_lower": 1.8281, "epsilon_upper": 1.8283},
+    "certified": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
     "certified_reason": None,
     "neighbouring_relation": "add_or_remove_one",
     "sampling": "poisson",
@@ -425,7 +425,7 @@ class HealthAnswer(_Strict):
 # One example for every schema of the OpenAPI document that has none of its own.
 EXAMPLES: Final[JsonDict] = {
     "AssumptionView": {"statement": "q < 1/σ", "holds": True, "source": "papers/001, Theorem 3"},
-    "CertifiedEpsilon": {"epsilon_lower": 1.8281, "epsilon_upper": 1.8283},
+    "CertifiedEpsilon": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
     "CertifiedDelta": {"delta_lower": 9.99e-06, "delta_upper": 1e-05},
     "NoiseMultiplierAnswer": {"noise_multiplier": 0.9593, "guarantee": _GUARANTEE},
     "StepsAnswer": {"steps": 1724, "guarantee": _GUARANTEE, "next": _GUARANTEE},
@@ -440,10 +440,10 @@ EXAMPLES: Final[JsonDict] = {
         "certified_reason": None,
         "guarantees": [_GUARANTEE],
     },
-    "CurveView": {"method": "pld", "status": "proven", "epsilon": [1.2, 1.8283]},
+    "CurveView": {"method": "pld", "status": "proven", "epsilon": [1.0826, 1.51537]},
     "CurveAnswer": {
         "steps": [500, 1000],
-        "curves": [{"method": "pld", "status": "proven", "epsilon": [1.2, 1.8283]}],
+        "curves": [{"method": "pld", "status": "proven", "epsilon": [1.0826, 1.51537]}],
     },
     "GaussianDpView": {"mu": 0.4065, "error": 0.0012},
     "IntervalView": {"lower": 0.1610, "upper": 0.1611},

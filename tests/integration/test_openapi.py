@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from accountant_service import calculator, mechanisms
 from accountant_service.app import create_app
 from accountant_service.ledger.keys import Scope
 from accountant_service.settings import Settings
@@ -76,3 +77,19 @@ def answered(operation: Any, token: str) -> int:
 
     ask()
     return asked
+
+
+def test_the_example_of_a_guarantee_is_of_the_example_of_a_question(app: Any) -> None:
+    """Rounded to the safe side."""
+    examples = app.openapi()["components"]["schemas"]
+    (asked,) = examples["EpsilonRequest"]["examples"]
+    (shown,) = examples["GuaranteeView"]["examples"]
+    (curve,) = examples["CurveAnswer"]["examples"]
+    found = calculator.epsilon(mechanisms.from_json(asked["mechanism"]), asked["delta"])
+    assert found.certified is not None
+    assert 0 <= shown["epsilon"] - found.epsilon < 1e-5
+    assert 0 <= shown["certified"]["epsilon_upper"] - found.certified.upper < 1e-5
+    assert 0 <= found.certified.lower - shown["certified"]["epsilon_lower"] < 1e-5
+    for steps, epsilon in zip(curve["steps"], curve["curves"][0]["epsilon"], strict=True):
+        plan = mechanisms.from_json(asked["mechanism"] | {"steps": steps})
+        assert 0 <= epsilon - calculator.epsilon(plan, asked["delta"]).epsilon < 1e-4

@@ -19,7 +19,7 @@ def fit_for_training() -> Iterator[None]:
     """Keep freed memory, and take numbers that are almost 0 for 0 until the training ends.
 
     Mean squares of what no longer changes fall below the smallest normal number, 1e-38 in single
-    precision; a processor takes a hundred times as long for those.
+    precision; a processor takes many times as long for those.
     """
     _keep_freed_memory()
     before = float(torch.full((1,), 1e-39) * 1.0) == 0.0

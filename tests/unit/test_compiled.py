@@ -9,7 +9,8 @@ import mpmath
 import pytest
 import torch
 
-from training_client.clipping import elements, rows
+from training_client import elements
+from training_client.clipping import rows
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.train import cross_entropy

@@ -2,16 +2,7 @@
 
 from training_client.clipping.blocks import Block
 from training_client.clipping.clipper import Clipper
-from training_client.clipping.elements import descend_by_root, inverse_roots, sums_of_roots
 from training_client.clipping.passes import Loss
 from training_client.clipping.transform import Transform
 
-__all__ = [
-    "Block",
-    "Clipper",
-    "Loss",
-    "Transform",
-    "descend_by_root",
-    "inverse_roots",
-    "sums_of_roots",
-]
+__all__ = ["Block", "Clipper", "Loss", "Transform"]

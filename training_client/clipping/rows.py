@@ -2,7 +2,7 @@
 
 Squares of single precision fit into double precision, so that none of them overflows or is lost;
 what may be lost otherwise is for `gradients` to allow for. PyTorch would first copy a tensor into
-double precision, which takes six times as long as the sum.
+double precision, which takes longer than the sum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from numpy import float64
 
-from training_client.clipping.compiled import compiled, on_processor
+from training_client.compiled import compiled, on_processor
 
 
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from training_client.clipping.blocks import Block
-from training_client.clipping.elements import moments
+from training_client.elements import moments
 
 Scale = Callable[[Block], torch.Tensor]
 Shift = Callable[[Block, torch.Tensor], torch.Tensor]

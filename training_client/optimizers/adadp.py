@@ -8,13 +8,8 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import nn
 
-from training_client.clipping import (
-    Block,
-    Transform,
-    descend_by_root,
-    inverse_roots,
-    sums_of_roots,
-)
+from training_client.clipping import Block, Transform
+from training_client.elements import descend_by_root, inverse_roots, sums_of_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Step
 from training_client.plan import Plan

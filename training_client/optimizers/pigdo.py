@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from training_client.clipping import Block, Transform, inverse_roots
+from training_client.clipping import Block, Transform
+from training_client.elements import inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Step
 from training_client.plan import Plan

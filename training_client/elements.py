@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from numpy import float64, sqrt
 
-from training_client.clipping.compiled import compiled, on_processor
+from training_client.compiled import compiled, on_processor
 
 _ALMOST_ZERO: Final = 1e-36  # squares beyond these ends count as the ends, so that the inverse
 _ALMOST_INFINITE: Final = 1e36  # of their root is a number, and not 0
@@ -84,10 +84,10 @@ def descend_by_root(
     """
     if _in_a_row(gradient, mean_square, parameter):
         numbers = (1 - rate, rate, epsilon, learning_rate)
-        return _run(_descend_by_root, (gradient, mean_square, parameter), numbers)
-    mean_square.mul_(1 - rate).addcmul_(gradient, gradient, value=rate)
-    parameter.addcdiv_(gradient, (mean_square + epsilon).sqrt_(), value=-learning_rate)
-    return None
+        _run(_descend_by_root, (gradient, mean_square, parameter), numbers)
+    else:
+        mean_square.mul_(1 - rate).addcmul_(gradient, gradient, value=rate)
+        parameter.addcdiv_(gradient, (mean_square + epsilon).sqrt_(), value=-learning_rate)
 
 
 def _in_a_row(*tensors: torch.Tensor) -> bool:

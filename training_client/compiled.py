@@ -19,7 +19,7 @@ def on_processor(tensor: torch.Tensor) -> bool:
 
 @cache
 def compiled(loop: Callable[..., None]) -> Callable[..., None]:
-    """The loop, compiled when it is first called with arrays of a kind, in a third of a second.
+    """The loop, compiled when it is first called with arrays of a kind.
 
     Sums may be added up in any order, so that a processor can keep several at a time; a division
     by 0 is ∞ or no number, as in PyTorch.

@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Others may be given, and options too: make demo DEMO_OPTIONS='--steps 60'
+SERVE_PORT ?= 8000
+DOCS_PORT ?= 8001
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 .PHONY: help install demo look data test test-all test-browser test-nightly check docs serve bench clean
@@ -22,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)  ## start the service, train on MNIST within ε = 2, stop the service
-	$(BIN)/python scripts/demo.py
+	$(BIN)/python scripts/demo.py $(DEMO_OPTIONS)
 
 data: $(READY)  ## fetch the data sets into data/, each checked by its hash
 	$(BIN)/accountant-train data --data-dir data
@@ -47,17 +50,17 @@ check: $(READY)  ## format, lint, types, import contracts, the documentation as 
 	$(SITE) build --strict --quiet --site-dir build/site
 
 docs: $(READY)  ## the documentation on http://127.0.0.1:8001, as it is written
-	$(SITE) serve --dev-addr 127.0.0.1:8001
+	$(SITE) serve --dev-addr 127.0.0.1:$(DOCS_PORT)
 
 serve: $(READY)  ## run the service on http://127.0.0.1:8000
-	$(BIN)/accountant serve
+	$(BIN)/accountant serve --port $(SERVE_PORT)
 
 look: $(READY)  ## run the service on the ledger that the demonstration left
 	@test -e runs/mnist/ledger.db || { echo "There is no demonstration yet: make demo"; exit 1; }
-	ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db $(BIN)/accountant serve
+	ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db $(BIN)/accountant serve --port $(SERVE_PORT)
 
 bench: $(READY)  ## print the benchmark tables
-	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/accounting.py $(BENCH_OPTIONS)
 	$(BIN)/python benchmarks/http.py
 
 clean:  ## remove what make made

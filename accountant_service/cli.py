@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import ledger_cli
+from accountant_service import digits, ledger_cli
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api.answering import CALLS
 from accountant_service.api.problems import of_error
@@ -330,12 +330,13 @@ def _print(answer: Json, as_json: bool) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    for name in ("noise_multiplier", "steps"):
-        if name in answer:
-            table.add_row(name.replace("_", " "), f"[bold]{answer[name]:.10g}[/]")
+    if "noise_multiplier" in answer:
+        table.add_row("noise multiplier", f"[bold]{digits.up(answer['noise_multiplier'], 10)}[/]")
+    if "steps" in answer:
+        table.add_row("steps", f"[bold]{answer['steps']}[/]")
     claim = answer.get("guarantee", answer)
-    table.add_row("ε", f"[bold]{claim['epsilon']:.10g}[/]")
-    table.add_row("δ", f"[bold]{claim['delta']:.10g}[/]")
+    table.add_row("ε", f"[bold]{digits.up(claim['epsilon'], 10)}[/]")
+    table.add_row("δ", f"[bold]{digits.up(claim['delta'], 10)}[/]")
     table.add_row("status", _status(claim["status"]) + f" by {claim['method']}")
     table.add_row("proved", _interval(claim))
     table.add_row("holds for", f"{claim['neighbouring_relation']}, {claim['sampling']} sampling")
@@ -343,7 +344,7 @@ def _print(answer: Json, as_json: bool) -> None:
         mark = "[green]✓[/]" if assumption["holds"] else "[red]✗[/]"
         table.add_row("assumes", f"{mark} {assumption['statement']}")
     if "next" in answer:
-        table.add_row("one step more", f"ε = {answer['next']['epsilon']:.10g}")
+        table.add_row("one step more", f"ε = {digits.up(answer['next']['epsilon'], 10)}")
     console.print(table)
 
 
@@ -356,7 +357,7 @@ def _interval(claim: Json) -> str:
         return f"no interval: {claim['certified_reason']}"
     (low_name, low), (_, high) = claim["certified"].items()
     symbol = "ε" if low_name.startswith("epsilon") else "δ"
-    return f"{low:.6g} ≤ {symbol} ≤ {high:.6g}"
+    return f"{digits.down(low)} ≤ {symbol} ≤ {digits.up(high)}"
 
 
 def _print_comparison(answer: Json) -> None:
@@ -371,7 +372,7 @@ def _print_comparison(answer: Json) -> None:
     for claim in answer["guarantees"]:
         if "epsilon" in claim:
             table.add_row(
-                claim["method"], f"{claim['epsilon']:.6g}", _status(claim["status"]), _why(claim)
+                claim["method"], digits.up(claim["epsilon"]), _status(claim["status"]), _why(claim)
             )
         else:
             table.add_row(claim["method"], "–", "[dim]no answer[/]", f"[dim]{claim['reason']}[/]")

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from accountant_service import digits
 from accountant_service.errors import LedgerError
 from accountant_service.ledger import certificate, database, verification
 from accountant_service.ledger.keys import Keys, Scope
@@ -117,9 +118,9 @@ def show(as_json: AsJson = False) -> None:
         {
             "dataset": view["name"],
             "budget": f"ε = {view['budget']['epsilon']:g}, δ = {view['budget']['delta']:g}",
-            "spent": f"{view['spent']['epsilon']:.4f}",
-            "held": f"{view['held']['epsilon']:.4f}",
-            "left": f"{view['remaining']['epsilon']:.4f}",
+            "spent": digits.up(view["spent"]["epsilon"]),
+            "held": digits.up(view["held"]["epsilon"]),
+            "left": digits.down(view["remaining"]["epsilon"]),
             "entries": view["version"],
         }
         for view in views
@@ -187,7 +188,7 @@ def verify_certificate(
         for fault in faults:
             print(fault, file=sys.stderr)
         if found is not None:
-            print(f"computed anew: ε = {found.epsilon:.6g} at δ = {found.delta:g}")
+            print(f"computed anew: ε = {digits.up(found.epsilon)} at δ = {found.delta:g}")
             print(f"signed with {document.get('public_key')}")
         print("not valid" if faults else "valid")
     if faults:

@@ -1,4 +1,4 @@
-"""What asking for the budget takes of a training run: reserve, a grant every 50 steps, commit.
+"""What asking for the budget takes of a training run: reserve, grants of 50 steps and more, commit.
 
     python benchmarks/budget_calls.py [--steps 500]
 
@@ -79,7 +79,7 @@ def measured(accounting: AccountingService, inputs: int, steps: int) -> tuple[fl
 def main(steps: Annotated[int, typer.Option(min=1, help="of each run")] = 500) -> None:
     """Print a table."""
     torch.set_num_threads(1)
-    table = Table(title=f"{steps} steps, one grant for 50", title_justify="left")
+    table = Table(title=f"{steps} steps", title_justify="left")
     for column in ("model", "seconds", "asking", "share"):
         table.add_column(column, justify="left" if column == "model" else "right")
     with service() as accounting:

@@ -113,7 +113,7 @@ def private(name: str, case: Case, device: str) -> Step:
     options: dict[str, Any] = {"threshold": 0.0, "box": name in BOXES} if local else {}
     public = None
     if OPTIMIZERS[known].states[0] == "public":
-        public = tuple(each[:64] for each in case.data(device))
+        public = tuple(each[:64].clone() for each in case.data(device))
     optimizer = make_optimizer(known, net, plan, public=public, **options)
     for _ in range(2 if isinstance(optimizer, AdaDp) else 0):
         optimizer.step(examples, targets, cross_entropy)

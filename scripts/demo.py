@@ -60,6 +60,7 @@ def ledger_in(folder: Path) -> str:
 
 def main() -> int:
     """Run the demonstration; the exit code is the training run's, or that of the checks."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # programs print between
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     given = sys.argv[1:]

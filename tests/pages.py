@@ -7,12 +7,12 @@ The addresses of the pages are replaced by free ports.
 
 A comment before a block says what is different about it, and why:
 
-    <!-- not run: why it cannot be -->
+    <!-- run by .ci/run, tests/e2e/test_commands.py: why there and not here -->
     <!-- slow: what takes so long -->
     <!-- exact: why figures that are shown must come, too, to four digits -->
 
 A comment of a whole page says that all of it is slow, or which programs it needs; `postgresql` is a
-server of its own.
+server of its own. Where a page clones the repository it goes on in the clone.
 
     <!-- slow page: why -->
     <!-- needs: sqlite3 curl -->
@@ -47,12 +47,13 @@ LANGUAGES: Final = SHELL | {"python", "json", "text"}
 SECONDS: Final = 400  # for a block of commands
 
 _COMMENT: Final = re.compile(
-    r"<!--\s*(not run|slow page|slow|exact|needs)\b:?\s*(.*?)\s*-->", re.DOTALL
+    r"<!--\s*(run by|slow page|slow|exact|needs)\b:?\s*(.*?)\s*-->", re.DOTALL
 )
 _SERVE: Final = re.compile(r"^(?:\w+=\S+ )*(?:\.venv/bin/)?accountant serve\b.*$", re.MULTILINE)
 _SERVICE: Final = re.compile(r"(127\.0\.0\.1|localhost):8000\b")
 _ASKS: Final = re.compile(_SERVICE.pattern + r"|\baccountant-train (run|compare|together)\b")
 _DATABASE: Final = re.compile(r"(127\.0\.0\.1|localhost):5432\b")
+_ORIGIN: Final = "<where you have it from>"
 _NOT_COPIED: Final = frozenset({".git", ".venv", "data", "runs", "build", "dist", ".mypy_cache"})
 # What is done before and after a script: the last one's variables and folder, and what is left.
 _BEFORE: Final = """
@@ -86,7 +87,7 @@ class Block:
         where: page and line.
         language: of the fence.
         text: between the fences.
-        not_run: why it cannot be run, if it cannot.
+        run_by: the files that run it in the place of its page, and why, if they do.
         slow: what takes so long, if it does.
         exact: why its figures must come as shown, if they must.
     """
@@ -94,9 +95,28 @@ class Block:
     where: str
     language: str
     text: str
-    not_run: str | None = None
+    run_by: str | None = None
     slow: str | None = None
     exact: str | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether it is run in its page's session."""
+        return not self.run_by
+
+    @property
+    def runners(self) -> list[str]:
+        """The files that run it instead."""
+        return (self.run_by or "").partition(": ")[0].split(", ")
+
+    @property
+    def commands(self) -> list[str]:
+        """Those of a shell block, without comments and what is shown as their output."""
+        prompted = re.search(r"^\$ ", self.text, re.MULTILINE)
+        parts = [each for each, _ in _commands(self.text)] if prompted else [self.text]
+        lines = "".join(parts).replace("\\\n", " ").splitlines()
+        plain = (re.sub(r"(^|\s)#.*", "", line) for line in lines)
+        return [each for line in plain for each in line.strip().split(" && ") if each]
 
 
 @dataclass(frozen=True)
@@ -117,12 +137,13 @@ class Page:
             where = f"{file.name}:{(token.map or [0])[0] + 1}"
             if token.type == "html_block":
                 notes |= dict(_COMMENT.findall(token.content))
-                assert all(notes.values()), f"{where}: a comment without its reason"
+                given = all(notes.values()) and ": " in notes.get("run by", ": ")
+                assert given, f"{where}: a comment without its reason"
                 needs += notes.pop("needs", "").split()
                 slow_page = notes.pop("slow page", slow_page)
             elif token.type == "fence":
                 assert token.info in LANGUAGES, f"{where}: {token.info!r} is none of {LANGUAGES}"
-                reasons = [notes.pop(each, None) for each in ("not run", "slow", "exact")]
+                reasons = [notes.pop(each, None) for each in ("run by", "slow", "exact")]
                 reasons[1] = reasons[1] or slow_page
                 blocks.append(Block(where, token.info, token.content, *reasons))
             else:
@@ -151,10 +172,8 @@ class Session:
         self._python: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        shutil.copytree(ROOT, self._home, ignore=_left_out)
+        copy_repository(self._home)
         (self._home / ".venv").symlink_to(sys.prefix)
-        (ROOT / "data").mkdir(exist_ok=True)
-        (self._home / "data").symlink_to(ROOT / "data")
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ACCOUNTANT_")
         } | {
@@ -253,15 +272,28 @@ class Session:
 
     def _here(self, text: str) -> str:
         """A text with this session's addresses for those of the page."""
+        if _ORIGIN in text:
+            text = text.replace(_ORIGIN, str(self._committed()))
         if _ASKS.search(text) and self._service is None:
             self._serve("accountant serve")
         text = _SERVICE.sub(rf"\1:{self._port}", text)
         return _DATABASE.sub(rf"\1:{self._database}", text)
 
+    def _committed(self) -> Path:
+        """This copy as one can clone it; from here on there is only what the page installs."""
+        ours = str(Path(sys.executable).parent)
+        path = [each for each in os.environ["PATH"].split(":") if each != ours]
+        self._environment |= {"PATH": ":".join(path), "PYTHONPATH": ""}
+        git = ["git", "-c", "user.name=nobody", "-c", "user.email=nobody@localhost"]
+        linked = [":!.venv", ":!data"]
+        for command in (["init"], ["add", "--all", ".", *linked], ["commit", "--message=all"]):
+            subprocess.run([*git, *command], cwd=self._home, check=True, stdout=subprocess.DEVNULL)
+        return self._home
+
     def _serve(self, command: str) -> None:
         """Start the service, and return when it answers; one that a page started before ends."""
         if self._service is not None:
-            _end(self._service)
+            end(self._service)
         command = re.sub(r" --port \d+| +#.*$", "", command)
         script = f"{_BEFORE}trap - EXIT\nexec env {command} --port {self._port}"
         log = self._home.with_name("service.log")
@@ -291,8 +323,15 @@ class Session:
             text=True,
             start_new_session=True,
         )
-        self._closing.callback(_end, process)
+        self._closing.callback(end, process)
         return process
+
+
+def copy_repository(home: Path) -> None:
+    """Make a copy that shares nothing but the data that were fetched."""
+    shutil.copytree(ROOT, home, ignore=_left_out)
+    (ROOT / "data").mkdir(exist_ok=True)
+    (home / "data").symlink_to(ROOT / "data")
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
@@ -300,7 +339,8 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
     return {each for each in names if each in _NOT_COPIED} if Path(folder) == ROOT else set()
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
+    """Stop a process that leads a group, and what it started."""
     if process.returncode is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)

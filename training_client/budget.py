@@ -19,7 +19,7 @@ from training_client.plan import Mechanism, Plan, composition
 from training_client.service import AccountingService, Guarantee, Json, Reservation
 
 _POINTS_MAX: Final = 200  # of a curve
-_ASKING_MAX: Final = 0.01  # of the time that the steps take
+_ASKING_MAX: Final = 0.005  # of the time that the steps take
 
 
 class Allowance(Protocol):
@@ -183,7 +183,7 @@ class LedgerBudget:
         before: what is released before the first step; the run's own guarantee covers it too.
         releases: what the dataset holds for each of these, in their order.
         block: steps charged at once, at first; twice as many as long as asking for them takes
-            more than a hundredth of the time they take.
+            more than half a percent of the time they take.
         block_max: never more than these.
         renew_seconds: the lease is renewed when a block is granted so long after the last time.
         spent: ε of the run's granted steps alone, or of a few more.

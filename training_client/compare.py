@@ -112,8 +112,8 @@ def run_all(
     )
 
 
-def draw(curves: Sequence[Curve], file: Path) -> None:
-    """Scores against ε, and against epochs, side by side.
+def figure_class() -> type[Any]:
+    """What plots are drawn on.
 
     Raises:
         DataError: matplotlib is missing.
@@ -124,7 +124,16 @@ def draw(curves: Sequence[Curve], file: Path) -> None:
         raise DataError(
             "a plot needs matplotlib: pip install 'privacy-accountant[plots]'"
         ) from None
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    return Figure
+
+
+def draw(curves: Sequence[Curve], file: Path) -> None:
+    """Scores against ε, and against epochs, side by side.
+
+    Raises:
+        DataError: matplotlib is missing.
+    """
+    figure = figure_class()(figsize=(12, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for at, curve in enumerate(sorted(curves, key=lambda each: each.rank)):
         dashes = "-" if at < len(_HUES) else "--"

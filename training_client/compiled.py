@@ -14,7 +14,7 @@ import torch
 
 def on_processor(tensor: torch.Tensor) -> bool:
     """Whether a compiled loop can read it."""
-    return tensor.device.type == "cpu"
+    return tensor.is_cpu
 
 
 @cache

@@ -86,7 +86,7 @@ class Participant:
         transform = Transform(self.budget.plan.clip_norm)
         return self._private_sum.release(
             self._examples[rows], self._targets[rows], loss, transform
-        ).means
+        ).whole()
 
     def guarantee(self) -> Guarantee:
         """What the service claims of all contributions so far."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from numpy import float64, sqrt
+from numpy import float64, isfinite, sqrt
 
 from training_client.compiled import compiled, on_processor
 
@@ -34,22 +34,50 @@ def inverse_roots(
     return found
 
 
+def affine(
+    total: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, weight: torch.Tensor
+) -> None:
+    """t ← D∘(t + w·b) in place, and 0 for what is not finite then.
+
+    With b it is done in double precision: what rounding leaves of w·b would point the same way for
+    all records.
+
+    Args:
+        total: t.
+        scale: D.
+        shift: b, or None for 0.
+        weight: w, a single number in double precision.
+    """
+    if shift is None:
+        if _in_a_row(total, scale):
+            _run(_scaled, (total, scale), ())
+        else:
+            total.mul_(scale).nan_to_num_(0.0, 0.0, 0.0)
+    elif _in_a_row(total, scale, shift):
+        _run(_affine, (total, scale, shift, weight), ())
+    else:
+        mapped = (shift.double() * weight).add_(total).mul_(scale)
+        total.copy_(mapped).nan_to_num_(0.0, 0.0, 0.0)
+
+
 def moments(
     mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, variance: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """∇ = (u − c)/D, and ((u − c)² − v)/D².
+    """∇ = u/D − b, and ∇² − v/D² as ((u − D∘b)² − v)/D².
 
     Args:
         mean: u.
         scale: D > 0.
-        shift: c, or None for 0.
+        shift: b, or None for 0.
         variance: v.
     """
-    u = mean if shift is None else mean - shift
-    if not _in_a_row(u, scale):
+    if not _in_a_row(mean, scale, *(() if shift is None else (shift,))):
+        u = mean if shift is None else mean - scale * shift
         return u / scale, (u * u).sub_(variance).div_(scale).div_(scale)
-    gradient, square = torch.empty_like(u), torch.empty_like(u)
-    _run(_moments, (u, scale, gradient, square), (variance,))
+    gradient, square = torch.empty_like(mean), torch.empty_like(mean)
+    shifts = () if shift is None else (shift,)
+    loop = _moments if shift is None else _shifted_moments
+    _run(loop, (mean, scale, *shifts, gradient, square), (variance,))
     return gradient, square
 
 
@@ -99,9 +127,9 @@ def _run(
     loop: Callable[..., None], tensors: tuple[torch.Tensor, ...], numbers: tuple[float, ...]
 ) -> None:
     """A compiled pass over tensors of one shape and type, some of which it changes."""
-    arrays = [each.view(-1).numpy() for each in tensors]
+    arrays = [each.numpy().reshape(-1) for each in tensors]
     kind = arrays[0].dtype.type
-    compiled(loop)(*arrays, *(kind(each) for each in numbers))
+    compiled(loop)(*arrays, *[kind(each) for each in numbers])
 
 
 def _inverse_roots(
@@ -113,10 +141,32 @@ def _inverse_roots(
         found[i] = factor / (sqrt(square) + epsilon)
 
 
+def _scaled(total: Any, scale: Any) -> None:
+    for i in range(len(total)):
+        u = total[i] * scale[i]
+        total[i] = u if isfinite(u) else 0.0
+
+
+def _affine(total: Any, scale: Any, shift: Any, weight: Any) -> None:
+    for i in range(len(total)):
+        u = (float64(total[i]) + weight[0] * float64(shift[i])) * float64(scale[i])
+        total[i] = u
+        total[i] = total[i] if isfinite(total[i]) else 0.0
+
+
 def _moments(mean: Any, scale: Any, gradient: Any, square: Any, variance: Any) -> None:
     for i in range(len(mean)):
         gradient[i] = mean[i] / scale[i]
         square[i] = (mean[i] * mean[i] - variance) / scale[i] / scale[i]
+
+
+def _shifted_moments(
+    mean: Any, scale: Any, shift: Any, gradient: Any, square: Any, variance: Any
+) -> None:
+    for i in range(len(mean)):
+        u = mean[i] - scale[i] * shift[i]
+        gradient[i] = u / scale[i]
+        square[i] = (u * u - variance) / scale[i] / scale[i]
 
 
 def _sums_of_roots(squares: Any, least: Any, sums: Any) -> None:

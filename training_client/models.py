@@ -185,7 +185,10 @@ def make_model(name: str, data: Dataset, hidden: int = 1000) -> nn.Module:
     """A model by its name, on the device of the data.
 
     Raises:
-        DataError: see `require`.
+        DataError: see `require`; or it does not fit into memory.
     """
     require(name, data)
-    return MODELS[name].make(data, hidden).to(data.train_examples.device)
+    try:
+        return MODELS[name].make(data, hidden).to(data.train_examples.device)
+    except RuntimeError as error:
+        raise DataError(f"{name} with hidden layers of {hidden} does not fit: {error}") from None

@@ -59,7 +59,8 @@ class PrivatePca:
         """
         if not self.components <= inputs <= INPUTS_MAX:
             raise DataError(
-                f"PCA takes {self.components} to {INPUTS_MAX} inputs here, the data have {inputs}"
+                f"PCA finds at most as many directions as there are inputs, of which it takes "
+                f"{INPUTS_MAX} here: {self.components} were asked for, of {inputs} inputs"
             )
 
     def fit(self, examples: torch.Tensor, generator: torch.Generator | None = None) -> Projection:

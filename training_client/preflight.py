@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from training_client.budget import Budget, LedgerBudget
 from training_client.checkpoint import Checkpoint
+from training_client.digits import up
 from training_client.errors import BudgetExhaustedError, DataError, TrainingStoppedError
 from training_client.plan import Mechanism, Plan, composition
 from training_client.recipe import Recipe
@@ -86,7 +87,7 @@ def asked(
         noise = _least_noise(accounting, wanted, epsilon, delta)
         say(
             f"Budget ε = {epsilon:g} at δ = {delta:g}: {wanted.steps} steps at q = "
-            f"{wanted.sample_rate:g} need noise multiplier σ = {noise:.4f}"
+            f"{wanted.sample_rate:g} need noise multiplier σ = {up(noise)}"
         )
     budget = Budget(accounting, wanted.plan(noise), epsilon, delta, before=wanted.before)
     budget.begin()  # or say so now, before any data is touched
@@ -153,7 +154,7 @@ def reserved(
         raise
     say(
         f"Dataset {dataset!r} allows {wanted.steps} steps at q = {wanted.sample_rate:g} with noise "
-        f"multiplier σ = {plan.noise_multiplier:.4f}: reserved as {held.identifier}"
+        f"multiplier σ = {up(plan.noise_multiplier)}: reserved as {held.identifier}"
     )
     return LedgerBudget(
         accounting, plan, dataset, float(budget["delta"]), held, wanted.before, tuple(releases)
@@ -184,7 +185,7 @@ def _fitting(
         raise BudgetExhaustedError(
             f"{wanted.steps} steps with σ = {noise:g} do not fit what is left of the budget of "
             f"{dataset!r}. {quote.steps or 'No'} such steps would"
-            + ("" if least is None else f"; all of them would with σ = {least:.4g}")
+            + ("" if least is None else f"; all of them would with σ = {up(least)}")
         )
     return plan
 

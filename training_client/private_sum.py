@@ -5,31 +5,118 @@ Everything after it is post-processing, everything before it must be known witho
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from training_client.clipping import Clipper, Loss, Transform
+from training_client.clipping import Affine, Block, Clipper, Loss, Transform
 from training_client.errors import DataError
 from training_client.noise import fresh_generator, gaussian_like
 from training_client.plan import Plan
 
 
+class Sum(Protocol):
+    """A clipped sum without noise, which `PrivateSum` alone may look at."""
+
+    @property
+    def mean_loss(self) -> float:
+        """Of the batch."""
+        ...
+
+    def on(self, block: Block, affine: Affine, out: torch.Tensor) -> None:
+        """Put the sum on a block, mapped so, into a tensor of its shape."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Release:
-    """What a step lets out.
+class Part:
+    """What a step lets out of one block.
 
     Attributes:
-        means: the noisy sum of what was clipped over the expected batch size, a tensor per
-            parameter.
-        deviation: of the noise on each coordinate of them.
-        mean_loss: of the batch, without noise: for the data owner's eyes only.
+        block: which.
+        mean: the noisy sum of what was clipped over the expected batch size.
+        affine: what gradients were mapped by before the clip.
+        deviation: of the noise on each coordinate of the mean.
     """
 
-    means: list[torch.Tensor]
+    block: Block
+    mean: torch.Tensor
+    affine: Affine
     deviation: float
+
+    def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the mean amounts to: the mean gradient, and its square, which may fall below 0."""
+        return self.affine.moments(self.mean, self.deviation)
+
+
+class Release:
+    """What a step lets out, a block at a time: the noise is drawn when a block is taken.
+
+    Attributes:
+        mean_loss: of the batch, without noise: for the data owner's eyes only.
+        deviation: of the noise on each coordinate of the means.
+
+    Args:
+        mean_loss: see above.
+        deviation: see above.
+        blocks: all of them.
+        parameters: whose gradients they are.
+        part: makes what is let out of a block, with its mean in the tensor given.
+    """
+
+    def __init__(
+        self,
+        mean_loss: float,
+        deviation: float,
+        blocks: Sequence[Block],
+        parameters: Sequence[torch.Tensor],
+        part: Callable[[Block, torch.Tensor], Part],
+    ) -> None:
+        self.mean_loss, self.deviation = mean_loss, deviation
+        self._blocks: Sequence[Block] | None = blocks
+        self._parameters, self._part = parameters, part
+
+    def each(self, take: Callable[[Part], None]) -> None:
+        """Give out block after block; of one nothing need be left when the next is made.
+
+        Raises:
+            RuntimeError: it was taken already.
+        """
+        for block in self._once():
+            take(self._part(block, torch.empty_like(block.of(self._parameters))))
+
+    def whole(self) -> list[torch.Tensor]:
+        """All means, a tensor per parameter.
+
+        Raises:
+            RuntimeError: it was taken already.
+        """
+        means = [torch.empty_like(each) for each in self._parameters]
+        for block in self._once():
+            self._part(block, block.of(means))
+        return means
+
+    def _once(self) -> Sequence[Block]:
+        blocks, self._blocks = self._blocks, None
+        if blocks is None:
+            raise RuntimeError("a step's release is taken once: what came again would be another")
+        return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The sum over several physical batches, a tensor per parameter."""
+
+    sums: Sequence[torch.Tensor]
     mean_loss: float
+
+    def on(self, block: Block, _: Affine, out: torch.Tensor) -> None:
+        """See `Sum`: it is mapped already."""
+        out.copy_(block.of(self.sums))
 
 
 class PrivateSum:
@@ -43,7 +130,7 @@ class PrivateSum:
         model: whose gradients.
         plan: what each release does and costs.
         generator: of the noise, on the model's device; seeded by the operating system by default.
-        physical_batch_size: at most so many examples are in memory at a time; all by default.
+        physical_batch_size: so many examples are clipped at a time; all by default.
     """
 
     def __init__(
@@ -53,6 +140,8 @@ class PrivateSum:
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
     ) -> None:
+        if physical_batch_size is not None and physical_batch_size < 1:
+            raise ValueError(f"expected physical_batch_size ≥ 1, got {physical_batch_size}")
         self.plan = plan
         self.clipper = Clipper(model)
         self._device = self.clipper.parameters[0].device
@@ -69,30 +158,43 @@ class PrivateSum:
         """
         if examples.device != self._device:
             raise DataError(f"the examples are on {examples.device}, the model on {self._device}")
-        sums, mean_loss = self.summed(examples, targets, loss, transform)
-        deviation = self.plan.noise_multiplier * transform.bound
+        total = self.summed(examples, targets, loss, transform)
         size = self.plan.expected_batch_size
-        with torch.no_grad():
-            for block in self.clipper.blocks:
-                total = block.of(sums)
-                total += gaussian_like(total, deviation, self._generator)
-                total /= size
-        return Release(sums, deviation / size, mean_loss)
+        return Release(
+            total.mean_loss,
+            self.plan.noise_multiplier * transform.bound / size,
+            self.clipper.blocks,
+            self.clipper.parameters,
+            partial(self._part, total, transform),
+        )
+
+    @torch.no_grad()
+    def _part(self, total: Sum, transform: Transform, block: Block, mean: torch.Tensor) -> Part:
+        affine, size = transform.at(block), self.plan.expected_batch_size
+        deviation = self.plan.noise_multiplier * transform.bound / size
+        total.on(block, affine, mean)
+        torch.add(gaussian_like(mean, deviation, self._generator), mean, alpha=1 / size, out=mean)
+        return Part(block, mean, affine, deviation)
 
     def summed(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
-    ) -> tuple[list[torch.Tensor], float]:
-        """The clipped sum over a batch of any size, a physical batch at a time: without noise."""
-        rows = self._physical_batch_size or max(len(examples), 1)
-        sums, losses = None, 0.0
-        for at in range(0, max(len(examples), 1), rows):
+    ) -> Sum:
+        """The clipped sum over a batch of any size, without noise.
+
+        One physical batch is summed a block at a time, when it is asked for; of several the sums
+        are made at once, and held.
+        """
+        rows = self._physical_batch_size or len(examples)
+        if len(examples) <= rows:
+            return self.clipper.clip(examples, targets, loss, transform)
+        sums, losses = [torch.zeros_like(each) for each in self.clipper.parameters], 0.0
+        for at in range(0, len(examples), rows):
             part = slice(at, at + rows)
-            found, mean = self.clipper.sum_clipped(examples[part], targets[part], loss, transform)
-            losses += mean * len(examples[part])
-            if sums is None:
-                sums = found
-            else:
-                for total, each in zip(sums, found, strict=True):
-                    total += each
-        assert sums is not None
-        return sums, losses / max(len(examples), 1)
+            found = self.clipper.clip(examples[part], targets[part], loss, transform)
+            losses += found.mean_loss * len(examples[part])
+            with torch.no_grad():
+                for block in self.clipper.blocks:
+                    each = torch.empty_like(block.of(sums))
+                    found.on(block, transform.at(block), each)
+                    block.of(sums).add_(each)
+        return Added(sums, losses / len(examples))

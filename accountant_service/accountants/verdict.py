@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from accountant_service import digits
 from accountant_service.accountants.base import DELTA_MIN, Accountant, Question
 from accountant_service.accountants.registry import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.errors import AccountingError, ToleranceNotReachedError
@@ -60,8 +61,9 @@ def require(guarantee: Guarantee, tolerance: float | None) -> Guarantee:
     least = EPSILON_NEGLIGIBLE if guarantee.solved_for == "epsilon" else DELTA_MIN
     reached = (interval.upper - interval.lower) / max(interval.upper, least)
     if reached > tolerance:
+        lower, upper = digits.down(interval.lower, 9), digits.up(interval.upper, 9)
         raise ToleranceNotReachedError(
-            f"the proved interval [{interval.lower:.9g}, {interval.upper:.9g}] has a relative "
+            f"the proved interval [{lower}, {upper}] has a relative "
             f"width of {reached:.2g}, and {tolerance:g} was asked for: that is as far as the work "
             "limit goes; ask for a larger tolerance, or none"
         )

@@ -11,7 +11,7 @@ import json
 from dataclasses import replace
 from typing import Any, Final
 
-from accountant_service import __version__, mechanisms
+from accountant_service import __version__, digits, mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.errors import (
     AccountingError,
@@ -143,7 +143,9 @@ def check(document: Document, public_key: str | None = None) -> tuple[list[str],
             faults.append("the guarantee is not proven")
         least = found.epsilon if found.certified is None else found.certified.lower
         if not float(stated["epsilon"]) >= least:
-            faults.append(f"ε is stated as {stated['epsilon']}, and is at least {least:.6g}")
+            faults.append(
+                f"ε is stated as {stated['epsilon']}, and is at least {digits.down(least)}"
+            )
     except (AccountingError, mechanisms.MechanismError, KeyError, TypeError, ValueError) as error:
         return [*faults, f"its mechanism cannot be accounted for: {error}"], None
     return faults, found

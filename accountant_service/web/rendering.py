@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +13,9 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from accountant_service import digits
+
 _FOLDER: Final = Path(__file__).parent
-_DIGITS: Final = 6
-_PLAIN_FROM: Final = 1e-4  # smaller numbers are written with an exponent
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -32,20 +30,6 @@ HEADERS: Final[Mapping[str, str]] = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _PRIVATE: Final = {"Cache-Control": "no-store", "Vary": "Cookie"}
-
-
-def rounded(value: float, direction: str = ROUND_HALF_EVEN) -> str:
-    """A number with six digits, rounded to the side that keeps a bound a bound."""
-    number = Context(prec=_DIGITS, rounding=direction).create_decimal(repr(float(value)))
-    size = abs(number)
-    if size and not _PLAIN_FROM <= size < 10**_DIGITS:
-        digits, _, exponent = f"{number:e}".partition("e")
-        return f"{_trimmed(digits)}e{int(exponent)}"
-    return _trimmed(f"{number:f}")
-
-
-def _trimmed(digits: str) -> str:
-    return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
 def count(value: int) -> str:
@@ -74,9 +58,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "number": rounded,
-        "up": partial(rounded, direction=ROUND_CEILING),
-        "down": partial(rounded, direction=ROUND_FLOOR),
+        "number": digits.nearest,
+        "up": digits.up,
+        "down": digits.down,
         "count": count,
         "moment": moment,
         "words": words,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.test_private_step import batch, model, per_example
+from tests.unit.test_private_step import batch, model, per_example, sum_clipped
 from training_client import train as training
 from training_client.clipping import Block, Clipper, Transform
 from training_client.errors import DataError
@@ -24,6 +24,7 @@ from training_client.optimizers import (
     make_optimizer,
 )
 from training_client.plan import Plan
+from training_client.private_sum import Added, Part, PrivateSum, Release, Sum
 
 Tensors = Sequence[torch.Tensor]
 SHAPES = ("ball", "ellipsoid", "box", "affine")
@@ -67,9 +68,9 @@ def transformed(net: nn.Module, transform: Transform, *of: torch.Tensor) -> Tens
     """u of every example, flat, one row an example, clipped: the oracle."""
     rows = []
     for at, gradient in enumerate(per_example(net, *of)):
-        scale, shift = transform.at(whole(at))
-        u = gradient if scale is None else gradient * scale
-        rows.append((u if shift is None else u + shift).flatten(1))
+        affine = transform.at(whole(at))
+        u = gradient if affine.shift is None else gradient + affine.shift
+        rows.append((u if affine.scale is None else u * affine.scale).flatten(1))
     u = torch.cat(rows, 1)
     if transform.box:
         return u.clamp(-1, 1)
@@ -118,7 +119,7 @@ def test_clipped_sums_equal_those_of_every_example(
     monkeypatch.setattr("training_client.clipping.blocks._ELEMENTS", 13)  # several to a parameter
     net, examples = NETS[kind]()
     labels, transform = torch.randint(0, 4, (len(examples),)), a_transform(shape, net)
-    sums, _ = Clipper(net).sum_clipped(examples, labels, training.cross_entropy, transform)
+    sums, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, transform)
     exact = transformed(net, transform, examples, labels).sum(0)
     found = torch.cat([each.flatten() for each in sums])
     # one part in a million below the bound, on purpose
@@ -132,23 +133,23 @@ def test_no_example_exceeds_the_bound(shape: str, size: float) -> None:
     clipper, transform = Clipper(net), a_transform(shape, net)
     for at in range(len(labels)):
         one = slice(at, at + 1)
-        sums, _ = clipper.sum_clipped(
-            (size * examples[one]).float(), labels[one], training.cross_entropy, transform
+        sums, _ = sum_clipped(
+            clipper, (size * examples[one]).float(), labels[one], training.cross_entropy, transform
         )
         norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
         assert norm <= transform.bound
 
 
 def test_an_example_that_the_shift_cancels_is_still_bounded() -> None:
-    """u = D∘∇ + c near zero: the norm is what is left of two large numbers."""
+    """u = D∘(∇ + b) near zero: the norm is what is left of two large numbers."""
     net, (examples, labels) = model().float(), batch(1)
     examples = examples.float()
     gradient = [each[0].float() for each in per_example(net, examples, labels)]
     for size in (1e2, 1e4, 1e6):
         scales = [torch.full_like(each, size) for each in gradient]
-        shifts = [-size * each * (1 + 1e-7) for each in gradient]
+        shifts = [-each * (1 + 1e-7) for each in gradient]
         transform = Transform.fixed(1e-3, scales, shifts)
-        sums, _ = Clipper(net).sum_clipped(examples, labels, training.cross_entropy, transform)
+        sums, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, transform)
         norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
         assert norm <= transform.bound
 
@@ -160,7 +161,8 @@ def test_the_square_of_a_gradient_is_free_of_the_noise() -> None:
     scales, shifts = torch.tensor([2.0, 0.5]).expand_as(exact), torch.ones_like(exact)
     transform = Transform.fixed(1.0, [scales], [shifts])
     noise = 0.4 * torch.randn(exact.shape, generator=generator)
-    means, squares = transform.moments(whole(0), scales * exact + shifts + noise, 0.4)
+    affine = transform.at(whole(0))
+    means, squares = affine.moments(scales * (exact + shifts) + noise, 0.4)
     small, large = squares.mean(0).tolist()
     assert small < 0.5 * (0.4 / 2.0) ** 2
     assert large == pytest.approx(9.0, rel=0.02)
@@ -176,8 +178,8 @@ def test_an_ellipsoid_leaves_alone_what_its_box_leaves_alone() -> None:
     )
     wide = [1.01 * largest * each for each in axes]  # every example is within the box
     sums = [
-        Clipper(net).sum_clipped(
-            examples, labels, training.cross_entropy, ellipsoid(wide, box=box)
+        sum_clipped(
+            Clipper(net), examples, labels, training.cross_entropy, ellipsoid(wide, box=box)
         )[0]
         for box in (True, False)
     ]
@@ -190,7 +192,7 @@ def test_half_axes_give_the_noise_of_lemma_1() -> None:
     axes = [torch.tensor([0.5, 2.0]), torch.tensor([[0.1, 3.0, 1.0]])]
     transform, sigma = ellipsoid(axes), 2.0
     noise = [
-        transform.moments(whole(at), torch.full_like(s, sigma * transform.bound), 0.0)[0]
+        transform.at(whole(at)).moments(torch.full_like(s, sigma * transform.bound), 0.0)[0]
         for at, s in enumerate(axes)
     ]
     total = sum(float((s / n).square().sum()) for s, n in zip(axes, noise, strict=True))
@@ -223,30 +225,82 @@ def test_lots_of_any_size_make_a_step(name: str, state: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "state"), STATES)
-def test_the_noise_is_as_stated(name: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_reads_no_state_that_it_has_changed(
+    name: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights were found with the map of all blocks as it was before the update.
+
+    So an update that takes block after block is one that is given all of them made beforehand.
+    """
+    monkeypatch.setattr("training_client.clipping.blocks._ELEMENTS", 13)
+    plan = replace(PLAN, noise_multiplier=1e-3)
+    found = []
+    for beforehand in (False, True):
+        torch.manual_seed(9)
+        options = OPTIONS.get(name, {}) | {"generator": torch.Generator().manual_seed(4)}
+        optimizer = made(name, model(), plan, state=state, **options)
+        if beforehand:
+            monkeypatch.setattr(optimizer.private_sum, "release", made_at_once(optimizer))
+        for _ in range(4):
+            optimizer.step(*batch(), training.cross_entropy)
+        assert len(optimizer.blocks) > len(optimizer.parameters)
+        found.append([p.detach() for p in optimizer.parameters])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def made_at_once(optimizer: PrivateOptimizer) -> Callable[..., Release]:
+    """`PrivateSum.release`, with all parts made before any is given out."""
+    genuine = optimizer.private_sum.release
+
+    def release(*of: Any) -> Release:
+        released, parts = genuine(*of), list[Part]()
+        released.each(parts.append)
+        following = iter(parts)
+
+        def known(block: Block, mean: torch.Tensor) -> Part:
+            part = next(following)
+            assert part.block == block
+            mean.copy_(part.mean)
+            return replace(part, mean=mean)
+
+        numbers = (released.mean_loss, released.deviation)
+        return Release(*numbers, optimizer.blocks, optimizer.parameters, known)
+
+    return release
+
+
+def test_a_release_is_taken_once() -> None:
+    private_sum = PrivateSum(model(), PLAN)
+    ways: list[Callable[[Release], object]] = [Release.whole, lambda r: r.each(lambda _: None)]
+    for take in ways:
+        for again in ways:
+            released = private_sum.release(*batch(), training.cross_entropy, Transform(1.0))
+            take(released)
+            with pytest.raises(RuntimeError, match="taken once"):
+                again(released)
+
+
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_the_noise_is_as_stated(name: str, state: str) -> None:
     """On an empty lot the noisy mean is nothing but noise of deviation σB/(qN)."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(600, 500), nn.ReLU(), nn.Linear(500, 4))
     plan = Plan(dataset_size=64, sample_rate=0.5, clip_norm=3.0, noise_multiplier=1.5)
     public = (torch.randn(16, 600), torch.randint(0, 4, (16,)))
     optimizer = make_optimizer(name, net, plan, state=state, public=public)
-    seen: list[torch.Tensor] = []
-    genuine = optimizer.update
-
-    def update(step: Step) -> None:
-        seen.append(torch.cat([each.flatten() for each in step.released]).clone())
-        genuine(step)
-
-    monkeypatch.setattr(optimizer, "update", update)
+    recorder, seen = Recorder(optimizer), []
     for _ in range(3):
         bound = optimizer.transform().bound
         optimizer.step(
             torch.empty(0, 600), torch.empty(0, dtype=torch.long), training.cross_entropy
         )
         stated = plan.noise_multiplier * bound / plan.expected_batch_size
-        assert float(seen[-1].std()) == pytest.approx(stated, rel=0.01)
-        assert abs(float(seen[-1].mean())) < 0.02 * stated
-    assert not torch.equal(seen[0] / seen[0].norm(), seen[1] / seen[1].norm())
+        noise = torch.cat([each.flatten() for each in recorder.released[-1]])
+        seen.append(noise / noise.norm())
+        assert float(noise.std()) == pytest.approx(stated, rel=0.01)
+        assert abs(float(noise.mean())) < 0.02 * stated
+    assert not torch.equal(seen[0], seen[1])
 
 
 REFERENCES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
@@ -322,17 +376,24 @@ def test_side_information_scales_gradients_before_the_clip() -> None:
 
 
 class Recorder:
-    """The noise, known; and every noisy mean that a run releases."""
+    """Every noisy mean that a run releases, a list for each step."""
 
     def __init__(self, optimizer: PrivateOptimizer) -> None:
         self.released: list[list[torch.Tensor]] = []
-        genuine = optimizer.update
+        private_sum = optimizer.private_sum
+        release, part = private_sum.release, private_sum._part
 
-        def update(step: Step) -> None:
-            self.released.append([each.clone() for each in step.released])
-            genuine(step)
+        def recorded(*of: Any) -> Release:
+            self.released.append([torch.empty_like(p) for p in optimizer.parameters])
+            return release(*of)
 
-        optimizer.update = update  # type: ignore[method-assign]
+        def noisy(total: Sum, transform: Transform, block: Block, mean: torch.Tensor) -> Part:
+            found = part(total, transform, block, mean)
+            block.of(self.released[-1]).copy_(found.mean)
+            return found
+
+        private_sum.release = recorded  # type: ignore[method-assign]
+        private_sum._part = noisy  # type: ignore[method-assign]
 
 
 def state_of(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
@@ -376,11 +437,10 @@ def replayed(
     following = iter(released)
     genuine = optimizer.private_sum.summed
 
-    def summed(*of: Any) -> Any:
+    def summed(*of: Any) -> Sum:
         """The other dataset is looked at, and what was released put in place of its sum."""
-        _, loss = genuine(*of)
         size = PLAN.expected_batch_size
-        return [each * size for each in next(following)], loss
+        return Added([each * size for each in next(following)], genuine(*of).mean_loss)
 
     optimizer.private_sum.summed = summed  # type: ignore[method-assign]
 

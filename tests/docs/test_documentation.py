@@ -1,4 +1,4 @@
-"""Every block of the README, of CONTRIBUTING and of docs/ is run, or says why not."""
+"""Every block of the README, of CONTRIBUTING and of docs/ is run here, or says where."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from accountant_service import cli
 from tests.pages import PAGES, ROOT, SHELL, Block, Page, Session
 
 _CALL = re.compile(r"(?:^|[(] ?|[$&|] |=\S+ )(?:\.venv/bin/)?(accountant(?:-train)? [^)#>&$]*)")
-NOT_RUN = 13  # blocks; each says why, and a new one is a decision
+_RUNNER = re.compile(r"\.ci/\w+|tests/\w+/test_\w+\.py")
+_NAMED = re.compile(  # on a page, in a block or in a line of text
+    r"\bmake [a-z-]+|\bpip install 'privacy-accountant\[[a-z,]+\]'"
+    r"|\bpython benchmarks/\w+\.py(?: [-\w]+)*"
+)
 
 
 def name(file: Path) -> str:
@@ -27,7 +31,7 @@ def with_code(slow: bool) -> list[Any]:
     """The pages that have something to run, or something slow."""
     found = []
     for file in PAGES:
-        blocks = [each for each in Page.read(file).blocks if not each.not_run]
+        blocks = [each for each in Page.read(file).blocks if each.here]
         if any(bool(each.slow) == slow for each in blocks):
             found.append(pytest.param(file, id=name(file)))
     return found
@@ -37,7 +41,7 @@ def run(file: Path, folder: Path, *, slow: bool) -> None:
     page = Page.read(file)
     with Session(folder, page.needs) as session:
         for block in page.blocks:
-            if not block.not_run and (slow or not block.slow):
+            if block.here and (slow or not block.slow):
                 session.run(block)
 
 
@@ -53,11 +57,42 @@ def test_what_takes_longer_works_too(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path, slow=True)
 
 
-def test_what_is_not_run_says_why_and_is_little() -> None:
-    blocks = [block for file in PAGES for block in Page.read(file).blocks]
-    left_out = [block for block in blocks if block.not_run]
-    assert len(left_out) == NOT_RUN, "\n".join(f"{each.where}: {each.not_run}" for each in left_out)
-    assert len(blocks) > 3 * NOT_RUN
+def run_elsewhere() -> list[Block]:
+    return [block for file in PAGES for block in Page.read(file).blocks if block.run_by]
+
+
+@pytest.mark.parametrize("block", run_elsewhere(), ids=lambda block: block.where)
+def test_what_another_test_runs_is_in_that_test(block: Block) -> None:
+    for runner in block.runners:
+        assert _RUNNER.fullmatch(runner), f"{runner} is no test"
+    for command in block.commands:
+        assert is_in(command, block.runners), f"{command!r} is in none of {block.runners}"
+
+
+def test_every_target_extra_and_benchmark_that_a_page_names_is_in_such_a_test() -> None:
+    runners = sorted({runner for block in run_elsewhere() for runner in block.runners})
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made = {f"make {target}" for target in targets}  # and not: make more of it
+    named = {each for file in PAGES for each in _NAMED.findall(file.read_text())}
+    commands = {each for each in named if each in made or not each.startswith("make ")}
+    assert [each for each in sorted(commands) if not is_in(each, runners)] == []
+
+
+def is_in(command: str, runners: list[str]) -> bool:
+    """Whether one line of these files has its words in a row, with options among them; … is any."""
+    words = [re.escape(word).replace("…", r"\S*") for word in bare(command).split()]
+    pattern = r"(?<!\S)" + r"(?: -\S+)* ".join(words) + r"(?!\S)"
+    return any(
+        re.search(pattern, bare(line))
+        for runner in runners
+        for line in (ROOT / runner).read_text().splitlines()
+        if not line.lstrip().startswith("#")
+    )
+
+
+def bare(text: str) -> str:
+    """A line without what a language puts around words."""
+    return " ".join(re.split(r"[\s\"'(),$]+", text)).strip()
 
 
 @cache
@@ -68,7 +103,7 @@ def programs() -> dict[str, Any]:
 
 
 def quoted(file: Path) -> Iterator[str]:
-    """What stands in backticks, and each line of the shell blocks, those that are not run too."""
+    """What stands in backticks, and each line of the shell blocks, wherever they are run."""
     for token in MarkdownIt("commonmark").parse(file.read_text()):
         if token.type == "fence" and token.info in SHELL:
             yield from token.content.replace("\\\n", " ").splitlines()
@@ -133,8 +168,9 @@ def all_options(command: Any) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<!-- not run: -->\n```console\nfalse\n```\n", "without its reason"),
-        ("<!-- not run: why -->\n\nNo block.\n", "belongs to no block"),
+        ("<!-- slow: -->\n```console\nfalse\n```\n", "without its reason"),
+        ("<!-- run by .ci/run -->\n```console\nfalse\n```\n", "without its reason"),
+        ("<!-- run by .ci/run: why -->\n\nNo block.\n", "belongs to no block"),
         ("Text:\n\n    accountant serve\n", "fence it"),
         ("```\naccountant serve\n```\n", "is none of"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import venv
@@ -10,8 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.pages import PAGES, ROOT, copy_repository
+
 pytestmark = pytest.mark.slow
 
 
@@ -71,3 +75,88 @@ def test_the_source_archive_installs_too(programs: Path, built: Path) -> None:
     done = run(*pip, next(built.glob("*.tar.gz")))
     assert done.returncode == 0, done.stderr[-2000:]
     assert run(programs / "accountant", "--help").returncode == 0
+
+
+INTEGRATIONS = "training_client.integrations"
+EXTRAS = {  # what the pages say to install, and what is there then
+    "pip install 'privacy-accountant[train,opacus]'": f"{INTEGRATIONS}.opacus",
+    "pip install 'privacy-accountant[train,lightning]'": f"{INTEGRATIONS}.lightning",
+    "pip install 'privacy-accountant[train,huggingface]'": f"{INTEGRATIONS}.huggingface",
+    "pip install 'privacy-accountant[opacus]'": "opacus",
+    "pip install 'privacy-accountant[postgres]'": "psycopg",
+    "pip install 'privacy-accountant[otel]'": "opentelemetry.instrumentation.fastapi",
+}
+
+
+def test_every_extra_that_a_page_names_is_tried() -> None:
+    named = (
+        re.findall(r"pip install 'privacy-accountant\[.*?'", file.read_text()) for file in PAGES
+    )
+    assert {each for found in named for each in found} == set(EXTRAS)
+
+
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that is empty at first, and keeps what each test installs."""
+    folder = tmp_path_factory.mktemp("growing")
+    venv.create(folder, with_pip=True)
+    return folder / "bin"
+
+
+@pytest.mark.parametrize(("line", "module"), EXTRAS.items())
+def test_an_extra_is_installed_as_its_page_says(
+    line: str, module: str, growing: Path, built: Path, tmp_path: Path
+) -> None:
+    ours = tmp_path / "ours.txt"
+    version = next(built.glob("*.whl")).name.split("-")[1]
+    ours.write_text(f"--find-links {built}\nprivacy-accountant=={version}\n")
+    constraints = {"PIP_CONSTRAINT": f"{ROOT / 'constraints.txt'} {ours}", "PIP_QUIET": "1"}
+    path = {"PATH": f"{growing}:{os.environ['PATH']}"}
+    done = script(line, tmp_path, constraints | path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    imported = run(growing / "python", "-c", f"import {module}", cwd=tmp_path)
+    assert imported.returncode == 0, imported.stderr[-2000:]
+
+
+def script(text: str, folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euc", text],
+        cwd=folder,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+GPU = [  # lines of the README
+    "python3 -m venv .venv",
+    ".venv/bin/pip install torch",
+    ".venv/bin/pip install -e '.[train,postgres,dev]'",
+    "touch .venv/.ready",
+]
+
+
+def test_an_environment_for_a_gpu_is_made_as_the_readme_says(tmp_path: Path) -> None:
+    """As far as it goes without gigabytes: pip says what it would install, with the CPU's torch."""
+    home = tmp_path / "repository"
+    copy_repository(home)
+    asked = "\n".join(GPU).replace("pip install", "pip install --dry-run")
+    done = script(asked, home, {"PIP_CONSTRAINT": str(ROOT / "constraints.txt")})
+    assert done.returncode == 0, done.stderr[-2000:]
+    for package in ("torch", "opacus", "psycopg", "privacy-accountant"):
+        assert re.search(rf"^Would install .*\b{package}-\d", done.stdout, re.MULTILINE), package
+    assert (home / ".venv/.ready").exists()
+
+
+def test_a_run_on_a_gpu_asks_for_its_budget_or_says_that_there_is_none(tmp_path: Path) -> None:
+    line = ".venv/bin/accountant-train run --device cuda"
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    done = script(line, tmp_path, {"ACCOUNTANT_SERVICE": "http://127.0.0.1:9"})
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+    if torch.cuda.is_available():
+        assert done.returncode == 4, done.stderr
+    else:
+        assert done.returncode == 2
+        assert "cannot use 'cuda' here" in done.stderr

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +208,7 @@ def test_data_that_are_not_to_be_had_leave_nothing_held(bench: Bench) -> None:
     bench.give(3.0)
     done = bench.run("--dataset", bench.name, "--pca", "9", "--pca-noise", "9")
     assert done.exit_code == 2
-    assert "the data have 8" in done.output
+    assert "of 8 inputs" in done.output
     after = bench.dataset()
     assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
 
@@ -318,15 +320,60 @@ def test_a_warm_start_gives_its_examples_up(bench: Bench) -> None:
         (["--model", "cnn"], "cnn is for images"),
         (["--batch-size", "500"], "more than 400 records"),
         (["--warm-start", "5", "--public-examples", "400"], "leave none of 400 private"),
-        (["--pca", "9"], "PCA takes 9 to 4096 inputs here, the data have 8"),
+        (["--pca", "9"], "takes 4096 here: 9 were asked for, of 8 inputs"),
         (["--size", "7", "--batch-size", "5"], "has 400 records, the plan is for 7"),
         (["--data", "mine"], "--size"),
+        (["--learning-rate", "nan"], "not a finite number above 0"),
+        (["--learning-rate", "0"], "not a finite number above 0"),
+        (["--epsilon", "inf"], "not a finite number above 0"),
+        (["--noise-multiplier", "inf"], "not a finite number above 0"),
+        (["--delta", "1"], "not a finite number above 0 and below 1"),
+        (["--clip-norm", "inf"], "--clip-norm"),
+        (["--momentum", "1"], "less than or equal to 0.9999"),
+        (["--hidden", "99999999999999999999"], "--hidden"),
+        (["--model", "linear", "--device", "banana"], "cannot use 'banana' here"),
+        (["--output", "/dev/null"], "/dev/null"),
+        (["--api-key", "ключ"], "an API key has plain letters"),
     ],
 )
 def test_wrong_input_is_named(bench: Bench, arguments: list[str], words: str) -> None:
     done = bench.run(*arguments)
+    assert done.exit_code == 2, done.output
+    assert words in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_plot_of_no_known_kind_is_refused_before_the_training(bench: Bench) -> None:
+    done = bench.train("compare", "dp_sgd", "--output", "plot.nope")
     assert done.exit_code == 2
-    assert words in done.output
+    assert "should end in .png" in done.output
+    assert not bench.asked
+
+
+def test_data_that_nobody_can_keep_are_named() -> None:
+    done = CliRunner().invoke(app, ["data", "adult", "--data-dir", "/dev/null"])
+    assert done.exit_code == 2
+    assert "Stopped: /dev/null" in done.output
+
+
+@pytest.mark.parametrize("learning_rate", ["0.1", "0.2", "0.3"])
+def test_what_is_said_of_a_run_is_not_less_than_what_is_written(
+    bench: Bench, learning_rate: str
+) -> None:
+    done = bench.run("--learning-rate", learning_rate, "--epsilon", learning_rate)
+    said = re.search(r"Guarantee: ε = ([\d.e-]+)", done.output)
+    assert said, done.output
+    assert Decimal(said[1]) >= Decimal(repr(bench.read("privacy.json")["epsilon"]))
+
+
+def test_a_model_that_fits_nowhere_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: Any) -> None:
+        raise RuntimeError("you tried to allocate 313600000000 bytes")
+
+    kind = MODELS["mlp"]
+    monkeypatch.setitem(MODELS, "mlp", replace(kind, make=no_room))
+    done = bench.run()
+    assert done.exit_code == 2
+    assert "does not fit: you tried to allocate" in done.output
 
 
 def test_optimizers_are_compared_by_what_the_model_is_for(bench: Bench, tmp_path: Path) -> None:
@@ -494,7 +541,7 @@ def _mixing(data: Dataset, _: int) -> nn.Module:
 
 
 def _failing(*_: Any) -> nn.Module:
-    raise RuntimeError("out of memory")
+    raise KeyError("a defect")
 
 
 @pytest.mark.parametrize("make", [_mixing, _failing])
@@ -532,10 +579,13 @@ def test_what_is_declared_public_is_said(bench: Bench, monkeypatch: pytest.Monke
 def test_raw_state_is_compared_only_where_no_guarantee_is_asked_for(
     bench: Bench, tmp_path: Path
 ) -> None:
-    given = ("compare", "adadp:raw", "--steps", "2", "--hidden", "4", "--batch-size", "20")
+    given = (
+        "compare", "adadp:raw", "--steps", "2", "--hidden", "4", "--batch-size", "20",
+        "--output", str(tmp_path / "plot.png"),
+    )  # fmt: skip
     refused = bench.train(*given)
     assert refused.exit_code == 2
     assert "--no-guarantee" in refused.output
     assert not bench.asked
-    done = bench.train(*given, "--no-guarantee", "--output", str(tmp_path / "plot.png"))
+    done = bench.train(*given, "--no-guarantee")
     assert done.exit_code == 0, done.output

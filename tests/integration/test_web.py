@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from accountant_service import cli
+from accountant_service import cli, digits
 from accountant_service.app import create_app
 from accountant_service.errors import DatabaseAwayError
 from accountant_service.ledger.keys import Scope
@@ -211,9 +211,9 @@ def test_the_snippets_ask_the_same_question(visitor: Person, query: str) -> None
     answer = visitor.http.post(words[2].removeprefix("http://testserver"), content=words[-1],
         headers={"Content-Type": "application/json"})  # fmt: skip
     upper = answer.json()["certified"]["epsilon"]
-    assert rendering.rounded(upper, "ROUND_CEILING") == found[2]
+    assert digits.up(upper) == found[2]
     printed = CliRunner().invoke(cli.app, shlex.split(command)[1:])
-    assert f"{upper:.6g}" in printed.output
+    assert f"≤ {digits.up(upper)}" in printed.output
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(python, {})
@@ -253,8 +253,8 @@ def test_raw_bytes_in_the_address_break_nothing(visitor: Person) -> None:
     ],
 )
 def test_bounds_are_shown_as_bounds(number: float, down: str, up: str) -> None:
-    assert rendering.rounded(number, "ROUND_FLOOR") == down
-    assert rendering.rounded(number, "ROUND_CEILING") == up
+    assert digits.down(number) == down
+    assert digits.up(number) == up
 
 
 def test_a_closed_calculator_asks_who_is_there(
@@ -390,6 +390,17 @@ def test_a_session_that_is_over_has_a_page(
 
 
 # --- datasets and runs
+
+
+def test_shares_are_rounded_as_bounds_are() -> None:
+    """What is taken up, what is left down."""
+    shown = rendering._TEMPLATES.get_template("macros.html").module.budget  # type: ignore[attr-defined]
+    amount = {"epsilon": 1.0, "delta": 1e-5}
+    dataset = dict.fromkeys(("budget", "spent", "held", "remaining"), amount)
+    shares = {"taken": 80.2, "spent": 80.2, "warn": True, "charges_left": 19.8}
+    text = shown(dataset, shares)
+    assert "81 % of ε is spent or held" in text
+    assert "can still charge 19 % of" in text
 
 
 def test_the_budget_is_told(admin: Person, run: str) -> None:

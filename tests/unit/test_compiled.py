@@ -86,10 +86,29 @@ def test_formulas_by_element_agree(
     agree(both(elements.inverse_roots, squares, 0.7, 1e-3), kind)
     agree(both(elements.inverse_roots, squares, least=1e-8), kind)
     agree(both(elements.moments, mean, scale, None, 0.0), kind)
-    agree(both(elements.moments, mean, scale, shift, 0.0), kind)
     agree(both(elements.sums_of_roots, squares, 1e-8), kind)
-    found, plain = both(elements.moments, mean, scale, shift, 0.5)
-    torch.testing.assert_close(found[1], plain[1], rtol=1e-5, atol=1e-5)
+    for found, plain in zip(*both(elements.moments, mean, scale, shift, 0.5), strict=True):
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)  # for what cancels
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shifted", [False, True])
+def test_maps_agree_and_leave_nothing_of_what_is_no_number(
+    both: Callable[..., tuple[Any, Any]], kind: torch.dtype, shifted: bool
+) -> None:
+    scale, shift = table(kind, 9, 40).exp(), table(kind, 9, 40) if shifted else None
+    scale[1, 2], scale[2, 2] = torch.inf, torch.nan
+
+    def mapped() -> torch.Tensor:
+        total = table(kind, 9, 41)[:, :40].contiguous()
+        total[3, 3], total[4, 4] = torch.inf, torch.nan
+        elements.affine(total, scale, shift, torch.tensor(2.5, dtype=kind))
+        return total
+
+    compiled, plain = both(mapped)
+    agree((compiled, plain), kind)
+    assert bool(compiled.isfinite().all())
+    assert compiled[[1, 2, 3, 4], [2, 2, 3, 4]].tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.unit.test_private_step import sum_clipped
 from training_client.clipping import Clipper, Transform
 from training_client.data import Dataset
 from training_client.errors import DataError
@@ -36,8 +37,8 @@ def test_every_model_can_be_clipped_with_its_own_loss(name: str) -> None:
     objective = MODELS[name].objective
     data = objective.of(two_classes())
     model = make_model(name, data, hidden=8)
-    clipped, mean = Clipper(model).sum_clipped(
-        data.train_examples, data.train_labels, objective.loss, Transform(1e-3)
+    clipped, mean = sum_clipped(
+        Clipper(model), data.train_examples, data.train_labels, objective.loss, Transform(1e-3)
     )
     assert [each.shape for each in clipped] == [p.shape for p in model.parameters()]
     losses = objective.loss(model(data.train_examples), data.train_labels)

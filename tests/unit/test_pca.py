@@ -110,10 +110,10 @@ def test_a_data_set_is_projected_whole() -> None:
 
 
 def test_what_cannot_be_projected_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="takes 20 to 4096 inputs here, the data have 12"):
+    with pytest.raises(DataError, match="takes 4096 here: 20 were asked for, of 12 inputs"):
         PrivatePca(20, 1.0).fit(examples())
     monkeypatch.setattr(pca, "INPUTS_MAX", 8)
-    with pytest.raises(DataError, match="the data have 12"):
+    with pytest.raises(DataError, match="takes 8 here: 2 were asked for, of 12 inputs"):
         PrivatePca(2, 1.0).fit(examples())
 
 

@@ -19,6 +19,7 @@ from training_client.errors import UnsupportedModelError
 from training_client.noise import fresh_generator, gaussian_like
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
+from training_client.private_sum import Part, PrivateSum
 from training_client.processor import fit_for_training
 from training_client.sampling import PoissonSampler
 
@@ -46,12 +47,24 @@ def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) ->
     return list(gradients.values())
 
 
+def sum_clipped(
+    clipper: Clipper, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, by: Transform
+) -> tuple[list[torch.Tensor], float]:
+    """Block by block, as a step adds noise to it; and the batch's mean loss."""
+    found = clipper.clip(examples, targets, loss, by)
+    sums = [torch.empty_like(p) for p in clipper.parameters]
+    for block in clipper.blocks:
+        with torch.no_grad():
+            found.on(block, by.at(block), block.of(sums))
+    return sums, found.mean_loss
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("clip_norm", [0.1, 1.0, 1e9])
 def test_clipped_sums_equal_the_per_example_oracle(bias: bool, clip_norm: float) -> None:
     net, (examples, labels) = model(bias=bias), batch()
-    sums, mean_loss = Clipper(net).sum_clipped(
-        examples, labels, training.cross_entropy, Transform(clip_norm)
+    sums, mean_loss = sum_clipped(
+        Clipper(net), examples, labels, training.cross_entropy, Transform(clip_norm)
     )
     gradients = per_example(net, examples, labels)
     norms = torch.sqrt(sum(g.flatten(1).square().sum(1) for g in gradients))  # type: ignore[arg-type]
@@ -68,8 +81,12 @@ def test_no_example_exceeds_the_clip_norm() -> None:
     clipper = Clipper(net)
     for i in range(len(labels)):
         one = slice(i, i + 1)
-        sums, _ = clipper.sum_clipped(
-            examples[one].float() * 100, labels[one], training.cross_entropy, Transform(0.5)
+        sums, _ = sum_clipped(
+            clipper,
+            examples[one].float() * 100,
+            labels[one],
+            training.cross_entropy,
+            Transform(0.5),
         )
         norm = math.sqrt(sum(float(s.double().square().sum()) for s in sums))
         assert norm <= 0.5
@@ -87,9 +104,9 @@ def test_an_empty_batch_still_gets_noise() -> None:
 def test_an_example_with_an_infinite_gradient_counts_as_zero() -> None:
     net, (examples, labels) = model(), batch()
     clipper = Clipper(net)
-    rest, _ = clipper.sum_clipped(examples[1:], labels[1:], training.cross_entropy, Transform(1.0))
+    rest, _ = sum_clipped(clipper, examples[1:], labels[1:], training.cross_entropy, Transform(1.0))
     examples[0] = float("inf")
-    found, _ = clipper.sum_clipped(examples, labels, training.cross_entropy, Transform(1.0))
+    found, _ = sum_clipped(clipper, examples, labels, training.cross_entropy, Transform(1.0))
     assert all(torch.allclose(a, b) for a, b in zip(found, rest, strict=True))
 
 
@@ -111,7 +128,7 @@ def test_without_noise_and_clipping_it_is_plain_descent() -> None:
 def test_sums_are_divided_by_the_expected_batch_size() -> None:
     net, (examples, labels) = model(), batch(8)
     plan = Plan(dataset_size=1000, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1e-30)
-    sums, _ = Clipper(net).sum_clipped(examples, labels, training.cross_entropy, Transform(1.0))
+    sums, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, Transform(1.0))
     before = [p.detach().clone() for p in net.parameters()]
     make_optimizer("dp_sgd", net, plan, learning_rate=1.0).step(
         examples, labels, training.cross_entropy
@@ -191,7 +208,7 @@ def test_a_layer_that_is_frozen_in_part_or_takes_no_part_is_refused() -> None:
     idle.register_module("idle", nn.Linear(2, 2).double())
     idle.forward = lambda examples: idle[1](idle[0](examples))  # type: ignore[index]
     with pytest.raises(UnsupportedModelError, match="takes no part"):
-        Clipper(idle).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+        sum_clipped(Clipper(idle), *batch(), training.cross_entropy, Transform(1.0))
 
 
 def centred(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -274,7 +291,7 @@ class Transposed(nn.Module):
 def test_what_mixes_examples_is_refused(net: nn.Module, loss: Loss, message: str) -> None:
     examples, labels = batch(6)
     with pytest.raises(UnsupportedModelError, match=message):
-        Clipper(net).sum_clipped(examples, labels, loss, Transform(1.0))
+        sum_clipped(Clipper(net), examples, labels, loss, Transform(1.0))
 
 
 def test_mixing_that_begins_later_is_found() -> None:
@@ -283,7 +300,7 @@ def test_mixing_that_begins_later_is_found() -> None:
 
     def steps(count: int) -> None:
         for _ in range(count):
-            clipper.sum_clipped(*batch(6), training.cross_entropy, Transform(1.0))
+            sum_clipped(clipper, *batch(6), training.cross_entropy, Transform(1.0))
 
     steps(1)
     with pytest.raises(UnsupportedModelError, match="depends on others"):
@@ -299,7 +316,7 @@ def test_random_parts_are_no_mixing_and_draw_as_without_a_probe() -> None:
             clipper._probe = lambda *_: None  # type: ignore[method-assign]
         torch.manual_seed(8)
         for _ in range(3):
-            sums, _ = clipper.sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+            sums, _ = sum_clipped(clipper, *batch(), training.cross_entropy, Transform(1.0))
         found.append(sums)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert net.training
@@ -321,15 +338,18 @@ class Remembering(nn.Module):
 
 def test_what_a_forward_pass_writes_down_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="running statistics"):
-        Clipper(Remembering()).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+        sum_clipped(Clipper(Remembering()), *batch(), training.cross_entropy, Transform(1.0))
     words = nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Flatten(), nn.Linear(12, 4))
     with torch.no_grad():
         words[0].weight *= 10
     with pytest.raises(UnsupportedModelError, match="max_norm"):
-        Clipper(words).sum_clipped(
-            torch.tensor([[0, 1]] * 3), torch.tensor([0, 1, 2]), training.cross_entropy,
+        sum_clipped(
+            Clipper(words),
+            torch.tensor([[0, 1]] * 3),
+            torch.tensor([0, 1, 2]),
+            training.cross_entropy,
             Transform(1.0),
-        )  # fmt: skip
+        )
 
 
 class Tied(nn.Module):
@@ -355,7 +375,7 @@ class Tied(nn.Module):
 )  # fmt: skip
 def test_a_gradient_that_a_clip_would_see_in_part_is_refused(net: nn.Module) -> None:
     with pytest.raises(UnsupportedModelError, match="do not add up"):
-        Clipper(net).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+        sum_clipped(Clipper(net), *batch(), training.cross_entropy, Transform(1.0))
 
 
 @pytest.mark.parametrize("size", [1e17, 1e19, 1e21, 1e22, 2e38])
@@ -383,7 +403,7 @@ def test_a_clip_is_in_full_precision_whatever_the_model_ran_in() -> None:
             seen.append(torch.get_float32_matmul_precision()), weights(*of)
         )[1]  # fmt: skip
         examples, labels = batch()
-        clipper.sum_clipped(examples.float(), labels, training.cross_entropy, Transform(1.0))
+        sum_clipped(clipper, examples.float(), labels, training.cross_entropy, Transform(1.0))
         assert seen == ["highest"]
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
@@ -394,7 +414,7 @@ def test_a_layer_applied_twice_is_refused() -> None:
     layer = nn.Linear(6, 6).double()
     net = nn.Sequential(layer, layer)
     with pytest.raises(UnsupportedModelError, match="twice"):
-        Clipper(net).sum_clipped(*batch(), training.cross_entropy, Transform(1.0))
+        sum_clipped(Clipper(net), *batch(), training.cross_entropy, Transform(1.0))
 
 
 def test_more_rows_than_examples_are_refused() -> None:
@@ -410,8 +430,8 @@ def test_more_rows_than_examples_are_refused() -> None:
 
     examples, labels = batch()
     with pytest.raises(UnsupportedModelError, match="more than one row"):
-        Clipper(Patches()).sum_clipped(
-            examples.float(), labels, training.cross_entropy, Transform(1.0)
+        sum_clipped(
+            Clipper(Patches()), examples.float(), labels, training.cross_entropy, Transform(1.0)
         )
 
 
@@ -422,10 +442,14 @@ def test_a_shared_parameter_is_refused() -> None:
         Clipper(nn.Sequential(first, second))
 
 
-def clipped_norm(layer: nn.Linear, inputs: torch.Tensor, of: torch.Tensor, by: Transform) -> float:
+def clipped_norm(layer: nn.Module, inputs: torch.Tensor, of: torch.Tensor, by: Transform) -> float:
     """Of what one example adds, whose output gradient is given, exactly."""
-    sums, _ = Clipper(layer).sum_clipped(
-        inputs, of, lambda predictions, gradient: (predictions * gradient).sum(1), by
+    sums, _ = sum_clipped(
+        Clipper(layer),
+        inputs,
+        of,
+        lambda predictions, gradient: (predictions * gradient).sum(1),
+        by,
     )
     return math.sqrt(sum(float(each.double().square().sum()) for each in sums))
 
@@ -461,7 +485,7 @@ def test_a_scale_that_is_large_where_an_input_is_tiny_is_counted(
 def test_what_is_taken_for_nothing_is_counted(flush: bool) -> None:
     """Of squares, of small weights, of a shift: each of these was above the bound once."""
     single, double = torch.float32, torch.float64
-    attacks = [  # type, bound, a, g, D, c
+    attacks = [  # type, bound, a, g, D, b
         (single, 1.0, [1e18], [0.0, 1e3], [[1e3], [1e-17]], None),
         (single, 1.0, [1e18], [0.0, 1e10], [[1e3], [1e-19]], None),
         (single, 1e-11, [1e-28] * 4, [1e18], [[1.0] * 4], [[1e-10] * 4]),
@@ -470,6 +494,14 @@ def test_what_is_taken_for_nothing_is_counted(flush: bool) -> None:
         (double, 1.0, [1e-163] * 4, [8e152], [[1e12] * 4], None),
         (double, 0.1, [1.4e-154] * 784, [8e152], None, None),
         (double, 1e-10, [1e-162] * 4, [8e152], None, None),
+        (single, 1.0, [1e14], [0.0, 1e14], [[1.0], [3e-20]], [[0.0], [1e30]]),
+        (single, 1.0, [1.0], [0.0], [[1e-20]], [[1e25]]),
+        (single, 1.0, [1.0], [1e25], [[1e-20]], [[1e25]]),
+        (double, 1.0, [1.0] * 4, [1e200], [[1e-170] * 4], None),
+        (double, 1e-6, [5e152], [1e-78], [[1e-77]], None),
+        (double, 1e-6, [5e152], [1e-135], [[1e-20]], None),
+        (double, 1e-14, [5e152], [1e-82], [[1e-81]], None),
+        (double, 1e-13, [0.0], [0.0], [[1e152]], [[1e-163]]),
     ]
     torch.set_flush_denormal(flush)
     try:
@@ -485,6 +517,106 @@ def test_what_is_taken_for_nothing_is_counted(flush: bool) -> None:
         torch.set_flush_denormal(False)
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_what_a_shift_cancels_is_nothing_where_weights_make_it_nothing(flush: bool) -> None:
+    """∇ + b is almost 0, but w∇ is 0 and w·b is not: this was 180 times the bound."""
+    torch.set_flush_denormal(flush)
+    try:
+        for inputs, bound in (
+            (2.2e-38, 5.9e-3),
+            (1.1e-37, 1.2e-3),
+            (1e-34, 5.5e-5),
+            (1e-36, 1e-12),
+        ):
+            layer = nn.Linear(1, 1, bias=False)
+            values, of = torch.tensor([[inputs]]), torch.tensor([[1e18]])
+            by = Transform.fixed(bound, [torch.full((1, 1), 1e18)], [-values * of])
+            assert clipped_norm(layer, values, of, by) <= bound
+        biased, of = nn.Linear(1, 1), torch.full((1, 1), 1.3e-38)
+        scales, shifts = [torch.ones(1, 1), torch.full((1,), 1e18)], [torch.zeros(1, 1), -of[0]]
+        by = Transform.fixed(1.8e-23, scales, shifts)
+        assert clipped_norm(biased, torch.zeros(1, 1), of, by) <= 1.8e-23
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("rows", [700, 5000])
+def test_a_record_moves_a_shifted_sum_by_the_bound_at_most(rows: int) -> None:
+    """Among many, each as long as the bound: Σ wᵢ·b was rounded to one side for all of them."""
+    generator = torch.Generator().manual_seed(rows)
+    layer = nn.Linear(60, 40, bias=False)
+    inputs, of = torch.rand(rows, 60, generator=generator), torch.ones(rows, 40)
+    shift = 10 * torch.rand(40, 60, generator=generator)
+    by = Transform.fixed(1.0, [torch.rand(40, 60, generator=generator) + 0.5], [shift])
+
+    def loss(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return (predictions * gradient).sum(1)
+
+    whole, _ = sum_clipped(Clipper(layer), inputs, of, loss, by)
+    less, _ = sum_clipped(Clipper(layer), inputs[1:], of[1:], loss, by)
+    assert float((whole[0].double() - less[0].double()).norm()) <= 1 + 2e-6 * math.sqrt(rows)
+
+
+class Borrowing(nn.Module):
+    """One of its layers is given a parameter of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lends, self.borrows = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        row = self.lends.weight.detach()[0].expand(len(examples), -1)
+        found: torch.Tensor = self.lends(examples) + self.borrows(row)
+        return found
+
+
+def test_an_update_changes_nothing_that_is_still_to_be_summed() -> None:
+    """What a layer saw may be a part of a parameter, which an earlier block's update changes."""
+    torch.manual_seed(3)
+    net, examples, labels = Borrowing(), torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
+    plan = Plan(dataset_size=100, sample_rate=0.04, clip_norm=1.0, noise_multiplier=1e-9)
+    private_sum = PrivateSum(net, plan)
+    wanted = private_sum.release(examples, labels, training.cross_entropy, Transform(1.0)).whole()
+    released = private_sum.release(examples, labels, training.cross_entropy, Transform(1.0))
+
+    def take(part: Part) -> None:
+        mean = part.block.of(wanted)
+        torch.testing.assert_close(part.mean, mean, rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            part.block.of(private_sum.clipper.parameters).fill_(100.0)
+
+    released.each(take)
+
+
+def test_scales_of_what_never_changes_do_not_silence_a_batch() -> None:
+    """1e18 is what the root of 0 becomes: where an input is always 0 nothing comes of it."""
+    layer = nn.Linear(20, 60, bias=False)
+    inputs, of = torch.rand(9, 20), torch.randn(9, 60)
+    scale = torch.ones(60, 20)
+    inputs[:, :10], scale[:, :10] = 0.0, 1e18
+    by = Transform.fixed(1e3, [scale])
+    sums, _ = sum_clipped(Clipper(layer), inputs, of, lambda p, g: (p * g).sum(1), by)
+    torch.testing.assert_close(sums[0], of.T @ inputs, rtol=1e-4, atol=1e-4)
+
+
+def test_images_in_another_order_of_memory_are_clipped_too() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 4))
+    examples, labels = torch.randn(5, 2, 6, 6), torch.arange(5) % 4
+    wanted, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, Transform(1.0))
+    turned = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    found, _ = sum_clipped(
+        Clipper(turned), examples, labels, training.cross_entropy, Transform(1.0)
+    )
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_no_physical_batch_is_refused() -> None:
+    plan = Plan(dataset_size=100, sample_rate=0.04, clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="physical_batch_size"):
+        PrivateSum(model(), plan, physical_batch_size=-1)
+
+
 @pytest.mark.parametrize("number", [math.inf, math.nan])
 @pytest.mark.parametrize("where", ["scale", "shift"])
 def test_a_transform_beyond_every_number_lets_nothing_out(where: str, number: float) -> None:
@@ -494,8 +626,12 @@ def test_a_transform_beyond_every_number_lets_nothing_out(where: str, number: fl
     (scale if where == "scale" else shift)[0, 0] = number
     by = Transform.fixed(1.0, [scale], [shift])
     for rows in (0, 1, 400):
-        sums, _ = Clipper(layer).sum_clipped(
-            torch.ones(rows, 2), torch.ones(rows, 1), lambda p, g: (p * g).sum(1), by
+        sums, _ = sum_clipped(
+            Clipper(layer),
+            torch.ones(rows, 2),
+            torch.ones(rows, 1),
+            lambda p, g: (p * g).sum(1),
+            by,
         )
         assert torch.equal(sums[0], torch.zeros(1, 2))
 
@@ -518,8 +654,12 @@ def test_a_model_under_autocast_is_clipped_in_full_precision() -> None:
     for at in range(8):
         one = slice(at, at + 1)
         with torch.autocast("cpu", torch.bfloat16):
-            sums, _ = Clipper(net).sum_clipped(
-                100 * examples[one].float(), labels[one], training.cross_entropy, Transform(0.5)
+            sums, _ = sum_clipped(
+                Clipper(net),
+                100 * examples[one].float(),
+                labels[one],
+                training.cross_entropy,
+                Transform(0.5),
             )
         norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
         assert 0.4 < norm <= 0.5
@@ -533,9 +673,11 @@ def test_a_model_of_a_usual_size_passes_the_probe_under_autocast() -> None:
     clipper = Clipper(net)
     for _ in range(2):  # both are probed
         with torch.autocast("cpu", torch.bfloat16):
-            sums, _ = clipper.sum_clipped(examples, labels, training.cross_entropy, Transform(1e-3))
+            sums, _ = sum_clipped(
+                clipper, examples, labels, training.cross_entropy, Transform(1e-3)
+            )
     assert all(each.dtype == torch.float32 for each in sums)
-    exact, _ = Clipper(net).sum_clipped(examples, labels, training.cross_entropy, Transform(1e-3))
+    exact, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, Transform(1e-3))
     for found, wanted in zip(sums, exact, strict=True):
         assert float((found - wanted).norm()) < 0.05 * float(wanted.norm())
 
@@ -544,7 +686,7 @@ def test_a_box_is_bounded_by_the_root_of_its_size() -> None:
     net, size = model(), sum(p.numel() for p in model().parameters())
     small = Transform.fixed(0.99 * math.sqrt(size), list(net.parameters()), box=True)
     with pytest.raises(ValueError, match="a box is bounded"):
-        Clipper(net).sum_clipped(*batch(), training.cross_entropy, small)
+        sum_clipped(Clipper(net), *batch(), training.cross_entropy, small)
 
 
 def test_every_word_of_a_generator_is_drawn() -> None:

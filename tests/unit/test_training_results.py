@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.results import report
 from benchmarks.results.accounting import question
-from benchmarks.results.experiments import ADULT_PLANS, EXPERIMENTS, GRID, PASSES
+from benchmarks.results.experiments import ADULT_PLANS, EXPERIMENTS, GRID, PASSES, quick
 from benchmarks.results.plots import draw
 from benchmarks.results.runner import tunings
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import TASKS
 from tests.helpers import epsilon, run
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
 def made_up(file: Path) -> Store:
@@ -103,3 +108,35 @@ def test_plans_for_adult_are_what_the_service_says(label: str) -> None:
         steps = PASSES if label == "sgd_pass" else rounds
         found = epsilon(method, run(rate, noise, steps), TASKS["adult"].delta)
         assert found.epsilon == pytest.approx(target, rel=1e-3)
+
+
+def called(command: str, *options: object) -> str:
+    """What a command of the page prints, with options that it does not show."""
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["env", f"PATH={programs}", *shlex.split(command), *map(str, options)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_command_that_trains_does_so() -> None:
+    kept = (DOCS / "training-results.jsonl").read_bytes()
+    printed = called("python benchmarks/training_results.py run", "--quick", "--only", "adult")
+    adult = {quick(each).name for each in EXPERIMENTS if each.task == "adult"}
+    assert f"{len(adult)}/{len(adult)}" in printed
+    assert (DOCS / "training-results.jsonl").read_bytes() == kept
+
+
+@pytest.mark.slow
+def test_the_command_that_reports_writes_the_page_and_its_plots(tmp_path: Path) -> None:
+    called("python benchmarks/training_results.py report", "--page", tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text() == (DOCS / "training-results.md").read_text()
+    drawn = {each.name for each in (tmp_path / "images").iterdir()}
+    assert drawn == {each.name for each in (DOCS / "images").glob("training-*.svg")}

@@ -9,7 +9,7 @@ from typing import Final
 import typer
 from rich.console import Console
 
-from training_client.errors import TrainingStoppedError
+from training_client.errors import DataError, TrainingStoppedError
 
 EXITS: Final = (
     "Exit codes: 0 done, 2 wrong input, 3 refused by budget, 4 no answer from the service"
@@ -32,6 +32,9 @@ def stopping() -> Iterator[None]:
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         complain(said)
         raise typer.Exit(error.exit_code) from None
+    except OSError as error:  # of a folder or a disk: nobody else is asked for files
+        complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        raise typer.Exit(DataError.exit_code) from None
 
 
 def complain(said: str) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.listing import show
-from training_client.compare import Curve, draw, run_all
+from training_client.compare import Curve, draw, figure_class, run_all
 from training_client.errors import NoGuaranteeError
 from training_client.pca import PrivatePca
 from training_client.preflight import Wanted, asked
@@ -49,13 +49,16 @@ def compare(
     public_examples: take.PublicExamples = 600,
     pca: take.Pca = None,
     pca_noise: take.PcaNoise = 16.0,
-    output: Annotated[Path, typer.Option(help="The plot.")] = Path("runs/compare.png"),
+    output: Annotated[Path, typer.Option(callback=take.a_picture, help="The plot.")] = Path(
+        "runs/compare.png"
+    ),
     as_json: take.AsJson = False,
 ) -> None:
     """Train several optimizers at one budget: a table, and a plot against ε and epochs."""
     console = Console(highlight=False, stderr=as_json)
     curves = []
     with stopping():
+        figure_class()  # or say so before the training
         projected = None if pca is None else PrivatePca(pca, pca_noise)
         recipes = {
             name: choose(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from training_client.cli.app import app, complain
+from training_client.cli.app import app, complain, stopping
 from training_client.cli.options import DataDir
 from training_client.data import DATASETS, check, load
 from training_client.errors import DataError, NotFetchedError
@@ -23,18 +23,19 @@ def fetch(
 ) -> None:
     """Fetch data sets, checked by their hash. They are downloaded once and never installed."""
     console, failed = Console(highlight=False, soft_wrap=True), False
-    for name in names or list(DATASETS):
-        try:
-            data = load(name, data_dir)
-            if name in DATASETS:
-                check(data, DATASETS[name].train_size)
-        except NotFetchedError as error:
-            console.print(f"{name}: {error}")
-        except DataError as error:
-            complain(f"{name}: {error}")
-            failed = True
-        else:
-            sizes = f"{len(data.train_labels):,} + {len(data.test_labels):,}"
-            console.print(f"{name}: {sizes} examples of {data.inputs:,} numbers")
+    with stopping():
+        for name in names or list(DATASETS):
+            try:
+                data = load(name, data_dir)
+                if name in DATASETS:
+                    check(data, DATASETS[name].train_size)
+            except NotFetchedError as error:
+                console.print(f"{name}: {error}")
+            except DataError as error:
+                complain(f"{name}: {error}")
+                failed = True
+            else:
+                sizes = f"{len(data.train_labels):,} + {len(data.test_labels):,}"
+                console.print(f"{name}: {sizes} examples of {data.inputs:,} numbers")
     if failed:
         raise typer.Exit(DataError.exit_code)

@@ -2,14 +2,57 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
+import torch
 import typer
 
 from training_client.data import DATASETS, declared_public
 from training_client.models import MODELS
+
+
+def between(low: float, high: float) -> Callable[[float | None], float | None]:
+    """Lets a number through that lies between two others, or is not given."""
+
+    def check(number: float | None) -> float | None:
+        if number is None or low < number < high:
+            return number
+        below = f" and below {high:g}" if math.isfinite(high) else ""
+        raise typer.BadParameter(f"{number:g} is not a finite number above {low:g}{below}")
+
+    return check
+
+
+def a_key(text: str | None) -> str | None:
+    """An API key, as far as one can tell."""
+    if text is not None and not (text.isascii() and text.isprintable()):
+        raise typer.BadParameter("an API key has plain letters, digits and signs only")
+    return text
+
+
+def usable(device: str) -> str:
+    """A device by its name; one that is not there is refused before anything is asked or held."""
+    try:
+        float(torch.ones(1, device=device))
+    except (AssertionError, RuntimeError) as error:
+        reason = re.split(r"\. |\n", str(error))[0]
+        raise typer.BadParameter(
+            f"torch {torch.__version__} cannot use {device!r} here ({reason}). Without a GPU leave "
+            "it out; for one the README says which torch to install"
+        ) from None
+    return device
+
+
+def a_picture(file: Path) -> Path:
+    """A file of a kind that plots can be written as: known before the training, not after."""
+    if file.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"{file} should end in .png, .svg or .pdf")
+    return file
+
 
 BUDGET: Final = "Budget"
 TRAINING: Final = "Training"
@@ -31,13 +74,28 @@ LedgerDataset = Annotated[
 ]
 ApiKey = Annotated[
     str | None,
-    typer.Option(envvar="ACCOUNTANT_API_KEY", help="For the ledger.", rich_help_panel=BUDGET),
+    typer.Option(
+        envvar="ACCOUNTANT_API_KEY",
+        callback=a_key,
+        help="For the ledger.",
+        rich_help_panel=BUDGET,
+    ),
 ]
 Epsilon = Annotated[
-    float, typer.Option(help="ε the run may spend, without a ledger.", rich_help_panel=BUDGET)
+    float,
+    typer.Option(
+        callback=between(0, math.inf),
+        help="ε the run may spend, without a ledger.",
+        rich_help_panel=BUDGET,
+    ),
 ]
 Delta = Annotated[
-    float, typer.Option(help="δ the run may spend, without a ledger.", rich_help_panel=BUDGET)
+    float,
+    typer.Option(
+        callback=between(0, 1),
+        help="δ the run may spend, without a ledger.",
+        rich_help_panel=BUDGET,
+    ),
 ]
 Steps = Annotated[
     int, typer.Option(min=1, help="Steps to plan the noise for.", rich_help_panel=BUDGET)
@@ -45,7 +103,10 @@ Steps = Annotated[
 Noise = Annotated[
     float | None,
     typer.Option(
-        min=0.01, help="σ; by default the least that fits the budget.", rich_help_panel=BUDGET
+        min=0.01,
+        callback=between(0, math.inf),
+        help="σ; by default the least that fits the budget.",
+        rich_help_panel=BUDGET,
     ),
 ]
 Optimizer = Annotated[
@@ -66,10 +127,15 @@ Box = Annotated[
 ]
 LearningRate = Annotated[
     float | None,
-    typer.Option(help="η; the optimizer's own by default.", rich_help_panel=TRAINING),
+    typer.Option(
+        callback=between(0, math.inf),
+        help="η; the optimizer's own by default.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Momentum = Annotated[
-    float | None, typer.Option(help="dp_sgd only; 0.9 by default.", rich_help_panel=TRAINING)
+    float | None,
+    typer.Option(min=0, max=0.9999, help="dp_sgd only; 0.9 by default.", rich_help_panel=TRAINING),
 ]
 SideInformation = Annotated[
     bool,
@@ -88,14 +154,20 @@ Batch = Annotated[
 Clip = Annotated[
     float,
     typer.Option(
-        min=1e-9, help="C, of each example's (scaled) gradient.", rich_help_panel=TRAINING
+        min=1e-9,
+        max=1e9,
+        help="C, of each example's (scaled) gradient.",
+        rich_help_panel=TRAINING,
     ),
 ]
 Model = Annotated[str, typer.Option(help=", ".join(MODELS) + ".", rich_help_panel=TRAINING)]
 Hidden = Annotated[
-    int, typer.Option(min=1, help="Units of the hidden layer.", rich_help_panel=TRAINING)
+    int,
+    typer.Option(min=1, max=1_000_000, help="Units of the hidden layer.", rich_help_panel=TRAINING),
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=TRAINING)]
+Device = Annotated[
+    str, typer.Option(help="cpu or cuda.", callback=usable, rich_help_panel=TRAINING)
+]
 DataName = Annotated[
     str,
     typer.Option(
@@ -140,7 +212,12 @@ Pca = Annotated[
 ]
 PcaNoise = Annotated[
     float,
-    typer.Option(min=0.01, help="σ of the noise on the PCA's matrix.", rich_help_panel=DATA),
+    typer.Option(
+        min=0.01,
+        callback=between(0, math.inf),
+        help="σ of the noise on the PCA's matrix.",
+        rich_help_panel=DATA,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Output = Annotated[

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from training_client.digits import up
 from training_client.train import Progress
 
 Report = Callable[[Progress], None]
@@ -36,7 +37,7 @@ def shown(console: Console, steps: int) -> Iterator[Report]:
 
 def _spent(now: Progress) -> str:
     finite = math.isfinite(now.epsilon_allowed)
-    return f"ε ≤ {now.epsilon_allowed:.4f}" if finite else "no guarantee"
+    return f"ε ≤ {up(now.epsilon_allowed)}" if finite else "no guarantee"
 
 
 def _lines(console: Console, steps: int) -> Report:

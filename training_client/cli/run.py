@@ -19,6 +19,7 @@ from training_client.claims import CERTIFICATE, PCA_CERTIFICATE, PRIVACY, clear,
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.progress import shown, signals
+from training_client.digits import up
 from training_client.errors import NoGuaranteeError
 from training_client.keeping import Keeping
 from training_client.pca import PrivatePca, Projection
@@ -249,7 +250,7 @@ def _tell(console: Console, keeping: Keeping, result: training.Result) -> None:
         console.print(f"[bold red]No guarantee[/]: {keeping.budget.reason}.")
         return
     console.print(
-        f"Guarantee: ε = [bold]{claim.epsilon:.6f}[/] at δ = {claim.delta:g}, {claim.status} by "
+        f"Guarantee: ε = [bold]{up(claim.epsilon)}[/] at δ = {claim.delta:g}, {claim.status} by "
         f"{claim.method}; written with the model to {keeping.folder}/"
     )
 

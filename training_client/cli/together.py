@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.listing import show
 from training_client.data import Dataset, check, declared_public, load, train_size
+from training_client.digits import up
 from training_client.distributed import Participant, Round, train_together
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.models import MODELS, make_model
@@ -65,7 +67,7 @@ class _Outcome:
 )
 def together(
     participants: Annotated[
-        int, typer.Option(min=1, help="How many; the data are shared out.")
+        int, typer.Option(min=1, max=10_000, help="How many; the data are shared out.")
     ] = 5,
     service: take.Service = take.SERVICE,
     epsilon: Annotated[str, _of_each("ε that each may spend.")] = "1",
@@ -84,7 +86,12 @@ def together(
     ] = 1000,
     clip_norm: take.Clip = 1.0,
     learning_rate: Annotated[
-        float, typer.Option(help="η, of the average.", rich_help_panel=take.TRAINING)
+        float,
+        typer.Option(
+            callback=take.between(0, math.inf),
+            help="η, of the average.",
+            rich_help_panel=take.TRAINING,
+        ),
     ] = 0.5,
     model: take.Model = "linear",
     hidden: take.Hidden = 100,
@@ -135,13 +142,13 @@ def _each(text: str, people: int) -> list[float]:
     """A number for each of them.
 
     Raises:
-        DataError: there are more or fewer, or one is not a number above 0.
+        DataError: there are more or fewer, or one is not a finite number above 0.
     """
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         raise DataError(f"{text!r} is not a number, or numbers between commas") from None
-    if len(found) not in (1, people) or not all(value > 0 for value in found):
+    if len(found) not in (1, people) or not all(0 < value < math.inf for value in found):
         raise DataError(f"{text!r} is not one number above 0, or one for each of {people}")
     return found * (people // len(found))
 
@@ -278,7 +285,7 @@ def _tell(
             f"{each.records:,}",
             str(each.rounds),
             "–" if each.dropped_out is None else str(each.dropped_out),
-            f"{each.epsilon:.6f}",
+            up(each.epsilon),
             f"{each.delta:g}",
             each.status,
         )

@@ -1,10 +1,8 @@
-"""Clipped sums of per-example gradients, from one backward pass to the layers' outputs."""
+"""Clips per-example gradients, from one backward pass to the layers' outputs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 from training_client.clipping.blocks import blocks_of
+from training_client.clipping.clipped_sum import ClippedSum, full_precision
 from training_client.clipping.gradients import ExampleGradients
 from training_client.clipping.layers import trained_layers
 from training_client.clipping.passes import Loss, pass_through
@@ -22,7 +21,7 @@ _ROUNDING: Final = 1e-6  # of an example's weight, and of what is weighted
 
 
 class Clipper:
-    """Computes Σᵢ clip(D∘∇ᵢ + c) of a batch for one model.
+    """Finds Σᵢ clip(D∘(∇ᵢ + b)) of batches, for one model.
 
     Attributes:
         parameters: what is trained, in the order of `model.parameters()`.
@@ -43,10 +42,10 @@ class Clipper:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.blocks = blocks_of(self.parameters)
 
-    def sum_clipped(
+    def clip(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
-    ) -> tuple[list[torch.Tensor], float]:
-        """The sum over the batch of each example's transformed gradient, clipped.
+    ) -> ClippedSum:
+        """Pass a batch through the model, and find by how much each example is scaled.
 
         Args:
             examples: one at each place of the first dimension.
@@ -54,29 +53,40 @@ class Clipper:
             loss: maps predictions and targets to one loss an example; it must not mix examples.
             transform: what is clipped, and to what bound.
 
-        Returns:
-            A tensor per trained parameter, and the mean loss of the batch (not private: for the
-            progress bar of the data's owner only).
-
         Raises:
             UnsupportedModelError: the model or the loss mixes examples.
         """
         if transform.box and transform.bound < math.sqrt(sum(p.numel() for p in self.parameters)):
             raise ValueError("a box is bounded by the root of its coordinates, not by less")
         if len(examples) == 0:
-            return [torch.zeros_like(p) for p in self.parameters], 0.0
+            return ClippedSum([], None, 0.0)
         self._probe(examples, targets, loss)
-        passed = pass_through(self._model, self._layers, examples, targets, loss)
-        mean_loss = float(passed.losses.mean())
-        gradients = passed.by_parameter(self.parameters)
-        with _full_precision(examples.device):
-            if transform.box:
-                return self._clamped_sums(gradients, transform), mean_loss
+        gradients, mean_loss = self._passed(examples, targets, loss)
+        if transform.box:
+            return ClippedSum(gradients, None, mean_loss)
+        with full_precision(examples.device):
             weights = self._weights(gradients, transform)
-            kept = weights > 0
-            if not bool(kept.all()):  # what is left out may not be finite: 0 times it neither
-                gradients = [each.only(kept) for each in gradients]
-            return self._weighted_sums(gradients, weights[kept], transform), mean_loss
+        kept = weights > 0
+        if not bool(kept.all()):  # what is left out may not be finite: 0 times it neither
+            gradients = [each.only(kept) for each in gradients]
+        return ClippedSum(gradients, weights[kept], mean_loss)
+
+    def add_up(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
+    ) -> ClippedSum:
+        """The gradient of the summed loss over a size: of public data, or without a guarantee."""
+        if len(examples) == 0:
+            return ClippedSum([], None, 0.0)
+        gradients, mean_loss = self._passed(examples, targets, loss)
+        weights = self.parameters[0].new_full((len(examples),), 1 / size)
+        return ClippedSum(gradients, weights, mean_loss)
+
+    def _passed(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss
+    ) -> tuple[list[ExampleGradients], float]:
+        """Every example's gradients, by parameter, and the mean loss."""
+        passed = pass_through(self._model, self._layers, examples, targets, loss)
+        return passed.by_parameter(self.parameters), float(passed.losses.mean())
 
     def _probe(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> None:
         """Now and then, for a model may begin to mix examples later, or show it by chance only."""
@@ -105,44 +115,3 @@ class Clipper:
         least = float(torch.finfo(self.parameters[0].dtype).tiny) * 2**24
         counted = norms.isfinite() & (weights > least)
         return weights.where(counted, 0.0).to(self.parameters[0].dtype)
-
-    def _weighted_sums(
-        self, gradients: list[ExampleGradients], weights: torch.Tensor, transform: Transform
-    ) -> list[torch.Tensor]:
-        """Σ wᵢ·(D∘∇ᵢ + c) = D∘Σ wᵢ∇ᵢ + (Σ wᵢ)·c."""
-        sums = [torch.empty_like(p) for p in self.parameters]
-        total = weights.sum()
-        for block in self.blocks:
-            found = block.of(sums)
-            gradients[block.at].weighted_sum(block, weights, found)
-            scale, shift = transform.at(block)
-            if scale is not None:
-                found *= scale
-            if shift is not None:
-                found.addcmul_(shift, total)
-            if scale is not None:  # of one that is beyond every number nothing may be left
-                found.nan_to_num_(0.0, 0.0, 0.0)
-        return sums
-
-    def _clamped_sums(
-        self, gradients: list[ExampleGradients], transform: Transform
-    ) -> list[torch.Tensor]:
-        """Σ clamp(D∘∇ᵢ, ±1)."""
-        assert transform.scale is not None
-        sums = [torch.empty_like(p) for p in self.parameters]
-        for block in self.blocks:
-            clamped = gradients[block.at].clamped_sum(block, transform.scale(block))
-            block.of(sums).copy_(clamped)
-        return sums
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Products in the precision of their factors, whatever the model's forward pass ran in."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -75,6 +75,7 @@ class _Seen:
         self.edges[layer] = get_gradient_edge(output)
 
 
+@torch.enable_grad()
 def pass_through(
     model: nn.Module,
     layers: Sequence[nn.Module],
@@ -108,13 +109,25 @@ def pass_through(
         )
     wanted: list[Any] = [*seen.edges.values(), *whole]
     found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    apart = _ApartFrom(model)
     reached = {
-        layer: gradient
+        layer: apart(gradient)
         for layer, gradient in zip(seen.edges, found[: len(seen.edges)], strict=True)
         if gradient is not None
     }
-    inputs = {layer: seen.inputs[layer] for layer in reached}
+    inputs = {layer: apart(seen.inputs[layer]) for layer in reached}
     return Passed(losses.detach(), inputs, reached, found[len(seen.edges) :])
+
+
+class _ApartFrom:
+    """Gives tensors that share no memory with a model's parameters, which an update changes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owned = {each.untyped_storage().data_ptr() for each in model.parameters()}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        shared = tensor.untyped_storage().data_ptr() in self._owned
+        return tensor.clone() if shared else tensor
 
 
 @contextmanager

@@ -26,10 +26,10 @@ def squared_norms(rows: torch.Tensor) -> torch.Tensor:
 def affine_squared_norms(
     rows: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
 ) -> torch.Tensor:
-    """Σⱼ (dⱼrᵢⱼ + cⱼ)² of each row."""
+    """Σⱼ dⱼ²(rᵢⱼ + bⱼ)² of each row."""
     if on_processor(rows):
         return _sums(_affine_squared_norms, rows, scale.numpy(), shift.numpy())
-    return (rows.double() * scale + shift).square().sum(1)
+    return (rows.double() + shift).mul_(scale).square_().sum(1)
 
 
 def dots(rows: torch.Tensor, others: torch.Tensor, start: int = 0) -> torch.Tensor:
@@ -74,7 +74,7 @@ def _affine_squared_norms(rows: Any, scale: Any, shift: Any, found: Any) -> None
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         for j in range(len(row)):
-            total += (float64(row[j]) * float64(scale[j]) + float64(shift[j])) ** 2
+            total += ((float64(row[j]) + float64(shift[j])) * float64(scale[j])) ** 2
         found[i] = total
 
 

@@ -1,9 +1,9 @@
 """What happens to an example's gradient before it is added up: an affine map, and a bound.
 
-    u = D∘∇ + c,    then u is scaled to ‖u‖₂ ≤ B (a ball), or each coordinate clamped to ±1 (a box)
+    u = D∘(∇ + b),   then u is scaled to ‖u‖₂ ≤ B (a ball), or each coordinate clamped to ±1 (a box)
 
-D, c and B must be known before the batch is looked at: public, or made of noisy sums. Then one
-example moves the sum of the u by at most B in ℓ2, whatever D and c are, and noise of deviation σB
+D, b and B must be known before the batch is looked at: public, or made of noisy sums. Then one
+example moves the sum of the u by at most B in ℓ2, whatever D and b are, and noise of deviation σB
 on every coordinate of that sum is the Gaussian mechanism of noise multiplier σ. Divided by D again
 the noise deviates by σB/Dᵢ: large where gradients are (papers/000, Lemma 1, is this remark).
 
@@ -19,23 +19,61 @@ from dataclasses import dataclass
 import torch
 
 from training_client.clipping.blocks import Block
-from training_client.elements import moments
+from training_client.elements import affine, moments
 
 Scale = Callable[[Block], torch.Tensor]
-Shift = Callable[[Block, torch.Tensor], torch.Tensor]
+Shift = Callable[[Block], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """The map of a block.
+
+    Attributes:
+        scale: D; None for 1.
+        shift: b; None for 0, as it is without a scale.
+    """
+
+    scale: torch.Tensor | None
+    shift: torch.Tensor | None = None
+
+    def map_sum(self, total: torch.Tensor, weight: torch.Tensor) -> None:
+        """Σ wᵢ·D∘(∇ᵢ + b) = D∘(Σ wᵢ∇ᵢ + (Σ wᵢ)·b), in place.
+
+        Args:
+            total: Σ wᵢ∇ᵢ; of what is not finite, or becomes so, nothing is left.
+            weight: Σ wᵢ, in double precision.
+        """
+        if self.scale is not None:
+            affine(total, self.scale, self.shift, weight)
+
+    def moments(self, mean: torch.Tensor, deviation: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a mean of u says of the mean gradient, if nothing was clipped.
+
+        Args:
+            mean: of u.
+            deviation: of the noise on each coordinate of it.
+
+        Returns:
+            ∇ = u/D − b, and ∇² less the variance of the noise on it, which may fall below 0:
+            cut off there, a mean of it would keep half of the noise.
+        """
+        if self.scale is None:
+            return mean, (mean * mean).sub_(deviation**2)
+        return moments(mean, self.scale, self.shift, deviation**2)
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
     """The map of a step, a block at a time.
 
-    What `scale` and `shift` give is not to be changed. They may read the state of an optimizer as
-    it is: they are used on a block before that block's state changes.
+    What `scale` and `shift` give is not to be changed. They may read a block's state in an
+    optimizer, and its parameters: they are used on a block before that block's change.
 
     Attributes:
         bound: B > 0, the ℓ2 norm that no example exceeds.
         scale: gives D > 0 of a block; D = 1 if there is none.
-        shift: gives c of a block and its D; c = 0 if there is none.
+        shift: gives b of a block; b = 0 if there is none.
         box: clamp each coordinate to ±1 rather than scale to the ball; without a shift.
     """
 
@@ -62,39 +100,17 @@ class Transform:
         *,
         box: bool = False,
     ) -> Transform:
-        """With D and c that are there already.
+        """With D and b that are there already.
 
         Args:
             bound: B.
             scales: D, a tensor per parameter.
-            shifts: c, a tensor per parameter.
+            shifts: b, a tensor per parameter.
             box: see above.
         """
-        shift = None if shifts is None else lambda block, _: block.of(shifts)
+        shift = None if shifts is None else lambda block: block.of(shifts)
         return cls(bound, lambda block: block.of(scales), shift, box)
 
-    def at(self, block: Block) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """D and c of a block; None for 1 and for 0."""
-        scale = None if self.scale is None else self.scale(block)
-        if scale is None or self.shift is None:
-            return scale, None
-        return scale, self.shift(block, scale)
-
-    def moments(
-        self, block: Block, mean: torch.Tensor, deviation: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a mean of u says of the mean gradient, if nothing was clipped.
-
-        Args:
-            block: where.
-            mean: of u, there.
-            deviation: of the noise on each coordinate of it.
-
-        Returns:
-            ∇ = (u − c)/D, and ∇² less the variance of the noise on it, which may fall below 0:
-            cut off there, a mean of it would keep half of the noise.
-        """
-        scale, shift = self.at(block)
-        if scale is None:
-            return mean, (mean * mean).sub_(deviation**2)
-        return moments(mean, scale, shift, deviation**2)
+    def at(self, block: Block) -> Affine:
+        """D and b of a block."""
+        return Affine(self.scale and self.scale(block), self.shift and self.shift(block))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import torch
@@ -11,8 +12,9 @@ from torch import nn
 from training_client.clipping import Block, Transform
 from training_client.elements import descend_by_root, inverse_roots, sums_of_roots
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.source import Step
+from training_client.optimizers.source import Gradients, Released, Step
 from training_client.plan import Plan
+from training_client.private_sum import Part
 
 _FLOOR: Final = 1e-3  # of the root mean square half axis: no coordinate is cut off for good
 _DEVIATIONS: Final = 2.0  # of what noise leaves in E′[g²]: less than that is not known
@@ -110,16 +112,30 @@ class AdaDp(PrivateOptimizer):
 
     def update(self, step: Step) -> None:
         """Lines 21 to 26."""
-        known = self.source.gradients(step) if self.adaptive_noise else step
-        for block in self.blocks:
-            gradient, square = step.moments(block)
-            if self.adaptive_noise:
-                square = square if known is step else known.moments(block)[1]
-                prior = block.of(self.prior_squares)
-                prior.mul_(self.memory).add_(square, alpha=1 - self.memory)
-            self._descend(block, gradient)
-        if self.adaptive_noise and known is step:
-            self._doubt(step.deviation**2)
+        known = self.source.gradients(step) if self.adaptive_noise else Released()
+        step.released.each(partial(self._take, known))
+        if self.adaptive_noise and isinstance(known, Released):
+            self._doubt(step.released.deviation**2)
+
+    def _take(self, known: Gradients, part: Part) -> None:
+        """A part into E′ and E, and its step."""
+        gradient, square = part.moments()
+        if self.adaptive_noise:
+            square = square if isinstance(known, Released) else known.moments(part)[1]
+            prior = part.block.of(self.prior_squares)
+            prior.mul_(self.memory).add_(square, alpha=1 - self.memory)
+        parameter = part.block.of(self.parameters)
+        if not self.adaptive_rate:
+            parameter.sub_(gradient, alpha=self.learning_rate)
+            return
+        descend_by_root(
+            parameter,
+            part.block.of(self.noisy_squares),
+            gradient,
+            rate=self.rate,
+            epsilon=self.epsilon,
+            learning_rate=self.learning_rate,
+        )
 
     def _doubt(self, variance: float) -> None:
         """R, from the variance of the noise on each coordinate of what was released."""
@@ -128,17 +144,3 @@ class AdaDp(PrivateOptimizer):
             variance *= self.half_axes**2 / size
         fresh = 2 * ((1 - self.memory) * variance) ** 2
         self.uncertainty = self.memory**2 * self.uncertainty + fresh
-
-    def _descend(self, block: Block, gradient: torch.Tensor) -> None:
-        parameter = block.of(self.parameters)
-        if not self.adaptive_rate:
-            parameter.sub_(gradient, alpha=self.learning_rate)
-            return
-        descend_by_root(
-            parameter,
-            block.of(self.noisy_squares),
-            gradient,
-            rate=self.rate,
-            epsilon=self.epsilon,
-            learning_rate=self.learning_rate,
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,6 +14,7 @@ from training_client.elements import inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Gradients, Source, Step
 from training_client.plan import Plan
+from training_client.private_sum import Part
 
 Statistic = Literal["rmsprop", "adam", "adagrad"]
 
@@ -43,21 +45,19 @@ class Statistics:
         """Go on with what `state_dict` gave."""
         self.squares, self.steps = state["squares"], state["steps"]
 
-    def take(self, known: Gradients, blocks: Sequence[Block]) -> None:
-        """One more gradient."""
-        for block in blocks:
-            total, (_, square) = block.of(self.squares), known.moments(block)
-            if self._statistic == "adagrad":
-                total.add_(square)
-            else:
-                total.mul_(self._decay).add_(square, alpha=1 - self._decay)
-        self.steps += 1
+    def take(self, block: Block, square: torch.Tensor) -> None:
+        """A block of one more gradient's square; `steps` counts it when all blocks are taken."""
+        total = block.of(self.squares)
+        if self._statistic == "adagrad":
+            total.add_(square)
+        else:
+            total.mul_(self._decay).add_(square, alpha=1 - self._decay)
 
-    def inverse(self, block: Block) -> torch.Tensor:
-        """1/A of a block, A = √E[g²] + ε; all ones before the first gradient."""
-        if self.steps == 0:
+    def inverse(self, block: Block, steps: int) -> torch.Tensor:
+        """1/A of a block after so many steps, A = √E[g²] + ε; all ones after none."""
+        if steps == 0:
             return torch.ones_like(block.of(self.squares))
-        share = 1 - self._decay**self.steps if self._statistic == "adam" else 1.0
+        share = 1 - self._decay**steps if self._statistic == "adam" else 1.0
         whole = share**0.5
         return inverse_roots(block.of(self.squares), whole, self._epsilon * whole)
 
@@ -120,22 +120,30 @@ class AdaDps(_WithStatistics):
 
     def transform(self) -> Transform:
         """D = 1/A."""
-        return Transform(self.plan.clip_norm, self._scale)
+        return Transform(self.plan.clip_norm, partial(self._scale, self.statistics.steps))
 
-    def _scale(self, block: Block) -> torch.Tensor:
+    def _scale(self, steps: int, block: Block) -> torch.Tensor:
         if self.side_information is not None:
             return block.of(self.side_information).reciprocal()
-        return self.statistics.inverse(block)
+        return self.statistics.inverse(block, steps)
 
     def update(self, step: Step) -> None:
         """A step with momentum along what was divided by A before it was clipped."""
-        if self.side_information is None:  # of this step's parameters: before they change
-            self.statistics.take(self.source.gradients(step), self.blocks)
-        for block in self.blocks:
-            mean = block.of(step.released)
-            if self.velocities:
-                mean = block.of(self.velocities).mul_(self.momentum).add_(mean)
-            block.of(self.parameters).sub_(mean, alpha=self.learning_rate)
+        if self.side_information is not None:
+            step.released.each(self._descend)
+            return
+        step.released.each(partial(self._take, self.source.gradients(step)))
+        self.statistics.steps += 1
+
+    def _take(self, known: Gradients, part: Part) -> None:
+        self.statistics.take(part.block, known.moments(part)[1])
+        self._descend(part)
+
+    def _descend(self, part: Part) -> None:
+        mean = part.mean
+        if self.velocities:
+            mean = part.block.of(self.velocities).mul_(self.momentum).add_(mean)
+        part.block.of(self.parameters).sub_(mean, alpha=self.learning_rate)
 
 
 class PublicPreconditioner(_WithStatistics):
@@ -175,11 +183,14 @@ class PublicPreconditioner(_WithStatistics):
 
     def update(self, step: Step) -> None:
         """A step along the (mean of the) noisy gradient over A."""
-        self.statistics.take(self.source.gradients(step), self.blocks)
-        rate = self.learning_rate / (1 - self.first**self.statistics.steps)
-        for block in self.blocks:
-            mean = block.of(step.released)
-            if self.firsts:
-                mean = block.of(self.firsts).mul_(self.first).add_(mean, alpha=1 - self.first)
-            inverse = self.statistics.inverse(block)
-            block.of(self.parameters).addcmul_(mean, inverse, value=-rate)
+        step.released.each(partial(self._take, self.source.gradients(step)))
+        self.statistics.steps += 1
+
+    def _take(self, known: Gradients, part: Part) -> None:
+        block, mean, steps = part.block, part.mean, self.statistics.steps + 1
+        self.statistics.take(block, known.moments(part)[1])
+        if self.firsts:
+            mean = block.of(self.firsts).mul_(self.first).add_(mean, alpha=1 - self.first)
+        rate = self.learning_rate / (1 - self.first**steps)
+        inverse = self.statistics.inverse(block, steps)
+        block.of(self.parameters).addcmul_(mean, inverse, value=-rate)

@@ -38,7 +38,7 @@ class AfterNoise(PrivateOptimizer):
 
     def update(self, step: Step) -> None:
         """The ordinary optimizer's step."""
-        for parameter, mean in zip(self.parameters, step.released, strict=True):
+        for parameter, mean in zip(self.parameters, step.released.whole(), strict=True):
             parameter.grad = mean
         self.ordinary.step()
         self.ordinary.zero_grad()

@@ -28,7 +28,7 @@ class PrivateOptimizer(ABC):
         plan: what each step does and costs.
         source: where the gradients come from that state is made of; noisy ones by default.
         generator: of the noise, on the model's device; seeded by the operating system by default.
-        physical_batch_size: at most so many examples are in memory at a time; all by default.
+        physical_batch_size: so many examples are clipped at a time; all by default.
     """
 
     kept: ClassVar[tuple[str, ...]] = ()  # attributes that are its state
@@ -46,7 +46,6 @@ class PrivateOptimizer(ABC):
         self.private_sum = PrivateSum(model, plan, generator, physical_batch_size)
         self.parameters = self.private_sum.clipper.parameters
         self.blocks = self.private_sum.clipper.blocks
-        self._model = model
 
     @property
     def plan(self) -> Plan:
@@ -64,15 +63,11 @@ class PrivateOptimizer(ABC):
         """
         with torch.no_grad():
             transform = self.transform()
-        out = self.private_sum.release(examples, targets, loss, transform)
+        released = self.private_sum.release(examples, targets, loss, transform)
         size = self.plan.expected_batch_size
         with torch.no_grad():
-            self.update(
-                Step(
-                    out.means, transform, out.deviation, self._model, examples, targets, loss, size
-                )
-            )
-        return out.mean_loss
+            self.update(Step(released, self.private_sum.clipper, examples, targets, loss, size))
+        return released.mean_loss
 
     def transform(self) -> Transform:
         """What is clipped in the next step: the gradient itself, to the plan's norm."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 from training_client.clipping import Block, Transform
 from training_client.elements import inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.source import Step
+from training_client.optimizers.source import Gradients, Step
 from training_client.plan import Plan
+from training_client.private_sum import Part
 
 Rule = Literal["adam", "rmsprop", "adagrad"]
 
@@ -26,7 +28,7 @@ class PiGdo(PrivateOptimizer):
         Adam:      f = (β₁f₋ + (1 − β₁)g)/(1 − β₁ᵗ),        s = (β₂s₋ + (1 − β₂)g²)/(1 − β₂ᵗ).
 
     Here s and f₋ are those before the step (with their bias corrected in Adam), so that f/√s is
-    affine in g: (D∘g + c), which `clipping` sums without any example's gradient. They are made of
+    affine in g: D∘(g + b), which `clipping` sums without any example's gradient. They are made of
     mean gradients, noisy ones unless `source` says otherwise; the paper prints raw ones.
 
     Args:
@@ -61,7 +63,7 @@ class PiGdo(PrivateOptimizer):
         self.squares = [torch.zeros_like(p) for p in self.parameters]  # s
 
     def transform(self) -> Transform:
-        """D = k/(√s + ε), and c = f₋′/(√s + ε) for Adam."""
+        """D = k/(√s + ε); and b = β₁/(1 − β₁)·f₋ for Adam, so that k·b is f₋'s part of f."""
         if self.rule != "adam":
             return Transform(self.plan.clip_norm, self._inverse_root)
         first, second = self.betas
@@ -70,8 +72,8 @@ class PiGdo(PrivateOptimizer):
         def scale(block: Block) -> torch.Tensor:
             return self._inverse_root(block, seen, (1 - first) / share)
 
-        def shift(block: Block, scale: torch.Tensor) -> torch.Tensor:
-            return (block.of(self.firsts) * scale).mul_(first / (1 - first))
+        def shift(block: Block) -> torch.Tensor:
+            return block.of(self.firsts) * (first / (1 - first))
 
         return Transform(self.plan.clip_norm, scale, shift if self.steps > 0 else None)
 
@@ -82,18 +84,17 @@ class PiGdo(PrivateOptimizer):
 
     def update(self, step: Step) -> None:
         """Descend along the noisy mean; take the step's gradients into f and s."""
-        known = self.source.gradients(step)
+        step.released.each(partial(self._take, self.source.gradients(step)))
         self.steps += 1
-        for block in self.blocks:
-            self._take(block, *known.moments(block))
-            block.of(self.parameters).sub_(block.of(step.released), alpha=self.learning_rate)
 
-    def _take(self, block: Block, mean: torch.Tensor, square: torch.Tensor) -> None:
-        """A step's gradient into f and s."""
+    def _take(self, known: Gradients, part: Part) -> None:
+        """A part into f and s, and its step."""
+        mean, square = known.moments(part)
         first, second = self.betas
         if self.rule == "adam":
-            block.of(self.firsts).mul_(first).add_(mean, alpha=1 - first)
+            part.block.of(self.firsts).mul_(first).add_(mean, alpha=1 - first)
         if self.rule == "adagrad":
-            block.of(self.squares).add_(square)
+            part.block.of(self.squares).add_(square)
         else:
-            block.of(self.squares).mul_(second).add_(square, alpha=1 - second)
+            part.block.of(self.squares).mul_(second).add_(square, alpha=1 - second)
+        part.block.of(self.parameters).sub_(part.mean, alpha=self.learning_rate)

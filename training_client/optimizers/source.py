@@ -7,64 +7,68 @@ papers/000 and papers/001 print it, it leaks, and no theorem covers the run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
-from torch import nn
 
-from training_client.clipping import Block, Loss, Transform
+from training_client.clipping import Affine, ClippedSum, Clipper, Loss
+from training_client.private_sum import Part, Release
 
 
 class Gradients(Protocol):
     """Mean gradients as far as they are known, a block at a time."""
 
-    def moments(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean gradient there, and its square without the noise's share; not to be changed."""
+    def moments(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean gradient where a part is, and its square without the noise's share.
+
+        Neither is to be changed.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Mean gradients without noise."""
+    """Mean gradients without clip and noise."""
 
-    means: Sequence[torch.Tensor]
+    means: ClippedSum
 
-    def moments(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+    def moments(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Gradients`."""
-        mean = block.of(self.means)
+        mean = torch.empty_like(part.mean)
+        self.means.on(part.block, Affine(None), mean)
         return mean, mean * mean
+
+
+class Released:
+    """Mean gradients by what a step lets out."""
+
+    def moments(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Gradients`: the square may fall below 0."""
+        return part.moments()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step has released, and what it was made of, before its update.
+    """What a step lets out, and what it is made of, before its update.
 
-    Its transform may read the optimizer's state: a block is asked for before its state changes.
+    The map of a block may be made of the optimizer's state there, which changes only after the
+    part of that block was taken.
 
     Attributes:
-        released: the noisy mean of what was clipped, a tensor per parameter.
-        transform: that made it of gradients.
-        deviation: of the noise on each coordinate of it.
-        model: at the parameters that the step was summed at.
+        released: parts of means, each once.
+        clipper: of the model, at the parameters that the step is summed at.
         examples, targets: the private batch.
         loss: one value an example.
         size: the expected batch size.
     """
 
-    released: Sequence[torch.Tensor]
-    transform: Transform
-    deviation: float
-    model: nn.Module
+    released: Release
+    clipper: Clipper
     examples: torch.Tensor
     targets: torch.Tensor
     loss: Loss
     size: float
-
-    def moments(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Gradients`: what the release amounts to; the square may fall below 0."""
-        return self.transform.moments(block, block.of(self.released), self.deviation)
 
 
 class Source(Protocol):
@@ -78,7 +82,7 @@ class Source(Protocol):
     state: ClassVar[str]
     proven: ClassVar[bool]
 
-    def gradients(self, step: Step) -> Gradients:
+    def gradients(self, step: Step, /) -> Gradients:
         """Of one step."""
         ...
 
@@ -89,9 +93,9 @@ class Noisy:
     state: ClassVar[str] = "privatised"
     proven: ClassVar[bool] = True
 
-    def gradients(self, step: Step) -> Gradients:
-        """See `Source`: a step is what it says of the gradients."""
-        return step
+    def gradients(self, _: Step, /) -> Gradients:
+        """See `Source`."""
+        return Released()
 
 
 class Public:
@@ -116,7 +120,7 @@ class Public:
         """See `Source`: of a public batch, without noise."""
         rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
         examples, targets = self._examples[rows], self._targets[rows]
-        return Exact(_summed(step.model, examples, targets, step.loss, len(rows)))
+        return Exact(step.clipper.add_up(examples, targets, step.loss, len(rows)))
 
 
 class Raw:
@@ -127,17 +131,4 @@ class Raw:
 
     def gradients(self, step: Step) -> Gradients:
         """See `Source`: of the private batch, without clipping and noise."""
-        means = _summed(step.model, step.examples, step.targets, step.loss, step.size)
-        return Exact(means)
-
-
-@torch.enable_grad()
-def _summed(
-    model: nn.Module, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
-) -> list[torch.Tensor]:
-    """The ordinary gradient of the summed loss, over a size."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if len(examples) == 0:
-        return [torch.zeros_like(p) for p in parameters]
-    total = loss(model(examples), targets).sum() / size
-    return list(torch.autograd.grad(total, parameters))
+        return Exact(step.clipper.add_up(step.examples, step.targets, step.loss, step.size))

@@ -1,7 +1,7 @@
 // What the pages do beyond HTML: plots drawn from the tables beside them, sliders, copying.
 "use strict";
 
-const DIGITS = 4;
+const DIGITS = 6; // as in the table that a plot is drawn from: a bound is not rounded once more
 const HEIGHT = 260;
 
 function colour(name) {

@@ -1,0 +1,198 @@
+"""What pages run in the repository, run in a copy: benchmarks, and what .ci/run does not make."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.databases import free_port
+from tests.e2e.test_programs import awake
+from tests.pages import copy_repository, end
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy whose environment is ready, so that make installs nothing into ours."""
+    copy = tmp_path_factory.mktemp("commands") / "repository"
+    copy_repository(copy)
+    environment = copy / ".venv"
+    environment.mkdir()
+    for part in Path(sys.prefix).iterdir():
+        if part.name != ".ready":
+            (environment / part.name).symlink_to(part)
+    (environment / ".ready").touch()
+    return copy
+
+
+def surroundings(home: Path, given: dict[str, str]) -> dict[str, str]:
+    """Variables, without what another make or a configured service has left."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ACCOUNTANT_", "MAKE", "PYTEST_"))
+    }
+    path = f"{home / '.venv/bin'}:{os.environ['PATH']}"
+    kept |= {"PATH": path, "PYTHONPATH": str(home), "COLUMNS": "120", "NO_COLOR": "1"}
+    return kept | given
+
+
+def done_by(command: str, home: Path, **given: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        shlex.split(command),
+        cwd=home,
+        env=surroundings(home, given),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@contextmanager
+def in_background(command: str, home: Path, **given: str) -> Iterator[None]:
+    process = subprocess.Popen(
+        shlex.split(command),
+        cwd=home,
+        env=surroundings(home, given),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        end(process)
+
+
+def test_the_demonstration_trains_within_its_budget(home: Path) -> None:
+    done = done_by("make demo", home, DEMO_OPTIONS="--steps 60")
+    assert "Stopped after 60 steps: the plan is done." in done.stdout
+    assert "all is well" in done.stdout
+    assert "do not fit what is left of the budget of 'mnist'" in done.stderr
+    folder = home / "runs/mnist"
+    certificate = json.loads((folder / "certificate.json").read_text())
+    assert certificate["steps"] == 60
+    accuracy = re.search(r"Test accuracy ([\d.]+)%", done.stdout)
+    assert accuracy
+    assert float(accuracy[1]) > 70
+    claim = json.loads((folder / "privacy.json").read_text())
+    assert claim["epsilon"] <= 2.0
+    assert claim["status"] == "proven"
+    assert (folder / "model.pt").exists()
+    look_at(done.stdout, home)
+
+
+def look_at(printed: str, home: Path) -> None:
+    """As its last line says: the run and its certificate are on the pages, behind a sign-in."""
+    key = re.search(r"then sign in with the key (\S+)", printed)
+    assert key
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with (
+        in_background("make look", home, SERVE_PORT=str(port)),
+        httpx.Client(
+            base_url=awake(url), headers={"Accept": "text/html"}, follow_redirects=True, timeout=20
+        ) as person,
+    ):
+        form = person.get("/datasets").text  # leads to the form
+        token = re.search(r'name="csrf" value="([^"]+)"', form)
+        assert token
+        shown = person.post("/sign-in", data={"csrf": token[1], "key": key[1]}).text
+        assert 'href="/datasets/mnist"' in shown
+        run = re.search(r'href="(/runs/[^"]+)"', person.get("/datasets/mnist").text)
+        assert run
+        page = person.get(run[1]).text
+        assert "committed" in page
+        link = re.search(r'href="([^"]*certificate[^"]*)"', page)
+        assert link
+        kept = json.loads((home / "runs/mnist/certificate.json").read_text())
+        issued_anew = {name: kept[name] for name in ("issued_at", "signature")}
+        assert person.get(link[1]).json() | issued_anew == kept
+
+
+def test_the_service_answers(home: Path) -> None:
+    port = free_port()
+    with in_background("make serve", home, SERVE_PORT=str(port)):
+        url = awake(f"http://127.0.0.1:{port}")
+        assert "<h1>API</h1>" in shown(f"{url}/docs")
+
+
+def test_the_pages_are_shown(home: Path) -> None:
+    port = free_port()
+    with in_background("make docs", home, DOCS_PORT=str(port)):
+        assert "<title>Privacy accountant</title>" in shown(f"http://127.0.0.1:{port}/")
+
+
+def shown(url: str) -> str:
+    """What is at an address, as soon as somebody answers there."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                text: str = answer.read().decode()
+                return text
+        except OSError:
+            assert time.monotonic() < deadline, f"nobody answers at {url}"
+            time.sleep(0.2)
+
+
+def test_the_data_are_fetched_and_are_what_they_were(home: Path) -> None:
+    said = done_by("make data", home).stdout
+    for name, sizes in (
+        ("mnist", "60,000 + 10,000"),
+        ("adult", "32,561 + 16,281"),
+        ("newsgroups", "11,293 + 7,528"),
+    ):
+        assert f"{name}: {sizes} examples" in said
+
+
+def test_the_benchmarks_print_their_tables(home: Path) -> None:
+    said = done_by("make bench", home, BENCH_OPTIONS="--quick").stdout
+    for title in ("(a) q=0.01", "certified curves", "uncached questions (0 refused)"):
+        assert title in said
+
+
+@pytest.mark.parametrize(
+    ("command", "briefly", "title"),
+    [
+        ("python benchmarks/ledger_cost.py", "", "Steps that the filter admits"),
+        (
+            "python benchmarks/training_step.py --batch 600",
+            " --case 60-1000-10 --only adadp --rounds 1",
+            "60-1000-10, batch 600",
+        ),
+        ("python benchmarks/budget_calls.py --steps 2000", " --steps 20", "20 steps"),
+    ],
+)
+def test_a_benchmark_prints_its_table(command: str, briefly: str, title: str, home: Path) -> None:
+    assert title in done_by(command + briefly, home).stdout
+
+
+def test_all_tests_and_the_nightly_ones_are_all_there_are(home: Path) -> None:
+    """They would run this one, so they say here only which tests they would run."""
+    taken, left_out = collected("make test-all", home)
+    assert (left_out, taken) == collected("make test-nightly", home)
+    assert 0 < left_out < taken
+
+
+def collected(command: str, home: Path) -> tuple[int, int]:
+    """How many tests a target runs, and how many it leaves out."""
+    said = done_by(command, home, PYTEST_ADDOPTS="--collect-only --quiet").stdout
+    count = re.search(r"(\d+)/(\d+) tests collected", said)
+    assert count, said[-2000:]
+    return int(count[1]), int(count[2]) - int(count[1])

@@ -1,0 +1,60 @@
+"""A sum of clipped gradients, made a block at a time: there is no tensor of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from training_client.clipping.blocks import Block
+from training_client.clipping.gradients import ExampleGradients
+from training_client.clipping.transform import Affine
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedSum:
+    """Σᵢ wᵢ·D∘(∇ᵢ + b) of a batch, or Σᵢ clamp(D∘∇ᵢ, ±1).
+
+    Attributes:
+        gradients: of the examples that count, by parameter; none of an empty batch.
+        weights: w, one for each of them; None in a box, and of an empty batch.
+        mean_loss: of the batch; not private: for the progress bar of the data's owner only.
+    """
+
+    gradients: Sequence[ExampleGradients]
+    weights: torch.Tensor | None
+    mean_loss: float
+
+    def on(self, block: Block, affine: Affine, out: torch.Tensor) -> None:
+        """The sum on a block.
+
+        Args:
+            block: where.
+            affine: D and b there; the same that weights were found with, where they bound.
+            out: takes the sum, in its shape.
+        """
+        if not self.gradients:
+            out.zero_()
+            return
+        gradients = self.gradients[block.at]
+        with full_precision(out.device):
+            if self.weights is None:
+                assert affine.scale is not None
+                out.copy_(gradients.clamped_sum(block, affine.scale))
+            else:
+                gradients.weighted_sum(block, self.weights, out)
+                affine.map_sum(out, self.weights.sum(dtype=torch.float64))
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Products in the precision of their factors, whatever the model's forward pass ran in."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -188,7 +188,7 @@ class _Sketch:
         return float(((moments + constant - log_delta) / tilts).min())
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _sketch(sample_rate: float, mu: float) -> tuple[Array, Array]:
     """Losses, and log masses, of a release at some nodes."""
     z = np.linspace(-9.0, 13.0 + mu, _SKETCH)

@@ -150,7 +150,7 @@ def _moments(releases: Composition, direction: Direction, which: int) -> Array:
     return total
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def _release_moments(release: Release, direction: Direction, which: int) -> Array:
     """Those of one release: the same whatever its count, so a solver asks for them often."""
     return release.log_moments(direction, _RANGES[which])

@@ -85,7 +85,7 @@ class TiltedLoss(Protocol):
         ...
 
 
-@lru_cache(maxsize=64)  # a solver for the steps, or a curve, asks for the same ones again
+@lru_cache(maxsize=16)  # a solver for the steps, or a curve, asks for the same ones again
 def tilted_loss(release: Release, direction: Direction, tilt: float) -> TiltedLoss:
     """A release's privacy loss, tilted by s > 0.
 

@@ -92,7 +92,7 @@ class Window:
         return bound
 
 
-@lru_cache(maxsize=128)  # a curve, or a solver for the steps, asks for the same ones again
+@lru_cache(maxsize=16)  # a curve, or a solver for the steps, asks for the same ones again
 def windowed_loss(
     sample_rate: float, mu: float, windows: tuple[Window, ...], order: float
 ) -> WindowedLoss:

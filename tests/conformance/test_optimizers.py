@@ -507,7 +507,11 @@ def test_a_leak_is_found_in_any_optimizer(kind: str) -> None:
 def half_axes(noise: float, steps: int = 200) -> list[float | None]:
     """The length of AdaDP's half axes, step by step, under so much noise."""
     optimizer = AdaDp(
-        model(), replace(PLAN, noise_multiplier=noise), learning_rate=1e-3, threshold=0.0
+        model(),
+        replace(PLAN, noise_multiplier=noise),
+        learning_rate=1e-3,
+        threshold=0.0,
+        generator=torch.Generator().manual_seed(5),  # the mistake shows under most noise, not all
     )
     found = []
     for _ in range(steps):

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-_ELEMENTS: Final = 3 << 16  # three quarters of a MiB in single precision
+_ELEMENTS: Final = 2 << 16  # half a MiB in single precision
 _MULTIPLE: Final = 64  # of rows: products of matrices are faster for it
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from training_client.clipping.blocks import Block
 from training_client.clipping.gradients import ExampleGradients
+from training_client.clipping.products import full_precision
 from training_client.clipping.transform import Affine
 
 
@@ -46,15 +46,3 @@ class ClippedSum:
             else:
                 gradients.weighted_sum(block, self.weights, out)
                 affine.map_sum(out, self.weights.sum(dtype=torch.float64))
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Products in the precision of their factors, whatever the model's forward pass ran in."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)

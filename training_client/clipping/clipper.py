@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from training_client.clipping.blocks import blocks_of
-from training_client.clipping.clipped_sum import ClippedSum, full_precision
+from training_client.clipping.clipped_sum import ClippedSum
 from training_client.clipping.gradients import ExampleGradients
 from training_client.clipping.layers import trained_layers
 from training_client.clipping.passes import Loss, pass_through
 from training_client.clipping.probe import require_apart, require_whole
+from training_client.clipping.products import full_precision
 from training_client.clipping.transform import Transform
 
 _ROUNDING: Final = 1e-6  # of an example's weight, and of what is weighted

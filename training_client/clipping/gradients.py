@@ -20,6 +20,7 @@ import torch
 
 from training_client.clipping.blocks import Block
 from training_client.clipping.box import clamped, clamped_products
+from training_client.clipping.products import parts, product, weighted_product
 from training_client.clipping.rows import (
     affine_squared_norms,
     dots,
@@ -31,7 +32,6 @@ from training_client.clipping.transform import Transform
 
 _ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its terms
 _NEGLIGIBLE: Final = 1e-7  # of the bound
-_EXAMPLES: Final = 1024  # at a time, where more would leave the cache
 
 
 class Squares(NamedTuple):
@@ -158,11 +158,11 @@ class OuterProducts:
         shift = None
         if transform.shift is not None:
             shift = summands.take_shift(weights, transform.shift(block))
-        for part in _parts(self.inputs):
+        for part in parts(self.inputs):
             gradients, start = self.gradients[part], block.rows.start
             if shift is not None:
-                summands.linear[part] += dots(self.inputs[part] @ shift.T, gradients, start)
-            found = dots_of_squares(squared[part] @ weights.T, gradients, start)
+                summands.linear[part] += dots(product(self.inputs[part], shift.T), gradients, start)
+            found = dots_of_squares(product(squared[part], weights.T), gradients, start)
             summands.square[part] += found
 
     def _underflow(
@@ -188,12 +188,7 @@ class OuterProducts:
 
     def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
-        gradients, inputs = self.gradients[:, block.rows], self.inputs
-        if gradients.shape[1] < inputs.shape[1]:
-            gradients = gradients * weights[:, None]
-        else:
-            inputs = inputs * weights[:, None]
-        torch.mm(gradients.T, inputs, out=out)
+        weighted_product(self.gradients[:, block.rows], self.inputs, weights, out)
 
     def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""
@@ -274,12 +269,6 @@ def _least_weighted(numbers: int, scales: torch.Tensor, kind: torch.dtype) -> to
         kind: of the numbers.
     """
     return scales.sqrt().mul_(float(torch.finfo(kind).tiny) * numbers**0.5)
-
-
-def _parts(examples: torch.Tensor) -> list[slice]:
-    """A few examples at a time, so that what is made of them stays in the cache."""
-    rows = _EXAMPLES if examples.device.type == "cpu" else len(examples)
-    return [slice(start, start + rows) for start in range(0, len(examples), rows)]
 
 
 def _at_most(rows: torch.Tensor, norms: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,0 +1,160 @@
+"""Products of matrices: the same by each library, and of no less precision than their factors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from training_client.clipping import products
+from training_client.clipping.products import full_precision, parts, product, weighted_product
+
+EPS = float(torch.finfo(torch.float32).eps)
+CPU = torch.device("cpu")
+SHAPES = [(576, 784, 192), (64, 784, 192), (192, 600, 784), (1024, 576, 60), (320, 9000, 20)]
+OTHERS = [(1, 784, 192), (600, 784, 192), (600, 1, 300), (3, 4, 5), (0, 784, 192), (640, 784, 1)]
+LAYOUTS = ["rows", "columns", "rows of more", "columns of more"]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes that oneDNN is asked for."""
+    shapes: list[tuple[int, ...]] = []
+    genuine = products._onednn()
+    if genuine is None:
+        pytest.skip("PyTorch is built without oneDNN")
+
+    def counted(left: torch.Tensor, right: torch.Tensor, *more: object) -> torch.Tensor:
+        shapes.append((*left.shape, right.shape[0]))
+        return genuine(left, right, *more)
+
+    monkeypatch.setattr(products, "_onednn", lambda: counted)
+    return shapes
+
+
+def matrix(rows: int, columns: int, layout: str) -> torch.Tensor:
+    found = {
+        "rows": lambda: torch.randn(rows, columns),
+        "columns": lambda: torch.randn(columns, rows).T,
+        "rows of more": lambda: torch.randn(rows + 9, columns + 40)[
+            4 : 4 + rows, 13 : 13 + columns
+        ],
+        "columns of more": lambda: torch.randn(columns, rows + 40)[:, 13 : 13 + rows].T,
+    }[layout]()
+    assert found.shape == (rows, columns)
+    return found
+
+
+def require_close(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Within as many roundings as the engine's norms allow for (see `gradients`)."""
+    exact = left.double() @ right.double()
+    most = left.double().abs() @ right.double().abs()
+    assert found.shape == exact.shape
+    assert bool(((found.double() - exact).abs() <= (left.shape[1] + 64) * EPS * most).all())
+
+
+@pytest.mark.parametrize("shape", SHAPES + OTHERS)
+@pytest.mark.parametrize("left_layout", LAYOUTS)
+@pytest.mark.parametrize("right_layout", LAYOUTS)
+def test_a_product_is_that_of_the_matrices_however_they_lie(
+    shape: tuple[int, int, int], left_layout: str, right_layout: str
+) -> None:
+    rows, inner, columns = shape
+    left, right = matrix(rows, inner, left_layout), matrix(inner, columns, right_layout)
+    require_close(product(left, right), left, right)
+
+
+@pytest.mark.parametrize("examples", [0, 1, 63, 64, 65, 600, 1100])
+@pytest.mark.parametrize("columns", [(200, 784), (1000, 60), (10, 1000), (3, 2)])
+def test_a_product_that_is_summed_over_examples(examples: int, columns: tuple[int, int]) -> None:
+    left, right = torch.randn(examples, columns[0]), torch.randn(examples, columns[1])
+    out = torch.full(columns, torch.nan)
+    weights = torch.rand(examples)
+    weighted_product(left, right, weights, out)
+    require_close(out, left.T * weights, right)
+
+
+def test_examples_come_in_multiples_of_64_and_a_rest() -> None:
+    for size in (0, 1, 63, 64, 65, 600, 1024, 1030, 2048, 3000):
+        found = parts(torch.empty(size, 1))
+        assert [row for each in found for row in range(size)[each]] == list(range(size))
+        assert all((each.stop - each.start) % 64 == 0 for each in found[:-1])
+        assert all(0 < each.stop - each.start <= 1024 for each in found)
+
+
+def test_lots_of_all_sizes_ask_onednn_for_few_shapes(asked: list[tuple[int, ...]]) -> None:
+    """It compiles a program for each."""
+    weights, out = torch.randn(192, 784), torch.empty(192, 784)
+    for size in range(560, 641):
+        inputs, gradients = torch.randn(size, 784), torch.randn(size, 192)
+        for part in parts(inputs):
+            product(inputs[part], weights.T)
+        weighted_product(gradients, inputs, torch.ones(size), out)
+    assert 0 < len(set(asked)) <= 6
+
+
+def test_large_ones_are_by_onednn(asked: list[tuple[int, ...]]) -> None:
+    for rows, inner, columns in SHAPES:
+        product(torch.randn(rows, inner), torch.randn(inner, columns))
+    assert len(asked) == len(SHAPES)
+    for rows, inner, columns in OTHERS:
+        product(torch.randn(rows, inner), torch.randn(inner, columns))
+    strided = torch.randn(192, 2 * 784)[:, ::2]
+    product(torch.randn(640, 784), strided.T)
+    product(torch.randn(1, 784).expand(640, 784), torch.randn(784, 192))
+    product(torch.randn(640 + 783).unfold(0, 784, 1), torch.randn(784, 192))
+    product(torch.randn(640, 784).double(), torch.randn(784, 192).double())
+    assert len(asked) == len(SHAPES)
+
+
+def test_what_is_no_number_stays_with_its_example(asked: list[tuple[int, ...]]) -> None:
+    left, right = torch.randn(640, 784), torch.randn(784, 192)
+    left[3], left[5, 2] = torch.nan, torch.inf
+    found = product(left, right)
+    assert asked
+    assert not bool(found[[3, 5]].isfinite().any())
+    assert bool(found[[0, 1, 2, 4, *range(6, 640)]].isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
+def test_a_library_that_was_told_to_be_less_precise_is_not_asked(name: str) -> None:
+    asks = "from training_client.clipping.products import _onednn; print(_onednn())"
+    done = subprocess.run(
+        [sys.executable, "-c", asks], env={name: "BF16"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "None\n"
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_products_are_precise_whatever_the_program_has_set(legacy: bool) -> None:
+    """For all devices at once, or for each: PyTorch refuses to read the one after the other."""
+    asks = f"""
+import torch
+from training_client.clipping.products import full_precision
+matmul = torch.backends.mkldnn.matmul
+if {legacy}:
+    torch.set_float32_matmul_precision("medium")
+else:
+    matmul.fp32_precision = "bf16"
+before = matmul.fp32_precision
+with torch.autocast("cpu", torch.bfloat16), full_precision(torch.device("cpu")):
+    print(before, matmul.fp32_precision, torch.is_autocast_enabled("cpu"), matmul.fp32_precision)
+assert torch.is_autocast_enabled("cpu") is False
+assert matmul.fp32_precision == before
+"""
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "bf16 ieee False ieee\n"
+
+
+def test_precision_is_restored_after_an_error() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ZeroDivisionError), full_precision(CPU):
+            raise ZeroDivisionError
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -171,6 +171,7 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
     ("command", "briefly", "title"),
     [
         ("python benchmarks/ledger_cost.py", "", "Steps that the filter admits"),
+        ("python benchmarks/products.py", "", "600 examples"),
         (
             "python benchmarks/training_step.py --batch 600",
             " --case 60-1000-10 --only adadp --rounds 1",

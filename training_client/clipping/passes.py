@@ -100,7 +100,7 @@ def pass_through(
             is not one an example, or the pass changes what the model keeps.
     """
     seen = _Seen(len(examples))
-    with _watched(seen, layers), _unchanged(model):
+    with _watched(seen, layers), _unchanged(model) as kept:
         losses = loss(model(examples), targets)
     if losses.shape != (len(examples),):
         raise UnsupportedModelError(
@@ -109,7 +109,7 @@ def pass_through(
         )
     wanted: list[Any] = [*seen.edges.values(), *whole]
     found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-    apart = _ApartFrom(model)
+    apart = _ApartFrom(kept)
     reached = {
         layer: apart(gradient)
         for layer, gradient in zip(seen.edges, found[: len(seen.edges)], strict=True)
@@ -120,10 +120,10 @@ def pass_through(
 
 
 class _ApartFrom:
-    """Gives tensors that share no memory with a model's parameters, which an update changes."""
+    """Gives tensors that share no memory with what a model keeps, which an update changes."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._owned = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    def __init__(self, kept: Sequence[torch.Tensor]) -> None:
+        self._owned = {each.untyped_storage().data_ptr() for each in kept}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         shared = tensor.untyped_storage().data_ptr() in self._owned
@@ -142,11 +142,11 @@ def _watched(seen: _Seen, layers: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Raise if parameters or buffers change: what examples leave there has no noise."""
+def _unchanged(model: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Gives parameters and buffers; raise if they change: what examples leave has no noise."""
     before = _state(model)
     versions = [tensor._version for tensor in before]
-    yield
+    yield before
     after = _state(model)
     same = len(after) == len(before) and all(
         now is then and now._version == version

@@ -4,8 +4,9 @@ PyTorch has single precision multiplied by MKL, which leaves half the width of s
 arithmetic idle, and carries oneDNN beside it, which does not: the engine's products then take half
 the time (`benchmarks/products.py`). Both add up in single precision, in an order of their own.
 
-oneDNN compiles a program of a megabyte for every shape that it meets, and batches vary in size. So
-examples are given to it in multiples of 64; PyTorch's own product does the rest.
+oneDNN compiles and keeps a program for every shape that it meets, and lots vary in size: within a
+thousand steps they would take hundreds of megabytes. So examples are given to it in multiples of
+64; PyTorch's own product does the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import pairwise
 from typing import Final
@@ -122,28 +123,31 @@ def _onednn() -> Callable[..., torch.Tensor] | None:
     return found
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """Products in the precision of their factors, whatever the model's forward pass ran in."""
-    with ExitStack() as stack:
-        stack.enter_context(_strict())
-        if torch.is_autocast_enabled(device.type):  # to turn it off takes as long as a small sum
-            stack.enter_context(torch.autocast(device.type, enabled=False))
+    setting = _setting()
+    if setting == "highest" and not torch.is_autocast_enabled(device.type):
+        return nullcontext()  # the others take as long as a small sum
+    return _made_precise(device, setting)
+
+
+def _setting() -> str | None:
+    """PyTorch's for all devices; None if each has its own, for it then refuses to say."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+@contextmanager
+def _made_precise(device: torch.device, setting: str | None) -> Iterator[None]:
+    strict = _strict_by_device() if setting is None else _strict(setting)
+    with strict, torch.autocast(device.type, enabled=False):
         yield
 
 
 @contextmanager
-def _strict() -> Iterator[None]:
-    """PyTorch has one setting for all devices and one for each, and no mixing of them."""
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set by device
-        with _strict_by_device():
-            yield
-        return
-    if before == "highest":
-        yield
-        return
+def _strict(before: str) -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
     try:
         yield

@@ -127,26 +127,38 @@ def test_a_library_that_was_told_to_be_less_precise_is_not_asked(name: str) -> N
     assert done.stdout == "None\n"
 
 
-@pytest.mark.parametrize("legacy", [True, False])
-def test_products_are_precise_whatever_the_program_has_set(legacy: bool) -> None:
+SETTINGS = [
+    "torch.set_float32_matmul_precision('medium')",
+    "torch.backends.fp32_precision = 'bf16'",
+    "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "torch.backends.cuda.matmul.allow_tf32 = True",
+    "matmul[0].fp32_precision = 'tf32'; torch.set_float32_matmul_precision('high')",
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_products_are_precise_whatever_the_program_has_set(setting: str) -> None:
     """For all devices at once, or for each: PyTorch refuses to read the one after the other."""
     asks = f"""
 import torch
 from training_client.clipping.products import full_precision
-matmul = torch.backends.mkldnn.matmul
-if {legacy}:
-    torch.set_float32_matmul_precision("medium")
-else:
-    matmul.fp32_precision = "bf16"
-before = matmul.fp32_precision
-with torch.autocast("cpu", torch.bfloat16), full_precision(torch.device("cpu")):
-    print(before, matmul.fp32_precision, torch.is_autocast_enabled("cpu"), matmul.fp32_precision)
-assert torch.is_autocast_enabled("cpu") is False
-assert matmul.fp32_precision == before
+matmul = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+def settings():
+    return [each.fp32_precision for each in matmul]
+{setting}
+before = settings()
+assert before != ["none", "none"]
+for autocast in (False, True):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with full_precision(torch.device("cpu")):
+            print(*settings(), torch.is_autocast_enabled("cpu"))
+        assert torch.is_autocast_enabled("cpu") == autocast
+    assert settings() == before
 """
     done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "bf16 ieee False ieee\n"
+    assert done.stdout == 2 * "ieee ieee False\n"
 
 
 def test_precision_is_restored_after_an_error() -> None:

@@ -141,28 +141,17 @@ def _setting() -> str | None:
 
 @contextmanager
 def _made_precise(device: torch.device, setting: str | None) -> Iterator[None]:
-    strict = _strict_by_device() if setting is None else _strict(setting)
-    with strict, torch.autocast(device.type, enabled=False):
-        yield
-
-
-@contextmanager
-def _strict(before: str) -> Iterator[None]:
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def _strict_by_device() -> Iterator[None]:
     devices = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [each.fp32_precision for each in devices]
+    if setting is not None:
+        torch.set_float32_matmul_precision("highest")
     for each in devices:
         each.fp32_precision = "ieee"
     try:
-        yield
+        with torch.autocast(device.type, enabled=False):
+            yield
     finally:
+        if setting is not None:
+            torch.set_float32_matmul_precision(setting)
         for each, value in zip(devices, before, strict=True):
             each.fp32_precision = value

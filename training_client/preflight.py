@@ -140,7 +140,13 @@ def reserved(
     Raises:
         BudgetExhaustedError: the plan does not fit; the message says what would. Nothing is held.
     """
-    budget = accounting.dataset(dataset).get("budget") or {}
+    known = accounting.dataset(dataset)
+    budget = known.get("budget") or {}
+    if known.get("size") not in (None, wanted.size):
+        say(
+            f"Note: the ledger's dataset {dataset!r} has {known['size']} records, the training "
+            f"data {wanted.size}: is it the right one?"
+        )
     releases: list[Reservation] = []
     try:
         for each in wanted.before:

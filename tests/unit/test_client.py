@@ -419,17 +419,24 @@ def test_a_budget_that_is_used_up_is_no_error_of_the_question() -> None:
         service(full).affordable_noise("d", PLAN.mechanism(10))
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_what_would(capsys: Any) -> None:
+@pytest.mark.parametrize("records", [1000, 999, None])
+def test_a_plan_that_does_not_fit_is_refused_with_what_would(records: int | None) -> None:
+    """And whose budget it asks for is doubted if the ledger counts other records than there are."""
+
     def small(path: str, body: dict[str, Any]) -> httpx.Response:
         if path.endswith("/quotes"):
             some = {"steps": 7, "noise_multiplier": 3.25}
             return httpx.Response(200, json={"fits": False, "affordable": some})
-        return httpx.Response(200, json={"budget": {"epsilon": 1.0, "delta": 1e-5}})
+        size = {} if records is None else {"size": records}
+        return httpx.Response(200, json={"budget": {"epsilon": 1.0, "delta": 1e-5}} | size)
 
-    wanted = Wanted(1000, 0.1, 1.0, 50)
+    wanted, said = Wanted(1000, 0.1, 1.0, 50), list[str]()
     with pytest.raises(BudgetExhaustedError, match=r"7 such steps.*σ = 3.25") as refused:
-        reserved(service(small), wanted, "d", print, 1.0)
+        reserved(service(small), wanted, "d", said.append, 1.0)
     assert refused.value.exit_code == 3
+    assert any("'d' has 999 records, the training data 1000" in each for each in said) == (
+        records == 999
+    )
 
 
 def test_a_run_that_is_asked_to_end_is_accounted_for() -> None:

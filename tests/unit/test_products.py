@@ -120,11 +120,13 @@ def test_what_is_no_number_stays_with_its_example(asked: list[tuple[int, ...]]) 
 
 @pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
 def test_a_library_that_was_told_to_be_less_precise_is_not_asked(name: str) -> None:
-    asks = "from training_client.clipping.products import _onednn; print(_onednn())"
-    done = subprocess.run(
-        [sys.executable, "-c", asks], env={name: "BF16"}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "None\n"
+    asks = "from training_client.clipping.products import _onednn; print(_onednn() is None)"
+    for value, refused in (("BF16", True), ("ANY", True), ("STRICT", products._onednn() is None)):
+        done = subprocess.run(
+            [sys.executable, "-c", asks],
+            env={name: value}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == f"{refused}\n"
 
 
 SETTINGS = [

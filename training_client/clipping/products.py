@@ -116,7 +116,7 @@ def _is_dense(matrix: torch.Tensor) -> bool:
 def _onednn() -> Callable[..., torch.Tensor] | None:
     """PyTorch's call of it, if it has one, and whoever runs this did not ask for less precision."""
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not built or any(name in os.environ for name in _LOOSENED):
+    if not built or any(os.environ.get(name, "STRICT") != "STRICT" for name in _LOOSENED):
         return None
     found: Callable[..., torch.Tensor] | None
     found = getattr(torch.ops.mkldnn, "_linear_pointwise", None)

@@ -35,7 +35,9 @@ def inverse_roots(
 
 
 def affine(
-    total: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, weight: torch.Tensor
+    total: torch.Tensor,
+    scale: torch.Tensor,
+    shifted: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """t ← D∘(t + w·b) in place, and 0 for what is not finite then.
 
@@ -45,15 +47,16 @@ def affine(
     Args:
         total: t.
         scale: D.
-        shift: b, or None for 0.
-        weight: w, a single number in double precision.
+        shifted: b and w, a single number in double precision; None for b = 0.
     """
-    if shift is None:
+    if shifted is None:
         if _in_a_row(total, scale):
             _run(_scaled, (total, scale), ())
         else:
             total.mul_(scale).nan_to_num_(0.0, 0.0, 0.0)
-    elif _in_a_row(total, scale, shift):
+        return
+    shift, weight = shifted
+    if _in_a_row(total, scale, shift):
         _run(_affine, (total, scale, shift, weight), ())
     else:
         mapped = (shift.double() * weight).add_(total).mul_(scale)

@@ -96,13 +96,14 @@ def test_formulas_by_element_agree(
 def test_maps_agree_and_leave_nothing_of_what_is_no_number(
     both: Callable[..., tuple[Any, Any]], kind: torch.dtype, shifted: bool
 ) -> None:
-    scale, shift = table(kind, 9, 40).exp(), table(kind, 9, 40) if shifted else None
+    scale, shift = table(kind, 9, 40).exp(), table(kind, 9, 40)
+    weighted = (shift, torch.tensor(2.5, dtype=kind)) if shifted else None
     scale[1, 2], scale[2, 2] = torch.inf, torch.nan
 
     def mapped() -> torch.Tensor:
         total = table(kind, 9, 41)[:, :40].contiguous()
         total[3, 3], total[4, 4] = torch.inf, torch.nan
-        elements.affine(total, scale, shift, torch.tensor(2.5, dtype=kind))
+        elements.affine(total, scale, weighted)
         return total
 
     compiled, plain = both(mapped)

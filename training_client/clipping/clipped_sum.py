@@ -45,4 +45,4 @@ class ClippedSum:
                 out.copy_(gradients.clamped_sum(block, affine.scale))
             else:
                 gradients.weighted_sum(block, self.weights, out)
-                affine.map_sum(out, self.weights.sum(dtype=torch.float64))
+                affine.map_sum(out, self.weights)

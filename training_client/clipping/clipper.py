@@ -69,8 +69,8 @@ class Clipper:
             weights = self._weights(gradients, transform)
         kept = weights > 0
         if not bool(kept.all()):  # what is left out may not be finite: 0 times it neither
-            gradients = [each.only(kept) for each in gradients]
-        return ClippedSum(gradients, weights[kept], mean_loss)
+            gradients, weights = [each.only(kept) for each in gradients], weights[kept]
+        return ClippedSum(gradients, weights, mean_loss)
 
     def add_up(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float

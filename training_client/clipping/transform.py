@@ -37,15 +37,16 @@ class Affine:
     scale: torch.Tensor | None
     shift: torch.Tensor | None = None
 
-    def map_sum(self, total: torch.Tensor, weight: torch.Tensor) -> None:
+    def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         """Σ wᵢ·D∘(∇ᵢ + b) = D∘(Σ wᵢ∇ᵢ + (Σ wᵢ)·b), in place.
 
         Args:
             total: Σ wᵢ∇ᵢ; of what is not finite, or becomes so, nothing is left.
-            weight: Σ wᵢ, in double precision.
+            weights: w, which are added up in double precision.
         """
         if self.scale is not None:
-            affine(total, self.scale, self.shift, weight)
+            shifted = None if self.shift is None else (self.shift, weights.sum(dtype=torch.float64))
+            affine(total, self.scale, shifted)
 
     def moments(self, mean: torch.Tensor, deviation: float) -> tuple[torch.Tensor, torch.Tensor]:
         """What a mean of u says of the mean gradient, if nothing was clipped.

@@ -454,6 +454,44 @@ def clipped_norm(layer: nn.Module, inputs: torch.Tensor, of: torch.Tensor, by: T
     return math.sqrt(sum(float(each.double().square().sum()) for each in sums))
 
 
+@pytest.mark.parametrize(
+    ("bias", "scale", "bound", "size", "of"),
+    [
+        (False, 1e18, 1e-9, 1e18, 1.6e-24),
+        (False, 1.8e19, 2e-8, 1e18, 1.6e-24),
+        (True, 1e38, 1e-7, 0.0, 1.6e-30),
+        (True, 1e30, 1e-15, 0.0, 1.6e-30),
+    ],
+)
+def test_weighted_numbers_that_are_rounded_up_do_not_pass_the_bound(
+    bias: bool, scale: float, bound: float, size: float, of: float
+) -> None:
+    """The smallest numbers are rounded up by as much as they are, and D makes them large again."""
+    layer = nn.Linear(1, 1, bias=bias)
+    scales = [torch.full_like(each, scale) for each in layer.parameters()]
+    if bias:
+        scales[0].fill_(1e-10)
+    by = Transform.fixed(bound, scales)
+    for times in (0.5, 1.0, 1.3, 2.0, 7.0):
+        one = torch.full((1, 1), size), torch.full((1, 1), times * of)
+        assert clipped_norm(layer, *one, by) <= bound
+
+
+def test_a_sum_that_may_pass_all_numbers_is_refused() -> None:
+    layer = nn.Linear(2, 2)
+    examples, of = torch.ones(64, 2), torch.ones(64, 2)
+    with pytest.raises(ValueError, match="64 times a bound of 1e\\+37"):
+        clipped_norm(layer, examples, of, Transform(1e37))
+
+
+def test_scales_may_be_parameters_themselves() -> None:
+    layer = nn.Linear(3, 2)
+    one = torch.ones(1, 3), torch.ones(1, 2)
+    plain = clipped_norm(layer, *one, Transform.fixed(0.5, [torch.ones(2, 3), torch.ones(2)]))
+    trained = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2))]
+    assert clipped_norm(layer, *one, Transform.fixed(0.5, trained)) == plain
+
+
 @pytest.mark.parametrize("bound", [1e-6, 1.0])
 @pytest.mark.parametrize("scale", [None, 1e6, 1e8, 1e18])
 @pytest.mark.parametrize("size", [1e15, 1e18])

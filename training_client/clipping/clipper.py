@@ -43,6 +43,7 @@ class Clipper:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.blocks = blocks_of(self.parameters)
 
+    @torch.no_grad()
     def clip(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> ClippedSum:
@@ -54,9 +55,15 @@ class Clipper:
             loss: maps predictions and targets to one loss an example; it must not mix examples.
             transform: what is clipped, and to what bound.
 
+        Returns:
+            The sum, which is not made yet: until it is taken the examples may not change.
+
         Raises:
             UnsupportedModelError: the model or the loss mixes examples.
+            ValueError: the sum may pass all numbers.
         """
+        if transform.bound * len(examples) > torch.finfo(self.parameters[0].dtype).max / 2:
+            raise ValueError(f"{len(examples)} times a bound of {transform.bound:g} is no number")
         if transform.box and transform.bound < math.sqrt(sum(p.numel() for p in self.parameters)):
             raise ValueError("a box is bounded by the root of its coordinates, not by less")
         if len(examples) == 0:

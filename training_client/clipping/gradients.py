@@ -135,10 +135,9 @@ class OuterProducts:
         heights, widths = _at_most(self.gradients), _at_most(self.inputs, widths)
         lost += self._underflow(heights, widths, summands)
         found = square.add_(linear).add_(summands.constant).clamp_min_(0.0)
-        if transform.shift is not None:
-            least = _least_weighted(self._numbers, summands.scales, squared.dtype)
-            least = least * torch.maximum(heights, widths).sqrt_().add_(1.0)
-            found.masked_fill_(least > _NEGLIGIBLE * transform.bound, torch.inf)
+        least = _least_weighted(self._numbers, summands.scales, squared.dtype)
+        least = least * torch.maximum(heights, widths).sqrt_().add_(1.0)
+        found.masked_fill_(least > _NEGLIGIBLE * transform.bound, torch.inf)
         return Squares(_bounded(heights, widths, found, squared.dtype), lost)
 
     @property
@@ -221,6 +220,7 @@ class HeldGradients:
             assert affine.scale is not None
             rows, scale = self.gradients[:, block.rows].flatten(1), affine.scale.flatten()
             none = torch.zeros_like(scale)
+            scales += squared_norms(scale.reshape(1, -1))
             if affine.shift is None:
                 found += affine_squared_norms(rows, scale, none)
             else:  # what cancels is rounded by the size of its parts
@@ -228,7 +228,6 @@ class HeldGradients:
                 found += affine_squared_norms(rows, scale, shift[0])
                 lost += affine_squared_norms(rows, scale, none)
                 lost += affine_squared_norms(shift, scale, none)
-                scales += squared_norms(scale.reshape(1, -1))
         least = _least_weighted(self.gradients[0].numel(), scales, self.gradients.dtype)
         found.masked_fill_(least > _NEGLIGIBLE * transform.bound, torch.inf)
         return Squares(found, lost.mul_(_roundings(self.gradients)))
@@ -259,9 +258,10 @@ def _bounded(
 
 
 def _least_weighted(numbers: int, scales: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """The norm of what a weighted gradient lacks in u where its numbers are taken for 0.
+    """The norm of what a weighted gradient lacks in u, or has too much, where it underflows.
 
-    What a shift cancels is then no longer cancelled: the shift is weighted by itself.
+    The smallest numbers are rounded to 0 or up, D multiplies what that leaves, and what a shift
+    cancels is no longer cancelled: the shift is weighted by itself.
 
     Args:
         numbers: of the gradient.

@@ -39,20 +39,16 @@ def main() -> None:
     for column in ("product", "PyTorch's ms", "ours ms", "ours / PyTorch's", "first ms"):
         table.add_column(column, justify="left" if column == "product" else "right")
     for name, (outputs, inputs) in LAYERS.items():
-        a, g = torch.rand(EXAMPLES, inputs), torch.rand(EXAMPLES, outputs)
-        w, weights, out = (
-            torch.rand(EXAMPLES),
-            torch.rand(outputs, inputs),
-            torch.empty(outputs, inputs),
-        )
+        a, g, w = (torch.rand(EXAMPLES, each) for each in (inputs, outputs, 1))
+        d, out = torch.rand(outputs, inputs), torch.empty(outputs, inputs)
         kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "norms": (
-                lambda a=a, d=weights: a @ d.T,  # type: ignore[misc]
-                lambda a=a, d=weights: [product(a[part], d.T) for part in parts(a)],  # type: ignore[misc]
+                lambda a=a, d=d: a @ d.T,  # type: ignore[misc]
+                lambda a=a, d=d: [product(a[part], d.T) for part in parts(a)],  # type: ignore[misc]
             ),
             "sum": (
-                lambda a=a, g=g, w=w, out=out: torch.mm((g * w[:, None]).T, a, out=out),  # type: ignore[misc]
-                lambda a=a, g=g, w=w, out=out: weighted_product(g, a, w, out),  # type: ignore[misc]
+                lambda a=a, g=g, w=w, out=out: torch.mm((g * w).T, a, out=out),  # type: ignore[misc]
+                lambda a=a, g=g, w=w, out=out: weighted_product(g, a, w[:, 0], out),  # type: ignore[misc]
             ),
         }
         for kind, (theirs, ours) in kinds.items():

@@ -564,6 +564,16 @@ def test_a_model_on_another_device_than_its_data_is_refused() -> None:
         optimizer.step(*batch(), training.cross_entropy)
 
 
+@pytest.mark.parametrize("wrong", [0.0, -1.0, 1e-19, 1e38, math.inf, math.nan])
+def test_side_information_that_sums_may_overflow_with_is_refused(wrong: float) -> None:
+    net = model()
+    known = [torch.ones_like(each) for each in net.parameters()]
+    AdaDps(net, PLAN, learning_rate=0.1, side_information=known)
+    known[1].view(-1)[-1] = wrong
+    with pytest.raises(ValueError, match=r"side information from 1e-18 to 1e\+18"):
+        AdaDps(net, PLAN, learning_rate=0.1, side_information=known)
+
+
 @pytest.mark.parametrize("wrong", [{"beta": 0.0}, {"threshold": -1.0}, {"epsilon": 0.0}])
 def test_adadp_refuses_what_would_divide_by_zero(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected beta"):

@@ -4,9 +4,9 @@ PyTorch has single precision multiplied by MKL, which leaves half the width of s
 arithmetic idle, and carries oneDNN beside it, which does not: the engine's products then take half
 the time (`benchmarks/products.py`). Both add up in single precision, in an order of their own.
 
-oneDNN compiles and keeps a program for every shape that it meets, and lots vary in size: within a
-thousand steps they would take hundreds of megabytes. So examples are given to it in multiples of
-64; PyTorch's own product does the rest.
+oneDNN compiles and keeps a program for every shape that it meets, and lots vary in size: a program
+for each size would take more memory than the model. So examples are given to it in multiples of 64;
+PyTorch's own product does the rest.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _by_onednn(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def _is_for_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
     """In single precision on a processor, large enough, and as it likes them to lie in memory.
 
-    Of some others it makes a thousand times the work.
+    Some others take it many times as long.
     """
     sides = *left.shape, right.shape[1]
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from training_client.plan import Plan
 from training_client.private_sum import Part
 
 Statistic = Literal["rmsprop", "adam", "adagrad"]
+_LEAST: Final = 1e-18  # of side information, and one over the largest
 
 
 class Statistics:
@@ -90,7 +91,8 @@ class AdaDps(_WithStatistics):
         learning_rate: η > 0.
         momentum: of the noisy mean.
         statistic: of the gradients of `source`, which should be public.
-        side_information: A itself, a tensor > 0 per parameter, instead of a statistic.
+        side_information: A itself, a tensor per parameter, instead of a statistic: numbers from
+            1e-18 to 1e18, so that no sum of what is divided by it passes all numbers.
         decay: see `Statistics`.
         epsilon: see `Statistics`.
         options: see `PrivateOptimizer`.
@@ -112,6 +114,9 @@ class AdaDps(_WithStatistics):
         **options: Any,
     ) -> None:
         super().__init__(model, plan, **options)
+        for each in side_information or ():
+            if not bool(((each >= _LEAST) & (each <= 1 / _LEAST)).all()):
+                raise ValueError(f"expected side information from {_LEAST:g} to {1 / _LEAST:g}")
         self.learning_rate, self.momentum = learning_rate, momentum
         self.side_information = side_information
         self.statistics = Statistics(self.parameters, statistic, decay, epsilon)

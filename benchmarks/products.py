@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from training_client.clipping.products import parts, product, weighted_product
+from training_client.clipping.products import parts_of, product, weighted_product
 
 EXAMPLES, ROUNDS = 600, 41
 # sides of a layer's block of weights
@@ -44,7 +44,7 @@ def main() -> None:
         kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "norms": (
                 lambda a=a, d=d: a @ d.T,  # type: ignore[misc]
-                lambda a=a, d=d: [product(a[part], d.T) for part in parts(a)],  # type: ignore[misc]
+                lambda a=a, d=d: [product(a[part], d.T) for part in parts_of(a, d.T)],  # type: ignore[misc]
             ),
             "sum": (
                 lambda a=a, g=g, w=w, out=out: torch.mm((g * w).T, a, out=out),  # type: ignore[misc]

@@ -94,31 +94,23 @@ def sums_of_roots(squares: torch.Tensor, least: float) -> tuple[float, float]:
     return float(sums[0]), float(sums[1])
 
 
-def descend_by_root(
-    parameter: torch.Tensor,
-    mean_square: torch.Tensor,
-    gradient: torch.Tensor,
-    *,
-    rate: float,
-    epsilon: float,
-    learning_rate: float,
-) -> None:
-    """m ← (1 − rate)·m + rate·g², then the parameter less η·g/√(m + ε): RMSprop, ε in the root.
+def over_root(
+    gradient: torch.Tensor, mean_square: torch.Tensor, *, rate: float, epsilon: float
+) -> torch.Tensor:
+    """m ← (1 − rate)·m + rate·g², and g/√(m + ε): RMSprop, ε in the root.
 
     Args:
-        parameter: changed in place.
-        mean_square: m, changed in place.
         gradient: g.
+        mean_square: m, changed in place.
         rate: of what is new.
         epsilon: ε > 0.
-        learning_rate: η.
     """
-    if _in_a_row(gradient, mean_square, parameter):
-        numbers = (1 - rate, rate, epsilon, learning_rate)
-        _run(_descend_by_root, (gradient, mean_square, parameter), numbers)
-    else:
+    if not _in_a_row(gradient, mean_square):
         mean_square.mul_(1 - rate).addcmul_(gradient, gradient, value=rate)
-        parameter.addcdiv_(gradient, (mean_square + epsilon).sqrt_(), value=-learning_rate)
+        return gradient / (mean_square + epsilon).sqrt_()
+    found = torch.empty_like(gradient)
+    _run(_over_root, (gradient, mean_square, found), (1 - rate, rate, epsilon))
+    return found
 
 
 def _in_a_row(*tensors: torch.Tensor) -> bool:
@@ -182,9 +174,9 @@ def _sums_of_roots(squares: Any, least: Any, sums: Any) -> None:
     sums[0], sums[1] = roots, total
 
 
-def _descend_by_root(
-    gradient: Any, mean_square: Any, parameter: Any, keep: Any, rate: Any, epsilon: Any, eta: Any
+def _over_root(
+    gradient: Any, mean_square: Any, found: Any, keep: Any, rate: Any, epsilon: Any
 ) -> None:
     for i in range(len(gradient)):
         mean_square[i] = keep * mean_square[i] + rate * gradient[i] * gradient[i]
-        parameter[i] -= eta * gradient[i] / sqrt(mean_square[i] + epsilon)
+        found[i] = gradient[i] / sqrt(mean_square[i] + epsilon)

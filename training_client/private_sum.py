@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from training_client.clipping import Affine, Block, Clipper, Loss, Transform
+from training_client.clipping.blocks import split
 from training_client.errors import DataError
 from training_client.noise import fresh_generator, gaussian_like
 from training_client.plan import Plan
@@ -28,7 +29,7 @@ class Sum(Protocol):
         ...
 
     def on(self, block: Block, affine: Affine, out: torch.Tensor) -> None:
-        """Put the sum on a block, mapped so, into a tensor of its shape."""
+        """Put the sum on a block, mapped so, into as many numbers as it has."""
         ...
 
 
@@ -38,7 +39,7 @@ class Part:
 
     Attributes:
         block: which.
-        mean: the noisy sum of what was clipped over the expected batch size.
+        mean: the noisy sum of what was clipped over the expected batch size, of its numbers.
         affine: what gradients were mapped by before the clip.
         deviation: of the noise on each coordinate of the mean.
     """
@@ -87,7 +88,7 @@ class Release:
             RuntimeError: it was taken already.
         """
         for block in self._once():
-            take(self._part(block, torch.empty_like(block.of(self._parameters))))
+            take(self._part(block, self._parameters[0].new_empty(block.size)))
 
     def whole(self) -> list[torch.Tensor]:
         """All means, a tensor per parameter.
@@ -95,10 +96,11 @@ class Release:
         Raises:
             RuntimeError: it was taken already.
         """
-        means = [torch.empty_like(each) for each in self._parameters]
-        for block in self._once():
+        blocks = self._once()
+        means = self._parameters[0].new_empty(sum(block.size for block in blocks))
+        for block in blocks:
             self._part(block, block.of(means))
-        return means
+        return split(means, self._parameters)
 
     def _once(self) -> Sequence[Block]:
         blocks, self._blocks = self._blocks, None
@@ -109,9 +111,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The sum over several physical batches, a tensor per parameter."""
+    """The sum over several physical batches, a vector of all numbers."""
 
-    sums: Sequence[torch.Tensor]
+    sums: torch.Tensor
     mean_loss: float
 
     def on(self, block: Block, _: Affine, out: torch.Tensor) -> None:
@@ -187,14 +189,15 @@ class PrivateSum:
         rows = self._physical_batch_size or len(examples)
         if len(examples) <= rows:
             return self.clipper.clip(examples, targets, loss, transform)
-        sums, losses = [torch.zeros_like(each) for each in self.clipper.parameters], 0.0
+        sums, losses = self.clipper.zeros(), 0.0
         for at in range(0, len(examples), rows):
             part = slice(at, at + rows)
             found = self.clipper.clip(examples[part], targets[part], loss, transform)
             losses += found.mean_loss * len(examples[part])
             with torch.no_grad():
                 for block in self.clipper.blocks:
-                    each = torch.empty_like(block.of(sums))
+                    total = block.of(sums)
+                    each = torch.empty_like(total)
                     found.on(block, transform.at(block), each)
-                    block.of(sums).add_(each)
+                    total += each
         return Added(sums, losses / len(examples))

@@ -99,9 +99,7 @@ def _inside(stepper: Ordinary | PrivateOptimizer, local_steps: int) -> dict[str,
     if isinstance(stepper, AdaDp) and stepper.adaptive_noise:
         return {"local_steps": local_steps}
     if isinstance(stepper, PiGdo):
-        return {
-            "largest_root": _finite(math.sqrt(max(0.0, *(float(s.max()) for s in stepper.squares))))
-        }
+        return {"largest_root": _finite(math.sqrt(max(0.0, float(stepper.squares.max()))))}
     return {}
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from tests.unit.test_private_step import batch, model, per_example, sum_clipped
 from training_client import train as training
-from training_client.clipping import Block, Clipper, Transform
+from training_client.clipping import Affine, Block, Clipper, Transform
+from training_client.clipping.blocks import blocks_of
 from training_client.errors import DataError
 from training_client.optimizers import (
     OPTIMIZERS,
@@ -57,8 +58,9 @@ def ellipsoid(half_axes: Tensors, *, box: bool = False) -> Transform:
     return Transform.fixed(math.sqrt(size), [1 / each for each in half_axes], box=box)
 
 
-def whole(at: int) -> Block:
-    return Block(at, slice(None))
+def maps(transform: Transform, like: Tensors) -> list[Affine]:
+    """D and b of whole parameters."""
+    return [transform.at(block).on(piece) for block in blocks_of(like) for piece in block.pieces]
 
 
 # --- the engine against every example's gradient
@@ -66,9 +68,10 @@ def whole(at: int) -> Block:
 
 def transformed(net: nn.Module, transform: Transform, *of: torch.Tensor) -> Tensors:
     """u of every example, flat, one row an example, clipped: the oracle."""
-    rows = []
-    for at, gradient in enumerate(per_example(net, *of)):
-        affine = transform.at(whole(at))
+    rows, gradients = [], per_example(net, *of)
+    vector = torch.cat([each.flatten(1) for each in gradients], 1)
+    for block in Clipper(net).blocks:
+        affine, gradient = transform.at(block), vector[:, block.numbers]
         u = gradient if affine.shift is None else gradient + affine.shift
         rows.append((u if affine.scale is None else u * affine.scale).flatten(1))
     u = torch.cat(rows, 1)
@@ -161,7 +164,7 @@ def test_the_square_of_a_gradient_is_free_of_the_noise() -> None:
     scales, shifts = torch.tensor([2.0, 0.5]).expand_as(exact), torch.ones_like(exact)
     transform = Transform.fixed(1.0, [scales], [shifts])
     noise = 0.4 * torch.randn(exact.shape, generator=generator)
-    affine = transform.at(whole(0))
+    (affine,) = maps(transform, [exact])
     means, squares = affine.moments(scales * (exact + shifts) + noise, 0.4)
     small, large = squares.mean(0).tolist()
     assert small < 0.5 * (0.4 / 2.0) ** 2
@@ -192,8 +195,8 @@ def test_half_axes_give_the_noise_of_lemma_1() -> None:
     axes = [torch.tensor([0.5, 2.0]), torch.tensor([[0.1, 3.0, 1.0]])]
     transform, sigma = ellipsoid(axes), 2.0
     noise = [
-        transform.at(whole(at)).moments(torch.full_like(s, sigma * transform.bound), 0.0)[0]
-        for at, s in enumerate(axes)
+        affine.moments(torch.full_like(s, sigma * transform.bound), 0.0)[0]
+        for affine, s in zip(maps(transform, axes), axes, strict=True)
     ]
     total = sum(float((s / n).square().sum()) for s, n in zip(axes, noise, strict=True))
     assert total == pytest.approx(1 / sigma**2)
@@ -296,7 +299,7 @@ def test_the_noise_is_as_stated(name: str, state: str) -> None:
             torch.empty(0, 600), torch.empty(0, dtype=torch.long), training.cross_entropy
         )
         stated = plan.noise_multiplier * bound / plan.expected_batch_size
-        noise = torch.cat([each.flatten() for each in recorder.released[-1]])
+        noise = recorder.released[-1]
         seen.append(noise / noise.norm())
         assert float(noise.std()) == pytest.approx(stated, rel=0.01)
         assert abs(float(noise.mean())) < 0.02 * stated
@@ -376,15 +379,15 @@ def test_side_information_scales_gradients_before_the_clip() -> None:
 
 
 class Recorder:
-    """Every noisy mean that a run releases, a list for each step."""
+    """Every noisy mean that a run releases, a vector for each step."""
 
     def __init__(self, optimizer: PrivateOptimizer) -> None:
-        self.released: list[list[torch.Tensor]] = []
+        self.released: list[torch.Tensor] = []
         private_sum = optimizer.private_sum
         release, part = private_sum.release, private_sum._part
 
         def recorded(*of: Any) -> Release:
-            self.released.append([torch.empty_like(p) for p in optimizer.parameters])
+            self.released.append(optimizer.zeros())
             return release(*of)
 
         def noisy(total: Sum, transform: Transform, block: Block, mean: torch.Tensor) -> Part:
@@ -429,7 +432,7 @@ Make = Callable[[], PrivateOptimizer]
 
 
 def replayed(
-    make: Make, released: list[list[torch.Tensor]], other: tuple[torch.Tensor, ...]
+    make: Make, released: list[torch.Tensor], other: tuple[torch.Tensor, ...]
 ) -> list[torch.Tensor]:
     """The state of a run on another dataset whose releases are these, whatever its batches."""
     torch.manual_seed(5)
@@ -440,7 +443,7 @@ def replayed(
     def summed(*of: Any) -> Sum:
         """The other dataset is looked at, and what was released put in place of its sum."""
         size = PLAN.expected_batch_size
-        return Added([each * size for each in next(following)], genuine(*of).mean_loss)
+        return Added(next(following) * size, genuine(*of).mean_loss)
 
     optimizer.private_sum.summed = summed  # type: ignore[method-assign]
 
@@ -539,7 +542,7 @@ def test_what_noise_leaves_in_the_squares_is_known() -> None:
     empty = torch.zeros(0, 2000, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
     for _ in range(50):
         optimizer.step(*empty, training.cross_entropy)
-    squares = optimizer.prior_squares[0]
+    squares = optimizer.prior_squares
     assert float(squares.var()) == pytest.approx(optimizer.uncertainty, rel=0.1)
     assert abs(float(squares.mean())) < 5 * math.sqrt(optimizer.uncertainty / 20_000)
 

@@ -57,15 +57,38 @@ def test_sums_along_rows_agree(
     values[2] = 0.0
     values[3, 4] = torch.nan
     values[4, 5] = torch.inf
-    scale, shift = table(kind, 33), table(kind, 33)
+    scale, shift = table(kind, 1, 33), table(kind, 1, 33)
     agree(both(rows.squared_norms, values), kind)
     agree(both(rows.squared_norms, values.T), kind)  # not in the order of memory
     agree(both(rows.affine_squared_norms, values, scale, shift), kind)
+    agree(both(rows.affine_squared_norms, values, scale), kind)
     agree(both(rows.unit_squares, values), kind)
     clean = values.nan_to_num(0.0, 0.0, 0.0)
-    for function in (rows.dots, rows.dots_of_squares):
-        found, plain = both(function, clean, others, 17)
+    for add in (rows.add_dots, rows.add_dots_of_squares):
+
+        def added(add: Callable[..., None] = add) -> torch.Tensor:
+            total = torch.full((len(clean),), size, dtype=torch.float64)
+            add(clean, others, total, 17)
+            return total
+
+        found, plain = both(added)
         torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12 * size)
+        assert bool((found != size).any())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_squares_of_unit_rows_are_rounded_up_from_nothing(
+    both: Callable[..., tuple[Any, Any]], kind: torch.dtype
+) -> None:
+    """Next to the other number; 0 stays 0, and what is no number stays none."""
+    tiny = torch.finfo(kind).tiny
+    values = torch.tensor([[1.0, 1e-160, 0.0], [0.0, 0.0, 0.0], [torch.nan, 1.0, 0.0]]).to(kind)
+    values[0, 1] = 1e-3 * tiny**0.5
+    for squares, norms in both(rows.unit_squares, values):
+        assert squares[0].tolist() == [1.0, tiny, 0.0]
+        assert norms.tolist()[:2] == [1.0, 0.0]
+        assert squares[1].tolist() == [0.0] * 3
+        assert bool(squares[2, 0].isnan())
 
 
 def test_sums_along_rows_do_not_lose_what_single_precision_would() -> None:
@@ -131,20 +154,20 @@ def test_tensors_that_do_not_lie_in_a_row_are_not_mistaken() -> None:
     squares = table(torch.float64, 9, 40).square()
     turned = squares.T.contiguous().T
     assert torch.equal(elements.inverse_roots(turned), elements.inverse_roots(squares))
-    parameter, gradient = torch.zeros(40, 9, dtype=torch.float64).T, table(torch.float64, 9, 40)
-    elements.descend_by_root(
-        parameter, turned, gradient, rate=0.1, epsilon=1e-8, learning_rate=0.01
-    )
-    assert bool((parameter * gradient < 0).all())
+    gradient, wanted = table(torch.float64, 9, 40), squares.clone()
+    steps = [
+        elements.over_root(gradient, mean_square, rate=0.1, epsilon=1e-8)
+        for mean_square in (turned, wanted)
+    ]
+    torch.testing.assert_close(*steps)
+    torch.testing.assert_close(turned, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_over_roots_agrees(both: Callable[..., tuple[Any, Any]], kind: torch.dtype) -> None:
     def step() -> tuple[torch.Tensor, torch.Tensor]:
-        parameter, square = table(kind, 8, 30), table(kind, 8, 30).square()
-        numbers = {"rate": 0.1, "epsilon": 1e-8, "learning_rate": 0.01}
-        elements.descend_by_root(parameter, square, table(kind, 8, 31)[:, :30], **numbers)
-        return parameter, square
+        square, gradient = table(kind, 8, 30).square(), table(kind, 8, 31)[:, :30].contiguous()
+        return elements.over_root(gradient, square, rate=0.1, epsilon=1e-8), square
 
     agree(both(step), kind)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from training_client.clipping import products
-from training_client.clipping.products import full_precision, parts, product, weighted_product
+from training_client.clipping.products import full_precision, parts_of, product, weighted_product
 
 EPS = float(torch.finfo(torch.float32).eps)
 CPU = torch.device("cpu")
@@ -76,12 +76,17 @@ def test_a_product_that_is_summed_over_examples(examples: int, columns: tuple[in
     require_close(out, left.T * weights, right)
 
 
-def test_examples_come_in_multiples_of_64_and_a_rest() -> None:
+@pytest.mark.parametrize("columns", [1, 192])
+def test_examples_come_in_multiples_of_64_and_a_rest(columns: int) -> None:
+    """Where oneDNN multiplies them; elsewhere there is no rest."""
+    right = torch.empty(784, columns)
     for size in (0, 1, 63, 64, 65, 600, 1024, 1030, 2048, 3000):
-        found = parts(torch.empty(size, 1))
+        found = parts_of(torch.empty(size, 784), right)
         assert [row for each in found for row in range(size)[each]] == list(range(size))
         assert all((each.stop - each.start) % 64 == 0 for each in found[:-1])
         assert all(0 < each.stop - each.start <= 1024 for each in found)
+        if columns == 1 and 0 < size <= 1024:
+            assert len(found) == 1
 
 
 def test_lots_of_all_sizes_ask_onednn_for_few_shapes(asked: list[tuple[int, ...]]) -> None:
@@ -89,7 +94,7 @@ def test_lots_of_all_sizes_ask_onednn_for_few_shapes(asked: list[tuple[int, ...]
     weights, out = torch.randn(192, 784), torch.empty(192, 784)
     for size in range(560, 641):
         inputs, gradients = torch.randn(size, 784), torch.randn(size, 192)
-        for part in parts(inputs):
+        for part in parts_of(inputs, weights.T):
             product(inputs[part], weights.T)
         weighted_product(gradients, inputs, torch.ones(size), out)
     assert 0 < len(set(asked)) <= 6

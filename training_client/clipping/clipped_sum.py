@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training_client.clipping.blocks import Block
+from training_client.clipping.blocks import Block, Piece
 from training_client.clipping.gradients import ExampleGradients
 from training_client.clipping.products import full_precision
 from training_client.clipping.transform import Affine
@@ -33,16 +33,22 @@ class ClippedSum:
         Args:
             block: where.
             affine: D and b there; the same that weights were found with, where they bound.
-            out: takes the sum, in its shape.
+            out: takes the sum, as many numbers as the block has.
         """
         if not self.gradients:
             out.zero_()
             return
-        gradients = self.gradients[block.at]
         with full_precision(out.device):
-            if self.weights is None:
-                assert affine.scale is not None
-                out.copy_(gradients.clamped_sum(block, affine.scale))
-            else:
-                gradients.weighted_sum(block, self.weights, out)
+            for piece in block.pieces:
+                self._on_piece(piece, affine, piece.within(out))
+            if self.weights is not None:
                 affine.map_sum(out, self.weights)
+
+    def _on_piece(self, piece: Piece, affine: Affine, out: torch.Tensor) -> None:
+        """Σᵢ wᵢ∇ᵢ, not mapped yet, or the sum in a box."""
+        gradients = self.gradients[piece.at]
+        if self.weights is None:
+            assert affine.scale is not None
+            out.copy_(gradients.clamped_sum(piece.rows, piece.within(affine.scale)))
+        else:
+            gradients.weighted_sum(piece.rows, self.weights, out)

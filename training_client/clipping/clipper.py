@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
+from itertools import groupby
 from typing import Final
 
 import torch
 from torch import nn
 
-from training_client.clipping.blocks import blocks_of
+from training_client.clipping.blocks import Piece, blocks_of
 from training_client.clipping.clipped_sum import ClippedSum
 from training_client.clipping.gradients import ExampleGradients
 from training_client.clipping.layers import trained_layers
 from training_client.clipping.passes import Loss, pass_through
 from training_client.clipping.probe import require_apart, require_whole
 from training_client.clipping.products import full_precision
-from training_client.clipping.transform import Transform
+from training_client.clipping.transform import Affine, Transform
 
 _ROUNDING: Final = 1e-6  # of an example's weight, and of what is weighted
 
@@ -26,7 +28,7 @@ class Clipper:
 
     Attributes:
         parameters: what is trained, in the order of `model.parameters()`.
-        blocks: all of them in parts.
+        blocks: of all their numbers.
 
     Args:
         model: its layers with parameters are Linear, or known to Opacus; each is applied once, to
@@ -42,6 +44,11 @@ class Clipper:
         self._batches = 0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.blocks = blocks_of(self.parameters)
+
+    def zeros(self) -> torch.Tensor:
+        """A vector of as many numbers as are trained."""
+        size = sum(each.numel() for each in self.parameters)
+        return self.parameters[0].new_zeros(size)
 
     @torch.no_grad()
     def clip(
@@ -113,13 +120,25 @@ class Clipper:
         It is 0 for an example whose gradient is not finite, or so large that a weighted one would
         lose digits.
         """
-        found = [
-            each.squares([block for block in self.blocks if block.at == at], transform)
-            for at, each in enumerate(gradients)
-        ]
-        norms = torch.stack([each.found + each.lost for each in found]).sum(0).sqrt_()
+        norms = torch.stack(self._squares(gradients, transform)).sum(0).sqrt_()
         limit = transform.bound * (1 - _ROUNDING)
         weights = (limit / norms.clamp_min(1e-300)).clamp_max_(1.0)
         least = float(torch.finfo(self.parameters[0].dtype).tiny) * 2**24
         counted = norms.isfinite() & (weights > least)
         return weights.where(counted, 0.0).to(self.parameters[0].dtype)
+
+    def _squares(
+        self, gradients: list[ExampleGradients], transform: Transform
+    ) -> list[torch.Tensor]:
+        """‖u‖² of each example in each parameter, or more."""
+        if transform.scale is None:
+            return [each.squares() for each in gradients]
+        by_parameter = groupby(self._pieces(transform), key=lambda part: part[0].at)
+        return [gradients[at].affine_squares(parts, transform.bound) for at, parts in by_parameter]
+
+    def _pieces(self, transform: Transform) -> Iterator[tuple[Piece, Affine]]:
+        """Each with its map, which is made for one block at a time."""
+        for block in self.blocks:
+            affine = transform.at(block)
+            for piece in block.pieces:
+                yield piece, affine.on(piece)

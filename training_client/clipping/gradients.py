@@ -12,96 +12,97 @@ box is elementwise. Of every other layer the per-example gradients are held.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, Protocol
 
 import torch
 
-from training_client.clipping.blocks import Block
+from training_client.clipping.blocks import Piece
 from training_client.clipping.box import clamped, clamped_products
-from training_client.clipping.products import parts, product, weighted_product
+from training_client.clipping.products import parts_of, product, weighted_product
 from training_client.clipping.rows import (
+    add_dots,
+    add_dots_of_squares,
     affine_squared_norms,
-    dots,
-    dots_of_squares,
     squared_norms,
     unit_squares,
 )
-from training_client.clipping.transform import Transform
+from training_client.clipping.transform import Affine
 
 _ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its terms
 _NEGLIGIBLE: Final = 1e-7  # of the bound
 
 
-class Squares(NamedTuple):
-    """Squared norms of u, one for each example, in double precision.
-
-    Attributes:
-        found: as computed.
-        lost: what rounding may have taken from them, at most.
-    """
-
-    found: torch.Tensor
-    lost: torch.Tensor
-
-
-@dataclass(slots=True)
-class _Summands:
-    """What squared norms are made of, added up over blocks, in double precision.
-
-    Attributes:
-        square: Σₒ g²ₒ·[D²(a²)]ₒ over ‖a‖², for each example.
-        linear: gᵀ(D²∘b)a, for each example.
-        constant: ‖D∘b‖², and what it may lack where D² or b² is taken for 0.
-        scales: ‖D‖².
-    """
-
-    square: torch.Tensor
-    linear: torch.Tensor
-    constant: torch.Tensor
-    scales: torch.Tensor
-
-    @classmethod
-    def zeros(cls, widths: torch.Tensor) -> Self:
-        """As many as there are ‖a‖²."""
-        each, one = torch.zeros_like(widths), torch.zeros_like(widths[:1])
-        return cls(each, each.clone(), one, one.clone())
-
-    def take_shift(self, weights: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        """Add a block's ‖D∘b‖².
-
-        Args:
-            weights: D².
-            shift: b.
-
-        Returns:
-            D²∘b.
-        """
-        flat, least = shift.reshape(1, -1), float(torch.finfo(shift.dtype).tiny)
-        self.constant += dots_of_squares(weights.reshape(1, -1), flat)
-        self.constant += squared_norms(flat).mul_(least)
-        return weights * shift
+Parts = Iterable[tuple[Piece, Affine]]
+Number = float | torch.Tensor  # a tensor of one on an accelerator
 
 
 class ExampleGradients(Protocol):
     """Of one parameter, every example's."""
 
-    def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
-        """Of u = D∘(∇ + b), over all blocks of the parameter."""
+    def squares(self) -> torch.Tensor:
+        """‖∇‖² for each example, in double precision, or more."""
         ...
 
-    def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Σ wᵢ∇ᵢ on a block, into a tensor of its shape."""
+    def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
+        """‖D∘(∇ + b)‖² for each example, in double precision, with what rounding may have taken.
+
+        Args:
+            parts: all pieces of the parameter, and the map of each.
+            bound: ∞ is found where what a weighted gradient loses is not negligible beside it.
+        """
         ...
 
-    def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
-        """Σ clamp(D∘∇ᵢ, ±1) on a block; what is no number counts as 0."""
+    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Σ wᵢ∇ᵢ on rows of the parameter, into a tensor of their shape."""
+        ...
+
+    def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
+        """Σ clamp(D∘∇ᵢ, ±1) on rows of the parameter; what is no number counts as 0."""
         ...
 
     def only(self, kept: torch.Tensor) -> ExampleGradients:
         """Those of some examples."""
         ...
+
+
+@dataclass(slots=True)
+class _Summands:
+    """What squared norms are made of, added up over pieces, in double precision.
+
+    Attributes:
+        square: Σₒ g²ₒ·[D²(a²)]ₒ over ‖a‖², for each example.
+        linear: gᵀ(D²∘b)a, for each example; None without a shift.
+        constant: ‖D∘b‖², and what it may lack where D², b² or a product is taken for 0.
+        scales: ‖D‖².
+    """
+
+    square: torch.Tensor
+    linear: torch.Tensor | None = None
+    constant: Number = 0.0
+    scales: Number = 0.0
+
+    def take(self, affine: Affine) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Add a piece's ‖D‖² and ‖D∘b‖².
+
+        Returns:
+            D² and, if there is a shift, D²∘b.
+        """
+        assert affine.scale is not None
+        scales = _squared_norm(affine.scale)
+        self.scales += scales
+        weights = affine.scale.square()
+        if affine.shift is None:
+            return weights, None
+        if self.linear is None:
+            self.linear = torch.zeros_like(self.square)
+        kind, constant = weights.dtype, self.square.new_zeros(1)
+        add_dots_of_squares(weights.reshape(1, -1), affine.shift.reshape(1, -1), constant)
+        self.constant += _number(constant) + scales * _least_square(kind)
+        self.constant += _squared_norm(affine.shift) * float(torch.finfo(kind).tiny)
+        return weights, weights * affine.shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,82 +117,96 @@ class OuterProducts:
     gradients: torch.Tensor
     inputs: torch.Tensor
 
-    def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
+    def squares(self) -> torch.Tensor:
         """See `ExampleGradients`."""
-        if transform.scale is None:
-            heights, widths = _at_most(self.gradients), _at_most(self.inputs)
-            found = _bounded(heights, widths, heights * widths, self.inputs.dtype)
-            return Squares(found, torch.zeros_like(found))
+        heights, widths = _at_most(self.gradients), _at_most(self.inputs)
+        largest = torch.maximum(heights, widths)
+        return (heights * widths).masked_fill_(largest >= self._largest, torch.inf)
+
+    def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
+        """See `ExampleGradients`."""
         squared, widths = unit_squares(self.inputs)
-        summands = _Summands.zeros(widths)
-        for block in blocks:
-            self._add(block, transform, squared, summands)
-        if transform.shift is not None:  # what b² lacks
-            summands.constant += summands.scales * _least_square(squared.dtype)
-        square, linear = summands.square.mul_(widths), summands.linear.mul_(2)
-        # a product of n terms lacks n roundings of what they add up to at most, in any order
-        lost = (square + linear.abs()).add_(summands.constant)
-        lost.mul_(_roundings(squared, squared.shape[1]))
+        summands = _Summands(torch.zeros_like(widths))
+        for piece, affine in parts:
+            self._add(piece.rows.start, affine, squared, summands)
+        del squared
         heights, widths = _at_most(self.gradients), _at_most(self.inputs, widths)
-        lost += self._underflow(heights, widths, summands)
-        found = square.add_(linear).add_(summands.constant).clamp_min_(0.0)
-        least = _least_weighted(self._numbers, summands.scales, squared.dtype)
-        least = least * torch.maximum(heights, widths).sqrt_().add_(1.0)
-        found.masked_fill_(least > _NEGLIGIBLE * transform.bound, torch.inf)
-        return Squares(_bounded(heights, widths, found, squared.dtype), lost)
+        found = most = summands.square.mul_(widths)
+        if summands.linear is not None:
+            linear = summands.linear.mul_(2)
+            found = (most + linear).add_(summands.constant).clamp_min_(0.0)
+            most = most.add_(linear.abs_()).add_(summands.constant)
+        # a product of n terms lacks n roundings of what they add up to at most, in any order
+        rounding = _roundings(self.inputs, self.inputs.shape[1])
+        found = torch.add(found, most, alpha=rounding)
+        found += self._underflow(heights, widths, summands.scales)
+        largest = torch.maximum(heights, widths)
+        return found.masked_fill_(self._loses_digits(largest, summands.scales, bound), torch.inf)
 
     @property
     def _numbers(self) -> int:
         """How many an example's gradient has."""
         return self.inputs.shape[1] * self.gradients.shape[1]
 
-    def _add(
-        self, block: Block, transform: Transform, squared: torch.Tensor, summands: _Summands
-    ) -> None:
-        """One block's share of the summands; `squared` is (a/‖a‖)²."""
-        assert transform.scale is not None
-        scale = transform.scale(block)
-        summands.scales += squared_norms(scale.reshape(1, -1))
-        weights = scale.square()
-        del scale  # a block less while the products are made
-        shift = None
-        if transform.shift is not None:
-            shift = summands.take_shift(weights, transform.shift(block))
-        for part in parts(self.inputs):
-            gradients, start = self.gradients[part], block.rows.start
-            if shift is not None:
-                summands.linear[part] += dots(product(self.inputs[part], shift.T), gradients, start)
-            found = dots_of_squares(product(squared[part], weights.T), gradients, start)
-            summands.square[part] += found
+    @property
+    def _largest(self) -> float:
+        """A squared norm of a factor at which the other, weighted, would lose digits."""
+        return float(torch.finfo(self.inputs.dtype).max) / 256
+
+    def _loses_digits(self, largest: torch.Tensor, scales: Number, bound: float) -> torch.Tensor:
+        """Where one factor is so large that too much of the other, weighted, is lost.
+
+        The other underflows, and is multiplied by the first, or by the 1 of a shift, and by D: what
+        is lost has a norm of `_least_weighted` times √m + 1, whose square is at most 2m + 2.
+
+        Args:
+            largest: m, the squared norm of the larger factor.
+            scales: ‖D‖².
+            bound: of the whole.
+        """
+        lost = _least_weighted(self._numbers, scales, self.inputs.dtype) / bound / _NEGLIGIBLE
+        share = 2 * lost * lost
+        return largest * (share + 1 / self._largest) >= 1 - share
+
+    def _add(self, start: int, affine: Affine, squared: torch.Tensor, summands: _Summands) -> None:
+        """The share of rows from `start` on in the summands; `squared` is (a/‖a‖)²."""
+        weights, shift = summands.take(affine)
+        for part in parts_of(squared, weights.T):
+            gradients, square = self.gradients[part], summands.square[part]
+            if shift is not None and summands.linear is not None:
+                linear = summands.linear[part]
+                add_dots(product(self.inputs[part], shift.T), gradients, linear, start)
+            add_dots_of_squares(product(squared[part], weights.T), gradients, square, start)
 
     def _underflow(
-        self, heights: torch.Tensor, widths: torch.Tensor, summands: _Summands
+        self, heights: torch.Tensor, widths: torch.Tensor, scales: Number
     ) -> torch.Tensor:
         """What is lost of squared norms by numbers that are taken for 0, at most.
 
-        It is the smallest number at a time: of a weight D² or a product with it, which is then
-        multiplied by ‖g‖²‖a‖²; of a square, by D²; of a product with a shift, by ‖g‖ and ‖a‖. (What
-        2·D²·g·a·b lacks with D² is at most what the squares of ga and of b lack.)
+        It is the smallest number t at a time, for each number of the gradient: of a weight D² or a
+        product with it, which is then multiplied by ‖g‖²‖a‖²; of a square, by D²; of a product with
+        a shift, by ‖g‖ and ‖a‖, where ‖g‖√(1 + ‖a‖²) ≤ (1 + ‖g‖²(1 + ‖a‖²))/2. (What 2·D²·g·a·b
+        lacks with D² is at most what the squares of ga and of b lack.)
 
         Args:
             heights: ‖g‖².
             widths: ‖a‖².
-            summands: of the squared norms.
+            scales: ‖D‖².
         """
-        least = 4 * float(torch.finfo(self.inputs.dtype).tiny)
-        square = (heights * widths).mul_(least)
-        square += (heights + widths).mul_(_least_square(self.inputs.dtype) * summands.scales)
-        square += widths * (2 * float(torch.finfo(torch.float64).tiny))  # of D²(a/‖a‖)²g²
-        linear = (heights * (1 + widths)).sqrt_().mul_(least)
-        return square.add_(linear).mul_(self._numbers)
+        numbers, kind = self._numbers, self.inputs.dtype
+        least = 4 * numbers * float(torch.finfo(kind).tiny)
+        of_squares = scales * (numbers * _least_square(kind))
+        of_weighted = of_squares + 2 * numbers * float(torch.finfo(torch.float64).tiny)
+        found = heights.mul(1.5 * least).add_(of_weighted).mul_(widths)
+        return found.add_(heights * (of_squares + least / 2)).add_(least / 2)
 
-    def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
+    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
-        weighted_product(self.gradients[:, block.rows], self.inputs, weights, out)
+        weighted_product(self.gradients[:, rows], self.inputs, weights, out)
 
-    def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
+    def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""
-        return clamped_products(self.gradients[:, block.rows], self.inputs, scale)
+        return clamped_products(self.gradients[:, rows], self.inputs, scale)
 
     def only(self, kept: torch.Tensor) -> OuterProducts:
         """See `ExampleGradients`."""
@@ -208,56 +223,54 @@ class HeldGradients:
 
     gradients: torch.Tensor
 
-    def squares(self, blocks: Sequence[Block], transform: Transform) -> Squares:
+    def squares(self) -> torch.Tensor:
         """See `ExampleGradients`."""
-        if transform.scale is None:
-            found = squared_norms(self.gradients.flatten(1))
-            return Squares(found, torch.zeros_like(found))
+        return squared_norms(self.gradients.flatten(1))
+
+    def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
+        """See `ExampleGradients`."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
-        lost, scales = torch.zeros_like(found), torch.zeros_like(found[:1])
-        for block in blocks:
-            affine = transform.at(block)
+        scales: Number = 0.0
+        constant: Number = 0.0
+        for piece, affine in parts:
             assert affine.scale is not None
-            rows, scale = self.gradients[:, block.rows].flatten(1), affine.scale.flatten()
-            none = torch.zeros_like(scale)
-            scales += squared_norms(scale.reshape(1, -1))
-            if affine.shift is None:
-                found += affine_squared_norms(rows, scale, none)
-            else:  # what cancels is rounded by the size of its parts
-                shift = affine.shift.reshape(1, -1)
-                found += affine_squared_norms(rows, scale, shift[0])
-                lost += affine_squared_norms(rows, scale, none)
-                lost += affine_squared_norms(shift, scale, none)
+            rows, scale = self.gradients[:, piece.rows].flatten(1), affine.scale.reshape(1, -1)
+            scales += _squared_norm(scale)
+            shift = None if affine.shift is None else affine.shift.reshape(1, -1)
+            found += affine_squared_norms(rows, scale, shift)
+            if shift is not None:
+                constant += _number(affine_squared_norms(shift, scale))
+        # what cancels is rounded by the size of its parts: ‖D∘∇‖² ≤ 2‖D∘(∇ + b)‖² + 2‖D∘b‖²
+        rounding = _roundings(self.gradients)
+        found.mul_(1 + 2 * rounding).add_(3 * rounding * constant)
         least = _least_weighted(self.gradients[0].numel(), scales, self.gradients.dtype)
-        found.masked_fill_(least > _NEGLIGIBLE * transform.bound, torch.inf)
-        return Squares(found, lost.mul_(_roundings(self.gradients)))
+        lost = torch.as_tensor(least > _NEGLIGIBLE * bound, device=found.device)
+        return found.masked_fill_(lost, torch.inf)
 
-    def weighted_sum(self, block: Block, weights: torch.Tensor, out: torch.Tensor) -> None:
+    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
-        found = torch.mv(self.gradients[:, block.rows].flatten(1).T, weights)
-        out.copy_(found.view(out.shape))  # which may lie in memory in another order
+        torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
 
-    def clamped_sum(self, block: Block, scale: torch.Tensor) -> torch.Tensor:
+    def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""
-        return clamped(self.gradients[:, block.rows] * scale).sum(0)
+        return clamped(self.gradients[:, rows] * scale).sum(0)
 
     def only(self, kept: torch.Tensor) -> HeldGradients:
         """See `ExampleGradients`."""
         return HeldGradients(self.gradients[kept])
 
 
-def _bounded(
-    heights: torch.Tensor, widths: torch.Tensor, squares: torch.Tensor, kind: torch.dtype
-) -> torch.Tensor:
-    """Infinite where a factor is so large that the other, weighted, would lose digits.
-
-    `heights` and `widths` are squared norms of the factors.
-    """
-    largest = float(torch.finfo(kind).max) / 256
-    return squares.masked_fill((heights >= largest) | (widths >= largest), torch.inf)
+def _number(tensor: torch.Tensor) -> Number:
+    """A tensor of one number; itself on an accelerator, which would have to be waited for."""
+    return float(tensor) if tensor.is_cpu else tensor
 
 
-def _least_weighted(numbers: int, scales: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+def _squared_norm(tensor: torch.Tensor) -> Number:
+    """‖·‖² of all its numbers, in double precision."""
+    return _number(squared_norms(tensor.reshape(1, -1)))
+
+
+def _least_weighted(numbers: int, scales: Number, kind: torch.dtype) -> Number:
     """The norm of what a weighted gradient lacks in u, or has too much, where it underflows.
 
     The smallest numbers are rounded to 0 or up, D multiplies what that leaves, and what a shift
@@ -268,7 +281,8 @@ def _least_weighted(numbers: int, scales: torch.Tensor, kind: torch.dtype) -> to
         scales: ‖D‖².
         kind: of the numbers.
     """
-    return scales.sqrt().mul_(float(torch.finfo(kind).tiny) * numbers**0.5)
+    length: Number = scales**0.5
+    return length * (float(torch.finfo(kind).tiny) * math.sqrt(numbers))
 
 
 def _at_most(rows: torch.Tensor, norms: torch.Tensor | None = None) -> torch.Tensor:

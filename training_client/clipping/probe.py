@@ -81,16 +81,17 @@ def require_whole(
     weights = torch.ones(len(passed.losses), dtype=parameters[0].dtype, device=examples.device)
     whole = [torch.zeros(0) if g is None else g for g in passed.whole]
     sizes = [_size(each) for each in whole]
-    for block in blocks_of(parameters):  # none but the gradient itself is there as a whole
-        gradient, found = whole[block.at], torch.empty_like(block.of(parameters))
-        each[block.at].weighted_sum(block, weights, found)
-        atol = rounding * sizes[block.at]
+    pieces = (piece for block in blocks_of(parameters) for piece in block.pieces)
+    for piece in pieces:  # none but the gradient itself is there as a whole
+        gradient, found = whole[piece.at], parameters[0].new_empty(piece.shape)
+        each[piece.at].weighted_sum(piece.rows, weights, found)
+        atol = rounding * sizes[piece.at]
         if len(gradient) == 0 or not torch.allclose(
-            gradient[block.rows], found, rtol=rounding, atol=atol, equal_nan=True
+            gradient[piece.rows], found, rtol=rounding, atol=atol, equal_nan=True
         ):
             raise UnsupportedModelError(
                 f"the examples' gradients of a parameter of shape "
-                f"{tuple(parameters[block.at].shape)} do not add up to its gradient: it is used "
+                f"{tuple(parameters[piece.at].shape)} do not add up to its gradient: it is used "
                 "outside of its layer, or its layer does more than can be clipped here"
             )
 

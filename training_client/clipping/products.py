@@ -28,14 +28,14 @@ _SIDE: Final = 8  # of a matrix; a thinner one is a vector or two
 _LOOSENED: Final = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
 
-def parts(examples: torch.Tensor) -> list[slice]:
-    """A few examples at a time, so that what is made of them stays in the cache."""
-    size = len(examples)
-    if not examples.is_cpu:
+def parts_of(left: torch.Tensor, right: torch.Tensor) -> list[slice]:
+    """Some rows of the left one at a time, so that what is made of them stays in the cache."""
+    size = len(left)
+    if not left.is_cpu:
         return [slice(0, size)]
-    whole = size - size % _MULTIPLE
-    ends = [*range(0, whole, _EXAMPLES), *{whole, size}]
-    return [slice(*each) for each in pairwise(sorted(ends))]
+    whole = size - size % _MULTIPLE if _is_for_onednn(left, right) else size
+    ends = sorted({*range(0, size, _EXAMPLES), whole, size})
+    return [slice(*each) for each in pairwise(ends)]
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

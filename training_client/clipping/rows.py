@@ -24,36 +24,54 @@ def squared_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def affine_squared_norms(
-    rows: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
+    rows: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Σⱼ dⱼ²(rᵢⱼ + bⱼ)² of each row."""
+    """Σⱼ dⱼ²(rᵢⱼ + bⱼ)² of each row.
+
+    Args:
+        rows: r.
+        scale: d, one row.
+        shift: b, one row; None for 0.
+    """
+    if not on_processor(rows):
+        shifted = rows.double() if shift is None else rows.double() + shift
+        return (shifted * scale).square_().sum(1)
+    if shift is None:
+        return _sums(_scaled_squared_norms, rows, scale.numpy())
+    return _sums(_affine_squared_norms, rows, scale.numpy(), shift.numpy())
+
+
+def add_dots(rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0) -> None:
+    """Add Σⱼ pᵢⱼ·gᵢⱼ of each row to a total, with the columns of the others from `start` on."""
     if on_processor(rows):
-        return _sums(_affine_squared_norms, rows, scale.numpy(), shift.numpy())
-    return (rows.double() + shift).mul_(scale).square_().sum(1)
+        compiled(_add_dots)(rows.numpy(), others.numpy(), start, total.numpy())
+    else:
+        total += (rows * others[:, start : start + rows.shape[1]].double()).sum(1)
 
 
-def dots(rows: torch.Tensor, others: torch.Tensor, start: int = 0) -> torch.Tensor:
-    """Σⱼ pᵢⱼ·gᵢⱼ of each row, with the columns of the others from `start` on."""
+def add_dots_of_squares(
+    rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
+) -> None:
+    """Add Σⱼ pᵢⱼ·gᵢⱼ² of each row to a total, with the columns of the others from `start` on."""
     if on_processor(rows):
-        return _sums(_dots, rows, others.numpy(), start)
-    return (rows * others[:, start : start + rows.shape[1]].double()).sum(1)
-
-
-def dots_of_squares(rows: torch.Tensor, others: torch.Tensor, start: int = 0) -> torch.Tensor:
-    """Σⱼ pᵢⱼ·gᵢⱼ² of each row, with the columns of the others from `start` on."""
-    if on_processor(rows):
-        return _sums(_dots_of_squares, rows, others.numpy(), start)
-    return (rows * others[:, start : start + rows.shape[1]].double().square()).sum(1)
+        compiled(_add_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())
+    else:
+        total += (rows * others[:, start : start + rows.shape[1]].double().square()).sum(1)
 
 
 def unit_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rᵢⱼ/‖rᵢ‖)², in the precision given, and ‖rᵢ‖²; a row of zeros stays one."""
+    """(rᵢⱼ/‖rᵢ‖)², in the precision given, and ‖rᵢ‖²; a row of zeros stays one.
+
+    What would be taken for 0 is rounded up to the smallest normal number: a weight may be large.
+    """
+    least = float(torch.finfo(rows.dtype).tiny)
     if on_processor(rows):
         squares = torch.empty_like(rows)
-        return squares, _sums(_unit_squares, rows, squares.numpy())
+        return squares, _sums(_unit_squares, rows, squares.numpy(), least)
     norms = squared_norms(rows)
     inverse = norms.reciprocal().masked_fill_(norms == 0, 0.0)
-    return (rows.double().square() * inverse[:, None]).to(rows.dtype), norms
+    squares = (rows.double().square() * inverse[:, None]).clamp_min_(least).to(rows.dtype)
+    return squares.masked_fill_(rows == 0, 0.0), norms
 
 
 def _sums(loop: Callable[..., None], rows: torch.Tensor, *more: Any) -> torch.Tensor:
@@ -70,38 +88,48 @@ def _squared_norms(rows: Any, found: Any) -> None:
         found[i] = total
 
 
-def _affine_squared_norms(rows: Any, scale: Any, shift: Any, found: Any) -> None:
+def _scaled_squared_norms(rows: Any, scale: Any, found: Any) -> None:
     for i in range(len(rows)):
-        total, row = 0.0, rows[i]
+        total, row, scales = 0.0, rows[i], scale[0]
         for j in range(len(row)):
-            total += ((float64(row[j]) + float64(shift[j])) * float64(scale[j])) ** 2
+            total += (float64(row[j]) * float64(scales[j])) ** 2
         found[i] = total
 
 
-def _dots(rows: Any, others: Any, start: int, found: Any) -> None:
+def _affine_squared_norms(rows: Any, scale: Any, shift: Any, found: Any) -> None:
+    for i in range(len(rows)):
+        total, row, scales, shifts = 0.0, rows[i], scale[0], shift[0]
+        for j in range(len(row)):
+            total += ((float64(row[j]) + float64(shifts[j])) * float64(scales[j])) ** 2
+        found[i] = total
+
+
+def _add_dots(rows: Any, others: Any, start: int, found: Any) -> None:
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
         for j in range(len(row)):
             total += float64(row[j]) * float64(other[j])
-        found[i] = total
+        found[i] += total
 
 
-def _dots_of_squares(rows: Any, others: Any, start: int, found: Any) -> None:
+def _add_dots_of_squares(rows: Any, others: Any, start: int, found: Any) -> None:
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
         for j in range(len(row)):
             total += float64(row[j]) * float64(other[j]) ** 2
-        found[i] = total
+        found[i] += total
 
 
-def _unit_squares(rows: Any, squares: Any, found: Any) -> None:
+def _unit_squares(rows: Any, squares: Any, least: Any, found: Any) -> None:
     for i in range(len(rows)):
         total, row, square = 0.0, rows[i], squares[i]
         for j in range(len(row)):
             total += float64(row[j]) ** 2
         inverse = 1.0 / total if total != 0.0 else 0.0
         for j in range(len(row)):
-            square[j] = float64(row[j]) ** 2 * inverse
+            unit = float64(row[j]) ** 2 * inverse
+            unit = least if unit < least else unit
+            square[j] = unit if row[j] != 0 else 0.0
         found[i] = total

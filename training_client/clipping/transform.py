@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training_client.clipping.blocks import Block
+from training_client.clipping.blocks import Block, Piece, joined
 from training_client.elements import affine, moments
 
 Scale = Callable[[Block], torch.Tensor]
@@ -27,7 +27,7 @@ Shift = Callable[[Block], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """The map of a block.
+    """The map of a block, or of a piece of one.
 
     Attributes:
         scale: D; None for 1.
@@ -36,6 +36,11 @@ class Affine:
 
     scale: torch.Tensor | None
     shift: torch.Tensor | None = None
+
+    def on(self, piece: Piece) -> Affine:
+        """That of a piece, in its shape, from that of its block."""
+        scale = None if self.scale is None else piece.within(self.scale)
+        return Affine(scale, None if self.shift is None else piece.within(self.shift))
 
     def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         """Σ wᵢ·D∘(∇ᵢ + b) = D∘(Σ wᵢ∇ᵢ + (Σ wᵢ)·b), in place.
@@ -109,8 +114,12 @@ class Transform:
             shifts: b, a tensor per parameter.
             box: see above.
         """
-        shift = None if shifts is None else lambda block: block.of(shifts)
-        return cls(bound, lambda block: block.of(scales), shift, box)
+
+        def by_block(tensors: Sequence[torch.Tensor]) -> Scale:
+            vector = joined(tensors)
+            return lambda block: block.of(vector)
+
+        return cls(bound, by_block(scales), None if shifts is None else by_block(shifts), box)
 
     def at(self, block: Block) -> Affine:
         """D and b of a block."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from training_client.clipping import Block, Transform
-from training_client.elements import descend_by_root, inverse_roots, sums_of_roots
+from training_client.elements import inverse_roots, over_root, sums_of_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Gradients, Released, Step
 from training_client.plan import Plan
@@ -79,8 +79,8 @@ class AdaDp(PrivateOptimizer):
         self.learning_rate, self.beta, self.threshold = learning_rate, beta, threshold
         self.rate, self.memory, self.epsilon, self.box = rate, memory, epsilon, box
         self.adaptive_noise, self.adaptive_rate = adaptive_noise, adaptive_rate
-        self.noisy_squares = [torch.zeros_like(p) for p in self.parameters]  # E[g̃²]
-        self.prior_squares = [torch.zeros_like(p) for p in self.parameters]  # E′[g²]
+        self.noisy_squares = self.zeros()  # E[g̃²]
+        self.prior_squares = self.zeros()  # E′[g²]
         self.uncertainty = 0.0  # R
         self.half_axes: float | None = None  # ‖s‖₂ of the step at hand; None in the ball
 
@@ -89,10 +89,9 @@ class AdaDp(PrivateOptimizer):
         self.half_axes = None
         if not self.adaptive_noise:
             return super().transform()
-        size = sum(each.numel() for each in self.prior_squares)
         least = _DEVIATIONS * math.sqrt(self.uncertainty)
-        mean, mean_square = self._root_moments(least, size)
-        length = self.beta * math.sqrt(mean_square * size)
+        mean, mean_square = self._root_moments(least)
+        length = self.beta * math.sqrt(mean_square * self.size)
         longest = self.plan.clip_norm if self.uncertainty > 0 else math.inf
         known = math.isfinite(length) and length <= longest
         if not known or mean_square - mean**2 <= self.threshold:
@@ -103,12 +102,12 @@ class AdaDp(PrivateOptimizer):
         def scale(block: Block) -> torch.Tensor:
             return inverse_roots(block.of(self.prior_squares), 1 / self.beta, least=least)
 
-        return Transform(math.sqrt(size), scale, box=self.box)
+        return Transform(math.sqrt(self.size), scale, box=self.box)
 
-    def _root_moments(self, least: float, size: int) -> tuple[float, float]:
+    def _root_moments(self, least: float) -> tuple[float, float]:
         """Mean and mean square of √E′[g²] over all coordinates."""
-        sums = [sums_of_roots(block.of(self.prior_squares), least) for block in self.blocks]
-        return sum(root for root, _ in sums) / size, sum(square for _, square in sums) / size
+        root, square = sums_of_roots(self.prior_squares, least)
+        return root / self.size, square / self.size
 
     def update(self, step: Step) -> None:
         """Lines 21 to 26."""
@@ -124,23 +123,14 @@ class AdaDp(PrivateOptimizer):
             square = square if isinstance(known, Released) else known.moments(part)[1]
             prior = part.block.of(self.prior_squares)
             prior.mul_(self.memory).add_(square, alpha=1 - self.memory)
-        parameter = part.block.of(self.parameters)
-        if not self.adaptive_rate:
-            parameter.sub_(gradient, alpha=self.learning_rate)
-            return
-        descend_by_root(
-            parameter,
-            part.block.of(self.noisy_squares),
-            gradient,
-            rate=self.rate,
-            epsilon=self.epsilon,
-            learning_rate=self.learning_rate,
-        )
+        if self.adaptive_rate:
+            noisy = part.block.of(self.noisy_squares)
+            gradient = over_root(gradient, noisy, rate=self.rate, epsilon=self.epsilon)
+        self.descend(part.block, gradient, self.learning_rate)
 
     def _doubt(self, variance: float) -> None:
         """R, from the variance of the noise on each coordinate of what was released."""
         if self.half_axes is not None:
-            size = sum(each.numel() for each in self.prior_squares)
-            variance *= self.half_axes**2 / size
+            variance *= self.half_axes**2 / self.size
         fresh = 2 * ((1 - self.memory) * variance) ** 2
         self.uncertainty = self.memory**2 * self.uncertainty + fresh

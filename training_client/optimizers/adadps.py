@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 import torch
 from torch import nn
 
-from training_client.clipping import Block, Transform
+from training_client.clipping import Block, Transform, joined
 from training_client.elements import inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Gradients, Source, Step
@@ -24,7 +24,7 @@ class Statistics:
     """A running statistic of public gradients: the A that gradients are divided by.
 
     Args:
-        like: the parameters.
+        zeros: a vector, for the squares.
         statistic: RMSProp's and Adam's moving mean of squares (Adam's with its bias corrected), or
             Adagrad's sum.
         decay: β of the moving mean.
@@ -32,10 +32,10 @@ class Statistics:
     """
 
     def __init__(
-        self, like: Sequence[torch.Tensor], statistic: Statistic, decay: float, epsilon: float
+        self, zeros: torch.Tensor, statistic: Statistic, decay: float, epsilon: float
     ) -> None:
         self._statistic, self._decay, self._epsilon = statistic, decay, epsilon
-        self.squares = [torch.zeros_like(each) for each in like]
+        self.squares = zeros
         self.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,10 +118,9 @@ class AdaDps(_WithStatistics):
             if not bool(((each >= _LEAST) & (each <= 1 / _LEAST)).all()):
                 raise ValueError(f"expected side information from {_LEAST:g} to {1 / _LEAST:g}")
         self.learning_rate, self.momentum = learning_rate, momentum
-        self.side_information = side_information
-        self.statistics = Statistics(self.parameters, statistic, decay, epsilon)
-        moving = self.parameters if momentum else []
-        self.velocities = [torch.zeros_like(p) for p in moving]
+        self.side_information = joined(side_information) if side_information else None
+        self.statistics = Statistics(self.zeros(), statistic, decay, epsilon)
+        self.velocities = self.zeros() if momentum else None
 
     def transform(self) -> Transform:
         """D = 1/A."""
@@ -146,9 +145,9 @@ class AdaDps(_WithStatistics):
 
     def _descend(self, part: Part) -> None:
         mean = part.mean
-        if self.velocities:
+        if self.velocities is not None:
             mean = part.block.of(self.velocities).mul_(self.momentum).add_(mean)
-        part.block.of(self.parameters).sub_(mean, alpha=self.learning_rate)
+        self.descend(part.block, mean, self.learning_rate)
 
 
 class PublicPreconditioner(_WithStatistics):
@@ -182,9 +181,8 @@ class PublicPreconditioner(_WithStatistics):
         super().__init__(model, plan, source=source, **options)
         self.learning_rate, self.first = learning_rate, first
         statistic: Statistic = "adam" if first else "rmsprop"
-        self.statistics = Statistics(self.parameters, statistic, decay, epsilon)
-        moving = self.parameters if first else []
-        self.firsts = [torch.zeros_like(p) for p in moving]
+        self.statistics = Statistics(self.zeros(), statistic, decay, epsilon)
+        self.firsts = self.zeros() if first else None
 
     def update(self, step: Step) -> None:
         """A step along the (mean of the) noisy gradient over A."""
@@ -194,8 +192,7 @@ class PublicPreconditioner(_WithStatistics):
     def _take(self, known: Gradients, part: Part) -> None:
         block, mean, steps = part.block, part.mean, self.statistics.steps + 1
         self.statistics.take(block, known.moments(part)[1])
-        if self.firsts:
+        if self.firsts is not None:
             mean = block.of(self.firsts).mul_(self.first).add_(mean, alpha=1 - self.first)
         rate = self.learning_rate / (1 - self.first**steps)
-        inverse = self.statistics.inverse(block, steps)
-        block.of(self.parameters).addcmul_(mean, inverse, value=-rate)
+        self.descend(block, self.statistics.inverse(block, steps).mul_(mean), rate)

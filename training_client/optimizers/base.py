@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from training_client.clipping import Loss, Transform
+from training_client.clipping import Block, Loss, Transform
 from training_client.errors import DataError
 from training_client.optimizers.source import Noisy, Source, Step
 from training_client.plan import Plan
@@ -22,6 +22,11 @@ from training_client.private_sum import PrivateSum
 
 class PrivateOptimizer(ABC):
     """Makes private steps on a model, as its plan says.
+
+    Attributes:
+        parameters: what is trained.
+        blocks: of all their numbers.
+        size: how many numbers that is.
 
     Args:
         model: the model to train.
@@ -46,6 +51,7 @@ class PrivateOptimizer(ABC):
         self.private_sum = PrivateSum(model, plan, generator, physical_batch_size)
         self.parameters = self.private_sum.clipper.parameters
         self.blocks = self.private_sum.clipper.blocks
+        self.size = sum(block.size for block in self.blocks)
 
     @property
     def plan(self) -> Plan:
@@ -68,6 +74,21 @@ class PrivateOptimizer(ABC):
         with torch.no_grad():
             self.update(Step(released, self.private_sum.clipper, examples, targets, loss, size))
         return released.mean_loss
+
+    def zeros(self) -> torch.Tensor:
+        """A vector, for state: a number for each that is trained."""
+        return self.private_sum.clipper.zeros()
+
+    def descend(self, block: Block, direction: torch.Tensor, rate: float) -> None:
+        """Change the parameters.
+
+        Args:
+            block: where.
+            direction: of its numbers.
+            rate: how far to go against it.
+        """
+        for piece in block.pieces:
+            piece.of(self.parameters).sub_(piece.within(direction), alpha=rate)
 
     def transform(self) -> Transform:
         """What is clipped in the next step: the gradient itself, to the plan's norm."""

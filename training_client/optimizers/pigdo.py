@@ -58,13 +58,13 @@ class PiGdo(PrivateOptimizer):
         self.rule: Rule = rule
         self.learning_rate, self.betas, self.epsilon = learning_rate, betas, epsilon
         self.steps = 0
-        moments = self.parameters if rule == "adam" else []
-        self.firsts = [torch.zeros_like(p) for p in moments]  # f
-        self.squares = [torch.zeros_like(p) for p in self.parameters]  # s
+        self.firsts = self.zeros() if rule == "adam" else None  # f
+        self.squares = self.zeros()  # s
 
     def transform(self) -> Transform:
         """D = k/(√s + ε); and b = β₁/(1 − β₁)·f₋ for Adam, so that k·b is f₋'s part of f."""
-        if self.rule != "adam":
+        firsts = self.firsts
+        if firsts is None:
             return Transform(self.plan.clip_norm, self._inverse_root)
         first, second = self.betas
         share, seen = 1 - first ** (self.steps + 1), 1 - second ** max(self.steps, 1)
@@ -73,7 +73,7 @@ class PiGdo(PrivateOptimizer):
             return self._inverse_root(block, seen, (1 - first) / share)
 
         def shift(block: Block) -> torch.Tensor:
-            return block.of(self.firsts) * (first / (1 - first))
+            return block.of(firsts) * (first / (1 - first))
 
         return Transform(self.plan.clip_norm, scale, shift if self.steps > 0 else None)
 
@@ -91,10 +91,11 @@ class PiGdo(PrivateOptimizer):
         """A part into f and s, and its step."""
         mean, square = known.moments(part)
         first, second = self.betas
-        if self.rule == "adam":
+        if self.firsts is not None:
             part.block.of(self.firsts).mul_(first).add_(mean, alpha=1 - first)
+        squares = part.block.of(self.squares)
         if self.rule == "adagrad":
-            part.block.of(self.squares).add_(square)
+            squares.add_(square)
         else:
-            part.block.of(self.squares).mul_(second).add_(square, alpha=1 - second)
-        part.block.of(self.parameters).sub_(part.mean, alpha=self.learning_rate)
+            squares.mul_(second).add_(square, alpha=1 - second)
+        self.descend(part.block, part.mean, self.learning_rate)

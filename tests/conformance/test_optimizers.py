@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -545,6 +546,40 @@ def test_what_noise_leaves_in_the_squares_is_known() -> None:
     squares = optimizer.prior_squares
     assert float(squares.var()) == pytest.approx(optimizer.uncertainty, rel=0.1)
     assert abs(float(squares.mean())) < 5 * math.sqrt(optimizer.uncertainty / 20_000)
+
+
+# --- checkpoints
+
+
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_a_run_goes_on_from_what_was_kept(name: str, state: str) -> None:
+    """As if it had not stopped, under the same noise."""
+    found = []
+    for stops in (False, True):
+        torch.manual_seed(9)
+        net = model()
+        optimizer = made(name, net, PLAN, state=state, **OPTIONS.get(name, {}))
+        for step in range(4):
+            if stops and step == 2:
+                kept = copy.deepcopy(optimizer.state_dict())
+                optimizer = made(name, net, PLAN, state=state, **OPTIONS.get(name, {}))
+                optimizer.load_state_dict(kept)
+            torch.manual_seed(step)
+            optimizer.private_sum._generator.manual_seed(step)
+            optimizer.step(*batch(), training.cross_entropy)
+        found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", ["adadp", "pi_adam", "adadps", "dp_adam_pub"])
+def test_what_another_model_kept_is_refused(name: str) -> None:
+    other = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)).double()
+    kept = made(name, other, PLAN).state_dict()
+    optimizer = made(name, model(), PLAN)
+    with pytest.raises(DataError, match="of another model"):
+        optimizer.load_state_dict(kept)
+    with pytest.raises(DataError, match="of another|is not one of"):
+        optimizer.load_state_dict({key: [each] for key, each in kept.items() if key != "statistics"})
 
 
 # --- bad input

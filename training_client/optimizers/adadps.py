@@ -11,7 +11,7 @@ from torch import nn
 
 from training_client.clipping import Block, Transform, joined
 from training_client.elements import inverse_roots
-from training_client.optimizers.base import PrivateOptimizer
+from training_client.optimizers.base import PrivateOptimizer, require_alike
 from training_client.optimizers.source import Gradients, Source, Step
 from training_client.plan import Plan
 from training_client.private_sum import Part
@@ -43,7 +43,12 @@ class Statistics:
         return {"squares": self.squares, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` gave."""
+        """Go on with what `state_dict` gave.
+
+        Raises:
+            DataError: it was of another model.
+        """
+        require_alike("squares", state.get("squares"), self.squares)
         self.squares, self.steps = state["squares"], state["steps"]
 
     def take(self, block: Block, square: torch.Tensor) -> None:

@@ -99,12 +99,28 @@ class PrivateOptimizer(ABC):
         return {name: getattr(self, name) for name in self.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` gave."""
+        """Go on with what `state_dict` gave.
+
+        Raises:
+            DataError: another optimizer or model gave it.
+        """
         if set(state) != set(self.kept):
             raise DataError(f"a checkpoint of {sorted(state)} is not one of {sorted(self.kept)}")
         for name, value in state.items():
+            require_alike(name, value, getattr(self, name))
             setattr(self, name, value)
 
     @abstractmethod
     def update(self, step: Step) -> None:
         """Change the parameters, from what the step released, and the state, from the source."""
+
+
+def require_alike(name: str, given: Any, own: Any) -> None:
+    """Return if what a checkpoint gives can take the place of an optimizer's own.
+
+    Raises:
+        DataError: they are not of one shape; numbers have none.
+    """
+    shapes = [tuple(each.shape) if torch.is_tensor(each) else None for each in (given, own)]
+    if shapes[0] != shapes[1] or isinstance(given, list):
+        raise DataError(f"{name} in the checkpoint is of another model, or of another version")

@@ -100,8 +100,8 @@ def verify(as_json: AsJson = False) -> None:
     else:
         for fault in report.faults:
             print(fault, file=sys.stderr)
-        verdict = f"{len(report.faults)} faults" if report.faults else "all is well"
-        print(f"{report.datasets} datasets, {report.entries} entries: {verdict}")
+        verdict = f"{len(report.faults)} wrong" if report.faults else "all is well"
+        print(f"{verdict}; datasets: {report.datasets}, entries: {report.entries}")
     if report.faults:
         raise typer.Exit(1)
 

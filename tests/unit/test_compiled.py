@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from training_client import elements
-from training_client.clipping import rows
+from training_client.clipping import gradients, rows
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.train import cross_entropy
@@ -25,7 +25,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Any]]:
     def run(function: Callable[..., Any], *given: Any, **more: Any) -> tuple[Any, Any]:
         found = function(*given, **more)
         with monkeypatch.context() as patch:
-            for module in (rows, elements):
+            for module in (rows, elements, gradients):
                 patch.setattr(module, "on_processor", lambda _: False)
             return found, function(*given, **more)
 

@@ -30,6 +30,7 @@ from training_client.clipping.rows import (
     unit_squares,
 )
 from training_client.clipping.transform import Affine
+from training_client.compiled import on_processor
 
 _ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its terms
 _NEGLIGIBLE: Final = 1e-7  # of the bound
@@ -262,7 +263,7 @@ class HeldGradients:
 
 def _number(tensor: torch.Tensor) -> Number:
     """A tensor of one number; itself on an accelerator, which would have to be waited for."""
-    return float(tensor) if tensor.is_cpu else tensor
+    return float(tensor) if on_processor(tensor) else tensor
 
 
 def _squared_norm(tensor: torch.Tensor) -> Number:

@@ -123,6 +123,7 @@ def _run(
 ) -> None:
     """A compiled pass over tensors of one shape and type, some of which it changes."""
     arrays = [each.numpy().reshape(-1) for each in tensors]
+    assert {each.size for each in arrays} <= {arrays[0].size, 1}  # loops do not look at it
     kind = arrays[0].dtype.type
     compiled(loop)(*arrays, *[kind(each) for each in numbers])
 

@@ -361,6 +361,22 @@ def test_without_noise_and_clipping_pigdo_is_its_row_of_table_1(rule: str) -> No
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "dp_rmsprop", "dp_adagrad", "adadp"])
+def test_weights_in_another_order_of_memory_are_trained_alike(name: str) -> None:
+    """PyTorch's fused optimizers go over memory, a gradient's too."""
+    found = []
+    for turned in (False, True):
+        net = model()
+        if turned:
+            weight = net[0].weight.detach()
+            net[0].weight = nn.Parameter(weight.T.contiguous().T)
+        optimizer = made(name, net, QUIET)
+        for _ in range(3):
+            optimizer.step(*batch(), training.cross_entropy)
+        found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.allclose(*found, rtol=1e-9, atol=1e-12)
+
+
 def test_side_information_scales_gradients_before_the_clip() -> None:
     """A ∝ how often a feature occurs: with A = 1 it is DP-SGD, and steps scale by 1/A."""
     found = []
@@ -571,13 +587,16 @@ def test_a_run_goes_on_from_what_was_kept(name: str, state: str) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", ["adadp", "pi_adam", "adadps", "dp_adam_pub"])
+@pytest.mark.parametrize("name", ["adadp", "pi_adam", "adadps", "dp_adam_pub", "dp_adam"])
 def test_what_another_model_kept_is_refused(name: str) -> None:
     other = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)).double()
-    kept = made(name, other, PLAN).state_dict()
-    optimizer = made(name, model(), PLAN)
+    wider = made(name, other, PLAN)
+    wider.step(*batch(), training.cross_entropy)
+    kept, optimizer = wider.state_dict(), made(name, model(), PLAN)
     with pytest.raises(DataError, match="of another model"):
         optimizer.load_state_dict(kept)
+    with pytest.raises(DataError):
+        optimizer.load_state_dict({})
     with pytest.raises(DataError, match=r"of another|is not one of"):
         optimizer.load_state_dict(
             {key: [each] for key, each in kept.items() if key != "statistics"}
@@ -609,6 +628,8 @@ def test_side_information_that_sums_may_overflow_with_is_refused(wrong: float) -
     net = model()
     known = [torch.ones_like(each) for each in net.parameters()]
     AdaDps(net, PLAN, learning_rate=0.1, side_information=known)
+    with pytest.raises(ValueError, match="shaped like the parameters"):
+        AdaDps(net, PLAN, learning_rate=0.1, side_information=known[::-1])
     known[1].view(-1)[-1] = wrong
     with pytest.raises(ValueError, match=r"side information from 1e-18 to 1e\+18"):
         AdaDps(net, PLAN, learning_rate=0.1, side_information=known)

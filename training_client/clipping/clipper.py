@@ -13,7 +13,7 @@ from torch import nn
 
 from training_client.clipping.blocks import Piece, blocks_of
 from training_client.clipping.clipped_sum import ClippedSum
-from training_client.clipping.gradients import ExampleGradients
+from training_client.clipping.gradients import EXAMPLES, NEGLIGIBLE, ExampleGradients
 from training_client.clipping.layers import trained_layers
 from training_client.clipping.passes import Loss, pass_through
 from training_client.clipping.probe import require_apart, require_whole
@@ -21,6 +21,7 @@ from training_client.clipping.products import full_precision
 from training_client.clipping.transform import Affine, Transform
 
 _ROUNDING: Final = 1e-6  # of an example's weight, and of what is weighted
+_LEAST: Final = 1e-140  # of a bound, and one over the most: their squares are numbers
 
 
 class Clipper:
@@ -67,10 +68,9 @@ class Clipper:
 
         Raises:
             UnsupportedModelError: the model or the loss mixes examples.
-            ValueError: the sum may pass all numbers.
+            ValueError: the bound is so small or large that sums would lose digits, or all of them.
         """
-        if transform.bound * len(examples) > torch.finfo(self.parameters[0].dtype).max / 2:
-            raise ValueError(f"{len(examples)} times a bound of {transform.bound:g} is no number")
+        self._require_usual(transform.bound)
         if transform.box and transform.bound < math.sqrt(sum(p.numel() for p in self.parameters)):
             raise ValueError("a box is bounded by the root of its coordinates, not by less")
         if len(examples) == 0:
@@ -85,6 +85,18 @@ class Clipper:
         if not bool(kept.all()):  # what is left out may not be finite: 0 times it neither
             gradients, weights = [each.only(kept) for each in gradients], weights[kept]
         return ClippedSum(gradients, weights, mean_loss)
+
+    def _require_usual(self, bound: float) -> None:
+        """Return if numbers of the model's precision can tell sums of so many that are so long."""
+        kind = torch.finfo(self.parameters[0].dtype)
+        size = sum(each.numel() for each in self.parameters)
+        least = max(kind.tiny * math.sqrt(size) / NEGLIGIBLE, _LEAST)
+        most = min(kind.max / EXAMPLES, 1 / _LEAST)
+        if not least <= bound <= most:
+            raise ValueError(
+                f"expected a bound from {least:.0e} to {most:.0e}, got {bound:g}: numbers of "
+                f"{kind.dtype} could not tell the sums"
+            )
 
     def add_up(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
@@ -132,7 +144,7 @@ class Clipper:
     ) -> list[torch.Tensor]:
         """‖u‖² of each example in each parameter, or more."""
         if transform.scale is None:
-            return [each.squares() for each in gradients]
+            return [each.squares(transform.bound) for each in gradients]
         by_parameter = groupby(self._pieces(transform), key=lambda part: part[0].at)
         return [gradients[at].affine_squares(parts, transform.bound) for at, parts in by_parameter]
 

@@ -33,7 +33,8 @@ from training_client.clipping.transform import Affine
 from training_client.compiled import on_processor
 
 _ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its terms
-_NEGLIGIBLE: Final = 1e-7  # of the bound
+NEGLIGIBLE: Final = 1e-7  # of the bound
+EXAMPLES: Final = float(1 << 32)  # more than are ever summed
 
 
 Parts = Iterable[tuple[Piece, Affine]]
@@ -43,8 +44,8 @@ Number = float | torch.Tensor  # a tensor of one on an accelerator
 class ExampleGradients(Protocol):
     """Of one parameter, every example's."""
 
-    def squares(self) -> torch.Tensor:
-        """‖∇‖² for each example, in double precision, or more."""
+    def squares(self, bound: float, /) -> torch.Tensor:
+        """‖∇‖² for each example, in double precision, or more; `bound` as in `affine_squares`."""
         ...
 
     def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
@@ -52,7 +53,9 @@ class ExampleGradients(Protocol):
 
         Args:
             parts: all pieces of the parameter, and the map of each.
-            bound: ∞ is found where what a weighted gradient loses is not negligible beside it.
+            bound: ∞ is found where what a weighted gradient loses is not negligible beside it; and
+                what is found is so large that no sum of weighted gradients, which D may make small
+                again, passes all numbers.
         """
         ...
 
@@ -118,11 +121,11 @@ class OuterProducts:
     gradients: torch.Tensor
     inputs: torch.Tensor
 
-    def squares(self) -> torch.Tensor:
+    def squares(self, bound: float) -> torch.Tensor:
         """See `ExampleGradients`."""
         heights, widths = _at_most(self.gradients), _at_most(self.inputs)
-        largest = torch.maximum(heights, widths)
-        return (heights * widths).masked_fill_(largest >= self._largest, torch.inf)
+        lost = self._loses_digits(torch.maximum(heights, widths), 1.0, bound)
+        return (heights * widths).masked_fill_(lost, torch.inf)
 
     def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
         """See `ExampleGradients`."""
@@ -141,6 +144,7 @@ class OuterProducts:
         rounding = _roundings(self.inputs, self.inputs.shape[1])
         found = torch.add(found, most, alpha=rounding)
         found += self._underflow(heights, widths, summands.scales)
+        found.addcmul_(heights, widths, value=_share(bound, self.inputs.dtype))
         largest = torch.maximum(heights, widths)
         return found.masked_fill_(self._loses_digits(largest, summands.scales, bound), torch.inf)
 
@@ -162,10 +166,10 @@ class OuterProducts:
 
         Args:
             largest: m, the squared norm of the larger factor.
-            scales: ‖D‖².
+            scales: ‖D‖², or the largest D² if that is 1.
             bound: of the whole.
         """
-        lost = _least_weighted(self._numbers, scales, self.inputs.dtype) / bound / _NEGLIGIBLE
+        lost = _least_weighted(self._numbers, scales, self.inputs.dtype) / bound / NEGLIGIBLE
         share = 2 * lost * lost
         return largest * (share + 1 / self._largest) >= 1 - share
 
@@ -224,13 +228,14 @@ class HeldGradients:
 
     gradients: torch.Tensor
 
-    def squares(self) -> torch.Tensor:
-        """See `ExampleGradients`."""
+    def squares(self, _: float) -> torch.Tensor:
+        """See `ExampleGradients`; what is lost is negligible beside any bound that is allowed."""
         return squared_norms(self.gradients.flatten(1))
 
     def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
         """See `ExampleGradients`."""
-        found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
+        found = squared_norms(self.gradients.flatten(1))
+        found.mul_(_share(bound, self.gradients.dtype))
         scales: Number = 0.0
         constant: Number = 0.0
         for piece, affine in parts:
@@ -245,7 +250,7 @@ class HeldGradients:
         rounding = _roundings(self.gradients)
         found.mul_(1 + 2 * rounding).add_(3 * rounding * constant)
         least = _least_weighted(self.gradients[0].numel(), scales, self.gradients.dtype)
-        lost = torch.as_tensor(least > _NEGLIGIBLE * bound, device=found.device)
+        lost = torch.as_tensor(least > NEGLIGIBLE * bound, device=found.device)
         return found.masked_fill_(lost, torch.inf)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
@@ -259,6 +264,15 @@ class HeldGradients:
     def only(self, kept: torch.Tensor) -> HeldGradients:
         """See `ExampleGradients`."""
         return HeldGradients(self.gradients[kept])
+
+
+def _share(bound: float, kind: torch.dtype) -> float:
+    """(B/m)² for the most m that a weighted gradient may be: with ‖∇‖²(B/m)² found, w‖∇‖ ≤ m.
+
+    In double precision it is no number, and the smallest does as well for B up to 1e140.
+    """
+    share = (bound / float(torch.finfo(kind).max) * EXAMPLES) ** 2
+    return float(max(share, float(torch.finfo(torch.float64).tiny)))
 
 
 def _number(tensor: torch.Tensor) -> Number:

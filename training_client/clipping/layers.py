@@ -104,5 +104,6 @@ def gradients_of(
             f"{layer} is applied to sequences, which takes Opacus: pip install "
             "'privacy-accountant[opacus]'"
         )
-    held = sampler(layer, [inputs], gradient)
+    # it misreads convolutions' in channels_last
+    held = sampler(layer, [inputs.contiguous()], gradient.contiguous())
     return {parameter: HeldGradients(each) for parameter, each in held.items()}

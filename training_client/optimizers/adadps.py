@@ -49,7 +49,7 @@ class Statistics:
             DataError: it was of another model.
         """
         require_alike("squares", state.get("squares"), self.squares)
-        self.squares, self.steps = state["squares"], state["steps"]
+        self.squares, self.steps = state["squares"].clone(), state["steps"]
 
     def take(self, block: Block, square: torch.Tensor) -> None:
         """A block of one more gradient's square; `steps` counts it when all blocks are taken."""
@@ -80,8 +80,9 @@ class _WithStatistics(PrivateOptimizer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `PrivateOptimizer`."""
         rest = dict(state)
-        self.statistics.load_state_dict(rest.pop("statistics", {}))
+        statistics = rest.pop("statistics", {})
         super().load_state_dict(rest)
+        self.statistics.load_state_dict(statistics)
 
 
 class AdaDps(_WithStatistics):
@@ -119,6 +120,9 @@ class AdaDps(_WithStatistics):
         **options: Any,
     ) -> None:
         super().__init__(model, plan, **options)
+        shapes = [each.shape for each in side_information or self.parameters]
+        if shapes != [each.shape for each in self.parameters]:
+            raise ValueError("expected side information shaped like the parameters")
         for each in side_information or ():
             if not bool(((each >= _LEAST) & (each <= 1 / _LEAST)).all()):
                 raise ValueError(f"expected side information from {_LEAST:g} to {1 / _LEAST:g}")

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from training_client.optimizers.base import PrivateOptimizer
+from training_client.errors import DataError
+from training_client.optimizers.base import PrivateOptimizer, require_alike
 from training_client.optimizers.source import Step
 from training_client.plan import Plan
 
@@ -39,7 +40,7 @@ class AfterNoise(PrivateOptimizer):
     def update(self, step: Step) -> None:
         """The ordinary optimizer's step."""
         for parameter, mean in zip(self.parameters, step.released.whole(), strict=True):
-            parameter.grad = mean
+            parameter.grad = _laid_out_like(parameter, mean)
         self.ordinary.step()
         self.ordinary.zero_grad()
 
@@ -49,4 +50,20 @@ class AfterNoise(PrivateOptimizer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `PrivateOptimizer`."""
-        self.ordinary.load_state_dict(state)
+        own = self.ordinary.state_dict()
+        try:
+            for at, kept in state["state"].items():
+                for name, given in kept.items():
+                    if torch.is_tensor(given) and given.dim() > 0:
+                        require_alike(name, given, self.parameters[at])
+            self.ordinary.load_state_dict(state)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            self.ordinary.load_state_dict(own)
+            raise DataError(f"the checkpoint is not one of this optimizer: {error}") from None
+
+
+def _laid_out_like(parameter: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """In the parameter's order of memory, in which PyTorch's optimizers go over both."""
+    if parameter.stride() == mean.stride():
+        return mean
+    return torch.empty_like(parameter).copy_(mean)

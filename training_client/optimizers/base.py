@@ -108,7 +108,8 @@ class PrivateOptimizer(ABC):
             raise DataError(f"a checkpoint of {sorted(state)} is not one of {sorted(self.kept)}")
         for name, value in state.items():
             require_alike(name, value, getattr(self, name))
-            setattr(self, name, value)
+        for name, value in state.items():
+            setattr(self, name, value.clone() if torch.is_tensor(value) else value)
 
     @abstractmethod
     def update(self, step: Step) -> None:
@@ -119,8 +120,10 @@ def require_alike(name: str, given: Any, own: Any) -> None:
     """Return if what a checkpoint gives can take the place of an optimizer's own.
 
     Raises:
-        DataError: they are not of one shape; numbers have none.
+        DataError: they are not of one shape and type; numbers have none.
     """
-    shapes = [tuple(each.shape) if torch.is_tensor(each) else None for each in (given, own)]
-    if shapes[0] != shapes[1] or isinstance(given, list):
+    kinds = [
+        (tuple(each.shape), each.dtype) if torch.is_tensor(each) else None for each in (given, own)
+    ]
+    if kinds[0] != kinds[1] or isinstance(given, list):
         raise DataError(f"{name} in the checkpoint is of another model, or of another version")

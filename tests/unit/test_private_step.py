@@ -480,6 +480,15 @@ def test_weighted_numbers_that_are_rounded_up_do_not_pass_the_bound(
         assert clipped_norm(layer, *one, by) <= bound
 
 
+@pytest.mark.parametrize("times", [1.0, 1.3, 2.0, 3.1, 7.0])
+def test_without_scales_weighted_numbers_are_not_rounded_up_either(times: float) -> None:
+    """A weighted input of 1e-43 has two digits, and the gradient makes it large again."""
+    inputs, of = torch.full((1, 1), 1e-20), torch.full((1, 2), 1e16)
+    for bound in (1.1e-27, 1.7e-27, 2.3e-26):
+        by = Transform(times * bound)
+        assert clipped_norm(nn.Linear(1, 2, bias=False), inputs, of, by) <= by.bound
+
+
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize(
     ("kind", "bound"),
@@ -500,22 +509,19 @@ def test_a_bound_that_sums_could_not_keep_is_refused(
         clipped_norm(layer, examples, of, Transform(bound))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_one_record_more_does_not_make_a_sum_pass_all_numbers(bias: bool) -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_one_record_more_does_not_make_a_sum_pass_all_numbers(held: bool) -> None:
     """Σ w∇ passed them before D made it small again, and nothing of the others was left."""
-    layer, size = nn.Linear(1, 1, bias=bias), math.sqrt(3.4e38 / 400)
-    scale = 1e-10 if not bias else 1e-10 * size
-    bound = 1.01 * 1e-10 * size**2
-    scales = [torch.full_like(each, scale) for each in layer.parameters()]
-    if bias:
-        scales[0].fill_(1e-10)
-    found = []
+    layer, most = nn.Linear(1, 1, bias=False), 3.4e38 / 400
+    bound, found = 1.01e-10 * most, []
+    by = Transform.fixed(bound, [torch.full_like(layer.weight, 1e-10)])
     for count in (400, 401, 900):
-        inputs, of = torch.full((count, 1), size), torch.full((count, 1), size)
+        values = torch.full((count, 1, 1) if held else (count, 1), math.sqrt(most))
         sums, _ = sum_clipped(
-            Clipper(layer), inputs, of, lambda p, g: (p * g).sum(1), Transform.fixed(bound, scales)
+            Clipper(layer), values, values, lambda p, g: (p * g).flatten(1).sum(1), by
         )
-        found.append(math.sqrt(sum(float(each.double().square().sum()) for each in sums)))
+        found.append(float(sums[0].double().norm()))
+    assert found[0] > 0
     assert abs(found[1] - found[0]) <= bound * (1 + 1e-3)
     assert found[2] <= 900 * bound
 

@@ -616,6 +616,17 @@ def test_names_and_states_that_do_not_exist_are_named() -> None:
         make_optimizer("adadps", net, PLAN)
 
 
+@pytest.mark.parametrize("name", ["adadps", "dp_adam_pub", "adadp", "pi_adam"])
+def test_public_examples_that_are_no_numbers_are_refused(name: str) -> None:
+    """Their squares would be in the state for good."""
+    examples, labels = batch(16)
+    examples[3, 2] = math.nan
+    optimizer = make_optimizer(name, model(), PLAN, state="public", public=(examples, labels),
+                               **OPTIONS.get(name, {}))  # fmt: skip
+    with pytest.raises(DataError, match="public examples is nan: see that they are finite"):
+        optimizer.step(*batch(), training.cross_entropy)
+
+
 def test_a_model_on_another_device_than_its_data_is_refused() -> None:
     net = model().to("meta")
     optimizer = made("dp_sgd", net, PLAN, generator=torch.Generator())

@@ -7,12 +7,14 @@ papers/000 and papers/001 print it, it leaks, and no theorem covers the run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 
 from training_client.clipping import Affine, ClippedSum, Clipper, Loss
+from training_client.errors import DataError
 from training_client.private_sum import Part, Release
 
 
@@ -117,10 +119,20 @@ class Public:
         self._examples, self._targets, self._batch_size = examples, targets, batch_size
 
     def gradients(self, step: Step) -> Gradients:
-        """See `Source`: of a public batch, without noise."""
+        """See `Source`: of a public batch, without noise.
+
+        Raises:
+            DataError: its loss is no number, which would stay in the state for good.
+        """
         rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
         examples, targets = self._examples[rows], self._targets[rows]
-        return Exact(step.clipper.add_up(examples, targets, step.loss, len(rows)))
+        found = step.clipper.add_up(examples, targets, step.loss, len(rows))
+        if not math.isfinite(found.mean_loss):
+            raise DataError(
+                f"the loss of the public examples is {found.mean_loss}: see that they are finite, "
+                "or lower the learning rate"
+            )
+        return Exact(found)
 
 
 class Raw:

@@ -86,6 +86,7 @@ def train(
         sampler: of the batches; Poisson at the plan's rate by default.
 
     Raises:
+        DataError: the loss of public examples became no number.
         NoGuaranteeError: another run took steps of this budget meanwhile.
         ServiceError: the service gave no usable answer; no step was made without one.
     """

@@ -617,14 +617,23 @@ def test_names_and_states_that_do_not_exist_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["adadps", "dp_adam_pub", "adadp", "pi_adam"])
-def test_public_examples_that_are_no_numbers_are_refused(name: str) -> None:
-    """Their squares would be in the state for good."""
+def test_public_losses_that_are_no_numbers_are_refused(name: str) -> None:
+    """Their squares would be in the state for good: before a step, and when training diverged."""
     examples, labels = batch(16)
-    examples[3, 2] = math.nan
-    optimizer = make_optimizer(name, model(), PLAN, state="public", public=(examples, labels),
-                               **OPTIONS.get(name, {}))  # fmt: skip
-    with pytest.raises(DataError, match="public examples is nan: see that they are finite"):
+    with pytest.raises(DataError, match="not all finite numbers"):
+        made_with(name, model(), (examples / 0.0, labels))
+    net = model()
+    optimizer = made_with(name, net, (examples, labels))
+    optimizer.step(*batch(), training.cross_entropy)
+    with torch.no_grad():
+        net[2].weight.fill_(math.inf)
+    with pytest.raises(DataError, match="public examples has become nan: lower the learning rate"):
         optimizer.step(*batch(), training.cross_entropy)
+    assert all(torch.isfinite(each).all() for each in leaves(optimizer.state_dict(), 4))
+
+
+def made_with(name: str, net: nn.Module, public: tuple[torch.Tensor, ...]) -> PrivateOptimizer:
+    return make_optimizer(name, net, PLAN, state="public", public=public, **OPTIONS.get(name, {}))
 
 
 def test_a_model_on_another_device_than_its_data_is_refused() -> None:

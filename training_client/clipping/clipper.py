@@ -30,6 +30,7 @@ class Clipper:
     Attributes:
         parameters: what is trained, in the order of `model.parameters()`.
         blocks: of all their numbers.
+        size: how many numbers that is.
 
     Args:
         model: its layers with parameters are Linear, or known to Opacus; each is applied once, to
@@ -45,11 +46,11 @@ class Clipper:
         self._batches = 0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.blocks = blocks_of(self.parameters)
+        self.size = sum(block.size for block in self.blocks)
 
     def zeros(self) -> torch.Tensor:
         """A vector of as many numbers as are trained."""
-        size = sum(each.numel() for each in self.parameters)
-        return self.parameters[0].new_zeros(size)
+        return self.parameters[0].new_zeros(self.size)
 
     @torch.no_grad()
     def clip(
@@ -71,7 +72,7 @@ class Clipper:
             ValueError: the bound is so small or large that sums would lose digits, or all of them.
         """
         self._require_usual(transform.bound)
-        if transform.box and transform.bound < math.sqrt(sum(p.numel() for p in self.parameters)):
+        if transform.box and transform.bound < math.sqrt(self.size):
             raise ValueError("a box is bounded by the root of its coordinates, not by less")
         if len(examples) == 0:
             return ClippedSum([], None, 0.0)
@@ -89,8 +90,7 @@ class Clipper:
     def _require_usual(self, bound: float) -> None:
         """Return if numbers of the model's precision can tell sums of so many that are so long."""
         kind = torch.finfo(self.parameters[0].dtype)
-        size = sum(each.numel() for each in self.parameters)
-        least = max(kind.tiny * math.sqrt(size) / NEGLIGIBLE, _LEAST)
+        least = max(kind.tiny * math.sqrt(self.size) / NEGLIGIBLE, _LEAST)
         most = min(kind.max / EXAMPLES, 1 / _LEAST)
         if not least <= bound <= most:
             raise ValueError(

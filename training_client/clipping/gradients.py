@@ -166,7 +166,7 @@ class OuterProducts:
 
         Args:
             largest: m, the squared norm of the larger factor.
-            scales: ‖D‖², or the largest D² if that is 1.
+            scales: ‖D‖²; without D the largest D² will do, which is 1.
             bound: of the whole.
         """
         lost = _least_weighted(self._numbers, scales, self.inputs.dtype) / bound / NEGLIGIBLE

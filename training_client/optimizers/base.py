@@ -51,7 +51,7 @@ class PrivateOptimizer(ABC):
         self.private_sum = PrivateSum(model, plan, generator, physical_batch_size)
         self.parameters = self.private_sum.clipper.parameters
         self.blocks = self.private_sum.clipper.blocks
-        self.size = sum(block.size for block in self.blocks)
+        self.size = self.private_sum.clipper.size
 
     @property
     def plan(self) -> Plan:
@@ -120,10 +120,13 @@ def require_alike(name: str, given: Any, own: Any) -> None:
     """Return if what a checkpoint gives can take the place of an optimizer's own.
 
     Raises:
-        DataError: they are not of one shape and type; numbers have none.
+        DataError: they are not of one kind, or tensors not of one shape and type.
     """
-    kinds = [
-        (tuple(each.shape), each.dtype) if torch.is_tensor(each) else None for each in (given, own)
-    ]
-    if kinds[0] != kinds[1] or isinstance(given, list):
+    if _kind(given) != _kind(own):
         raise DataError(f"{name} in the checkpoint is of another model, or of another version")
+
+
+def _kind(kept: Any) -> tuple[Any, ...]:
+    if torch.is_tensor(kept):
+        return torch.Tensor, kept.shape, kept.dtype
+    return (type(kept),)

@@ -106,6 +106,9 @@ class Public:
     Args:
         examples, targets: public, on the model's device.
         batch_size: of them, a step; all if there are fewer.
+
+    Raises:
+        DataError: they are not all finite numbers.
     """
 
     state: ClassVar[str] = "public"
@@ -116,6 +119,8 @@ class Public:
     ) -> None:
         if len(examples) == 0:
             raise ValueError("public state needs public examples")
+        if not (bool(examples.isfinite().all()) and bool(targets.isfinite().all())):
+            raise DataError("the public examples are not all finite numbers")
         self._examples, self._targets, self._batch_size = examples, targets, batch_size
 
     def gradients(self, step: Step) -> Gradients:
@@ -129,8 +134,8 @@ class Public:
         found = step.clipper.add_up(examples, targets, step.loss, len(rows))
         if not math.isfinite(found.mean_loss):
             raise DataError(
-                f"the loss of the public examples is {found.mean_loss}: see that they are finite, "
-                "or lower the learning rate"
+                f"the loss of the public examples has become {found.mean_loss}: lower the learning "
+                "rate"
             )
         return Exact(found)
 

@@ -6,22 +6,19 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
-from typing import Final
 
 import torch
 from torch import nn
 
+from training_client.clipping.allowances import WEIGHTED, least_weight, usual_bounds
 from training_client.clipping.blocks import Piece, blocks_of
 from training_client.clipping.clipped_sum import ClippedSum
-from training_client.clipping.gradients import EXAMPLES, NEGLIGIBLE, ExampleGradients
+from training_client.clipping.gradients import ExampleGradients
 from training_client.clipping.layers import trained_layers
 from training_client.clipping.passes import Loss, pass_through
 from training_client.clipping.probe import require_apart, require_whole
 from training_client.clipping.products import full_precision
 from training_client.clipping.transform import Affine, Transform
-
-_ROUNDING: Final = 1e-6  # of an example's weight, and of what is weighted
-_LEAST: Final = 1e-140  # of a bound, and one over the most: their squares are numbers
 
 
 class Clipper:
@@ -89,13 +86,12 @@ class Clipper:
 
     def _require_usual(self, bound: float) -> None:
         """Return if numbers of the model's precision can tell sums of so many that are so long."""
-        kind = torch.finfo(self.parameters[0].dtype)
-        least = max(kind.tiny * math.sqrt(self.size) / NEGLIGIBLE, _LEAST)
-        most = min(kind.max / EXAMPLES, 1 / _LEAST)
+        kind = self.parameters[0].dtype
+        least, most = usual_bounds(kind, self.size)
         if not least <= bound <= most:
             raise ValueError(
                 f"expected a bound from {least:.0e} to {most:.0e}, got {bound:g}: numbers of "
-                f"{kind.dtype} could not tell the sums"
+                f"{kind} could not tell the sums"
             )
 
     def add_up(
@@ -133,11 +129,10 @@ class Clipper:
         lose digits.
         """
         norms = torch.stack(self._squares(gradients, transform)).sum(0).sqrt_()
-        limit = transform.bound * (1 - _ROUNDING)
+        limit, kind = transform.bound * (1 - WEIGHTED), self.parameters[0].dtype
         weights = (limit / norms.clamp_min(1e-300)).clamp_max_(1.0)
-        least = float(torch.finfo(self.parameters[0].dtype).tiny) * 2**24
-        counted = norms.isfinite() & (weights > least)
-        return weights.where(counted, 0.0).to(self.parameters[0].dtype)
+        counted = norms.isfinite() & (weights > least_weight(kind))
+        return weights.where(counted, 0.0).to(kind)
 
     def _squares(
         self, gradients: list[ExampleGradients], transform: Transform

@@ -12,13 +12,23 @@ box is elementwise. Of every other layer the per-example gradients are held.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 
+from training_client.clipping.allowances import (
+    NEGLIGIBLE,
+    Number,
+    constant_at_most,
+    loses_digits,
+    rounding,
+    share,
+    squared_norms_at_most,
+    underflow,
+    weighted_underflow,
+)
 from training_client.clipping.blocks import Piece
 from training_client.clipping.box import clamped, clamped_products
 from training_client.clipping.products import parts_of, product, weighted_product
@@ -32,13 +42,7 @@ from training_client.clipping.rows import (
 from training_client.clipping.transform import Affine
 from training_client.compiled import on_processor
 
-_ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its terms
-NEGLIGIBLE: Final = 1e-7  # of the bound
-EXAMPLES: Final = float(1 << 32)  # more than are ever summed
-
-
 Parts = Iterable[tuple[Piece, Affine]]
-Number = float | torch.Tensor  # a tensor of one on an accelerator
 
 
 class ExampleGradients(Protocol):
@@ -72,41 +76,53 @@ class ExampleGradients(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """What squared norms need of the map of a piece.
+
+    Attributes:
+        squares: D².
+        shifted: D²∘b; None without a shift.
+        scales: ‖D‖².
+        constant: ‖D∘b‖², or more.
+    """
+
+    squares: torch.Tensor
+    shifted: torch.Tensor | None
+    scales: Number
+    constant: Number
+
+    @classmethod
+    def of(cls, affine: Affine) -> _Weights:
+        """A map's."""
+        assert affine.scale is not None
+        squares, shift = affine.scale.square(), affine.shift
+        scales = _squared_norm(affine.scale)
+        if shift is None:
+            return cls(squares, None, scales, 0.0)
+        constant = squares.new_zeros(1, dtype=torch.float64)
+        add_dots_of_squares(squares.reshape(1, -1), shift.reshape(1, -1), constant)
+        more = constant_at_most(_number(constant), scales, _squared_norm(shift), squares.dtype)
+        return cls(squares, squares * shift, scales, more)
+
+
 @dataclass(slots=True)
-class _Summands:
+class _Terms:
     """What squared norms are made of, added up over pieces, in double precision.
 
     Attributes:
+        widths: ‖a‖², for each example.
         square: Σₒ g²ₒ·[D²(a²)]ₒ over ‖a‖², for each example.
-        linear: gᵀ(D²∘b)a, for each example; None without a shift.
-        constant: ‖D∘b‖², and what it may lack where D², b² or a product is taken for 0.
+        linear: gᵀ(D²∘b)a, for each example.
         scales: ‖D‖².
+        constant: ‖D∘b‖², or more.
     """
 
+    widths: torch.Tensor
     square: torch.Tensor
-    linear: torch.Tensor | None = None
-    constant: Number = 0.0
+    linear: torch.Tensor
     scales: Number = 0.0
-
-    def take(self, affine: Affine) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Add a piece's ‖D‖² and ‖D∘b‖².
-
-        Returns:
-            D² and, if there is a shift, D²∘b.
-        """
-        assert affine.scale is not None
-        scales = _squared_norm(affine.scale)
-        self.scales += scales
-        weights = affine.scale.square()
-        if affine.shift is None:
-            return weights, None
-        if self.linear is None:
-            self.linear = torch.zeros_like(self.square)
-        kind, constant = weights.dtype, self.square.new_zeros(1)
-        add_dots_of_squares(weights.reshape(1, -1), affine.shift.reshape(1, -1), constant)
-        self.constant += _number(constant) + scales * _least_square(kind)
-        self.constant += _squared_norm(affine.shift) * float(torch.finfo(kind).tiny)
-        return weights, weights * affine.shift
+    constant: Number = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,87 +139,56 @@ class OuterProducts:
 
     def squares(self, bound: float) -> torch.Tensor:
         """See `ExampleGradients`."""
-        heights, widths = _at_most(self.gradients), _at_most(self.inputs)
-        lost = self._loses_digits(torch.maximum(heights, widths), 1.0, bound)
-        return (heights * widths).masked_fill_(lost, torch.inf)
+        heights = squared_norms_at_most(self.gradients)
+        widths = squared_norms_at_most(self.inputs)
+        return self._kept(heights * widths, torch.maximum(heights, widths), 1.0, bound)
 
     def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
         """See `ExampleGradients`."""
-        squared, widths = unit_squares(self.inputs)
-        summands = _Summands(torch.zeros_like(widths))
-        for piece, affine in parts:
-            self._add(piece.rows.start, affine, squared, summands)
-        del squared
-        heights, widths = _at_most(self.gradients), _at_most(self.inputs, widths)
-        found = most = summands.square.mul_(widths)
-        if summands.linear is not None:
-            linear = summands.linear.mul_(2)
-            found = (most + linear).add_(summands.constant).clamp_min_(0.0)
-            most = most.add_(linear.abs_()).add_(summands.constant)
-        # a product of n terms lacks n roundings of what they add up to at most, in any order
-        rounding = _roundings(self.inputs, self.inputs.shape[1])
-        found = torch.add(found, most, alpha=rounding)
-        found += self._underflow(heights, widths, summands.scales)
-        found.addcmul_(heights, widths, value=_share(bound, self.inputs.dtype))
-        largest = torch.maximum(heights, widths)
-        return found.masked_fill_(self._loses_digits(largest, summands.scales, bound), torch.inf)
+        terms, kind = self._terms(parts), self.inputs.dtype
+        heights = squared_norms_at_most(self.gradients)
+        widths = squared_norms_at_most(self.inputs, terms.widths)
+        positive = terms.square.mul_(widths).add_(terms.constant)
+        linear = terms.linear.mul_(2)
+        found = (positive + linear).clamp_min_(0.0)
+        sizes = positive.add_(linear.abs_())
+        found.add_(sizes, alpha=rounding(kind, self.inputs.shape[1]))
+        found += underflow(heights, widths, terms.scales, self._numbers, kind)
+        found.addcmul_(heights, widths, value=share(bound, kind))
+        return self._kept(found, torch.maximum(heights, widths), terms.scales, bound)
 
     @property
     def _numbers(self) -> int:
         """How many an example's gradient has."""
         return self.inputs.shape[1] * self.gradients.shape[1]
 
-    @property
-    def _largest(self) -> float:
-        """A squared norm of a factor at which the other, weighted, would lose digits."""
-        return float(torch.finfo(self.inputs.dtype).max) / 256
-
-    def _loses_digits(self, largest: torch.Tensor, scales: Number, bound: float) -> torch.Tensor:
-        """Where one factor is so large that too much of the other, weighted, is lost.
-
-        The other underflows, and is multiplied by the first, or by the 1 of a shift, and by D: what
-        is lost has a norm of `_least_weighted` times √m + 1, whose square is at most 2m + 2.
-
-        Args:
-            largest: m, the squared norm of the larger factor.
-            scales: ‖D‖²; without D the largest D² will do, which is 1.
-            bound: of the whole.
-        """
-        lost = _least_weighted(self._numbers, scales, self.inputs.dtype) / bound / NEGLIGIBLE
-        share = 2 * lost * lost
-        return largest * (share + 1 / self._largest) >= 1 - share
-
-    def _add(self, start: int, affine: Affine, squared: torch.Tensor, summands: _Summands) -> None:
-        """The share of rows from `start` on in the summands; `squared` is (a/‖a‖)²."""
-        weights, shift = summands.take(affine)
-        for part in parts_of(squared, weights.T):
-            gradients, square = self.gradients[part], summands.square[part]
-            if shift is not None and summands.linear is not None:
-                linear = summands.linear[part]
-                add_dots(product(self.inputs[part], shift.T), gradients, linear, start)
-            add_dots_of_squares(product(squared[part], weights.T), gradients, square, start)
-
-    def _underflow(
-        self, heights: torch.Tensor, widths: torch.Tensor, scales: Number
+    def _kept(
+        self, found: torch.Tensor, largest: torch.Tensor, scales: Number, bound: float
     ) -> torch.Tensor:
-        """What is lost of squared norms by numbers that are taken for 0, at most.
+        """Squared norms, and ∞ of examples that are to be left out."""
+        lost = loses_digits(largest, scales, bound, self._numbers, self.inputs.dtype)
+        return found.masked_fill_(lost, torch.inf)
 
-        It is the smallest number t at a time, for each number of the gradient: of a weight D² or a
-        product with it, which is then multiplied by ‖g‖²‖a‖²; of a square, by D²; of a product with
-        a shift, by ‖g‖ and ‖a‖, where ‖g‖√(1 + ‖a‖²) ≤ (1 + ‖g‖²(1 + ‖a‖²))/2. (What 2·D²·g·a·b
-        lacks with D² is at most what the squares of ga and of b lack.)
+    def _terms(self, parts: Parts) -> _Terms:
+        """See there."""
+        unit, widths = unit_squares(self.inputs)
+        terms = _Terms(widths, torch.zeros_like(widths), torch.zeros_like(widths))
+        for piece, affine in parts:
+            weights = _Weights.of(affine)
+            terms.scales += weights.scales
+            terms.constant += weights.constant
+            self._add(piece.rows.start, weights, unit, terms)
+        return terms
 
-        Args:
-            heights: ‖g‖².
-            widths: ‖a‖².
-            scales: ‖D‖².
-        """
-        numbers, kind = self._numbers, self.inputs.dtype
-        least = 4 * numbers * float(torch.finfo(kind).tiny)
-        of_squares = scales * (numbers * _least_square(kind))
-        of_weighted = of_squares + 2 * numbers * float(torch.finfo(torch.float64).tiny)
-        found = heights.mul(1.5 * least).add_(of_weighted).mul_(widths)
-        return found.add_(heights * (of_squares + least / 2)).add_(least / 2)
+    def _add(self, start: int, weights: _Weights, unit: torch.Tensor, terms: _Terms) -> None:
+        """What rows from `start` on add to the terms of each example; `unit` is (a/‖a‖)²."""
+        for part in parts_of(unit, weights.squares.T):
+            gradients = self.gradients[part]
+            if weights.shifted is not None:
+                linear = terms.linear[part]
+                add_dots(product(self.inputs[part], weights.shifted.T), gradients, linear, start)
+            square = terms.square[part]
+            add_dots_of_squares(product(unit[part], weights.squares.T), gradients, square, start)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
@@ -234,24 +219,22 @@ class HeldGradients:
 
     def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
         """See `ExampleGradients`."""
-        found = squared_norms(self.gradients.flatten(1))
-        found.mul_(_share(bound, self.gradients.dtype))
+        kind = self.gradients.dtype
+        found = squared_norms(self.gradients.flatten(1)).mul_(share(bound, kind))
         scales: Number = 0.0
         constant: Number = 0.0
         for piece, affine in parts:
             assert affine.scale is not None
             rows, scale = self.gradients[:, piece.rows].flatten(1), affine.scale.reshape(1, -1)
-            scales += _squared_norm(scale)
             shift = None if affine.shift is None else affine.shift.reshape(1, -1)
             found += affine_squared_norms(rows, scale, shift)
+            scales += _squared_norm(scale)
             if shift is not None:
                 constant += _number(affine_squared_norms(shift, scale))
         # what cancels is rounded by the size of its parts: ‖D∘∇‖² ≤ 2‖D∘(∇ + b)‖² + 2‖D∘b‖²
-        rounding = _roundings(self.gradients)
-        found.mul_(1 + 2 * rounding).add_(3 * rounding * constant)
-        least = _least_weighted(self.gradients[0].numel(), scales, self.gradients.dtype)
-        lost = torch.as_tensor(least > NEGLIGIBLE * bound, device=found.device)
-        return found.masked_fill_(lost, torch.inf)
+        found.mul_(1 + 2 * rounding(kind)).add_(3 * rounding(kind) * constant)
+        lost = weighted_underflow(self.gradients[0].numel(), scales, kind) > NEGLIGIBLE * bound
+        return found.masked_fill_(torch.as_tensor(lost, device=found.device), torch.inf)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
@@ -266,15 +249,6 @@ class HeldGradients:
         return HeldGradients(self.gradients[kept])
 
 
-def _share(bound: float, kind: torch.dtype) -> float:
-    """(B/m)² for the most m that a weighted gradient may be: with ‖∇‖²(B/m)² found, w‖∇‖ ≤ m.
-
-    In double precision it is no number, and the smallest does as well for B up to 1e140.
-    """
-    share = (bound / float(torch.finfo(kind).max) * EXAMPLES) ** 2
-    return float(max(share, float(torch.finfo(torch.float64).tiny)))
-
-
 def _number(tensor: torch.Tensor) -> Number:
     """A tensor of one number; itself on an accelerator, which would have to be waited for."""
     return float(tensor) if on_processor(tensor) else tensor
@@ -283,34 +257,3 @@ def _number(tensor: torch.Tensor) -> Number:
 def _squared_norm(tensor: torch.Tensor) -> Number:
     """‖·‖² of all its numbers, in double precision."""
     return _number(squared_norms(tensor.reshape(1, -1)))
-
-
-def _least_weighted(numbers: int, scales: Number, kind: torch.dtype) -> Number:
-    """The norm of what a weighted gradient lacks in u, or has too much, where it underflows.
-
-    The smallest numbers are rounded to 0 or up, D multiplies what that leaves, and what a shift
-    cancels is no longer cancelled: the shift is weighted by itself.
-
-    Args:
-        numbers: of the gradient.
-        scales: ‖D‖².
-        kind: of the numbers.
-    """
-    length: Number = scales**0.5
-    return length * (float(torch.finfo(kind).tiny) * math.sqrt(numbers))
-
-
-def _at_most(rows: torch.Tensor, norms: torch.Tensor | None = None) -> torch.Tensor:
-    """‖·‖² of each row, and what entries or squares that are taken for 0 may have added to it."""
-    norms = squared_norms(rows) if norms is None else norms
-    return norms + rows.shape[1] * _least_square(rows.dtype)
-
-
-def _least_square(kind: torch.dtype) -> float:
-    """At most this is the square of an entry whose square, or which itself, is taken for 0."""
-    return max(float(torch.finfo(kind).tiny) ** 2, 2 * float(torch.finfo(torch.float64).tiny))
-
-
-def _roundings(tensor: torch.Tensor, terms: int = 0) -> float:
-    """What a sum of so many terms may lack, over what they add up to."""
-    return (terms + _ROUNDINGS) * float(torch.finfo(tensor.dtype).eps)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from training_client.budget import Budget
+from training_client.budget import Allowance, Budget, Unclaimed
 from training_client.data import Dataset
 from training_client.errors import DataError
 from training_client.models import CLASSES, RECONSTRUCTION, Objective
@@ -75,7 +75,7 @@ def run_all(
     steps: int,
     seeds: int,
     *,
-    proven: bool,
+    objection: str | None = None,
     objective: Objective = CLASSES,
 ) -> Curve:
     """Train one optimizer several times.
@@ -87,7 +87,7 @@ def run_all(
         budget: of each run; they are compared, not released together.
         steps: of a run.
         seeds: runs; only the model's first weights depend on them, never the noise.
-        proven: whether the guarantee stands.
+        objection: why no guarantee stands; None if one does.
         objective: the loss, and what is measured.
     """
     every = max(1, steps // _POINTS)
@@ -96,13 +96,15 @@ def run_all(
     for seed in range(seeds):
         torch.manual_seed(seed)
         model, optimizer = make()
-        own = replace(budget)  # with nothing taken yet: a budget hands out each step once
+        own: Allowance = replace(budget)  # with nothing taken yet: it hands out each step once
+        if objection is not None:
+            own = Unclaimed(budget.plan, steps, objection)
         results.append(train(model, data, optimizer, own, objective=objective, **limits))
     taken = [step for step, _ in results[0].scores]
     columns = zip(*(each.scores for each in results), strict=True)
     return Curve(
         name,
-        proven,
+        objection is None,
         objective.measure,
         tuple(taken),
         tuple(budget.guarantee(step).epsilon for step in taken),

@@ -38,6 +38,7 @@ class Participant:
             gaussian_sampling_composition, which `Budget.method` takes; pld is the default.
         generator: of the noise; seeded by the operating system by default.
         sampler: of the batches; Poisson at the plan's rate by default.
+        physical_batch_size: so many examples go through the model at a time; all by default.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Participant:
         budget: Allowance,
         generator: torch.Generator | None = None,
         sampler: PoissonSampler | None = None,
+        physical_batch_size: int | None = None,
     ) -> None:
         if len(examples) != budget.plan.dataset_size:
             raise DataError(
@@ -58,7 +60,7 @@ class Participant:
         self.steps = budget.made
         self._model = copy.deepcopy(model)
         self._examples, self._targets = examples, targets
-        self._private_sum = PrivateSum(self._model, budget.plan, generator)
+        self._private_sum = PrivateSum(self._model, budget.plan, generator, physical_batch_size)
         self._sampler = sampler or PoissonSampler(len(examples), budget.plan.sample_rate)
 
     def contribute(

@@ -8,29 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import nn
 
-from training_client.clipping import Affine, Block, Clipper, Loss, Transform
+from training_client.clipping import Affine, Block, Clipper, Loss, Sum, Transform
 from training_client.clipping.blocks import split
 from training_client.errors import DataError
 from training_client.noise import fresh_generator, gaussian_like
 from training_client.plan import Plan
-
-
-class Sum(Protocol):
-    """A clipped sum without noise, which `PrivateSum` alone may look at."""
-
-    @property
-    def mean_loss(self) -> float:
-        """Of the batch."""
-        ...
-
-    def on(self, block: Block, affine: Affine, out: torch.Tensor) -> None:
-        """Put the sum on a block, mapped so, into as many numbers as it has."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +95,6 @@ class Release:
         return blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
-    """The sum over several physical batches, a vector of all numbers."""
-
-    sums: torch.Tensor
-    mean_loss: float
-
-    def on(self, block: Block, _: Affine, out: torch.Tensor) -> None:
-        """See `Sum`: it is mapped already."""
-        out.copy_(block.of(self.sums))
-
-
 class PrivateSum:
     """Releases noisy means of clipped gradients, as a plan says.
 
@@ -132,7 +106,7 @@ class PrivateSum:
         model: whose gradients.
         plan: what each release does and costs.
         generator: of the noise, on the model's device; seeded by the operating system by default.
-        physical_batch_size: so many examples are clipped at a time; all by default.
+        physical_batch_size: see `Clipper`.
     """
 
     def __init__(
@@ -142,13 +116,10 @@ class PrivateSum:
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
     ) -> None:
-        if physical_batch_size is not None and physical_batch_size < 1:
-            raise ValueError(f"expected physical_batch_size ≥ 1, got {physical_batch_size}")
         self.plan = plan
-        self.clipper = Clipper(model)
+        self.clipper = Clipper(model, physical_batch_size)
         self._device = self.clipper.parameters[0].device
         self._generator = generator or fresh_generator(self._device)
-        self._physical_batch_size = physical_batch_size
 
     def release(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
@@ -181,23 +152,5 @@ class PrivateSum:
     def summed(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> Sum:
-        """The clipped sum over a batch of any size, without noise.
-
-        One physical batch is summed a block at a time, when it is asked for; of several the sums
-        are made at once, and held.
-        """
-        rows = self._physical_batch_size or len(examples)
-        if len(examples) <= rows:
-            return self.clipper.clip(examples, targets, loss, transform)
-        sums, losses = self.clipper.zeros(), 0.0
-        for at in range(0, len(examples), rows):
-            part = slice(at, at + rows)
-            found = self.clipper.clip(examples[part], targets[part], loss, transform)
-            losses += found.mean_loss * len(examples[part])
-            with torch.no_grad():
-                for block in self.clipper.blocks:
-                    total = block.of(sums)
-                    each = torch.empty_like(total)
-                    found.on(block, transform.at(block), each)
-                    total += each
-        return Added(sums, losses / len(examples))
+        """The clipped sum over a batch of any size, without noise: nobody else may look at it."""
+        return self.clipper.clip(examples, targets, loss, transform)

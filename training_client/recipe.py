@@ -197,6 +197,8 @@ def choose(
     learning_rate: float | None = None,
     momentum: float | None = None,
     box: bool = False,
+    physical_batch_size: int | None = None,
+    public_batch_size: int | None = None,
     **rest: Any,
 ) -> Recipe:
     """A recipe from what was asked for, with the optimizer's own defaults.
@@ -209,6 +211,8 @@ def choose(
         learning_rate: of the optimizer; its own by default.
         momentum: of dp_sgd; 0.9 by default.
         box: of adadp and adan.
+        physical_batch_size: so many examples go through the model at a time; all by default.
+        public_batch_size: public examples a step.
         rest: see `Recipe`.
 
     Raises:
@@ -230,6 +234,11 @@ def choose(
         raise DataError("--side-information is of adadps, on inputs that are not projected")
     rate = entry.learning_rate if learning_rate is None else learning_rate
     options: dict[str, Any] = {"learning_rate": rate} | ({"box": True} if box else {})
+    sizes = {
+        "physical_batch_size": physical_batch_size,
+        "public_batch_size": public_batch_size if state == "public" else None,
+    }
+    options |= {name: value for name, value in sizes.items() if value is not None}
     if optimizer == "dp_sgd":
         options["momentum"] = 0.9 if momentum is None else momentum
     return Recipe(

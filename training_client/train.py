@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from training_client.budget import Allowance
+from training_client.budget import Allowance, Unclaimed
 from training_client.data import Dataset
-from training_client.errors import BudgetExhaustedError
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.models import CLASSES, Objective, cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer
 from training_client.processor import fit_for_training
@@ -87,11 +87,17 @@ def train(
 
     Raises:
         DataError: the loss of public examples became no number.
-        NoGuaranteeError: another run took steps of this budget meanwhile.
+        NoGuaranteeError: another run took steps of this budget meanwhile; or a budget was to
+            account for what no theorem covers.
         ServiceError: the service gave no usable answer; no step was made without one.
     """
     if optimizer.plan != budget.plan:
         raise ValueError("the optimizer runs another plan than the budget accounts for")
+    if not (optimizer.source.proven or isinstance(budget, Unclaimed)):
+        raise NoGuaranteeError(
+            f"state {optimizer.source.state!r} is made of private gradients: no theorem covers it, "
+            "and no budget; train it as `Unclaimed`"
+        )
     plan = optimizer.plan
     sampler = sampler or PoissonSampler(len(data.train_labels), plan.sample_rate)
     done, exhausted, requested = budget.made, False, False

@@ -34,6 +34,7 @@ from training_client.warm_start import warm_start
 
 POINTS = 20  # of a curve
 WARM_STEPS = 100  # without noise, on public examples
+PUBLIC_BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def _stepper(
         learning_rate=job.learning_rate,
         state=method.state,
         public=public,
+        public_batch_size=PUBLIC_BATCH_SIZE,
         generator=torch.Generator().manual_seed(1000 + job.seed),
         **options,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import pickle
 import signal
@@ -25,6 +26,7 @@ from training_client.cli.progress import signals
 from training_client.data import Dataset
 from training_client.errors import (
     BudgetExhaustedError,
+    DataError,
     NoGuaranteeError,
     ServiceConfusedError,
     ServiceRefusedError,
@@ -33,6 +35,7 @@ from training_client.errors import (
 from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import Plan
 from training_client.preflight import Wanted, reserved
+from training_client.recipe import choose
 from training_client.service import AccountingService, Reservation
 
 PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
@@ -469,16 +472,73 @@ def test_public_rows_are_not_trained_on() -> None:
     assert torch.equal(torch.cat([labels, private.train_labels]), data.train_labels)
 
 
+@pytest.mark.parametrize("ledger", [False, True])
+def test_no_budget_accounts_for_what_no_theorem_covers(ledger: bool) -> None:
+    """Raw state is trained as `Unclaimed`, or not at all: code and claim cannot differ."""
+    model = training.mlp(5, 8, 2)
+    optimizer = make_optimizer("adadp", model, PLAN, state="raw")
+    before = [each.clone() for each in model.parameters()]
+    accounting = service(granting)
+    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    with pytest.raises(NoGuaranteeError, match="raw"):
+        training.train(model, tiny_data(), optimizer, budget)
+    assert all(map(torch.equal, before, model.parameters()))
+    unclaimed = Unclaimed(PLAN, 3, "raw")
+    assert training.train(model, tiny_data(), optimizer, unclaimed).guarantee.status == "none"
+
+
+@pytest.mark.parametrize("state", ["privatised", "public", "raw"])
+def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
+    """Whoever they belong to; and what is made of them is the same."""
+
+    def after(rows: int | None) -> tuple[int, torch.Tensor]:
+        torch.manual_seed(0)
+        model = training.mlp(5, 8, 2)
+        most = 0
+
+        def seen(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            nonlocal most
+            most = max(most, len(inputs[0]))
+
+        generator = torch.Generator().manual_seed(1)
+        public = (torch.rand(40, 5, generator=generator), torch.randint(0, 2, (40,)))
+        options = choose("mnist", "adadp", state, physical_batch_size=rows, model="mlp", hidden=8)
+        optimizer = make_optimizer(
+            "adadp", model, PLAN, state=state, public=public, generator=generator, threshold=0.0,
+            **options.options,
+        )  # fmt: skip
+        model.register_forward_pre_hook(seen)
+        torch.manual_seed(2)  # which public examples a step takes
+        examples = torch.rand(23, 5, generator=generator)
+        for _ in range(3):
+            optimizer.step(examples, examples[:, 0].round().long(), training.cross_entropy)
+        return most, torch.cat([each.detach().flatten() for each in model.parameters()])
+
+    (most, expected), (few, found) = after(None), after(7)
+    assert (most >= 23, few) == (True, 7)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_raw_gradients_that_are_no_number_end_the_run() -> None:
+    """They would stay in the state for good."""
+    model = training.mlp(5, 8, 2)
+    optimizer = make_optimizer("adadp", model, PLAN, state="raw")
+    examples = torch.rand(4, 5)
+    examples[2, 3] = math.nan
+    with pytest.raises(DataError, match="private examples has become nan"):
+        optimizer.step(examples, torch.zeros(4, dtype=torch.long), training.cross_entropy)
+
+
 def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
     curves = []
-    for name, proven in (("dp_sgd", True), ("adadp", False)):
+    for name, objection in (("dp_sgd", None), ("adadp", "made of raw gradients")):
         budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=7)
 
         def make(name: str = name) -> tuple[torch.nn.Module, Any]:
             model = training.mlp(5, 8, 2)
             return model, make_optimizer(name, model, PLAN)
 
-        curves.append(compare.run_all(name, make, tiny_data(), budget, 20, 2, proven=proven))
+        curves.append(compare.run_all(name, make, tiny_data(), budget, 20, 2, objection=objection))
     assert curves[0].epsilons == pytest.approx([0.1 * step for step in curves[0].steps])
     assert len(curves[0].finals) == 2  # both seeds made all 20 steps
     assert curves[0].steps[-1] == 20

@@ -15,6 +15,7 @@ from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.listing import show
 from training_client.compare import Curve, draw, figure_class, run_all
 from training_client.errors import NoGuaranteeError
+from training_client.optimizers import PUBLIC_BATCH_SIZE
 from training_client.pca import PrivatePca
 from training_client.preflight import Wanted, asked
 from training_client.recipe import Ingredients, Recipe, choose
@@ -37,6 +38,7 @@ def compare(
     steps: take.Steps = 1000,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each; means are shown.")] = 1,
     batch_size: take.Batch = 600,
+    physical_batch_size: take.PhysicalBatch = None,
     no_guarantee: take.NoGuarantee = False,
     clip_norm: take.Clip = 1.0,
     model: take.Model = "mlp",
@@ -47,6 +49,7 @@ def compare(
     data_dir: take.DataDir = Path("data"),
     size: take.Size = None,
     public_examples: take.PublicExamples = 600,
+    public_batch_size: take.PublicBatch = PUBLIC_BATCH_SIZE,
     pca: take.Pca = None,
     pca_noise: take.PcaNoise = 16.0,
     output: Annotated[Path, typer.Option(callback=take.a_picture, help="The plot.")] = Path(
@@ -63,7 +66,8 @@ def compare(
         recipes = {
             name: choose(
                 data_name, *_parted(name), size=size, model=model, hidden=hidden,
-                public_examples=public_examples, warm_start=warm_start, pca=projected,
+                physical_batch_size=physical_batch_size, public_examples=public_examples,
+                public_batch_size=public_batch_size, warm_start=warm_start, pca=projected,
             )
             for name in optimizers or _USUAL
         }  # fmt: skip
@@ -79,7 +83,7 @@ def compare(
                 curves.append(
                     run_all(
                         name, make, known.private, budget, steps, seeds,
-                        proven=recipe.objection is None, objective=recipe.objective,
+                        objection=recipe.objection, objective=recipe.objective,
                     )
                 )  # fmt: skip
                 console.print(f"{name}: {_shown(curves[-1], curves[-1].final)}")

@@ -151,6 +151,14 @@ NoGuarantee = Annotated[
 Batch = Annotated[
     int, typer.Option(min=1, help="Expected batch size, qN.", rich_help_panel=TRAINING)
 ]
+PhysicalBatch = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="So many examples go through the model at a time; all by default.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Clip = Annotated[
     float,
     typer.Option(
@@ -193,6 +201,10 @@ PublicExamples = Annotated[
         help="Examples given up as public, for --state public and --warm-start.",
         rich_help_panel=DATA,
     ),
+]
+PublicBatch = Annotated[
+    int,
+    typer.Option(min=1, help="Of these, so many a step, for --state public.", rich_help_panel=DATA),
 ]
 WarmStart = Annotated[
     int,

@@ -22,6 +22,7 @@ from training_client.cli.progress import shown, signals
 from training_client.digits import up
 from training_client.errors import NoGuaranteeError
 from training_client.keeping import Keeping
+from training_client.optimizers import PUBLIC_BATCH_SIZE
 from training_client.pca import PrivatePca, Projection
 from training_client.preflight import Say, Wanted, asked, reserved, resumed
 from training_client.recipe import Ingredients, Recipe, choose
@@ -62,6 +63,7 @@ def run(
     box: take.Box = False,
     no_guarantee: take.NoGuarantee = False,
     batch_size: take.Batch = 600,
+    physical_batch_size: take.PhysicalBatch = None,
     clip_norm: take.Clip = 1.0,
     learning_rate: take.LearningRate = None,
     momentum: take.Momentum = None,
@@ -74,6 +76,7 @@ def run(
     data_dir: take.DataDir = Path("data"),
     size: take.Size = None,
     public_examples: take.PublicExamples = 600,
+    public_batch_size: take.PublicBatch = PUBLIC_BATCH_SIZE,
     pca: take.Pca = None,
     pca_noise: take.PcaNoise = 16.0,
     output: take.Output = None,
@@ -96,7 +99,8 @@ def run(
             recipe = choose(
                 data_name, optimizer, state, size=size, learning_rate=learning_rate,
                 momentum=momentum, box=box, model=model, hidden=hidden,
-                public_examples=public_examples, warm_start=warm_start,
+                physical_batch_size=physical_batch_size, public_examples=public_examples,
+                public_batch_size=public_batch_size, warm_start=warm_start,
                 side_information=side_information,
                 pca=None if pca is None else PrivatePca(pca, pca_noise),
             )  # fmt: skip

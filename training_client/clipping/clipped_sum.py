@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,19 @@ from training_client.clipping.blocks import Block, Piece
 from training_client.clipping.gradients import ExampleGradients
 from training_client.clipping.products import full_precision
 from training_client.clipping.transform import Affine
+
+
+class Sum(Protocol):
+    """A clipped sum without noise, which `PrivateSum` alone may look at; or of public data."""
+
+    @property
+    def mean_loss(self) -> float:
+        """Of the batch."""
+        ...
+
+    def on(self, block: Block, affine: Affine, out: torch.Tensor) -> None:
+        """Put the sum on a block, mapped so, into as many numbers as it has."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +66,15 @@ class ClippedSum:
             out.copy_(gradients.clamped_sum(piece.rows, piece.within(affine.scale)))
         else:
             gradients.weighted_sum(piece.rows, self.weights, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The sum over several physical batches, a vector of all numbers."""
+
+    sums: torch.Tensor
+    mean_loss: float
+
+    def on(self, block: Block, _: Affine, out: torch.Tensor) -> None:
+        """See `Sum`: it is mapped already."""
+        out.copy_(block.of(self.sums))

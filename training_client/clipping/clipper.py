@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from training_client.clipping.allowances import WEIGHTED, least_weight, usual_bounds
-from training_client.clipping.blocks import Piece, blocks_of
-from training_client.clipping.clipped_sum import ClippedSum
+from training_client.clipping.blocks import Block, Piece, blocks_of
+from training_client.clipping.clipped_sum import Added, ClippedSum, Sum
 from training_client.clipping.gradients import ExampleGradients
 from training_client.clipping.layers import trained_layers
 from training_client.clipping.passes import Loss, pass_through
@@ -32,13 +32,16 @@ class Clipper:
     Args:
         model: its layers with parameters are Linear, or known to Opacus; each is applied once, to
             one row or sequence an example.
+        physical_batch_size: so many examples go through the model at a time; all by default.
 
     Raises:
         UnsupportedModelError: a layer cannot be clipped; the message names it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, physical_batch_size: int | None = None) -> None:
+        if physical_batch_size is not None and physical_batch_size < 1:
+            raise ValueError(f"expected physical_batch_size ≥ 1, got {physical_batch_size}")
+        self._model, self._physical_batch_size = model, physical_batch_size
         self._layers = trained_layers(model)
         self._batches = 0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -52,7 +55,7 @@ class Clipper:
     @torch.no_grad()
     def clip(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
-    ) -> ClippedSum:
+    ) -> Sum:
         """Pass a batch through the model, and find by how much each example is scaled.
 
         Args:
@@ -62,7 +65,8 @@ class Clipper:
             transform: what is clipped, and to what bound.
 
         Returns:
-            The sum, which is not made yet: until it is taken the examples may not change.
+            The sum. Of one physical batch it is not made yet: until it is taken the examples may
+            not change. Of several it is made at once, and held.
 
         Raises:
             UnsupportedModelError: the model or the loss mixes examples.
@@ -71,18 +75,56 @@ class Clipper:
         self._require_usual(transform.bound)
         if transform.box and transform.bound < math.sqrt(self.size):
             raise ValueError("a box is bounded by the root of its coordinates, not by less")
+
+        def clipped(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
+            self._probe(examples, targets, loss)
+            gradients, mean_loss = self._passed(examples, targets, loss)
+            if transform.box:
+                return ClippedSum(gradients, None, mean_loss)
+            with full_precision(examples.device):
+                weights = self._weights(gradients, transform)
+            kept = weights > 0
+            if not bool(kept.all()):  # what is left out may not be finite: 0 times it neither
+                gradients, weights = [each.only(kept) for each in gradients], weights[kept]
+            return ClippedSum(gradients, weights, mean_loss)
+
+        return self._over_physical_batches(examples, targets, clipped, transform.at)
+
+    @torch.no_grad()
+    def add_up(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float) -> Sum:
+        """The gradient of the summed loss over a size: of public data, or without a guarantee."""
+
+        def added(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
+            gradients, mean_loss = self._passed(examples, targets, loss)
+            weights = self.parameters[0].new_full((len(examples),), 1 / size)
+            return ClippedSum(gradients, weights, mean_loss)
+
+        return self._over_physical_batches(examples, targets, added, lambda _: Affine(None))
+
+    def _over_physical_batches(
+        self,
+        examples: torch.Tensor,
+        targets: torch.Tensor,
+        summed: Callable[[torch.Tensor, torch.Tensor], ClippedSum],
+        affine: Callable[[Block], Affine],
+    ) -> Sum:
+        """The sum over all examples, of which so many at a time are summed."""
+        rows = self._physical_batch_size or len(examples)
         if len(examples) == 0:
             return ClippedSum([], None, 0.0)
-        self._probe(examples, targets, loss)
-        gradients, mean_loss = self._passed(examples, targets, loss)
-        if transform.box:
-            return ClippedSum(gradients, None, mean_loss)
-        with full_precision(examples.device):
-            weights = self._weights(gradients, transform)
-        kept = weights > 0
-        if not bool(kept.all()):  # what is left out may not be finite: 0 times it neither
-            gradients, weights = [each.only(kept) for each in gradients], weights[kept]
-        return ClippedSum(gradients, weights, mean_loss)
+        if len(examples) <= rows:
+            return summed(examples, targets)
+        sums, losses = self.zeros(), 0.0
+        for at in range(0, len(examples), rows):
+            part = slice(at, at + rows)
+            found = summed(examples[part], targets[part])
+            losses += found.mean_loss * len(examples[part])
+            for block in self.blocks:
+                total = block.of(sums)
+                each = torch.empty_like(total)
+                found.on(block, affine(block), each)
+                total += each
+        return Added(sums, losses / len(examples))
 
     def _require_usual(self, bound: float) -> None:
         """Return if numbers of the model's precision can tell sums of so many that are so long."""
@@ -93,16 +135,6 @@ class Clipper:
                 f"expected a bound from {least:.0e} to {most:.0e}, got {bound:g}: numbers of "
                 f"{kind} could not tell the sums"
             )
-
-    def add_up(
-        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
-    ) -> ClippedSum:
-        """The gradient of the summed loss over a size: of public data, or without a guarantee."""
-        if len(examples) == 0:
-            return ClippedSum([], None, 0.0)
-        gradients, mean_loss = self._passed(examples, targets, loss)
-        weights = self.parameters[0].new_full((len(examples),), 1 / size)
-        return ClippedSum(gradients, weights, mean_loss)
 
     def _passed(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss

@@ -6,10 +6,19 @@ from training_client.optimizers.after_noise import AfterNoise
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.pigdo import PiGdo
 from training_client.optimizers.registry import OPTIMIZERS, make_optimizer
-from training_client.optimizers.source import Gradients, Noisy, Public, Raw, Source, Step
+from training_client.optimizers.source import (
+    PUBLIC_BATCH_SIZE,
+    Gradients,
+    Noisy,
+    Public,
+    Raw,
+    Source,
+    Step,
+)
 
 __all__ = [
     "OPTIMIZERS",
+    "PUBLIC_BATCH_SIZE",
     "AdaDp",
     "AdaDps",
     "AfterNoise",

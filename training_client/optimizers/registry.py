@@ -15,7 +15,7 @@ from training_client.optimizers.adadps import AdaDps, PublicPreconditioner
 from training_client.optimizers.after_noise import AfterNoise
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.pigdo import PiGdo
-from training_client.optimizers.source import Noisy, Public, Raw, Source
+from training_client.optimizers.source import PUBLIC_BATCH_SIZE, Noisy, Public, Raw, Source
 from training_client.plan import Plan
 
 Make = Callable[..., PrivateOptimizer]
@@ -92,17 +92,22 @@ OPTIMIZERS: Final[dict[str, Entry]] = {
 }  # fmt: skip
 
 
-def source_of(state: str, public: tuple[torch.Tensor, torch.Tensor] | None = None) -> Source:
+def source_of(
+    state: str,
+    public: tuple[torch.Tensor, torch.Tensor] | None = None,
+    public_batch_size: int = PUBLIC_BATCH_SIZE,
+) -> Source:
     """A source by its name.
 
     Args:
         state: privatised, public or raw.
         public: examples and targets, for public.
+        public_batch_size: of them, a step.
     """
     if state == "public":
         if public is None:
             raise ValueError("public state needs public data")
-        return Public(*public)
+        return Public(*public, public_batch_size)
     return Raw() if state == "raw" else Noisy()
 
 
@@ -114,6 +119,7 @@ def make_optimizer(
     learning_rate: float | None = None,
     state: str | None = None,
     public: tuple[torch.Tensor, torch.Tensor] | None = None,
+    public_batch_size: int = PUBLIC_BATCH_SIZE,
     **options: Any,
 ) -> PrivateOptimizer:
     """An optimizer by its name.
@@ -125,6 +131,7 @@ def make_optimizer(
         learning_rate: the entry's own by default.
         state: where its state comes from; the entry's first by default.
         public: examples and targets, if that is public.
+        public_batch_size: of them, a step.
         options: of the optimizer.
 
     Raises:
@@ -141,6 +148,6 @@ def make_optimizer(
         model,
         plan,
         learning_rate=entry.learning_rate if learning_rate is None else learning_rate,
-        source=source_of(state, public),
+        source=source_of(state, public, public_batch_size),
         **options,
     )

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 import torch
 
-from training_client.clipping import Affine, ClippedSum, Clipper, Loss
+from training_client.clipping import Affine, Clipper, Loss, Sum
 from training_client.errors import DataError
 from training_client.private_sum import Part, Release
+
+PUBLIC_BATCH_SIZE: Final = 64  # the mini-batches of papers/004, Appendix B
 
 
 class Gradients(Protocol):
@@ -33,7 +35,7 @@ class Gradients(Protocol):
 class Exact:
     """Mean gradients without clip and noise."""
 
-    means: ClippedSum
+    means: Sum
 
     def moments(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Gradients`."""
@@ -115,7 +117,7 @@ class Public:
     proven: ClassVar[bool] = True
 
     def __init__(
-        self, examples: torch.Tensor, targets: torch.Tensor, batch_size: int = 256
+        self, examples: torch.Tensor, targets: torch.Tensor, batch_size: int = PUBLIC_BATCH_SIZE
     ) -> None:
         if len(examples) == 0:
             raise ValueError("public state needs public examples")
@@ -131,13 +133,7 @@ class Public:
         """
         rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
         examples, targets = self._examples[rows], self._targets[rows]
-        found = step.clipper.add_up(examples, targets, step.loss, len(rows))
-        if not math.isfinite(found.mean_loss):
-            raise DataError(
-                f"the loss of the public examples has become {found.mean_loss}: lower the learning "
-                "rate"
-            )
-        return Exact(found)
+        return _finite(step.clipper.add_up(examples, targets, step.loss, len(rows)), "public")
 
 
 class Raw:
@@ -147,5 +143,19 @@ class Raw:
     proven: ClassVar[bool] = False
 
     def gradients(self, step: Step) -> Gradients:
-        """See `Source`: of the private batch, without clipping and noise."""
-        return Exact(step.clipper.add_up(step.examples, step.targets, step.loss, step.size))
+        """See `Source`: of the private batch, without clipping and noise.
+
+        Raises:
+            DataError: its loss is no number, which would stay in the state for good.
+        """
+        found = step.clipper.add_up(step.examples, step.targets, step.loss, step.size)
+        return _finite(found, "private")
+
+
+def _finite(found: Sum, kind: str) -> Gradients:
+    """What is known exactly, if it is anything."""
+    if not math.isfinite(found.mean_loss):
+        raise DataError(
+            f"the loss of the {kind} examples has become {found.mean_loss}: lower the learning rate"
+        )
+    return Exact(found)

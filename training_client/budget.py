@@ -16,8 +16,16 @@ from training_client.errors import (
     ServiceRefusedError,
 )
 from training_client.plan import Mechanism, Plan, composition
-from training_client.service import AccountingService, Guarantee, Json, Reservation
+from training_client.service import (
+    ADD_OR_REMOVE_ONE,
+    PLD,
+    AccountingService,
+    Guarantee,
+    Json,
+    Reservation,
+)
 
+_OPEN: Final = "open"  # a reservation of which steps may be granted
 _POINTS_MAX: Final = 200  # of a curve
 _ASKING_MAX: Final = 0.005  # of the time that the steps take
 
@@ -42,6 +50,11 @@ class Allowance(Protocol):
     @property
     def made(self) -> int:
         """Steps that count as made before the loop begins."""
+        ...
+
+    @property
+    def taken(self) -> int:
+        """The last step handed out: no claim may be of fewer."""
         ...
 
     def resumed(self, steps: int) -> int:
@@ -120,6 +133,11 @@ class Budget:
         """See `Allowance`: there is nothing else to go by."""
         return steps
 
+    @property
+    def taken(self) -> int:
+        """See `Allowance`."""
+        return self.made
+
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
 
@@ -185,7 +203,7 @@ class LedgerBudget:
         block: steps charged at once, at first; twice as many as long as asking for them takes
             more than half a percent of the time they take.
         block_max: never more than these.
-        renew_seconds: the lease is renewed when a block is granted so long after the last time.
+        renew_seconds: the lease is renewed so long after the last time.
         spent: ε of the run's granted steps alone, or of a few more.
     """
 
@@ -202,7 +220,17 @@ class LedgerBudget:
     spent: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """The lease was new just now; what is granted already was granted to somebody else."""
+        """The lease was new just now; what is granted already was granted to somebody else.
+
+        Raises:
+            NoGuaranteeError: the reservation is for other steps than the plan's.
+        """
+        held = self.reservation
+        if held.mechanism != self.plan.mechanism(held.steps_reserved):
+            raise NoGuaranteeError(
+                f"reservation {held.identifier} holds budget for {held.mechanism}, and the plan is "
+                f"to make {self.plan.mechanism(held.steps_reserved)}: reserve for what is run"
+            )
         self._renewed = time.monotonic()
         self._asked: tuple[float, float] | None = None  # when the last block was granted; how long
         self._taken = self.reservation.steps_granted
@@ -234,6 +262,11 @@ class LedgerBudget:
         """Steps granted so far: a run that begins now may not make them again."""
         return self.reservation.steps_granted
 
+    @property
+    def taken(self) -> int:
+        """See `Allowance`."""
+        return self._taken
+
     def allow(self, step: int) -> None:
         """See `Allowance`.
 
@@ -244,14 +277,14 @@ class LedgerBudget:
         """
         _require_new(step, self._taken)
         held = self.reservation
+        if held.state == _OPEN and time.monotonic() - self._renewed > self.renew_seconds:
+            self._renew()
         if step <= held.steps_granted:
             return
         self._lengthen()
         block = min(self.block, held.steps_reserved - held.steps_granted)
-        if block == 0 or held.state == "committed":
+        if block == 0 or held.state != _OPEN:
             raise BudgetExhaustedError(f"all {held.steps_granted} steps of the run are made")
-        if time.monotonic() - self._renewed > self.renew_seconds:
-            self._renew()
         curve = self._curve  # before anything is charged
         started = time.monotonic()
         self.reservation = self.service.grant(held, block)
@@ -280,7 +313,7 @@ class LedgerBudget:
         steps = self.reservation.steps_reserved
         points = min(_POINTS_MAX, math.ceil(steps / self.block))
         with suppress(ServiceRefusedError):
-            if not self.before:
+            if not self.before and self._relation == ADD_OR_REMOVE_ONE:
                 return self.service.curve(self.plan.mechanism(steps), self.delta, points)
         return [(steps, self.guarantee(steps).epsilon)]
 
@@ -288,7 +321,7 @@ class LedgerBudget:
         """Extend the lease. What is granted must be what was granted here, by nobody else."""
         found, held = self.service.renew(self.reservation), self.reservation.steps_granted
         if found.steps_granted != held:
-            raise BudgetExhaustedError(
+            raise NoGuaranteeError(
                 f"{found.steps_granted} steps of reservation {found.identifier} are granted, "
                 f"{held} of them here: another run goes on with it"
             )
@@ -297,14 +330,24 @@ class LedgerBudget:
     def guarantee(self, steps: int) -> Guarantee:
         """See `Allowance`: of this run alone, with what came before it."""
         whole = composition(self.before, self.plan.mechanism(steps))
-        return self.service.epsilon(whole, self.delta)
+        method = PLD if self._relation == ADD_OR_REMOVE_ONE else "subsampled_rdp"
+        found = self.service.epsilon(whole, self.delta, method, self._relation)
+        if found.status != "proven":
+            raise NoGuaranteeError(f"the claim of {method} is {found.status}, not proven")
+        return found
+
+    @cached_property
+    def _relation(self) -> str:
+        """Of the dataset's neighbours: what is claimed of the run is claimed for the same."""
+        return str(self.service.dataset(self.dataset).get("neighbouring_relation"))
 
     def commit(self) -> Json:
         """See `Allowance`: steps that were never granted are free again.
 
-        An earlier process may have committed, and got no certificate for it.
+        It may have ended already: an earlier process committed, and got no certificate for it, or
+        its lease ended.
         """
-        if self.reservation.state != "committed":
+        if self.reservation.state == _OPEN:
             self.reservation = self.service.commit(self.reservation)
         return self.service.certificate(self.reservation)
 
@@ -324,6 +367,7 @@ class Unclaimed:
     reason: str
     spent: float = field(default=math.inf, init=False)
     made: int = field(default=0, init=False)
+    taken: int = field(default=0, init=False)
 
     def begin(self) -> list[Json]:
         """Nothing is charged."""

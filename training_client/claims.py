@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from training_client.budget import Allowance
+from training_client.errors import NoGuaranteeError
 from training_client.service import Json
 
 PRIVACY: Final = "privacy.json"
@@ -63,8 +64,13 @@ def settle(allowance: Allowance, steps: int, folder: str | Path, claim: Json | N
         claim: what may be said of the model; the service's guarantee by default.
 
     Raises:
+        NoGuaranteeError: more steps were handed out than are said to be made.
         ServiceError: no usable answer. What is held stays held until its lease ends.
     """
+    if steps < allowance.taken:
+        raise NoGuaranteeError(
+            f"step {allowance.taken} was handed out, and no claim may be of {steps} steps"
+        )
     home = Path(folder)
     (home / CERTIFICATE).unlink(missing_ok=True)  # of an earlier run, if there is one
     write_json(home / PRIVACY, claim or allowance.guarantee(steps).document)

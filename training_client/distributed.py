@@ -61,7 +61,7 @@ class Participant:
         self._model = copy.deepcopy(model)
         self._examples, self._targets = examples, targets
         self._private_sum = PrivateSum(self._model, budget.plan, generator, physical_batch_size)
-        self._sampler = sampler or PoissonSampler(len(examples), budget.plan.sample_rate)
+        self._sampler = PoissonSampler.of(budget.plan, len(examples), sampler)
 
     def contribute(
         self, parameters: Sequence[torch.Tensor], loss: Loss

@@ -31,7 +31,7 @@ from training_client.claims import (
     unasked,
     write_json,
 )
-from training_client.errors import ServiceError
+from training_client.errors import ServiceError, TrainingStoppedError
 from training_client.optimizers import PrivateOptimizer
 from training_client.pca import Projection
 from training_client.recipe import Recipe
@@ -96,14 +96,15 @@ class Keeping:
 
     @contextmanager
     def kept_if_it_stops(self) -> Iterator[None]:
-        """What was trained before the service went away is charged already, so it is kept."""
+        """What was trained before something stopped it is charged already, so it is kept."""
         try:
             yield
-        except ServiceError as error:
+        except TrainingStoppedError as error:
             self.keep_model()
             if isinstance(self.budget, LedgerBudget):
                 self.checkpoint(self.budget.reservation.steps_granted)
-                error.add_note("the run can go on with --resume when there is a service")
+                if isinstance(error, ServiceError):
+                    error.add_note("the run can go on with --resume when there is a service")
             raise
 
     def keep_model(self) -> None:

@@ -199,7 +199,7 @@ def _fitting(
 def resumed(
     accounting: AccountingService, kept: Checkpoint, before: tuple[Mechanism, ...], say: Say
 ) -> LedgerBudget:
-    """What is left of a run that died: the steps that were never granted, or its certificate alone.
+    """What is left of a run that died: steps that were never granted, or its certificate alone.
 
     Args:
         accounting: the ledger.
@@ -208,20 +208,13 @@ def resumed(
         say: told what was found.
 
     Raises:
-        BudgetExhaustedError: nothing is left.
-        DataError: the reservation is for another plan.
+        NoGuaranteeError: the reservation is for another plan.
     """
     held = accounting.reservation(kept.reservation)
-    if held.state not in ("open", "committed"):
-        raise BudgetExhaustedError(
-            f"reservation {held.identifier} is {held.state}: nothing is left of it to resume"
-        )
-    if dict(held.mechanism) != kept.plan.mechanism(held.steps_reserved):
-        raise DataError(
-            f"the checkpoint's plan is not what reservation {held.identifier} holds budget for"
-        )
+    delta = float(accounting.dataset(kept.dataset)["budget"]["delta"])
     say(
         f"Resuming {held.identifier} from a checkpoint after {kept.steps} steps; "
         f"{held.steps_granted} of {held.steps_reserved} were granted and stay spent"
+        + ("" if held.state == "open" else f"; it is {held.state}, and no more will be")
     )
-    return LedgerBudget(accounting, kept.plan, kept.dataset, kept.delta, held, before)
+    return LedgerBudget(accounting, kept.plan, kept.dataset, delta, held, before)

@@ -20,7 +20,8 @@ from training_client.errors import (
 )
 
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
-_PROVING: Final = "pld"  # the method that proves every claim it makes
+PLD: Final = "pld"  # the method that proves every claim it makes
+ADD_OR_REMOVE_ONE: Final = "add_or_remove_one"
 _PROVEN: Final = "proven"
 _ESTIMATE: Final = "estimate"  # a hypothesis of the method fails
 
@@ -138,7 +139,13 @@ class AccountingService:
     ) -> None:
         self._client.close()
 
-    def epsilon(self, mechanism: Json, delta: float, method: str = _PROVING) -> Guarantee:
+    def epsilon(
+        self,
+        mechanism: Json,
+        delta: float,
+        method: str = PLD,
+        relation: str = ADD_OR_REMOVE_ONE,
+    ) -> Guarantee:
         """The guarantee of a mechanism at δ.
 
         Args:
@@ -146,18 +153,24 @@ class AccountingService:
             delta: that the answer may not pass.
             method: of accounting. The default proves what it says; of another, which somebody
                 chose, an estimate is taken too, and says that it is one.
+            relation: which data sets are neighbours.
 
         Raises:
             ServiceConfusedError: the answer is to another question, or claims less than it must.
         """
-        body = {"mechanism": mechanism, "delta": delta, "method": method}
+        body = {
+            "mechanism": mechanism,
+            "delta": delta,
+            "method": method,
+            "neighbouring_relation": relation,
+        }
         found = Guarantee.from_json(self._ask("/v1/epsilon", body))
         if found.delta > delta or found.method != method:
             raise ServiceConfusedError(
                 f"δ = {delta:g} by {method} was asked for, the answer is for δ = {found.delta:g} "
                 f"by {found.method}"
             )
-        if found.status not in ({_PROVEN} if method == _PROVING else {_PROVEN, _ESTIMATE}):
+        if found.status not in ({_PROVEN} if method == PLD else {_PROVEN, _ESTIMATE}):
             raise ServiceConfusedError(
                 f"the claim of {method} is {found.status!r}, and nothing may be made of it"
             )

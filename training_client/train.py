@@ -86,7 +86,8 @@ def train(
         sampler: of the batches; Poisson at the plan's rate by default.
 
     Raises:
-        DataError: the loss of public examples became no number.
+        DataError: the loss of public examples became no number; or the sampler draws otherwise
+            than the plan says.
         NoGuaranteeError: another run took steps of this budget meanwhile; or a budget was to
             account for what no theorem covers.
         ServiceError: the service gave no usable answer; no step was made without one.
@@ -99,7 +100,7 @@ def train(
             "and no budget; train it as `Unclaimed`"
         )
     plan = optimizer.plan
-    sampler = sampler or PoissonSampler(len(data.train_labels), plan.sample_rate)
+    sampler = PoissonSampler.of(plan, len(data.train_labels), sampler)
     done, exhausted, requested = budget.made, False, False
     scores = []
     with fit_for_training():

@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from training_client.budget import Budget, LedgerBudget, Unclaimed
 from training_client.claims import settle
 from training_client.cli.progress import signals
 from training_client.data import Dataset
+from training_client.distributed import Participant
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
@@ -36,9 +37,11 @@ from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import Plan
 from training_client.preflight import Wanted, reserved
 from training_client.recipe import choose
+from training_client.sampling import PoissonSampler
 from training_client.service import AccountingService, Reservation
 
 PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
+DATASET = {"neighbouring_relation": "add_or_remove_one", "budget": {"epsilon": 2, "delta": 1e-5}}
 Answer = Callable[[str, dict[str, Any]], httpx.Response]
 
 
@@ -62,6 +65,8 @@ def linear_accountant(path: str, body: dict[str, Any]) -> httpx.Response:
     """A service for which a step costs 0.1: 20 steps fit into ε = 2."""
     if path == "/v1/epsilon":
         return httpx.Response(200, json=claim(0.1 * body["mechanism"]["steps"]))
+    if path == "/v1/datasets/d":
+        return httpx.Response(200, json=DATASET)
     if path == "/v1/curve":
         last = body["mechanism"]["steps"]
         steps = sorted({last * at // body["points"] for at in range(1, body["points"] + 1)})
@@ -80,8 +85,12 @@ def test_a_budget_may_begin_in_the_middle() -> None:
         budget.allow(21)
 
 
+def holding(steps: int, granted: int = 0) -> Reservation:
+    return Reservation("r", "open", steps, granted, PLAN.mechanism(steps))
+
+
 def held(accounting: AccountingService) -> LedgerBudget:
-    reservation = Reservation("r", "open", 20, 0)
+    reservation = holding(20, 0)
     return LedgerBudget(accounting, PLAN, "d", 1e-5, reservation, block=10)
 
 
@@ -318,7 +327,7 @@ class Ledger:
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content or b"{}")
-        if request.url.path in ("/v1/epsilon", "/v1/curve"):
+        if request.url.path in ("/v1/epsilon", "/v1/curve", "/v1/datasets/d"):
             return linear_accountant(request.url.path, body)
         assert request.headers["Authorization"] == "Bearer secret"
         key = request.headers["Idempotency-Key"]
@@ -338,6 +347,7 @@ class Ledger:
             "state": "open",
             "steps_reserved": self.reserved,
             "steps_granted": self.granted,
+            "mechanism": PLAN.mechanism(self.reserved),
         }
 
 
@@ -389,7 +399,7 @@ def test_blocks_grow_until_asking_takes_half_a_percent_of_the_time(
         return httpx.Response(200, json=held)
 
     monkeypatch.setattr("training_client.budget.time.monotonic", lambda: clock[0])
-    held = Reservation("r", "open", 300, 0)
+    held = holding(300, 0)
     budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, held, block=5, block_max=100)
     for step in range(1, 301):
         budget.take(step)
@@ -402,7 +412,7 @@ def test_a_grant_that_is_not_what_was_asked_for_stops_the_run() -> None:
     accounting = AccountingService(
         "http://test", api_key="secret", transport=httpx.MockTransport(ledger.handle)
     )
-    held = Reservation("r", "open", 20, 5)  # the client knows of steps the ledger does not
+    held = holding(20, 5)  # the client knows of steps the ledger does not
     with pytest.raises(ServiceRefusedError, match="stale-sequence"):
         LedgerBudget(accounting, PLAN, "d", 1e-5, held).allow(6)
     with pytest.raises(ServiceConfusedError):
@@ -485,6 +495,57 @@ def test_no_budget_accounts_for_what_no_theorem_covers(ledger: bool) -> None:
     assert all(map(torch.equal, before, model.parameters()))
     unclaimed = Unclaimed(PLAN, 3, "raw")
     assert training.train(model, tiny_data(), optimizer, unclaimed).guarantee.status == "none"
+
+
+def test_a_ledger_s_budget_is_for_the_plan_that_is_run() -> None:
+    """Of another the ledger would charge what is not made."""
+    for other in (replace(PLAN, noise_multiplier=0.5), replace(PLAN, sample_rate=0.2)):
+        with pytest.raises(NoGuaranteeError, match="reserve for what is run"):
+            LedgerBudget(service(granting), other, "d", 1e-5, holding(20))
+    nothing = replace(holding(20), mechanism={})
+    with pytest.raises(NoGuaranteeError, match="reserve for what is run"):
+        LedgerBudget(service(granting), PLAN, "d", 1e-5, nothing)
+
+
+@pytest.mark.parametrize(("records", "rate"), [(100, 1.0), (100, 0.05), (99, 0.1), (200, 0.1)])
+def test_batches_are_drawn_as_they_are_charged(records: int, rate: float) -> None:
+    model, data = training.mlp(5, 8, 2), tiny_data()
+    sampler = PoissonSampler(records, rate)
+    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
+    with pytest.raises(DataError, match="is what is charged"):
+        training.train(model, data, make_optimizer("dp_sgd", model, PLAN), budget, sampler=sampler)
+    with pytest.raises(DataError, match="is what is charged"):
+        Participant("a", model, data.train_examples, data.train_labels, budget, sampler=sampler)
+    assert (budget.made, budget.allowed) == (0, 0)
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_no_claim_is_of_fewer_steps_than_were_made(ledger: bool, tmp_path: Path) -> None:
+    accounting = service(granting)
+    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    budget.take(1)
+    budget.take(2)
+    with pytest.raises(NoGuaranteeError, match="step 2 was handed out"):
+        settle(budget, 1, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("state", ["expired", "released", "committed"])
+def test_a_reservation_that_has_ended_leaves_its_certificate(state: str) -> None:
+    """Nothing more is trained; what was granted is claimed, and nothing committed again."""
+    asked: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> httpx.Response:
+        asked.append(path)
+        return linear_accountant(path, body)
+
+    ended = replace(holding(20, 7), state=state)
+    budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, ended, renew_seconds=-1.0)
+    with pytest.raises(BudgetExhaustedError, match="all 7 steps"):
+        budget.take(budget.made + 1)
+    budget.service = service(lambda path, _: httpx.Response(200, json={"certificate": path}))
+    assert budget.commit() == {"certificate": "/v1/reservations/r/certificate"}
+    assert asked == []
 
 
 @pytest.mark.parametrize("state", ["privatised", "public", "raw"])
@@ -582,12 +643,13 @@ def test_a_run_that_another_resumed_is_not_renewed() -> None:
             return httpx.Response(200, json=held | {"steps_granted": body["sequence"] + 50})
         return linear_accountant(path, body)
 
-    reservation = Reservation("r", "open", 500, 0)
+    reservation = holding(500, 0)
     budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, reservation)
     budget.allow(1)
     budget.renew_seconds = -1.0
-    with pytest.raises(BudgetExhaustedError, match="another run goes on with it"):
-        budget.allow(51)
+    for step in (2, 51):  # granted or not: a lease may end within a block too
+        with pytest.raises(NoGuaranteeError, match="another run goes on with it"):
+            budget.allow(step)
     assert budget.reservation.steps_granted == 50
 
 
@@ -606,7 +668,7 @@ def test_a_budget_shows_no_less_than_what_is_spent(refused: bool) -> None:
             return httpx.Response(422, json={"code": "too-expensive", "detail": "…"})
         return linear_accountant(path, body)
 
-    held = Reservation("r", "open", 130, 0)
+    held = holding(130, 0)
     budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, held)
     for step in range(1, 131):
         budget.take(step)
@@ -614,7 +676,7 @@ def test_a_budget_shows_no_less_than_what_is_spent(refused: bool) -> None:
         assert budget.spent >= 0.1 * granted - 1e-9
         assert refused or budget.spent <= 0.1 * (granted + budget.block)
     assert asked.count("/v1/curve") == 1
-    assert len(asked) == (4 if refused else 3)  # blocks of 50, then 100: steps take no time
+    assert len(asked) == (5 if refused else 4)  # blocks of 50, then 100: steps take no time
 
 
 def test_a_certificate_of_another_run_does_not_outlast_a_claim(tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ def _why_not(recipe: Recipe, of: _Spending) -> str | None:
 def _resumed(accounting: AccountingService, folder: Path, say: Say) -> _Approved:
     kept = Checkpoint.read(folder)
     recipe = Recipe.of(kept.recipe)
+    if recipe.objection is not None:
+        raise NoGuaranteeError(recipe.objection)
     return _Approved(recipe, resumed(accounting, kept, recipe.before, say), kept)
 
 

@@ -249,8 +249,8 @@ class LedgerBudget:
 
     def give_up(self) -> None:
         """Free what is held and was not granted; without an answer its lease ends anyway."""
-        with suppress(ServiceError):
-            for each in (self.reservation, *self.releases):
+        for each in (self.reservation, *self.releases):
+            with suppress(ServiceError):
                 self.service.release(each)
 
     def resumed(self, steps: int) -> int:  # noqa: ARG002

@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
+from training_client.cli.folders import require_writable
 from training_client.cli.listing import show
 from training_client.compare import Curve, draw, figure_class, run_all
 from training_client.errors import NoGuaranteeError
@@ -62,6 +64,7 @@ def compare(
     curves = []
     with stopping():
         figure_class()  # or say so before the training
+        require_writable(output.parent)
         projected = None if pca is None else PrivatePca(pca, pca_noise)
         recipes = {
             name: choose(
@@ -92,7 +95,7 @@ def compare(
         print(json.dumps([curve.document for curve in curves]))
         return
     _table(curves, epsilon, delta, console)
-    console.print(f"The plot is in {output}")
+    console.print(f"The plot is in {escape(str(output))}")
 
 
 def _require_guarantees(recipes: dict[str, Recipe]) -> None:

@@ -52,6 +52,20 @@ def _lines(console: Console, steps: int) -> Report:
 
 
 @contextmanager
+def interrupted() -> Iterator[None]:
+    """SIGTERM interrupts as Ctrl-C does, so that what is held is given back."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def signals() -> Iterator[Callable[[], bool]]:
     """Whether the run was asked to end, by Ctrl-C or SIGTERM; it ends between two steps."""
     asked: list[int] = []

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget, Unclaimed
@@ -18,9 +19,10 @@ from training_client.checkpoint import Checkpoint
 from training_client.claims import CERTIFICATE, PCA_CERTIFICATE, PRIVACY, clear, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
-from training_client.cli.progress import shown, signals
+from training_client.cli.folders import require_writable
+from training_client.cli.progress import interrupted, shown, signals
 from training_client.digits import up
-from training_client.errors import NoGuaranteeError
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.keeping import Keeping
 from training_client.optimizers import PUBLIC_BATCH_SIZE
 from training_client.pca import PrivatePca, Projection
@@ -51,6 +53,7 @@ class _Approved:
     "Example: accountant-train run --data adult --model logistic --epsilon 1 --steps 500"
 )
 def run(
+    context: typer.Context,
     service: take.ServiceOrNobody = take.SERVICE,
     dataset: take.LedgerDataset = None,
     api_key: take.ApiKey = None,
@@ -91,9 +94,10 @@ def run(
     """
     console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     folder = output or Path("runs") / data_name
-    with stopping(), AccountingService(service, api_key=api_key) as accounting:
+    with stopping(), interrupted(), AccountingService(service, api_key=api_key) as accounting:
+        require_writable(folder)
         if resume:
-            approved = _resumed(accounting, folder, console.print)
+            approved = _resumed(accounting, folder, _given(context), console.print)
         else:
             Checkpoint.require_none(folder)
             recipe = choose(
@@ -177,12 +181,58 @@ def _why_not(recipe: Recipe, of: _Spending) -> str | None:
     return recipe.objection or nobody
 
 
-def _resumed(accounting: AccountingService, folder: Path, say: Say) -> _Approved:
+def _given(context: typer.Context) -> dict[str, Any]:
+    """Options that were asked for, not those that are so by default."""
+    found = {}
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            found[name] = value
+    return found
+
+
+def _resumed(
+    accounting: AccountingService, folder: Path, given: dict[str, Any], say: Say
+) -> _Approved:
     kept = Checkpoint.read(folder)
     recipe = Recipe.of(kept.recipe)
     if recipe.objection is not None:
         raise NoGuaranteeError(recipe.objection)
-    return _Approved(recipe, resumed(accounting, kept, recipe.before, say), kept)
+    budget = resumed(accounting, kept, recipe.before, say)
+    before = _as_before(recipe, kept, budget)
+    other = [name for name, value in given.items() if before.get(name, value) != value]
+    if other:
+        said = ", ".join(f"{before[name]}, not {given[name]}, for {name}" for name in other)
+        raise DataError(f"a run goes on as it was held budget for: {said}. Leave these options out")
+    return _Approved(recipe, budget, kept)
+
+
+def _as_before(recipe: Recipe, kept: Checkpoint, budget: LedgerBudget) -> dict[str, Any]:
+    """The options that a run was begun with; where they lie and who is asked may change."""
+    plan, options, pca = kept.plan, recipe.options, recipe.pca
+    return {
+        "dataset": kept.dataset,
+        "steps": budget.reservation.steps_reserved,
+        "noise_multiplier": plan.noise_multiplier,
+        "batch_size": round(plan.expected_batch_size),
+        "clip_norm": plan.clip_norm,
+        "optimizer": recipe.optimizer,
+        "state": recipe.state,
+        "model": recipe.model,
+        "hidden": recipe.hidden,
+        "data_name": recipe.data,
+        "size": recipe.size,
+        "public_examples": recipe.public_examples,
+        "warm_start": recipe.warm_start,
+        "side_information": recipe.side_information,
+        "box": options.get("box", False),
+        "learning_rate": options["learning_rate"],
+        "momentum": options.get("momentum"),
+        "physical_batch_size": options.get("physical_batch_size"),
+        "public_batch_size": options.get("public_batch_size", PUBLIC_BATCH_SIZE),
+        "pca": None if pca is None else pca.components,
+        "no_guarantee": False,
+    }
 
 
 def _begun(
@@ -257,7 +307,7 @@ def _tell(console: Console, keeping: Keeping, result: training.Result) -> None:
         return
     console.print(
         f"Guarantee: ε = [bold]{up(claim.epsilon)}[/] at δ = {claim.delta:g}, {claim.status} by "
-        f"{claim.method}; written with the model to {keeping.folder}/"
+        f"{claim.method}; written with the model to {escape(str(keeping.folder))}/"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from torch import nn
 
 from training_client.budget import Budget
@@ -19,6 +20,7 @@ from training_client.checkpoint import Checkpoint
 from training_client.claims import MODEL, clear, of_model, unasked, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
+from training_client.cli.folders import require_writable
 from training_client.cli.listing import show
 from training_client.data import Dataset, check, declared_public, load, train_size
 from training_client.digits import up
@@ -113,6 +115,7 @@ def together(
     console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     folder = output or Path("runs") / f"together-{data_name}"
     with stopping(), AccountingService(service) as accounting:
+        require_writable(folder)
         Checkpoint.require_none(folder)
         records = train_size(data_name, size) // participants
         columns = [
@@ -294,4 +297,6 @@ def _tell(
     show(f"{done} rounds", columns, rows, console)
     measure = result["measure"]
     shown = f"{result['score']:.2%}" if measure == "accuracy" else f"{result['score']:.4g}"
-    console.print(f"Test {measure} [bold]{shown}[/]; model and guarantees are in {folder}/")
+    console.print(
+        f"Test {measure} [bold]{shown}[/]; model and guarantees are in {escape(str(folder))}/"
+    )

@@ -1,0 +1,128 @@
+"""Runs on a ledger's dataset: under its relation, after an end that nobody chose, and going on."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from tests.integration.test_training import ROWS, Bench
+from training_client.optimizers import PrivateOptimizer
+
+USUAL = ("--noise-multiplier", "4", "--steps", "70", "--checkpoint-every", "5")
+
+
+@pytest.fixture
+def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    torch.set_num_threads(1)
+    return Bench(api, tmp_path / "run", monkeypatch)
+
+
+def ledger(bench: Bench, method: str, path: str, body: Any = None) -> Any:
+    headers = {"Authorization": f"Bearer {bench.token}", "Idempotency-Key": f"{bench.name}{path}"}
+    return bench.api.request(method, path, json=body, headers=headers).json()
+
+
+def died(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run of 70 steps that was killed after 13, of 50 that are granted; its reservation."""
+    bench.give(8.0)
+    genuine, made = PrivateOptimizer.step, list[int]()
+
+    def dies(*of: Any) -> float:
+        made.append(1)
+        if len(made) == 13:
+            raise KeyboardInterrupt
+        return genuine(*of)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateOptimizer, "step", dies)
+        done = bench.run(*USUAL, "--dataset", bench.name)
+    assert done.exit_code == 130
+    kept = torch.load(bench.folder / "checkpoint.pt", weights_only=True)
+    return str(kept["reservation"])
+
+
+def test_a_claim_is_for_the_dataset_s_neighbours(bench: Bench) -> None:
+    """A record that is replaced moves a sum twice as far: the other relation claims too little."""
+    budget = {"epsilon": 200.0, "delta": 1e-5}
+    body = {
+        "name": bench.name, "size": ROWS, "budget": budget, "neighbouring_relation": "replace_one",
+    }  # fmt: skip
+    ledger(bench, "POST", "/v1/datasets", body)
+    done = bench.run("--dataset", bench.name, "--noise-multiplier", "2")
+    assert done.exit_code == 0, done.output
+    claim, certificate = bench.read("privacy.json"), bench.read("certificate.json")
+    assert claim["neighbouring_relation"] == "replace_one"
+    assert claim["status"] == "proven"
+    assert claim["epsilon"] >= 0.99 * certificate["guarantee"]["epsilon"]
+    assert f"ε = {str(claim['epsilon'])[:4]}" in done.output
+
+
+def test_a_run_whose_reservation_ended_keeps_what_it_was_charged_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identifier = died(bench, monkeypatch)
+    assert (
+        ledger(bench, "POST", f"/v1/reservations/{identifier}/release", {})["state"] == "released"
+    )
+    again = bench.train("run", "--resume")
+    assert again.exit_code == 0, again.output
+    assert "released" in again.output
+    assert bench.read("certificate.json")["steps"] == 50
+    claim = bench.read("privacy.json")
+    assert (claim["status"], claim["model_sha256"]) == ("proven", bench.digest())
+    assert "checkpoint.pt" not in bench.left()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--dataset", "another"),
+        ("--steps", "60"),
+        ("--noise-multiplier", "5"),
+        ("--batch-size", "21"),
+        ("--clip-norm", "2"),
+        ("--optimizer", "adadp"),
+        ("--hidden", "5"),
+        ("--no-guarantee", None),
+    ],
+)
+def test_a_run_goes_on_as_it_began(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, option: str, value: str | None
+) -> None:
+    """What is asked for otherwise is refused, not passed over; and nothing is lost by it."""
+    died(bench, monkeypatch)
+    given = (option,) if value is None else (option, value)
+    again = bench.train("run", "--resume", *given)
+    assert again.exit_code == 2, again.output
+    assert option.strip("-").replace("-", "_") in again.output
+    same = bench.train("run", "--resume", "--dataset", bench.name, "--batch-size", "20", *USUAL)
+    assert same.exit_code == 0, same.output
+    assert bench.read("certificate.json")["steps"] == 70
+
+
+def test_sigterm_gives_back_what_is_held_before_the_first_step(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.give(8.0)
+    untouched = bench.dataset()
+
+    def killed(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("training_client.recipe.load", killed)
+        assert bench.run(*USUAL, "--dataset", bench.name).exit_code == 130
+    assert bench.dataset()["budget"] == untouched["budget"]
+
+
+def test_a_folder_may_be_called_anything(bench: Bench) -> None:
+    bench.give(8.0)
+    bench.folder = bench.folder.parent / "[red]a[" / "b]"
+    done = bench.run("--dataset", bench.name)
+    assert done.exit_code == 0, done.output
+    assert "[red]a[/b]/" in done.output.replace("\n", "")

@@ -3,8 +3,8 @@
     python benchmarks/training_results.py run [--only mnist,adult] [--seeds 3] [--quick]
     python benchmarks/training_results.py report
 
-`run` trains whatever the results file does not hold yet, and may be stopped at any time. `report`
-writes the page and its plots from that file alone.
+`run` trains whatever the results file does not hold yet, may be stopped at any time, and writes the
+page and its plots at its end. `report` writes them from that file alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ RESULTS = ROOT / "docs/training-results.jsonl"
 PAGE = ROOT / "docs/training-results.md"
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 File = Annotated[Path, typer.Option(help="the results file")]
+Page = Annotated[Path, typer.Option(help="what is written, with its plots beside it")]
 
 
 @app.command()
@@ -39,11 +40,12 @@ def run(
     seeds: Annotated[int, typer.Option(min=1, help="runs of each experiment")] = 3,
     workers: Annotated[int, typer.Option(min=1, help="processes of one thread each")] = 1,
     file: File = RESULTS,
+    page: Page = PAGE,
     briefly: Annotated[
         bool, typer.Option("--quick", help="20 steps of each, one seed, kept nowhere")
     ] = False,
 ) -> None:
-    """Tune the learning rates, then train."""
+    """Tune the learning rates, train, and write the page."""
     chosen = [each for each in EXPERIMENTS if each.task in only.split(",")]
     with tempfile.TemporaryDirectory() as nowhere:
         if briefly:
@@ -53,10 +55,12 @@ def run(
         runner.execute(list(runner.tunings(chosen)), store, workers, "learning rates")
         runner.execute(list(runner.runs(chosen, seeds, store)), store, workers, "results")
         certify(chosen, store)
+        if not briefly:
+            write(store, page)
 
 
 @app.command()
-def report(file: File = RESULTS, page: Annotated[Path, typer.Option()] = PAGE) -> None:
+def report(file: File = RESULTS, page: Page = PAGE) -> None:
     """Write the page and its plots."""
     write(Store(file), page)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 import torch
 from torch import nn
 
+from training_client.clipping.allowances import rounding
 from training_client.clipping.blocks import blocks_of
 from training_client.clipping.passes import Passed
 from training_client.errors import UnsupportedModelError
@@ -21,6 +23,7 @@ from training_client.errors import UnsupportedModelError
 _EXAMPLES: Final = 32
 _ALTERED: Final = -3.0
 _ROWS: Final = 128  # of a tensor at a time
+_COARSE: Final = 1e-3  # between single and half precision
 
 Pass = Callable[[torch.Tensor, torch.Tensor], Passed]
 
@@ -60,7 +63,10 @@ def require_whole(
     examples: torch.Tensor,
     targets: torch.Tensor,
 ) -> None:
-    """Return if examples' gradients add up to the gradient of the summed loss.
+    """Return if examples' gradients add up to the gradient of the summed loss, up to rounding.
+
+    What is rounded is what is added up, within examples and over them: of a model that is sure of
+    its answers, or of a layer before a normalisation, nearly nothing of it may be left.
 
     They do not where a parameter is used outside of its layer's ordinary call, or where a layer is
     not what its per-example gradients are made for.
@@ -76,18 +82,20 @@ def require_whole(
     """
     with _as_before(examples.device):
         passed = run(examples[:_EXAMPLES], targets[:_EXAMPLES])
-    rounding = max(map(_rounding, (*passed.inputs.values(), *passed.gradients.values())))
-    each = passed.by_parameter(parameters)
+    tolerances = _tolerances(passed)
+    added = replace(passed, inputs=_sizes(passed.inputs), gradients=_sizes(passed.gradients))
+    each, sizes = passed.by_parameter(parameters), added.by_parameter(parameters)
     weights = torch.ones(len(passed.losses), dtype=parameters[0].dtype, device=examples.device)
     whole = [torch.zeros(0) if g is None else g for g in passed.whole]
-    sizes = [_size(each) for each in whole]
     pieces = (piece for block in blocks_of(parameters) for piece in block.pieces)
     for piece in pieces:  # none but the gradient itself is there as a whole
-        gradient, found = whole[piece.at], parameters[0].new_empty(piece.shape)
+        gradient, found = whole[piece.at][piece.rows], parameters[0].new_empty(piece.shape)
+        sizes[piece.at].weighted_sum(piece.rows, weights, found)
+        tolerance = tolerances[parameters[piece.at]]
+        atol = tolerance * (_size(found) + _size(gradient))  # what cancels is rounded by its size
         each[piece.at].weighted_sum(piece.rows, weights, found)
-        atol = rounding * sizes[piece.at]
         if len(gradient) == 0 or not torch.allclose(
-            gradient[piece.rows], found, rtol=rounding, atol=atol, equal_nan=True
+            gradient, found, rtol=tolerance, atol=atol, equal_nan=True
         ):
             raise UnsupportedModelError(
                 f"the examples' gradients of a parameter of shape "
@@ -146,6 +154,34 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _rounding(tensor: torch.Tensor) -> float:
     """By how much of their size numbers may differ that were computed in its precision."""
     return float(torch.finfo(tensor.dtype).eps) ** 0.5 if tensor.is_floating_point() else 0.0
+
+
+def _tolerances(passed: Passed) -> dict[nn.Parameter, float]:
+    """By how much each parameter's sums may differ, over what the sizes of their terms add up to.
+
+    Half precision takes more from a term than from the sum, and so does an accelerator, where
+    convolutions are in TF32 by default.
+    """
+    found: dict[nn.Parameter, float] = {}
+    for layer, gradient in passed.gradients.items():
+        pair = passed.inputs[layer], gradient
+        usual = max(map(_rounding, pair))
+        if gradient.is_cpu and all(_rounding(each) < _COARSE for each in pair):
+            usual = min(usual, rounding(gradient.dtype, _terms(gradient)))
+        found |= dict.fromkeys(layer.parameters(recurse=False), usual)
+    return found
+
+
+def _terms(gradient: torch.Tensor) -> int:
+    """How many are added up for a parameter, at most: one an example, or one a position of it."""
+    return gradient.numel() // max(1, min(gradient.shape[1:], default=1))
+
+
+def _sizes(tensors: dict[nn.Module, torch.Tensor]) -> dict[nn.Module, torch.Tensor]:
+    """Without signs, so that nothing cancels; indices stay what they are."""
+    return {
+        layer: each.abs() if each.is_floating_point() else each for layer, each in tensors.items()
+    }
 
 
 def _size(tensor: torch.Tensor) -> float:

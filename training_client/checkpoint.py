@@ -8,16 +8,26 @@ are not made again. Generators are not kept: noise never repeats.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
 
 from training_client.errors import DataError
+from training_client.models import MODELS
+from training_client.optimizers import OPTIMIZERS
 from training_client.plan import Plan
+from training_client.recipe import Recipe
 
 NAME: Final = "checkpoint.pt"
+_UNREADABLE: Final = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, TypeError,
+    UnpicklingError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,13 +81,58 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """The one in a folder.
+        """The one in a folder; without an accelerator its tensors come to the processor.
 
         Raises:
             DataError: there is none, or it is not one.
         """
+        with understood(folder):
+            found = _loaded(folder)
+            kept = cls(**(found | {"plan": Plan(**found["plan"])}))
+            _require_known(Recipe.of(kept.recipe))
+            if not kept.model or not all(map(torch.is_tensor, kept.model.values())):
+                raise ValueError("it has no weights of a model")
+            return kept
+
+
+@contextmanager
+def understood(folder: Path) -> Iterator[None]:
+    """What cannot be made of a folder's checkpoint is no fault of the program: around its use.
+
+    Raises:
+        DataError: it says something else than this version wrote.
+    """
+    try:
+        yield
+    except _UNREADABLE as error:
+        said = f"{type(error).__name__}: {error}"
+        raise _none_in(folder, f"it is not as this version writes one ({said})") from None
+
+
+def _loaded(folder: Path) -> Any:
+    device = None if torch.cuda.is_available() else "cpu"  # optimizers keep it where it comes to
+    try:
+        file = (folder / NAME).open("rb")
+    except OSError as error:
+        raise DataError(f"no checkpoint to resume in {folder}: {error}") from None
+    with file:
         try:
-            found = torch.load(folder / NAME, weights_only=True)
-            return cls(**(found | {"plan": Plan(**found["plan"])}))
-        except (OSError, TypeError, KeyError, ValueError, RuntimeError) as error:
-            raise DataError(f"no checkpoint to resume in {folder}: {error}") from None
+            return torch.load(file, map_location=device, weights_only=True)
+        except (*_UNREADABLE, OSError):  # PyTorch's advice is to run whatever is in the file
+            raise _none_in(folder, "the file is cut short, or something else") from None
+
+
+def _none_in(folder: Path, why: str) -> DataError:
+    return DataError(
+        f"no checkpoint to resume in {folder}: {why}. Put back a copy of {folder / NAME}, or "
+        "remove it and begin a new run without --resume; what was granted stays spent"
+    )
+
+
+def _require_known(recipe: Recipe) -> None:
+    """Raise if there is no such model, optimizer or state: before anything is asked or loaded."""
+    if recipe.model not in MODELS:
+        raise ValueError(f"there is no model {recipe.model!r}; there are {', '.join(MODELS)}")
+    entry = OPTIMIZERS.get(recipe.optimizer)
+    if entry is None or recipe.state not in entry.states:
+        raise ValueError(f"there is no optimizer {recipe.optimizer!r} with state {recipe.state!r}")

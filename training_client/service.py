@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import quote
 
 import httpx
 
 from training_client.errors import (
     BudgetExhaustedError,
+    DataError,
     ServiceConfusedError,
     ServiceRefusedError,
     ServiceUnreachableError,
@@ -110,6 +112,9 @@ class AccountingService:
         timeout_seconds: for one attempt.
         attempts: how often to try before giving up, with growing pauses (0.2 s, 0.4 s, …).
         transport: for tests.
+
+    Raises:
+        ServiceUnreachableError: that is no address.
     """
 
     def __init__(
@@ -124,9 +129,14 @@ class AccountingService:
         self.url = url
         self._attempts = attempts
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._client = httpx.Client(
-            base_url=url, timeout=timeout_seconds, transport=transport, headers=headers
-        )
+        try:
+            self._client = httpx.Client(
+                base_url=url, timeout=timeout_seconds, transport=transport, headers=headers
+            )
+        except httpx.InvalidURL as error:
+            raise ServiceUnreachableError(
+                f"{url!r} is no address of a service, such as http://127.0.0.1:8000: {error}"
+            ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -230,7 +240,7 @@ class AccountingService:
 
     def quote(self, dataset: str, mechanism: Json) -> Quote:
         """Whether a whole run fits what is left of a dataset's budget, and what would."""
-        answer = self._ask(f"/v1/datasets/{dataset}/quotes", {"mechanism": mechanism})
+        answer = self._ask(f"/v1/datasets/{_part(dataset)}/quotes", {"mechanism": mechanism})
         affordable = answer.get("affordable")
         if not isinstance(affordable, dict) or not isinstance(answer.get("fits"), bool):
             raise ServiceConfusedError(f"a quote says {answer!r}")
@@ -247,17 +257,19 @@ class AccountingService:
 
     def dataset(self, name: str) -> Json:
         """A dataset as the ledger has it."""
-        return self._ask(f"/v1/datasets/{name}")
+        return self._ask(f"/v1/datasets/{_part(name)}")
 
     def reserve(self, dataset: str, mechanism: Json, purpose: str = "") -> Reservation:
         """Hold budget for a whole run."""
         body = {"mechanism": mechanism, "purpose": purpose}
-        return Reservation.from_json(self._write(f"/v1/datasets/{dataset}/reservations", body))
+        return Reservation.from_json(
+            self._write(f"/v1/datasets/{_part(dataset)}/reservations", body)
+        )
 
     def grant(self, reservation: Reservation, steps: int) -> Reservation:
         """Have the next steps charged, before their noise is drawn."""
         body = {"steps": steps, "sequence": reservation.steps_granted}
-        path = f"/v1/reservations/{reservation.identifier}/grants"
+        path = f"/v1/reservations/{_part(reservation.identifier)}/grants"
         after = Reservation.from_json(self._write(path, body))
         if after.steps_granted != reservation.steps_granted + steps:
             raise ServiceConfusedError(f"{steps} steps were asked for, the answer is {after}")
@@ -265,26 +277,26 @@ class AccountingService:
 
     def reservation(self, identifier: str) -> Reservation:
         """A reservation as the ledger has it."""
-        return Reservation.from_json(self._ask(f"/v1/reservations/{identifier}"))
+        return Reservation.from_json(self._ask(f"/v1/reservations/{_part(identifier)}"))
 
     def renew(self, reservation: Reservation) -> Reservation:
         """Extend the lease, from now on."""
-        path = f"/v1/reservations/{reservation.identifier}/renew"
+        path = f"/v1/reservations/{_part(reservation.identifier)}/renew"
         return Reservation.from_json(self._write(path, {}))
 
     def commit(self, reservation: Reservation) -> Reservation:
         """The run is done; what was not granted is free again."""
-        path = f"/v1/reservations/{reservation.identifier}/commit"
+        path = f"/v1/reservations/{_part(reservation.identifier)}/commit"
         return Reservation.from_json(self._write(path, {}))
 
     def release(self, reservation: Reservation) -> Reservation:
         """The run is given up; what was not granted is free again."""
-        path = f"/v1/reservations/{reservation.identifier}/release"
+        path = f"/v1/reservations/{_part(reservation.identifier)}/release"
         return Reservation.from_json(self._write(path, {}))
 
     def certificate(self, reservation: Reservation) -> Json:
         """What may be published about a run that has ended."""
-        return self._ask(f"/v1/reservations/{reservation.identifier}/certificate")
+        return self._ask(f"/v1/reservations/{_part(reservation.identifier)}/certificate")
 
     def _write(self, path: str, body: Json) -> dict[str, Any]:
         """A write, repeated under one key until it is answered: it happens once."""
@@ -323,6 +335,8 @@ class AccountingService:
             try:
                 method = "GET" if body is None else "POST"
                 answer = self._client.request(method, path, json=body, headers=headers)
+            except httpx.InvalidURL as error:  # more than a URL can hold; again is no better
+                raise DataError(f"{path[:60]!r}… cannot be asked for: {error}") from None
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
@@ -333,6 +347,21 @@ class AccountingService:
             f"no answer from {self.url} after {self._attempts} attempts ({problem}); nothing is "
             "trained without one. Is the service running? Start it with `accountant serve`"
         )
+
+
+def _part(name: str) -> str:
+    """A name as one part of a path: whatever is in it, it may not lead to another.
+
+    Raises:
+        DataError: it is empty, or no part of a path can be made of it.
+    """
+    try:
+        part = quote(name, safe="")
+    except UnicodeEncodeError:
+        part = ""
+    if part in ("", ".", ".."):
+        raise DataError(f"{name!r} can be no name in the ledger: give the one it has there")
+    return part
 
 
 def _number(answer: Json, name: str) -> float:

@@ -12,6 +12,7 @@ from training_client.data.dataset import Dataset
 from training_client.errors import DataError
 
 _FILES: Final = ("train.csv", "test.csv")
+_LARGEST: Final = float(1 << 53)  # of a class: larger numbers are whole by rounding
 
 
 def has_tables(folder: Path) -> bool:
@@ -40,12 +41,17 @@ def _table(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
         table = np.loadtxt(file, delimiter=",", ndmin=2, skiprows=_header_lines(file))
     except (OSError, ValueError) as error:
         raise DataError(f"{file} is not a table of numbers: {error}") from None
-    labels = table[:, 0].astype(np.int64) if table.size else np.empty(0)
-    if table.shape[1] < 2 or not np.isfinite(table).all() or (labels != table[:, 0]).any():
-        raise DataError(f"{file} needs a whole number and then finite features in every row")
+    examples = torch.from_numpy(table[:, 1:]).float()  # where numbers may be too large
+    whole = (np.abs(table[:, :1]) < _LARGEST).all() and (table[:, :1] % 1 == 0).all()
+    if examples.numel() == 0 or not whole or not examples.isfinite().all():
+        raise DataError(
+            f"{file} needs a whole number and then finite features in every row, none beyond "
+            f"{torch.finfo(examples.dtype).max:.2g}, the most that single precision holds"
+        )
+    labels = table[:, 0].astype(np.int64)
     if labels.min() < 0:
         raise DataError(f"{file}: classes begin at 0, not at {labels.min()}")
-    return torch.from_numpy(table[:, 1:]).float(), torch.from_numpy(labels)
+    return examples, torch.from_numpy(labels)
 
 
 def _header_lines(file: Path) -> int:

@@ -81,7 +81,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """The one in a folder; without an accelerator its tensors come to the processor.
+        """The one in a folder, on the processor: whoever goes on may have no accelerator.
 
         Raises:
             DataError: there is none, or it is not one.
@@ -110,14 +110,13 @@ def understood(folder: Path) -> Iterator[None]:
 
 
 def _loaded(folder: Path) -> Any:
-    device = None if torch.cuda.is_available() else "cpu"  # optimizers keep it where it comes to
     try:
         file = (folder / NAME).open("rb")
     except OSError as error:
         raise DataError(f"no checkpoint to resume in {folder}: {error}") from None
     with file:
         try:
-            return torch.load(file, map_location=device, weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
         except (*_UNREADABLE, OSError):  # PyTorch's advice is to run whatever is in the file
             raise _none_in(folder, "the file is cut short, or something else") from None
 

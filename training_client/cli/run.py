@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from training_client import train as training
 from training_client.budget import Budget, LedgerBudget, Unclaimed
-from training_client.checkpoint import Checkpoint
+from training_client.checkpoint import Checkpoint, understood
 from training_client.claims import CERTIFICATE, PCA_CERTIFICATE, PRIVACY, clear, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
@@ -241,15 +241,17 @@ def _begun(
     """The run before its next step: data, projection, model and optimizer."""
     recipe, kept = approved.recipe, approved.kept
     found = recipe.ingredients(data_dir, device)
-    recipe.rehearse(approved.budget.plan, found)
+    with understood(folder) if kept is not None else nullcontext():
+        recipe.rehearse(approved.budget.plan, found)
     if kept is None:
         clear(folder)
     projection = _projection(approved, found, folder)
     known = found.projected(projection).aimed(recipe.objective)
     model, optimizer = recipe.make(approved.budget.plan, known)
     if kept is not None:
-        model.load_state_dict(kept.model)
-        optimizer.load_state_dict(kept.kept)
+        with understood(folder):
+            model.load_state_dict(kept.model)
+            optimizer.load_state_dict(kept.kept)
     keeping = Keeping(recipe, approved.budget, model, optimizer, projection, folder, every)
     if kept is None:
         keeping.checkpoint(0)  # what was released so far is never released again
@@ -271,7 +273,8 @@ def _projection(approved: _Approved, known: Ingredients, folder: Path) -> Projec
     """The directions that were released before, or new ones, charged before they are."""
     pca, kept = approved.recipe.pca, approved.kept
     if kept is not None:
-        return None if kept.directions is None else Projection(kept.directions)
+        device = known.private.train_examples.device
+        return None if kept.directions is None else Projection(kept.directions.to(device))
     if pca is None:
         return None
     for certificate in approved.budget.begin():

@@ -49,7 +49,8 @@ class Statistics:
             DataError: it was of another model.
         """
         require_alike("squares", state.get("squares"), self.squares)
-        self.squares, self.steps = state["squares"].clone(), state["steps"]
+        self.squares = state["squares"].to(self.squares.device, copy=True)
+        self.steps = state["steps"]
 
     def take(self, block: Block, square: torch.Tensor) -> None:
         """A block of one more gradient's square; `steps` counts it when all blocks are taken."""

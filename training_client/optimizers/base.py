@@ -109,7 +109,9 @@ class PrivateOptimizer(ABC):
         for name, value in state.items():
             require_alike(name, value, getattr(self, name))
         for name, value in state.items():
-            setattr(self, name, value.clone() if torch.is_tensor(value) else value)
+            if torch.is_tensor(value):  # a copy, wherever the model is now
+                value = value.to(getattr(self, name).device, copy=True)
+            setattr(self, name, value)
 
     @abstractmethod
     def update(self, step: Step) -> None:

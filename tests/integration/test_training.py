@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import matplotlib
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -26,6 +28,7 @@ from training_client.data import Dataset
 from training_client.models import MODELS
 from training_client.optimizers import PrivateOptimizer
 from training_client.pca import PrivatePca
+from training_client.plan import Plan
 from training_client.service import AccountingService
 
 ROWS = 400
@@ -98,6 +101,17 @@ class Bench:
             return genuine(*of)
 
         monkeypatch.setattr(PrivateOptimizer, "step", step)
+
+    def counted(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Grows by one with every step that is made, whatever is said of it."""
+        genuine, made = PrivateOptimizer.step, list[int]()
+
+        def step(*of: Any) -> float:
+            made.append(1)
+            return genuine(*of)
+
+        monkeypatch.setattr(PrivateOptimizer, "step", step)
+        return made
 
     def left(self) -> set[str]:
         return {file.name for file in self.folder.iterdir()}
@@ -577,11 +591,13 @@ def test_what_is_declared_public_is_said(bench: Bench, monkeypatch: pytest.Monke
 
 
 def test_raw_state_is_compared_only_where_no_guarantee_is_asked_for(
-    bench: Bench, tmp_path: Path
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # words, not their outlines
+    plot = tmp_path / "plot.svg"
     given = (
-        "compare", "adadp:raw", "--steps", "2", "--hidden", "4", "--batch-size", "20",
-        "--output", str(tmp_path / "plot.png"),
+        "compare", "adadp:raw", "adadp", "--steps", "2", "--hidden", "4", "--batch-size", "20",
+        "--output", str(plot),
     )  # fmt: skip
     refused = bench.train(*given)
     assert refused.exit_code == 2
@@ -589,3 +605,106 @@ def test_raw_state_is_compared_only_where_no_guarantee_is_asked_for(
     assert not bench.asked
     done = bench.train(*given, "--no-guarantee")
     assert done.exit_code == 0, done.output
+    table = done.output.partition("Test accuracy at")[2]
+    said = dict(re.findall(r"(adadp\S*) .*?(as stated|none) ", table))
+    assert said == {"adadp:raw": "none", "adadp": "as stated"}
+    labels = re.findall(r">(adadp[^<]*)</text>", plot.read_text())
+    assert sorted(labels) == ["adadp", "adadp:raw (no guarantee)"]
+
+
+RAW = ("--optimizer", "adadp", "--state", "raw")
+
+
+def test_raw_state_is_trained_without_a_claim_and_without_a_charge(bench: Bench) -> None:
+    bench.give(3.0)
+    for more in ((), ("--dataset", bench.name), ("--dataset", bench.name, "--no-guarantee")):
+        refused = bench.run(*RAW, *more)
+        assert refused.exit_code == 2
+        assert ("leave out --dataset" if len(more) == 3 else "--no-guarantee") in refused.output
+        assert not bench.folder.exists()
+    done = bench.run(*RAW, "--no-guarantee")
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "No guarantee: state 'raw' is made of private gradients" in said
+    assert "Guarantee: ε" not in said
+    claim = bench.read("privacy.json")
+    assert claim["guarantee"] == "none"
+    assert "no theorem covers" in claim["reason"]
+    assert (claim["steps"], claim["model_sha256"]) == (30, bench.digest())
+    assert not claim.keys() & {"epsilon", "delta", "status", "method"}
+    assert bench.left() == {"privacy.json", "model.pt"}
+    assert not [path for path, _ in bench.asked if "reservations" in path]
+    after = bench.dataset()
+    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+
+
+def test_a_run_without_a_service_has_to_ask_for_no_guarantee_and_says_so(bench: Bench) -> None:
+    alone = ("--service", "none", "--noise-multiplier", "1")
+    refused = bench.run(*alone)
+    assert refused.exit_code == 2
+    assert "no accounting service was asked" in refused.output
+    assert "--no-guarantee" in refused.output
+    assert not bench.folder.exists()
+    done = bench.run(*alone, "--no-guarantee")
+    assert done.exit_code == 0, done.output
+    assert "No guarantee: no accounting service was asked." in done.output
+    assert "ε" not in done.output  # of nobody's making
+    assert bench.read("privacy.json")["steps"] == 30
+    assert not bench.asked
+
+
+@pytest.mark.parametrize("seed", range(10, 16))  # some need the very last halving
+def test_a_budget_of_its_own_is_trained_to_the_very_last_step(
+    bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as /v1/steps says, which solves for them in another way."""
+    chance = random.Random(seed)
+    epsilon, noise, batch = chance.uniform(1, 3), chance.uniform(1.3, 2.2), chance.randint(16, 24)
+    with bench.service("http://test") as service:
+        affordable = service.steps(
+            noise_multiplier=noise, sample_rate=batch / ROWS, epsilon=epsilon, delta=1e-5
+        )
+    assert affordable > 0  # or nothing would be shown
+    made = bench.counted(monkeypatch)
+    done = bench.run(
+        "--epsilon", repr(epsilon), "--noise-multiplier", repr(noise), "--batch-size", str(batch),
+        "--steps", str(affordable + 1 + chance.randrange(99)), "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert len(made) == answer["steps"] == affordable
+    assert answer["stopped"] == "the budget allows no further step"
+    assert answer["guarantee"]["epsilon"] <= epsilon
+
+
+@pytest.mark.parametrize("seed", range(10, 16))  # some need the very last halving
+def test_a_datasets_budget_is_trained_to_the_very_last_step(
+    bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a quote says is affordable, and neither one more at once nor one more afterwards."""
+    chance = random.Random(seed)
+    epsilon, noise, batch = chance.uniform(1, 3), chance.uniform(1.3, 2.2), chance.randint(16, 24)
+    bench.give(epsilon)
+    with bench.service("http://test", api_key=bench.token) as service:
+        one = Plan(ROWS, batch / ROWS, 1.0, noise).mechanism(1)
+        affordable = service.quote(bench.name, one).steps
+    assert affordable  # or nothing would be shown
+    made = bench.counted(monkeypatch)
+
+    def asks_for(steps: int) -> Result:
+        return bench.run(
+            "--dataset", bench.name, "--noise-multiplier", repr(noise),
+            "--batch-size", str(batch), "--steps", str(steps),
+        )  # fmt: skip
+
+    beyond = asks_for(affordable + 1)
+    assert beyond.exit_code == 3
+    assert f" {affordable} such steps would" in " ".join(beyond.output.split())
+    after = bench.dataset()
+    assert (len(made), after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0, 0)
+    done = asks_for(affordable)
+    assert done.exit_code == 0, done.output
+    assert len(made) == bench.read("certificate.json")["steps"] == affordable
+    assert asks_for(1).exit_code == 3
+    assert len(made) == affordable
+    assert bench.dataset()["spent"]["epsilon"] <= epsilon

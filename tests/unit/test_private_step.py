@@ -104,13 +104,99 @@ def test_an_empty_batch_still_gets_noise() -> None:
     assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-def test_an_example_with_an_infinite_gradient_counts_as_zero() -> None:
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_an_example_with_an_infinite_gradient_counts_as_zero(number: float) -> None:
     net, (examples, labels) = model(), batch()
     clipper = Clipper(net)
     rest, _ = sum_clipped(clipper, examples[1:], labels[1:], training.cross_entropy, Transform(1.0))
-    examples[0] = float("inf")
+    examples[0] = number
     found, _ = sum_clipped(clipper, examples, labels, training.cross_entropy, Transform(1.0))
     assert all(torch.allclose(a, b) for a, b in zip(found, rest, strict=True))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("shape", ["ball", "ellipsoid", "affine", "box"])
+@pytest.mark.parametrize("layer", [nn.Linear(5, 4), nn.Conv1d(1, 3, 2)])
+def test_a_gradient_that_is_not_finite_adds_nothing_whatever_bounds_it(
+    layer: nn.Module, shape: str, number: float
+) -> None:
+    """In a box that is so of its coordinates that are no number: any other is within ±1."""
+    generator = torch.Generator().manual_seed(3)
+
+    def numbers(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    net = nn.Sequential(layer, nn.Flatten()).double()
+    inputs = numbers(9, 5) if isinstance(layer, nn.Linear) else numbers(9, 1, 5)
+    of, kept = numbers(*net(inputs).shape), torch.arange(9) != 4
+    of[4, 1] = number
+    scales = [numbers(*each.shape).abs() + 0.1 for each in net.parameters()]
+    shifts = [numbers(*each.shape) for each in net.parameters()]
+    by = {
+        "ball": Transform(1.0),
+        "ellipsoid": Transform.fixed(1.0, scales),
+        "affine": Transform.fixed(1.0, scales, shifts),
+        "box": Transform.fixed(9.0, scales, box=True),
+    }[shape]
+
+    def loss(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return (predictions * gradient).sum(1)
+
+    rest, _ = sum_clipped(Clipper(net), inputs[kept], of[kept], loss, by)
+    assert all(bool(each.any()) for each in rest)  # or nothing would be as it was
+    if shape == "box":
+        own = torch.autograd.grad(loss(net(inputs[4:5]), of[4:5]).sum(), list(net.parameters()))
+        assert not any(bool(each.isfinite().all()) for each in own)
+        within = [
+            (d * g).nan_to_num(0.0).clamp(-1.0, 1.0) for d, g in zip(scales, own, strict=True)
+        ]
+        rest = [one + other for one, other in zip(rest, within, strict=True)]
+    found, _ = sum_clipped(Clipper(net), inputs, of, loss, by)
+    for one, other in zip(found, rest, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def compiled(net: nn.Module) -> tuple[nn.Module, list[torch.fx.GraphModule]]:
+    """By Dynamo, what it traced run as it is: Inductor needs a compiler, and rounds in its way."""
+    traced = []
+
+    def as_traced(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., object]:
+        traced.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    found = torch.compile(net, backend=as_traced)
+    assert isinstance(found, nn.Module)
+    return found, traced
+
+
+TRACING = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by Dynamo itself
+
+
+@TRACING
+def test_a_compiled_model_is_clipped_as_the_model_itself_is() -> None:
+    net = model()
+    fast, traced = compiled(net)
+    clipper, plain = Clipper(fast), Clipper(net)
+    for size in (32, 32, 7, 1, 32):  # the third and the last are not probed
+        examples, labels = batch(size)
+        for by in (Transform(1.0), Transform(1e9)):
+            found, loss = sum_clipped(clipper, examples, labels, training.cross_entropy, by)
+            wanted, of_plain = sum_clipped(plain, examples, labels, training.cross_entropy, by)
+            assert loss == pytest.approx(of_plain, rel=1e-12)
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        fast(examples)  # between two steps, as a score does
+    assert traced
+
+
+@TRACING
+def test_a_model_that_was_compiled_and_used_releases_nothing_it_is_not_seen_in() -> None:
+    """Dynamo keeps to what it traced before there were hooks: none of the layers is seen."""
+    fast, _ = compiled(model())
+    fast(batch()[0])
+    with pytest.raises((UnsupportedModelError, RuntimeError), match=r"takes no part|empty"):
+        sum_clipped(Clipper(fast), *batch(), training.cross_entropy, Transform(1.0))
 
 
 def test_without_noise_and_clipping_it_is_plain_descent() -> None:

@@ -8,10 +8,13 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from accountant_service.guarantee import NeighbouringRelation
@@ -25,6 +28,7 @@ from tests.e2e.test_storm import Server
 
 TRAINER = Path(__file__).with_name("counting_trainer.py")
 STEPS = 400
+SHORT = 300  # a few blocks
 LONG = 2000  # more than four kills can cost: each may leave a block of up to 350 steps unused
 
 
@@ -54,6 +58,38 @@ class Bench:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
+    def begun_or_resumed(self, *arguments: str) -> subprocess.Popen[str]:
+        """Whichever the folder allows; there is budget for another plan where one is lost."""
+        if self.checkpoint.exists():
+            return self.trainer("--resume", *arguments)
+        return self.trainer("--steps", f"{SHORT}", "--noise-multiplier", "2", *arguments)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "run" / "checkpoint.pt"
+
+    @property
+    def ended(self) -> bool:
+        return (self.folder / "run" / "certificate.json").exists() and not self.checkpoint.exists()
+
+    def require_charged(self) -> None:
+        """Steps run are at most steps charged; where nothing can be resumed none were."""
+        made = self.made()  # first: a trainer that still runs has its steps charged before
+        runs = self.runs()
+        assert made <= sum(run.steps_granted for run in runs)
+        if not self.checkpoint.exists() and not self.ended:
+            assert made == sum(run.steps_granted for run in runs) == 0
+
+    def require_whole(self) -> None:
+        """One run, of exactly its plan; those lost before their first step are charged nothing."""
+        *lost, run = sorted(self.runs(), key=lambda each: each.steps_granted)
+        assert (run.state, run.steps_granted, run.steps_reserved) == ("committed", SHORT, SHORT)
+        assert [(each.state, each.steps_granted) for each in lost] == len(lost) * [("open", 0)]
+        assert self.made() <= SHORT
+        claim = json.loads((self.folder / "run" / "certificate.json").read_text())
+        assert (claim["steps"], claim["reservation"]) == (SHORT, run.identifier)
+        assert verify(self.repository).faults == []
+
     def made(self) -> int:
         return self.count.stat().st_size if self.count.exists() else 0
 
@@ -67,6 +103,59 @@ class Bench:
     def close(self) -> None:
         self.server.kill()
         self.repository.close()
+
+
+class Gate(ThreadingHTTPServer):
+    """Passes questions on to a server, and kills who asks one of them.
+
+    Args:
+        port: of the server.
+        question: how the path of that one ends.
+        turn: which of several it is, from 1.
+        answered: only once the server has answered, of which nothing is passed on.
+    """
+
+    def __init__(self, port: int, question: str, turn: int, *, answered: bool) -> None:
+        gate = self
+
+        class Passing(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                here = self.path.endswith(question)
+                gate.seen += here
+                here &= gate.seen == turn
+                if here and not answered:
+                    gate.kill()
+                    return
+                known = ("Authorization", "Idempotency-Key", "Content-Type")
+                headers = {each: self.headers[each] for each in known if each in self.headers}
+                url = f"http://127.0.0.1:{port}{self.path}"
+                answer = httpx.request(
+                    self.command, url, content=content, headers=headers, timeout=30.0
+                )
+                if here:
+                    gate.kill()
+                    return
+                self.send_response(answer.status_code)
+                self.send_header("Content-Length", f"{len(answer.content)}")
+                self.end_headers()
+                self.wfile.write(answer.content)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        super().__init__(("127.0.0.1", 0), Passing)
+        self.seen = 0
+        self.trainer: subprocess.Popen[str] | None = None
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def kill(self) -> None:
+        assert self.trainer is not None
+        self.trainer.kill()
+        self.trainer.wait()
 
 
 @pytest.fixture
@@ -116,6 +205,72 @@ def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
     again = bench.trainer("--resume")
     assert "no checkpoint" in again.communicate(timeout=60)[0]
     assert again.returncode == 2
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Seconds from the start of a process to its end, if nobody kills it."""
+    bench = Bench(tmp_path_factory.mktemp("life"))
+    started = time.monotonic()
+    bench.begun_or_resumed().communicate(timeout=120)
+    found = time.monotonic() - started
+    bench.require_whole()
+    bench.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
+    bench: Bench, life: float, seed: int
+) -> None:
+    """Half of its life may be over before its first step."""
+    chance = random.Random(seed)
+    for _ in range(5):
+        until = time.monotonic() + chance.uniform(0.0, life)
+        trainer = bench.begun_or_resumed()
+        while trainer.poll() is None and time.monotonic() < until:
+            bench.require_charged()
+            time.sleep(0.02)
+        trainer.kill()
+        trainer.communicate()
+        bench.require_charged()
+        if bench.ended:
+            break
+    else:
+        output, _ = bench.begun_or_resumed().communicate(timeout=120)
+        assert bench.ended, output
+    bench.require_charged()
+    bench.require_whole()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize(
+    ("question", "turn"),
+    [("/reservations", 1), ("/grants", 1), ("/grants", 2), ("/commit", 1), ("/certificate", 1)],
+)
+def test_a_kill_while_the_ledger_is_asked_leaves_no_step_uncharged(
+    bench: Bench, question: str, turn: int, answered: bool
+) -> None:
+    """Before the ledger knows of it, and when it has written it down and nobody has heard."""
+    gate = Gate(bench.server.port, question, turn, answered=answered)
+    gate.trainer = bench.begun_or_resumed("--service", f"http://127.0.0.1:{gate.server_port}")
+    gate.trainer.communicate(timeout=60)
+    gate.shutdown()
+    gate.server_close()
+    assert gate.trainer.returncode == -signal.SIGKILL
+    bench.require_charged()
+    assert not bench.ended
+    states = [each.state for each in bench.runs()]
+    reserved = question != "/reservations" or answered
+    committed = question == "/certificate" or (question == "/commit" and answered)
+    assert states == reserved * ["committed" if committed else "open"]
+    output, _ = bench.begun_or_resumed().communicate(timeout=120)
+    assert bench.ended, output
+    bench.require_whole()
 
 
 @pytest.mark.slow

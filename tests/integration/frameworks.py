@@ -89,8 +89,14 @@ class Private:
         return all(map(torch.equal, copies(self.sgd), left))
 
 
+def step(private: Private, batch: dict[str, Any] | None = None) -> None:
+    private.optimizer.zero_grad()
+    private.net(**batch or next(iter(private.loader)))["loss"].backward()
+    private.optimizer.step()
+
+
 class InLightning:
-    """Fits with Lightning."""
+    """Fits with Lightning; by hand, if so many steps of a batch are asked for."""
 
     overruled: ClassVar[dict[str, Any]] = {"min_steps": 100}
 
@@ -103,6 +109,7 @@ class InLightning:
         steps_max: int = -1,
         accumulate: int = 1,
         resume: bool = False,
+        by_hand: int = 0,
         data: Any = None,
         **options: Any,
     ) -> None:
@@ -110,9 +117,14 @@ class InLightning:
             def __init__(self) -> None:
                 super().__init__()
                 self.net = private.net
+                self.automatic_optimization = not by_hand
 
-            def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-                return self.net(**batch)["loss"]
+            def training_step(self, batch: dict[str, torch.Tensor], _: int) -> Any:
+                for _ in range(by_hand):
+                    self.optimizers().zero_grad()
+                    self.manual_backward(self.net(**batch)["loss"])
+                    self.optimizers().step()
+                return None if by_hand else self.net(**batch)["loss"]
 
             def configure_optimizers(self) -> Any:
                 return private.optimizer
@@ -141,7 +153,7 @@ class GoesOn(transformers.TrainerCallback):
 
 
 class InHuggingFace:
-    """Trains with transformers."""
+    """Trains with transformers; so many steps of a batch are made by hand, before its own."""
 
     overruled: ClassVar[dict[str, Any]] = {"more": [GoesOn()]}
 
@@ -154,11 +166,18 @@ class InHuggingFace:
         steps_max: int = -1,
         accumulate: int = 1,
         resume: bool = False,
+        by_hand: int = 0,
         more: list[Any] | None = None,
     ) -> None:
         class Trainer(transformers.Trainer):
             def get_train_dataloader(self) -> Any:
                 return private.loader
+
+            def training_step(self, model: Any, inputs: dict[str, torch.Tensor], *more: Any) -> Any:
+                for _ in range(by_hand):
+                    step(private, inputs)
+                    private.optimizer.zero_grad()
+                return super().training_step(model, inputs, *more)
 
         arguments = transformers.TrainingArguments(
             output_dir=str(folder),

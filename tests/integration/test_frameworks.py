@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from accountant_service import calculator
 from accountant_service.mechanisms import DpSgd
@@ -24,10 +25,18 @@ from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import transformers
     from opacus.utils.batch_memory_manager import BatchMemoryManager
     from pytorch_lightning import LightningDataModule
 
-    from tests.integration.frameworks import BATCH, RECORDS, InHuggingFace, InLightning, Private
+    from tests.integration.frameworks import (
+        BATCH,
+        RECORDS,
+        InHuggingFace,
+        InLightning,
+        Private,
+        step,
+    )
 
 PLAN = Plan(RECORDS, BATCH / RECORDS, 1.0, 1.0)
 FITS = 37
@@ -60,10 +69,12 @@ def reserved(ledger: AccountingService, steps: int) -> LedgerBudget:
     return LedgerBudget(ledger, PLAN, "patients", DELTA, reservation, block=10, block_max=10)
 
 
-def step(private: Private, batch: dict[str, Any] | None = None) -> None:
-    private.optimizer.zero_grad()
-    private.net(**batch or next(iter(private.loader)))["loss"].backward()
-    private.optimizer.step()
+def parts_of(private: Private) -> Any:
+    """Its batches, split by a loader."""
+    with BatchMemoryManager(
+        data_loader=private.loader, max_physical_batch_size=4, optimizer=private.optimizer
+    ) as parts:
+        return parts
 
 
 def test_the_steps_that_fit_are_made_and_no_other(
@@ -171,14 +182,79 @@ def test_batches_whose_steps_were_skipped_are_refused(service: AccountingService
 
 def test_one_batch_may_be_split(service: AccountingService) -> None:
     private, gate = Private(), StepGate(budget(service))
-    manager = BatchMemoryManager(
-        data_loader=private.loader, max_physical_batch_size=4, optimizer=private.optimizer
-    )
-    with manager as parts:
-        gate.guard(private.optimizer, parts)
-        for part in parts:
-            step(private, part)
+    parts = parts_of(private)
+    gate.guard(private.optimizer, parts)
+    for part in parts:
+        gate.ask()
+        step(private, part)
     assert private.sgd.made == gate.steps == RECORDS / BATCH
+
+
+def test_a_framework_may_be_given_parts_of_batches(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    private = Private()
+    private.loader = parts_of(private)
+    framework.fit(private, budget(service), tmp_path)
+    assert private.sgd.made == FITS
+    assert private.untouched_since
+
+
+def test_a_second_step_of_a_batch_is_refused(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    private = Private()
+    with pytest.raises(NoGuaranteeError, match=r"step 2 has no batch of its own.*draw another"):
+        framework.fit(private, budget(service), tmp_path, by_hand=2)
+    assert private.sgd.made == 1
+    assert private.untouched_since
+    assert not (tmp_path / "privacy.json").exists()
+
+
+def test_nor_is_there_one_after_the_step_s_end(service: AccountingService, tmp_path: Path) -> None:
+    private = Private()
+    batch = {"examples": torch.randn(3, 6), "labels": torch.tensor([0, 1, 0])}
+
+    class StepsAgain(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            step(private, batch)
+
+    with pytest.raises(NoGuaranteeError, match="step 2 has no batch of its own"):
+        InHuggingFace().fit(private, budget(service), tmp_path, more=[StepsAgain()])
+    assert private.sgd.made == 1
+
+
+def test_one_step_by_hand_is_a_step(service: AccountingService, tmp_path: Path) -> None:
+    private = Private()
+    InLightning().fit(private, budget(service), tmp_path, by_hand=1)
+    assert private.sgd.made == FITS
+
+
+def test_a_part_has_no_step_but_that_of_its_batch(service: AccountingService) -> None:
+    private, gate = Private(), StepGate(budget(service))
+    parts = parts_of(private)
+    gate.guard(private.optimizer, parts)
+    first = next(iter(parts))
+    gate.ask()
+    step(private, first)  # skipped, and kept: a second one would add the same records again
+    with pytest.raises(NoGuaranteeError, match="step 1 has no batch of its own"):
+        step(private, first)
+    assert (private.sgd.made, gate.steps) == (0, 0)
+
+
+def test_a_question_permits_one_step_and_looking_ahead_none(service: AccountingService) -> None:
+    private, gate = Private(), StepGate(budget(service))
+    gate.guard(private.optimizer, private.loader)
+    gate.look_ahead()
+    with pytest.raises(NoGuaranteeError, match="step 1 has no batch of its own"):
+        step(private)
+    gate.ask()
+    gate.ask()
+    step(private)
+    with pytest.raises(NoGuaranteeError, match="step 2 has no batch of its own"):
+        step(private)
+    assert private.sgd.made == gate.steps == 1
+    assert private.untouched_since
 
 
 def test_an_optimizer_without_noise_is_refused(
@@ -243,9 +319,11 @@ def test_two_runs_do_not_share_one_allowance(ledger: AccountingService) -> None:
     gates = [StepGate(allowance) for _ in runs]
     for gate, run in zip(gates, runs, strict=True):
         gate.guard(run.optimizer, run.loader)
+        gate.ask()
     step(runs[0])
     with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
         step(runs[1])
+    gates[0].ask()
     step(runs[0])
     assert [run.sgd.made for run in runs] == [2, 0]
     assert runs[1].untouched_since

@@ -94,6 +94,7 @@ def test_it_accounts_for_what_was_trained(transport: Any, asked: list[Any]) -> N
     assert engine.get_epsilon(1e-5) == exact.epsilon
     assert len(asked) <= steps / 50 + 2  # a block at a time
     optimizer.noise_multiplier = 2.0  # a schedule: two stretches
+    next(iter(loader))
     optimizer.step_hook(optimizer)
     assert [row[2] for row in engine.accountant.history] == [steps, 1]
     assert engine.get_epsilon(1e-5) > exact.epsilon
@@ -225,7 +226,55 @@ def test_batches_that_are_split_are_one_step(transport: Any) -> None:
     ) as parts:
         assert train(model, optimizer, parts, 1) > 3 * len(loader)
         assert checks.plan_of(optimizer, parts) == checks.plan_of(optimizer, loader)
+        with pytest.raises(NoGuaranteeError, match="has had its step"):
+            step(model, optimizer, [torch.randn(2, 6), torch.tensor([0, 1])])
     assert engine.accountant.history == [(1.0, 0.05, 20)]
+
+
+def step(model: nn.Module, optimizer: Any, batch: list[torch.Tensor]) -> None:
+    examples, targets = batch
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(examples), targets).backward()
+    optimizer.step()
+
+
+def test_a_second_step_of_a_batch_is_refused(transport: Any) -> None:
+    integration.connect(transport=transport)
+    model, optimizer, loader, engine = program(noise_multiplier=1.0)
+    batches = iter(loader)
+    for made in (1, 2):
+        batch = next(batches)
+        step(model, optimizer, batch)
+        left = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(NoGuaranteeError, match=r"has had its step.*make one step of a batch"):
+            step(model, optimizer, batch)
+        assert all(torch.equal(a, b) for a, b in zip(left, model.parameters(), strict=True))
+        assert engine.accountant.history == [(1.0, 0.05, made)]
+
+
+def test_a_batch_has_one_step_of_all_optimizers(transport: Any) -> None:
+    integration.connect(transport=transport)
+    already = DPDataLoader(records(), sample_rate=0.05)
+    first, second = (
+        program(noise_multiplier=1.0, poisson_sampling=False, data_loader=already) for _ in range(2)
+    )
+    batch = next(iter(already))
+    step(*first[:2], batch)
+    with pytest.raises(NoGuaranteeError, match="has had its step"):
+        step(*second[:2], batch)
+
+
+def test_steps_are_as_many_as_batches_however_they_are_handed_out(transport: Any) -> None:
+    integration.connect(transport=transport)
+    ahead = DataLoader(records(), batch_size=20, num_workers=1)
+    model, optimizer, loader, engine = program(noise_multiplier=1.0, data_loader=ahead)
+    assert train(model, optimizer, loader, 2) == 40
+    batches = list(loader)
+    for batch in batches:
+        step(model, optimizer, batch)
+    with pytest.raises(NoGuaranteeError, match="has had its step"):
+        step(model, optimizer, batches[0])
+    assert engine.accountant.made == 60
 
 
 def test_batches_that_are_added_up_are_refused(transport: Any) -> None:

@@ -139,13 +139,21 @@ def require_no_skipped_steps(optimizer: DPOptimizer, loader: Any) -> None:
     Raises:
         NoGuaranteeError: the step is of several batches.
     """
-    split = isinstance(getattr(loader, "batch_sampler", None), BatchSplittingSampler)
-    if optimizer._is_last_step_skipped and not split:
+    if optimizer._is_last_step_skipped and not _splits(loader):
         raise NoGuaranteeError(
             "the step adds up batches whose own steps were skipped (signal_skip_step), and a "
             "record may be in each: have one batch split by the loader of Opacus' "
             "BatchMemoryManager"
         )
+
+
+def ends_batch(optimizer: DPOptimizer, loader: Any) -> bool:
+    """Whether a step may be made of what the loader gave last: a batch, or the last part of one.
+
+    A loader that splits batches tells the optimizer of each part whether its step is to be skipped.
+    A part of which it told nothing is not known to be the last.
+    """
+    return not _splits(loader) or optimizer._step_skip_queue[:1] == [False]
 
 
 def require_no_accumulation(batches: int) -> None:
@@ -162,6 +170,10 @@ def require_no_accumulation(batches: int) -> None:
             f"gradients of {batches} batches would be added up to a step, and a record may be in "
             "each: take batches of the size wanted, split by Opacus' BatchMemoryManager"
         )
+
+
+def _splits(loader: Any) -> bool:
+    return isinstance(getattr(loader, "batch_sampler", None), BatchSplittingSampler)
 
 
 def _require_batch_size(optimizer: DPOptimizer, plan: Plan) -> None:

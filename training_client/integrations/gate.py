@@ -11,7 +11,9 @@ from opacus.optimizers import DPOptimizer
 
 from training_client.budget import Allowance
 from training_client.claims import settle
+from training_client.errors import NoGuaranteeError
 from training_client.integrations.checks import (
+    ends_batch,
     require_no_skipped_steps,
     require_one_batch,
     require_plan,
@@ -25,8 +27,10 @@ class StepGate:
     A framework asks before it uses a batch, and so before noise is drawn, and can end the run
     cleanly. The optimizer asks again from its step hook: after the noise, but before gradients are
     added up over ranks or parameters change, and only for steps that are really made. So a
-    framework that goes on all the same, or makes two steps of a batch, is stopped there, and so is
-    a second gate of one allowance.
+    framework that goes on all the same is stopped there, and so is a second gate of one allowance.
+
+    A step is charged as one of a batch drawn for it alone, so a question asked of a batch permits
+    one step, and the step uses that up. A second of the same batch is stopped in the hook, too.
 
     Args:
         allowance: asked on rank 0; other ranks get its answer.
@@ -38,7 +42,9 @@ class StepGate:
     def __init__(self, allowance: Allowance) -> None:
         self.steps = allowance.made
         self._allowance = allowance
+        self._optimizer: Any = None
         self._loader: Any = None
+        self._permitted = False  # a step of the batch at hand
         self._next: Callable[[DPOptimizer], None] | None = None
 
     def guard(self, optimizer: Any, loader: Any, made: int = 0) -> None:
@@ -54,13 +60,28 @@ class StepGate:
         """
         require_plan(optimizer, loader, self._allowance.plan)
         self.steps = max(self.steps, self._allowance.resumed(made))
-        self._loader = loader
+        self._optimizer, self._loader = optimizer, loader
         if optimizer.step_hook != self._before_step:
             self._next = optimizer.step_hook  # there is one slot, and Opacus' accountant is in it
             optimizer.attach_step_hook(self._before_step)
 
     def ask(self) -> None:
-        """Return if another step may be made; it is taken when the optimizer makes it.
+        """Return if a step may be made of the batch at hand; the optimizer takes it with the step.
+
+        To be called once the batch, or the part of one, is drawn. Asking again before the step
+        permits no second one.
+
+        Raises:
+            BudgetExhaustedError: it may not.
+            NoGuaranteeError: another run has made it.
+            ServiceError: no usable answer.
+        """
+        self.look_ahead()
+        if self._optimizer is not None:
+            self._permitted = ends_batch(self._optimizer, self._loader)
+
+    def look_ahead(self) -> None:
+        """Return if there is a step after those that were made; of no batch is one permitted yet.
 
         Raises:
             BudgetExhaustedError: it may not.
@@ -81,7 +102,17 @@ class StepGate:
         require_one_batch(optimizer)
         require_no_skipped_steps(optimizer, self._loader)
         require_plan(optimizer, self._loader, self._allowance.plan)
+        self._require_permitted()
         on_rank_zero(partial(self._allowance.take, self.steps + 1))
+        self._permitted = False
         self.steps += 1
         if self._next is not None:
             self._next(optimizer)
+
+    def _require_permitted(self) -> None:
+        if not self._permitted:
+            raise NoGuaranteeError(
+                f"step {self.steps + 1} has no batch of its own, and is charged as one of a batch "
+                "drawn for it alone: make one step of a batch, or with the loader of Opacus' "
+                "BatchMemoryManager one of each part, and draw another batch for the next"
+            )

@@ -23,10 +23,11 @@ from training_client.integrations.gate import StepGate
 class PrivacyCallback(TrainerCallback):
     """Ends training before the step that its budget does not cover.
 
-    A `Trainer` heeds a request to stop only after a step, so each step is asked for at the end of
-    the one before it, and the first when training begins. If the request is overruled, the step
-    raises before parameters change. Training that resumes a checkpoint counts the steps that the
-    checkpoint knows of; steps made after it was written are known to a ledger only.
+    A `Trainer` heeds a request to stop only after a step, so at the end of each the callback looks
+    for the next, and when training begins for the first. A step is asked for when its batch is
+    drawn: that raises if the request was overruled. A second step of the batch raises before
+    parameters change. Training that resumes a checkpoint counts the steps that the checkpoint knows
+    of; steps made after it was written are known to a ledger only.
 
     Args:
         allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. With
@@ -57,6 +58,21 @@ class PrivacyCallback(TrainerCallback):
         optimizer = running["optimizer"]
         own = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self.gate.guard(own, running["train_dataloader"], made=state.global_step)
+        self.gate.look_ahead()
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **running: Any,
+    ) -> None:
+        """Ask for one step, of the batch that was drawn.
+
+        Raises:
+            BudgetExhaustedError: training was told to stop and goes on.
+            ServiceError: no usable answer.
+        """
         self.gate.ask()
 
     def on_step_end(
@@ -66,7 +82,7 @@ class PrivacyCallback(TrainerCallback):
         control: TrainerControl,
         **running: Any,
     ) -> None:
-        """Ask for the next step, if there is to be one.
+        """Look for the next step, if there is to be one.
 
         Raises:
             ServiceError: no usable answer.
@@ -76,7 +92,7 @@ class PrivacyCallback(TrainerCallback):
         if control.should_training_stop:
             return
         try:
-            self.gate.ask()
+            self.gate.look_ahead()
         except BudgetExhaustedError:
             control.should_training_stop = True
 

@@ -25,8 +25,9 @@ class PrivacyCallback(Callback):
     """Ends a fit before the step that its budget does not cover.
 
     The question is asked when a batch is about to be used: nothing has been computed from it yet.
-    A fit that resumes a checkpoint counts the steps that the checkpoint knows of; steps made after
-    it was written are known to a ledger only.
+    It permits one step, with manual optimization too: a second of the batch raises before
+    parameters change. A fit that resumes a checkpoint counts the steps that the checkpoint knows
+    of; steps made after it was written are known to a ledger only.
 
     Args:
         allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. With
@@ -48,7 +49,7 @@ class PrivacyCallback(Callback):
             ServiceError: no usable answer.
         """
         self._guard(trainer, made=trainer.global_step)
-        self.gate.ask()
+        self.gate.look_ahead()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check again: each epoch may have a loader of its own.

@@ -13,12 +13,15 @@ processes rank 0 asks, and all get its answer. `get_epsilon`, `get_noise_multipl
 
 What is charged is read off the sampler and the optimizer. A loader that does not sample by Poisson
 is refused by `make_private`; a step without noise, with an infinite or an adaptive norm or over
-several batches, when it is about to be made.
+several batches, or for which no batch is left, when it is about to be made.
 
-What is not seen here is the loop. `BatchMemoryManager` gives it another loader than `make_private`
-did, so steps that a program skips by itself (`signal_skip_step`), over several batches, look like
-parts of one batch and are charged as one step, which no claim covers. The callbacks for Lightning
-and Hugging Face know the loop's loader, and refuse them.
+What is not seen here is the loop. Batches are counted as the sampler draws them, which is an upper
+bound on those that the loop was given, for workers draw ahead and a loop may leave one unused: a
+second step of a batch is refused only if it makes more steps than batches. `BatchMemoryManager`
+gives the loop another loader than `make_private` did, so steps that a program skips by itself
+(`signal_skip_step`), over several batches, look like parts of one batch and are charged as one
+step, which no claim covers. The callbacks for Lightning and Hugging Face are told of each batch and
+know the loop's loader, and refuse both.
 
 A checkpoint never rewinds what this process has made. A fresh process knows only what the
 checkpoint says: steps that were made after it was written are not counted, unless a ledger granted
@@ -39,7 +42,8 @@ from opacus.optimizers import DPOptimizer
 
 from training_client.budget import LedgerBudget
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
-from training_client.integrations.checks import plan_of, poisson_sampler, require_one_batch
+from training_client.integrations.checks import plan_of, require_one_batch
+from training_client.integrations.draws import Draws
 from training_client.integrations.ranks import on_rank_zero
 from training_client.service import AccountingService
 
@@ -140,12 +144,14 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
             NoGuaranteeError: the loader does not sample by Poisson, or cannot be found.
         """
         loader = _loader_of_caller() if data_loader is None else data_loader
-        poisson_sampler(loader)
+        draws = Draws(loader)
 
         def before_step(optimizer: DPOptimizer) -> None:
             require_one_batch(optimizer)
             runs = plan_of(optimizer, loader)
+            draws.require_unused()
             self.step(noise_multiplier=runs.noise_multiplier, sample_rate=runs.sample_rate)
+            draws.use()
 
         return before_step
 

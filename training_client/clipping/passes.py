@@ -107,6 +107,11 @@ def pass_through(
             f"the loss must give one value an example, not a tensor of shape "
             f"{tuple(losses.shape)}: use reduction='none'"
         )
+    if not seen.edges:
+        raise UnsupportedModelError(
+            "no layer that is trained takes part in the loss by an ordinary call; of a model that "
+            "torch.compile made, none is seen if it was called before: compile it anew"
+        )
     wanted: list[Any] = [*seen.edges.values(), *whole]
     found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
     apart = _ApartFrom(kept)

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from training_client.optimizers import OPTIMIZERS, AdaDp, make_optimizer
+from training_client.optimizers import OPTIMIZERS, PUBLIC_BATCH_SIZE, AdaDp, make_optimizer
 from training_client.plan import Plan
 from training_client.processor import fit_for_training
 from training_client.train import cross_entropy
@@ -89,6 +89,7 @@ CASES = [
 ]
 BESIDE = ("opacus hooks", "opacus ghost")
 BOXES = ("adadp box",)
+STATES = ("adadp public", "adadp raw", "pi_adam public", "pi_adam raw")
 BF16, COMPILED = "dp_sgd bf16", "dp_sgd compiled"
 
 
@@ -106,15 +107,16 @@ def ordinary(case: Case, device: str) -> Step:
 
 def private(name: str, case: Case, device: str) -> Step:
     net, (examples, targets) = case.model(device), case.data(device)
-    known = name.removesuffix(" box")
+    known, _, kind = name.partition(" ")
     local = OPTIMIZERS[known].local
+    state = OPTIMIZERS[known].states[0] if kind in ("", "box") else kind
     # so little noise that half axes take the ball's place from the second step on
     plan = Plan(60_000, case.batch / 60_000, 1.0, 1e-5 * case.batch if local else 1.0)
     options: dict[str, Any] = {"threshold": 0.0, "box": name in BOXES} if local else {}
     public = None
-    if OPTIMIZERS[known].states[0] == "public":
-        public = tuple(each[:64].clone() for each in case.data(device))
-    optimizer = make_optimizer(known, net, plan, public=public, **options)
+    if state == "public":
+        public = tuple(each[:PUBLIC_BATCH_SIZE].clone() for each in case.data(device))
+    optimizer = make_optimizer(known, net, plan, state=state, public=public, **options)
     for _ in range(2 if isinstance(optimizer, AdaDp) else 0):
         optimizer.step(examples, targets, cross_entropy)
     assert not local or optimizer.half_axes is not None
@@ -254,7 +256,7 @@ def main(
             CONSOLE.print(
                 table(
                     each,
-                    only or ["sgd", *BESIDE, *OPTIMIZERS, *BOXES, BF16, COMPILED],
+                    only or ["sgd", *BESIDE, *OPTIMIZERS, *STATES, *BOXES, BF16, COMPILED],
                     rounds,
                     device,
                 )

@@ -47,6 +47,10 @@ def test_idx_files_are_read(packed: bool, tmp_path: Path) -> None:
 def test_data_that_is_not_there_or_broken_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_idx(tmp_path / "elsewhere" / "fashion-mnist", packed=True)
+    monkeypatch.setattr(registry, "DEBIAN", tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="expected c59f468a"):
+        load("fashion-mnist", tmp_path)
     monkeypatch.setattr(registry, "DEBIAN", tmp_path / "none")
     with pytest.raises(NotFetchedError, match="dataset-fashion-mnist"):
         load("fashion-mnist", tmp_path)

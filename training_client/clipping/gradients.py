@@ -174,14 +174,13 @@ class OuterProducts:
         unit, widths = unit_squares(self.inputs)
         terms = _Terms(widths, torch.zeros_like(widths), torch.zeros_like(widths))
         for piece, affine in parts:
-            weights = _Weights.of(affine)
-            terms.scales += weights.scales
-            terms.constant += weights.constant
-            self._add(piece.rows.start, weights, unit, terms)
+            self._add(piece.rows.start, _Weights.of(affine), unit, terms)
         return terms
 
     def _add(self, start: int, weights: _Weights, unit: torch.Tensor, terms: _Terms) -> None:
-        """What rows from `start` on add to the terms of each example; `unit` is (a/‖a‖)²."""
+        """What rows from `start` on add to the terms; `unit` is (a/‖a‖)²."""
+        terms.scales += weights.scales
+        terms.constant += weights.constant
         for part in parts_of(unit, weights.squares.T):
             gradients = self.gradients[part]
             if weights.shifted is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,13 +28,21 @@ def has_idx(folder: Path) -> bool:
     return all(_file(folder, part) is not None for part in _PARTS)
 
 
-def read_idx(folder: Path) -> Dataset:
+def read_idx(folder: Path, expected: Sequence[str] | None = None) -> Dataset:
     """A data set of images from its four IDX files.
 
+    Args:
+        folder: where they are.
+        expected: the SHA-256 of each, unpacked: training images and labels, then the test set's.
+
     Raises:
-        DataError: a file is missing, is not an IDX file of bytes, or does not go with the others.
+        DataError: a file is missing, is not an IDX file of bytes, does not go with the others, or
+            is another than expected.
     """
-    train, train_labels, test, test_labels = (_table(folder, part) for part in _PARTS)
+    hashes: Sequence[str | None] = expected or [None] * len(_PARTS)
+    train, train_labels, test, test_labels = (
+        _table(folder, part, digest) for part, digest in zip(_PARTS, hashes, strict=True)
+    )
     if len(train) != len(train_labels) or len(test) != len(test_labels):
         raise DataError(f"{folder} has not as many labels as images")
     return Dataset(
@@ -54,13 +64,16 @@ def _file(folder: Path, part: str) -> Path | None:
     return next((file for file in found if file.exists()), None)
 
 
-def _table(folder: Path, part: str) -> torch.Tensor:
+def _table(folder: Path, part: str, expected: str | None) -> torch.Tensor:
     """The numbers of one file: a kind, its sizes of four bytes each, then a byte a number."""
     file = _file(folder, part)
     if file is None:
         raise DataError(f"{folder} has no {part}")
     packed = file.read_bytes()
     raw = gzip.decompress(packed) if file.suffix == ".gz" else packed
+    digest = hashlib.sha256(raw).hexdigest()
+    if expected not in (None, digest):
+        raise DataError(f"{file} has SHA-256 {digest} unpacked, expected {expected}")
     dimensions = 3 if "images" in part else 1
     header = 4 + 4 * dimensions
     if raw[:4] != bytes([0, 0, 8, dimensions]) or len(raw) < header:

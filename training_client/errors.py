@@ -53,7 +53,13 @@ class ServiceRefusedError(ServiceError):
 
     def __str__(self) -> str:
         code, detail, _ = self.args
-        return f"the accounting service refused ({code}): {detail}"
+        way_out = ""
+        if code == "unauthenticated":
+            way_out = (
+                ". Give one that it knows by --api-key or ACCOUNTANT_API_KEY; "
+                "`accountant keys create` makes one"
+            )
+        return f"the accounting service refused ({code}): {detail}{way_out}"
 
 
 class ServiceConfusedError(ServiceError):

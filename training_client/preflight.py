@@ -36,6 +36,7 @@ class Wanted:
         clip_norm: C.
         steps: to make.
         before: what is released before the first of them.
+        public: records of the same data that were given up.
     """
 
     size: int
@@ -43,19 +44,22 @@ class Wanted:
     clip_norm: float
     steps: int
     before: tuple[Mechanism, ...] = ()
+    public: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a batch that is larger than the data."""
         if self.sample_rate > 1:
             raise DataError(
-                f"a batch of {self.sample_rate * self.size:g} is more than {self.size} records"
+                f"a batch of {self.sample_rate * self.size:g} is more than {self.size} records: "
+                "lower --batch-size"
             )
 
     @classmethod
     def of(cls, recipe: Recipe, batch_size: int, clip_norm: float, steps: int) -> Wanted:
         """A recipe's run, with batches of an expected size."""
         size = recipe.private_size
-        return cls(size, batch_size / size, clip_norm, steps, recipe.before)
+        given_up = recipe.size - size
+        return cls(size, batch_size / size, clip_norm, steps, recipe.before, given_up)
 
     def plan(self, noise_multiplier: float) -> Plan:
         """The run with so much noise."""
@@ -88,6 +92,11 @@ def asked(
         say(
             f"Budget ε = {epsilon:g} at δ = {delta:g}: {wanted.steps} steps at q = "
             f"{wanted.sample_rate:g} need noise multiplier σ = {up(noise)}"
+        )
+    if delta >= 1 / wanted.size:
+        say(
+            f"Note: δ = {delta:g} is not less than one over {wanted.size} records: what gives one "
+            "of them away whole may keep to that"
         )
     budget = Budget(accounting, wanted.plan(noise), epsilon, delta, before=wanted.before)
     budget.begin()  # or say so now, before any data is touched
@@ -142,10 +151,11 @@ def reserved(
     """
     known = accounting.dataset(dataset)
     budget = known.get("budget") or {}
-    if known.get("size") not in (None, wanted.size):
+    records = wanted.size + wanted.public
+    if known.get("size") not in (None, records):
         say(
             f"Note: the ledger's dataset {dataset!r} has {known['size']} records, the training "
-            f"data {wanted.size}: is it the right one?"
+            f"data {records}: is it the right one?"
         )
     releases: list[Reservation] = []
     try:

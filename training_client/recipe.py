@@ -109,8 +109,11 @@ class Recipe:
 
     @property
     def declared_public(self) -> str | None:
-        """What no guarantee covers, for it was computed from the training set without noise."""
-        return declared_public(self.data)
+        """What no guarantee covers: computed from the training set without noise, or given up."""
+        parts = [declared_public(self.data)]
+        if self.gives_up_public:
+            parts.append(f"{self.public_examples} records of the training set (--public-examples)")
+        return "; ".join(part for part in parts if part) or None
 
     @property
     def gives_up_public(self) -> bool:

@@ -126,3 +126,31 @@ def test_a_folder_may_be_called_anything(bench: Bench) -> None:
     done = bench.run("--dataset", bench.name)
     assert done.exit_code == 0, done.output
     assert "[red]a[/b]/" in done.output.replace("\n", "")
+
+
+@pytest.mark.parametrize("option", ["--epsilon", "--delta"])
+def test_a_dataset_s_budget_is_not_said_anew(bench: Bench, option: str) -> None:
+    """Else a run would take all that is left, whatever it was told to spend."""
+    bench.give(8.0)
+    done = bench.run("--dataset", bench.name, option, "1e-6")
+    assert done.exit_code == 2
+    assert "--noise-multiplier" in done.output
+    assert bench.asked == []
+
+
+def test_records_that_are_given_up_are_said_and_no_other_dataset_is_suspected(bench: Bench) -> None:
+    bench.give(8.0)
+    public = ("--optimizer", "adadps", "--public-examples", "50")
+    done = bench.run("--dataset", bench.name, *public)
+    assert done.exit_code == 0, done.output
+    note = "50 records of the training set (--public-examples)"
+    assert f"covered by no guarantee: {note}." in done.output.replace("\n", " ")
+    assert bench.read("privacy.json")["declared_public"] == note
+    assert "is it the right one" not in done.output
+
+
+@pytest.mark.parametrize(("delta", "noted"), [("0.01", True), ("1e-5", False)])
+def test_a_delta_that_protects_nobody_is_noted(bench: Bench, delta: str, noted: bool) -> None:
+    done = bench.run("--delta", delta)
+    assert done.exit_code == 0, done.output
+    assert ("not less than one over" in done.output) == noted

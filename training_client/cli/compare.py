@@ -60,7 +60,7 @@ def compare(
     as_json: take.AsJson = False,
 ) -> None:
     """Train several optimizers at one budget: a table, and a plot against ε and epochs."""
-    console = Console(highlight=False, stderr=as_json)
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     curves = []
     with stopping():
         figure_class()  # or say so before the training
@@ -76,7 +76,8 @@ def compare(
         }  # fmt: skip
         if not no_guarantee:
             _require_guarantees(recipes)
-        take.say_declared_public(data_name, console.print)
+        for public in {recipe.declared_public for recipe in recipes.values()}:
+            take.say_declared_public(public, console.print)
         with AccountingService(service) as accounting:
             for name, recipe in recipes.items():
                 wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
@@ -95,6 +96,9 @@ def compare(
         print(json.dumps([curve.document for curve in curves]))
         return
     _table(curves, epsilon, delta, console)
+    console.print(
+        "Each run has this guarantee alone: together they spend more, and none is charged"
+    )
     console.print(f"The plot is in {escape(str(output))}")
 
 
@@ -130,7 +134,7 @@ def _table(curves: list[Curve], epsilon: float, delta: float, console: Console) 
             each.name,
             "as stated" if each.proven else "none",
             _shown(each, each.final),
-            _shown(each, each.deviation),
+            "–" if each.deviation is None else _shown(each, each.deviation),
         )
         for each in sorted(curves, key=lambda each: each.rank)
     ]

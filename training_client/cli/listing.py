@@ -57,7 +57,7 @@ def show(
     table = Table(title=title, title_justify="left")
     for at, column in enumerate(columns):
         number = bool(rows) and all(row[at][:1].isdigit() for row in rows)
-        table.add_column(column, justify="right" if number else "left")
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     (console or Console()).print(table)

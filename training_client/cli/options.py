@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import torch
 import typer
 
-from training_client.data import DATASETS, declared_public
+from training_client.data import DATASETS
 from training_client.models import MODELS
 
 
@@ -244,8 +244,7 @@ Resume = Annotated[
 ]
 
 
-def say_declared_public(data: str, say: Callable[[str], None]) -> None:
-    """Say what of the data no guarantee covers, if there is such a thing."""
-    known = declared_public(data)
+def say_declared_public(known: str | None, say: Callable[[str], None]) -> None:
+    """Say what no guarantee covers, if there is such a thing."""
     if known is not None:
         say(f"Declared public, and covered by no guarantee: {known}.")

@@ -109,17 +109,18 @@ def run(
                 pca=None if pca is None else PrivatePca(pca, pca_noise),
             )  # fmt: skip
             wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
-            spending = _Spending(service, dataset, epsilon, delta, noise_multiplier)
+            said = bool(_given(context).keys() & {"epsilon", "delta"})
+            spending = _Spending(service, dataset, epsilon, delta, noise_multiplier, said)
             budget = (
                 _unclaimed(accounting, recipe, wanted, spending, console.print)
                 if no_guarantee
                 else _allowed(accounting, recipe, wanted, spending, console.print)
             )
             approved = _Approved(recipe, budget)
-        take.say_declared_public(approved.recipe.data, console.print)
+        take.say_declared_public(approved.recipe.declared_public, console.print)
         with _given_back(approved):
             keeping, known = _begun(approved, folder, data_dir, device, checkpoint_every)
-        result = _trained(keeping, known, console, steps)
+        result = _trained(keeping, known, console, _planned(approved.budget, steps))
         keeping.settle(result)
     _tell(console, keeping, result)
     if as_json:
@@ -137,6 +138,7 @@ class _Spending:
         dataset: whose budget in the ledger, if any.
         epsilon, delta: without a ledger.
         noise: σ, if it is not to be found.
+        said: whether ε or δ was asked for.
     """
 
     service: str
@@ -144,6 +146,7 @@ class _Spending:
     epsilon: float
     delta: float
     noise: float | None
+    said: bool
 
 
 def _allowed(
@@ -156,6 +159,11 @@ def _allowed(
             f"{why_not}. Add --no-guarantee to train it all the same, without a ledger"
         )
     if of.dataset is not None:
+        if of.said:
+            raise DataError(
+                "--epsilon and --delta are of runs without a ledger: with --dataset the budget is "
+                "the dataset's, and --noise-multiplier says how much of it a run takes"
+            )
         return reserved(accounting, wanted, of.dataset, say, of.noise)
     return asked(accounting, wanted, of.epsilon, of.delta, say, of.noise)
 
@@ -280,6 +288,11 @@ def _projection(approved: _Approved, known: Ingredients, folder: Path) -> Projec
     for certificate in approved.budget.begin():
         write_json(folder / PCA_CERTIFICATE, certificate)
     return pca.fit(known.private.train_examples)
+
+
+def _planned(budget: Budget | LedgerBudget | Unclaimed, steps: int) -> int:
+    """The steps of the whole run, whatever was asked for when it is resumed."""
+    return budget.reservation.steps_reserved if isinstance(budget, LedgerBudget) else steps
 
 
 def _trained(keeping: Keeping, known: Ingredients, console: Console, steps: int) -> training.Result:

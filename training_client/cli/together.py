@@ -129,7 +129,7 @@ def together(
         data = check(load(data_name, data_dir), train_size(data_name, size))
         public = declared_public(data_name)
         found = _Together.of(data.to(torch.device(device)), model, hidden, budgets, public)
-        take.say_declared_public(data_name, console.print)
+        take.say_declared_public(public, console.print)
         clear(folder)
         done = found.train(learning_rate, rounds, folder, _watching(console))
         outcomes = [_outcome(each, done, rounds, folder, public) for each in found.people]

@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -184,7 +184,7 @@ class AccountingService:
             raise ServiceConfusedError(
                 f"the claim of {method} is {found.status!r}, and nothing may be made of it"
             )
-        return found
+        return replace(found, document={**found.document, "mechanism": mechanism})
 
     def curve(self, run: Json, delta: float, points: int) -> list[tuple[int, float]]:
         """ε along the steps of a run: so many steps, and what they cost.

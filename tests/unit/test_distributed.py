@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from typing import Any
 
 import httpx
@@ -92,13 +93,40 @@ def test_without_noise_and_clipping_it_is_plain_descent_on_the_average() -> None
 
 
 def test_nobody_gives_a_gradient_without_noise() -> None:
-    net = model()
-    one = participant("a", net, noise=2.0, epsilon=100.0)
+    """Noise of the stated deviation, each time and for each participant another.
+
+    Their data and parameters are the same in all rounds, but for whom a lot has drawn, which moves
+    a mean by a sixteenth of C at most: the noise is a hundred times as large.
+    """
+    net, rounds = model(), 400
     parameters = [p.detach() for p in net.parameters()]
-    drawn = [one.contribute(parameters, training.cross_entropy) for _ in range(400)]
-    flat = torch.stack([torch.cat([each.flatten() for each in d]) for d in drawn if d])
-    stated = 2.0 * 1.0 / 16
-    assert float(flat.std(0).mean()) == pytest.approx(stated, rel=0.02)
+    given = []
+    for name in "ab":
+        one = participant(name, net, noise=100.0, epsilon=100.0, rate=1.0)
+        drawn = [one.contribute(parameters, training.cross_entropy) for _ in range(rounds)]
+        given.append(torch.stack([torch.cat([g.flatten() for g in d]) for d in drawn if d]))
+    stated = 100.0 / 32
+    for each in given:
+        noise = each - each.mean(0)
+        assert float(noise.std()) == pytest.approx(stated, rel=0.01)
+        assert len(torch.unique(each, dim=0)) == rounds
+    both = torch.stack([(each - each.mean(0)).flatten() for each in given])
+    assert abs(float(torch.corrcoef(both)[0, 1])) < 5 / math.sqrt(both.shape[1])
+
+
+def test_no_record_moves_what_a_participant_gives_by_more_than_its_bound() -> None:
+    """A lot of one record, however large: its clipped gradient over the expected size."""
+    net = model()
+    parameters = [p.detach() for p in net.parameters()]
+    for size in (1e-3, 1.0, 1e4):
+        examples, labels = batch(1)
+        plan = Plan(1, 1.0, 0.5, 1e-12)
+        budget = Budget(service(), plan, 1e30, 1e-5)
+        given = Participant("a", net, size * examples, labels, budget).contribute(
+            parameters, training.cross_entropy
+        )
+        assert given is not None
+        assert float(torch.cat([each.flatten() for each in given]).norm()) <= 0.5 * (1 + 1e-9)
 
 
 def test_the_papers_accounting_may_be_asked_for() -> None:

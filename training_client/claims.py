@@ -6,6 +6,7 @@ A claim is of one model: none of an earlier run may stand beside another.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Final
@@ -22,11 +23,24 @@ PCA: Final = "pca.pt"
 _LEFT: Final = (PRIVACY, "privacy-participant-*.json", CERTIFICATE, PCA_CERTIFICATE, MODEL, PCA)
 
 
-def clear(folder: Path) -> None:
-    """Remove what an earlier run left, claims before the model that they are of."""
-    for pattern in _LEFT:
-        for file in folder.glob(pattern):
+def clear(folder: Path) -> Path | None:
+    """Remove what an earlier run left, claims before the model that they are of.
+
+    What a ledger was charged for is moved instead, for no later run is charged for it again.
+
+    Returns:
+        Where it is now, if there was any.
+    """
+    left = [file for pattern in _LEFT for file in sorted(folder.glob(pattern))]
+    if folder / CERTIFICATE not in left:
+        for file in left:
             file.unlink()
+        return None
+    kept = next(each for n in itertools.count(1) if not (each := folder / f"earlier-{n}").exists())
+    kept.mkdir()
+    for file in left:
+        file.rename(kept / file.name)
+    return kept
 
 
 def unasked(steps: int) -> Json:

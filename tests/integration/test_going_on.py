@@ -154,3 +154,23 @@ def test_a_delta_that_protects_nobody_is_noted(bench: Bench, delta: str, noted: 
     done = bench.run("--delta", delta)
     assert done.exit_code == 0, done.output
     assert ("not less than one over" in done.output) == noted
+
+
+def test_what_a_ledger_was_charged_for_is_kept(bench: Bench) -> None:
+    """A model that a dataset's budget went into is not removed by the next run in its folder."""
+    bench.give(8.0)
+    assert bench.run("--dataset", bench.name, "--noise-multiplier", "8").exit_code == 0
+    paid = {name: (bench.folder / name).read_bytes() for name in bench.left()}
+    assert {"model.pt", "privacy.json", "certificate.json"} <= set(paid)
+    done = bench.run("--dataset", bench.name, "--noise-multiplier", "8")
+    assert done.exit_code == 0, done.output
+    assert "earlier-1" in done.output
+    earlier = bench.folder / "earlier-1"
+    assert {file.name: file.read_bytes() for file in earlier.iterdir()} == paid
+    unpaid = bench.run("--service", "none", "--no-guarantee", "--noise-multiplier", "8")
+    assert unpaid.exit_code == 0, unpaid.output
+    assert (
+        bench.run("--service", "none", "--no-guarantee", "--noise-multiplier", "8").exit_code == 0
+    )
+    assert {"earlier-1", "earlier-2"} <= bench.left()
+    assert "earlier-3" not in bench.left()

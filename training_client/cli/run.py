@@ -119,7 +119,9 @@ def run(
             approved = _Approved(recipe, budget)
         take.say_declared_public(approved.recipe.declared_public, console.print)
         with _given_back(approved):
-            keeping, known = _begun(approved, folder, data_dir, device, checkpoint_every)
+            keeping, known = _begun(
+                approved, folder, data_dir, device, checkpoint_every, console.print
+            )
         result = _trained(keeping, known, console, _planned(approved.budget, steps))
         keeping.settle(result)
     _tell(console, keeping, result)
@@ -244,15 +246,15 @@ def _as_before(recipe: Recipe, kept: Checkpoint, budget: LedgerBudget) -> dict[s
 
 
 def _begun(
-    approved: _Approved, folder: Path, data_dir: Path, device: str, every: int
+    approved: _Approved, folder: Path, data_dir: Path, device: str, every: int, say: Say
 ) -> tuple[Keeping, Ingredients]:
     """The run before its next step: data, projection, model and optimizer."""
     recipe, kept = approved.recipe, approved.kept
     found = recipe.ingredients(data_dir, device)
     with understood(folder) if kept is not None else nullcontext():
         recipe.rehearse(approved.budget.plan, found)
-    if kept is None:
-        clear(folder)
+    if kept is None and (earlier := clear(folder)) is not None:
+        say(f"What an earlier run was charged for is in {escape(str(earlier))}")
     projection = _projection(approved, found, folder)
     known = found.projected(projection).aimed(recipe.objective)
     model, optimizer = recipe.make(approved.budget.plan, known)

@@ -22,15 +22,16 @@ from training_client.service import AccountingService
 FIXTURES = Path(__file__).parent / "fixtures"
 PLAN = {"noise_multiplier": 1.1, "sample_rate": 0.01}
 RUN = {"kind": "dp_sgd", **PLAN, "steps": 1000, "sampling": "poisson"}
+ASKED = {"delta": 1e-5, "method": "pld", "neighbouring_relation": "add_or_remove_one"}
 TARGET = {"epsilon": 2.0, "delta": 1e-5, "method": "pld"}
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "epsilon": ("/v1/epsilon", {"mechanism": RUN, "delta": 1e-5, "method": "pld"}),
+    "epsilon": ("/v1/epsilon", {"mechanism": RUN, **ASKED}),
     "noise-multiplier": (
         "/v1/noise-multiplier",
         {"sample_rate": 0.01, "steps": 1000, **TARGET},
     ),
     "steps": ("/v1/steps", {**PLAN, **TARGET}),
-    "refused": ("/v1/epsilon", {"mechanism": {**RUN, "steps": -1}, "delta": 1e-5, "method": "pld"}),
+    "refused": ("/v1/epsilon", {"mechanism": {**RUN, "steps": -1}, **ASKED}),
 }
 
 

@@ -20,6 +20,7 @@ from training_client.claims import CERTIFICATE, PCA_CERTIFICATE, PRIVACY, clear,
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.folders import require_writable
+from training_client.cli.given import OF_ITS_OWN, given, require_same
 from training_client.cli.progress import interrupted, shown, signals
 from training_client.digits import up
 from training_client.errors import DataError, NoGuaranteeError
@@ -97,7 +98,7 @@ def run(
     with stopping(), interrupted(), AccountingService(service, api_key=api_key) as accounting:
         require_writable(folder)
         if resume:
-            approved = _resumed(accounting, folder, _given(context), console.print)
+            approved = _resumed(accounting, folder, given(context), console.print)
         else:
             Checkpoint.require_none(folder)
             recipe = choose(
@@ -109,7 +110,7 @@ def run(
                 pca=None if pca is None else PrivatePca(pca, pca_noise),
             )  # fmt: skip
             wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
-            said = bool(_given(context).keys() & {"epsilon", "delta"})
+            said = bool(given(context).keys() & {"epsilon", "delta"})
             spending = _Spending(service, dataset, epsilon, delta, noise_multiplier, said)
             budget = (
                 _unclaimed(accounting, recipe, wanted, spending, console.print)
@@ -162,10 +163,7 @@ def _allowed(
         )
     if of.dataset is not None:
         if of.said:
-            raise DataError(
-                "--epsilon and --delta are of runs without a ledger: with --dataset the budget is "
-                "the dataset's, and --noise-multiplier says how much of it a run takes"
-            )
+            raise DataError(OF_ITS_OWN)
         return reserved(accounting, wanted, of.dataset, say, of.noise)
     return asked(accounting, wanted, of.epsilon, of.delta, say, of.noise)
 
@@ -191,58 +189,16 @@ def _why_not(recipe: Recipe, of: _Spending) -> str | None:
     return recipe.objection or nobody
 
 
-def _given(context: typer.Context) -> dict[str, Any]:
-    """Options that were asked for, not those that are so by default."""
-    found = {}
-    for name, value in context.params.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            found[name] = value
-    return found
-
-
 def _resumed(
-    accounting: AccountingService, folder: Path, given: dict[str, Any], say: Say
+    accounting: AccountingService, folder: Path, asked: dict[str, Any], say: Say
 ) -> _Approved:
     kept = Checkpoint.read(folder)
     recipe = Recipe.of(kept.recipe)
     if recipe.objection is not None:
         raise NoGuaranteeError(recipe.objection)
     budget = resumed(accounting, kept, recipe.before, say)
-    before = _as_before(recipe, kept, budget)
-    other = [name for name, value in given.items() if before.get(name, value) != value]
-    if other:
-        said = ", ".join(f"{before[name]}, not {given[name]}, for {name}" for name in other)
-        raise DataError(f"a run goes on as it was held budget for: {said}. Leave these options out")
+    require_same(asked, recipe, kept, budget.reservation.steps_reserved)
     return _Approved(recipe, budget, kept)
-
-
-def _as_before(recipe: Recipe, kept: Checkpoint, budget: LedgerBudget) -> dict[str, Any]:
-    """The options that a run was begun with; where they lie and who is asked may change."""
-    plan, options, pca = kept.plan, recipe.options, recipe.pca
-    return {
-        "dataset": kept.dataset,
-        "steps": budget.reservation.steps_reserved,
-        "noise_multiplier": plan.noise_multiplier,
-        "batch_size": round(plan.expected_batch_size),
-        "clip_norm": plan.clip_norm,
-        "optimizer": recipe.optimizer,
-        "state": recipe.state,
-        "model": recipe.model,
-        "hidden": recipe.hidden,
-        "data_name": recipe.data,
-        "size": recipe.size,
-        "public_examples": recipe.public_examples,
-        "warm_start": recipe.warm_start,
-        "side_information": recipe.side_information,
-        "box": options.get("box", False),
-        "learning_rate": options["learning_rate"],
-        "momentum": options.get("momentum"),
-        "physical_batch_size": options.get("physical_batch_size"),
-        "public_batch_size": options.get("public_batch_size", PUBLIC_BATCH_SIZE),
-        "pca": None if pca is None else pca.components,
-        "no_guarantee": False,
-    }
 
 
 def _begun(

@@ -1,4 +1,10 @@
-"""Every optimizer's claim against an audit with canaries, and a broken one that is found out."""
+"""Every optimizer's claim against an audit with canaries, and broken ones that are found out.
+
+The power, of 19 optimizers and states whose claim is proven, as the tests below measure it: less
+noise than claimed is found out in all of them if it is an eighth, in 16 or more if it is a quarter
+(18 when this was written; DP-RMSprop, whose steps are almost signs, hides most), and in hardly any
+if it is a half (none). An ε of a little more than claimed is not seen.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +23,9 @@ from training_client.optimizers import OPTIMIZERS, AdaDp, PrivateOptimizer, make
 from training_client.plan import Plan
 
 CANARIES, GUESSES, STEPS, DELTA = 4000, 400, 4, 1e-5
-PLAN = Plan(dataset_size=CANARIES, sample_rate=1.0, clip_norm=1.0, noise_multiplier=1.0)
-LOUD = replace(PLAN, noise_multiplier=8.0)  # whose claim lies below what the audit can prove
-SOUND = [(name, state) for name, e in OPTIMIZERS.items() for state in e.states if state != "raw"]
+PLAN = Plan(dataset_size=CANARIES, sample_rate=1.0, clip_norm=1.0, noise_multiplier=8.0)
+STATES = [(name, state) for name, entry in OPTIMIZERS.items() for state in entry.states]
+SOUND = [(name, state) for name, state in STATES if state != "raw"]
 
 
 def claimed(plan: Plan) -> float:
@@ -27,17 +33,18 @@ def claimed(plan: Plan) -> float:
     return calculator.epsilon(mechanism, DELTA).epsilon
 
 
-def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0, seed: int = 0) -> Verdict:
+def audited(name: str, state: str, *, cut: float = 1.0, seed: int = 1) -> Verdict:
     """Each canary has a feature of its own, so its own weights say whether it was trained on.
+
+    Public examples all point one way: what they do to weights tells no canaries apart.
 
     Args:
         name: of the optimizer.
         state: where its state comes from.
-        plan: as claimed.
         cut: the noise that is drawn is so many times less than the claimed one.
         seed: of all that is drawn.
     """
-    torch.manual_seed(seed)  # which public examples a step takes
+    torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     took_part = torch.rand(CANARIES, generator=generator) < 0.5
     net = nn.Linear(CANARIES, 2, bias=False)
@@ -45,21 +52,19 @@ def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0, seed: int = 
     rows = torch.nonzero(took_part).flatten()
     examples, targets = torch.zeros(len(rows), CANARIES), torch.ones(len(rows), dtype=torch.long)
     examples[torch.arange(len(rows)), rows] = 10.0
-    public = (
-        torch.rand(64, CANARIES, generator=generator),
-        torch.randint(0, 2, (64,), generator=generator),
-    )
+    features = 0.05 * (0.5 + torch.rand(CANARIES, generator=generator))
+    public = (features.repeat(64, 1), (torch.arange(64) % 4 == 0).long())
     optimizer: PrivateOptimizer = make_optimizer(
         name,
         net,
-        plan,
+        PLAN,
         learning_rate=0.1,
         state=state,
         public=public,
         generator=generator,
         **({"threshold": 0.0} if OPTIMIZERS[name].local else {}),
     )
-    less = replace(plan, noise_multiplier=plan.noise_multiplier / cut)
+    less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
     optimizer.private_sum.plan = less
     for _ in range(STEPS):
         optimizer.step(examples, targets, training.cross_entropy)
@@ -69,51 +74,43 @@ def audited(name: str, state: str, plan: Plan, *, cut: float = 1.0, seed: int = 
     return audit(scores, took_part, GUESSES, DELTA)
 
 
+def test_the_claim_is_one_that_the_audit_could_refute() -> None:
+    """A claim above the bound that right guesses alone give would stand whatever is done."""
+    took_part = torch.arange(CANARIES) < CANARIES // 2
+    all_right = audit(took_part.double(), took_part, GUESSES, DELTA)
+    assert all_right.correct == GUESSES
+    assert 4 * claimed(PLAN) < all_right.epsilon_lower
+
+
 @pytest.mark.parametrize(("name", "state"), SOUND)
 def test_no_sound_optimizer_gives_less_privacy_than_claimed(name: str, state: str) -> None:
-    """The claim is one that this audit can refute: see the next test."""
-    found = audited(name, state, LOUD)
-    assert found.epsilon_lower <= claimed(LOUD), found
-
-
-@pytest.mark.parametrize(("name", "state"), SOUND)
-def test_noise_that_is_cut_is_found_out_in_each(name: str, state: str) -> None:
-    """σ = 8 is claimed, of which an eighth is drawn."""
-    assert audited(name, state, LOUD, cut=8.0).epsilon_lower > claimed(LOUD)
-
-
-@pytest.mark.slow
-def test_the_audit_s_power_over_seeds() -> None:
-    """Of 95 runs with an eighth of the noise, five of each entry, it finds 93.
-
-    The two that it misses are of `pi_adam` with public state, whose steps may lead elsewhere.
-    """
-    tried = [(name, state, seed) for name, state in SOUND for seed in range(5)]
-    claim = claimed(LOUD)
-    found = [audited(n, s, LOUD, cut=8.0, seed=seed).epsilon_lower > claim for n, s, seed in tried]
-    print(f"{sum(found)} of {len(found)} found")
-    assert sum(found) >= 0.95 * len(found)
+    found = audited(name, state)
+    assert found.epsilon_lower <= claimed(PLAN), found
 
 
 def test_the_audit_sees_what_there_is_to_see() -> None:
     """DP-SGD on canaries of their own is as bad as claimed: the bound is no idle one."""
-    found = audited("dp_sgd", "privatised", PLAN)
-    assert 0.15 * claimed(PLAN) < found.epsilon_lower <= claimed(PLAN), found
+    found = audited("dp_sgd", "privatised")
+    assert 0.25 * claimed(PLAN) < found.epsilon_lower <= claimed(PLAN), found
 
 
-def test_the_audit_s_power() -> None:
-    """A claim with σ = 8, of which an eighth is drawn: it is found more than 9 times in 10.
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_an_eighth_of_the_noise_is_found_out(name: str, state: str) -> None:
+    found = audited(name, state, cut=8.0)
+    assert found.epsilon_lower > claimed(PLAN), found
 
-    The power: μ = 2 of the four steps together, at which the audit of a Gaussian score of that μ
-    refutes the claim in at least 45 of 50 simulated runs.
-    """
-    claim = claimed(LOUD)
-    generator, refuted = torch.Generator().manual_seed(3), 0
-    for _ in range(50):
-        took_part = torch.rand(CANARIES, generator=generator) < 0.5
-        scores = 2.0 * took_part + torch.randn(CANARIES, generator=generator)
-        refuted += audit(scores, took_part, GUESSES, DELTA).epsilon_lower > claim
-    assert refuted >= 45
+
+def test_the_power_is_as_stated() -> None:
+    """On another draw than above."""
+    claim = claimed(PLAN)
+
+    def caught(cut: float) -> int:
+        bounds = [audited(*each, cut=cut, seed=2).epsilon_lower for each in SOUND]
+        return sum(bound > claim for bound in bounds)
+
+    assert len(SOUND) == 19
+    assert caught(4.0) >= 16
+    assert caught(2.0) <= 3
 
 
 def test_guessing_blindly_refutes_nothing() -> None:

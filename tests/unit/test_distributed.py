@@ -17,6 +17,7 @@ from training_client.budget import Budget
 from training_client.distributed import Participant, Round, train_together
 from training_client.errors import DataError, NoGuaranteeError, ServiceUnreachableError
 from training_client.plan import Plan
+from training_client.sampling import PoissonSampler
 from training_client.service import AccountingService
 
 
@@ -93,40 +94,47 @@ def test_without_noise_and_clipping_it_is_plain_descent_on_the_average() -> None
 
 
 def test_nobody_gives_a_gradient_without_noise() -> None:
-    """Noise of the stated deviation, each time and for each participant another.
-
-    Their data and parameters are the same in all rounds, but for whom a lot has drawn, which moves
-    a mean by a sixteenth of C at most: the noise is a hundred times as large.
-    """
-    net, rounds = model(), 400
-    parameters = [p.detach() for p in net.parameters()]
-    given = []
-    for name in "ab":
-        one = participant(name, net, noise=100.0, epsilon=100.0, rate=1.0)
-        drawn = [one.contribute(parameters, training.cross_entropy) for _ in range(rounds)]
-        given.append(torch.stack([torch.cat([g.flatten() for g in d]) for d in drawn if d]))
-    stated = 100.0 / 32
-    for each in given:
-        noise = each - each.mean(0)
-        assert float(noise.std()) == pytest.approx(stated, rel=0.01)
-        assert len(torch.unique(each, dim=0)) == rounds
-    both = torch.stack([(each - each.mean(0)).flatten() for each in given])
-    assert abs(float(torch.corrcoef(both)[0, 1])) < 5 / math.sqrt(both.shape[1])
+    """Of the deviation stated, in everybody's own draws, of everybody's own seed."""
+    torch.manual_seed(2)
+    net, rounds = torch.nn.Linear(6, 5000, dtype=torch.float64), 20
+    people = [participant(name, net, noise=2.0, epsilon=100.0, rate=1.0) for name in "ab"]
+    given = torch.stack([contributed(each, net) for each in people for _ in range(rounds)])
+    noise = given - given.mean(0)  # everybody's records are all in every round
+    stated = 2.0 * 1.0 / 32
+    for own in noise.view(len(people), rounds, -1):
+        found = float(own.square().sum()) / (own.numel() * (1 - 1 / len(noise)))
+        assert math.sqrt(found) == pytest.approx(stated, rel=0.01)
+    shared = -1 / (len(noise) - 1)  # the mean was made of all of them
+    seen = torch.corrcoef(noise).fill_diagonal_(shared) - shared
+    assert float(seen.abs().max()) < 6 / math.sqrt(noise.shape[1])
 
 
-def test_no_record_moves_what_a_participant_gives_by_more_than_its_bound() -> None:
-    """A lot of one record, however large: its clipped gradient over the expected size."""
-    net = model()
-    parameters = [p.detach() for p in net.parameters()]
-    for size in (1e-3, 1.0, 1e4):
-        examples, labels = batch(1)
-        plan = Plan(1, 1.0, 0.5, 1e-12)
-        budget = Budget(service(), plan, 1e30, 1e-5)
-        given = Participant("a", net, size * examples, labels, budget).contribute(
-            parameters, training.cross_entropy
+def contributed(one: Participant, net: torch.nn.Module) -> torch.Tensor:
+    given = one.contribute([p.detach() for p in net.parameters()], training.cross_entropy)
+    assert given is not None
+    return torch.cat([each.flatten() for each in given])
+
+
+class Only(PoissonSampler):
+    """One record, always."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(32, 0.5)
+        self.at = at
+
+    def draw(self) -> torch.Tensor:
+        return torch.tensor([self.at])
+
+
+@pytest.mark.parametrize("clip_norm", [0.1, 0.5, 2.0])
+def test_no_record_moves_a_contribution_by_more_than_its_owners_clip_norm(clip_norm: float) -> None:
+    net, norms = model(), []
+    for at in range(32):
+        one = participant(
+            "a", net, noise=1e-30, clip_norm=clip_norm, epsilon=1e30, sampler=Only(at)
         )
-        assert given is not None
-        assert float(torch.cat([each.flatten() for each in given]).norm()) <= 0.5 * (1 + 1e-9)
+        norms.append(16 * float(contributed(one, net).norm()))
+    assert 0.999 * clip_norm < max(norms) <= clip_norm
 
 
 def test_the_papers_accounting_may_be_asked_for() -> None:

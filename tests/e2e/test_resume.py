@@ -51,7 +51,9 @@ class Bench:
     def trainer(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(TRAINER), str(self.count), "run", "--dataset", "d"]
         command += ["--service", f"http://127.0.0.1:{self.server.port}", "--hidden", "8"]
-        command += ["--steps", str(STEPS), "--checkpoint-every", "7", "--batch-size", "6"]
+        command += ["--checkpoint-every", "7", "--batch-size", "6"]
+        if "--resume" not in arguments:
+            command += ["--steps", str(STEPS)]
         command += ["--output", str(self.folder / "run"), *arguments]
         return subprocess.Popen(
             command, env=self._environment, text=True,

@@ -36,18 +36,18 @@ def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
             time.sleep(0.1)
 
 
-def give_budget(url: str, key: str, budget: dict[str, float]) -> None:
-    """Give the dataset `mnist` its budget."""
+def give_budget(url: str, key: str, budget: dict[str, float], name: str = "mnist") -> None:
+    """Give a dataset of MNIST's size its budget."""
     plan = {"kind": "dp_sgd", "noise_multiplier": 1.2, "sample_rate": 0.01, "steps": 1000}
-    body = {"name": "mnist", "size": 60_000, "budget": budget, "planned_mechanism": plan}
+    body = {"name": name, "size": 60_000, "budget": budget, "planned_mechanism": plan}
     headers = {
         "Authorization": f"Bearer {key}",
-        "Idempotency-Key": "the-demonstration",
+        "Idempotency-Key": f"the-demonstration-of-{name}",
         "Content-Type": "application/json",
     }
     request = urllib.request.Request(f"{url}/v1/datasets", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=30):
-        print(f"Dataset 'mnist' may give out ε = {budget['epsilon']:g} at δ = {budget['delta']:g}")
+        print(f"Dataset {name!r} may give out ε = {budget['epsilon']:g} at δ = {budget['delta']:g}")
 
 
 def ledger_in(folder: Path) -> str:

@@ -27,7 +27,7 @@ from training_client.service import (
 
 _OPEN: Final = "open"  # a reservation of which steps may be granted
 _POINTS_MAX: Final = 200  # of a curve
-_ASKING_MAX: Final = 0.005  # of the time that the steps take
+_ASKING_MAX: Final = 0.0025  # of the time that the steps take
 
 
 class Allowance(Protocol):
@@ -200,8 +200,8 @@ class LedgerBudget:
         reservation: the whole plan, held.
         before: what is released before the first step; the run's own guarantee covers it too.
         releases: what the dataset holds for each of these, in their order.
-        block: steps charged at once, at first; twice as many as long as asking for them takes
-            more than half a percent of the time they take.
+        block: steps charged at once, at first; then as many as it takes for asking to be a quarter
+            of a percent of the time that they take.
         block_max: never more than these.
         renew_seconds: the lease is renewed so long after the last time.
         spent: ε of the run's granted steps alone, or of a few more.
@@ -299,8 +299,9 @@ class LedgerBudget:
         if self._asked is None:
             return
         (granted_at, took), self._asked = self._asked, None
-        if took > _ASKING_MAX * (time.monotonic() - granted_at):
-            self.block = max(self.block, min(2 * self.block, self.block_max))
+        times = took / (_ASKING_MAX * max(time.monotonic() - granted_at, took))
+        if times > 1:
+            self.block = max(self.block, min(math.ceil(times * self.block), self.block_max))
 
     def take(self, step: int) -> None:
         """See `Allowance`; raises what `allow` does."""

@@ -379,15 +379,15 @@ def test_steps_are_charged_before_they_are_made_whatever_answers_are_lost() -> N
 @pytest.mark.parametrize(
     ("step_seconds", "blocks"),
     [
-        (0.2, [5] * 60),
-        (0.001, [5, 10, 20, 40, 80, 100, 45]),
-        (0.03, [5, 10, 20, *[40] * 6, 25]),
+        (0.4, [5] * 60),
+        (0.001, [5, 100, 100, 95]),
+        (0.03, [5, *[54] * 5, 25]),
     ],
 )
-def test_blocks_grow_until_asking_takes_half_a_percent_of_the_time(
+def test_blocks_are_so_long_that_asking_takes_a_quarter_of_a_percent(
     monkeypatch: pytest.MonkeyPatch, step_seconds: float, blocks: list[int]
 ) -> None:
-    """A grant takes 4 ms here: as long as a fiftieth of a step, or 4 of them, or a seventh."""
+    """A grant takes 4 ms here: as long as a hundredth of a step, or 4 of them, or a seventh."""
     clock, granted = [0.0], [0]
 
     def answer(path: str, body: dict[str, Any]) -> httpx.Response:

@@ -17,9 +17,11 @@ from torch import nn
 
 from tests.unit.test_private_step import batch, model, per_example, sum_clipped
 from training_client import train as training
+from training_client.budget import Unclaimed
 from training_client.clipping import Added, Affine, Block, Clipper, Loss, Sum, Transform
 from training_client.clipping.allowances import WEIGHTED
 from training_client.clipping.blocks import blocks_of
+from training_client.distributed import Participant, train_together
 from training_client.errors import DataError
 from training_client.optimizers import (
     OPTIMIZERS,
@@ -155,6 +157,34 @@ def test_no_example_exceeds_the_bound(kind: str, shape: str, size: float) -> Non
         assert norm <= transform.bound
         longest = max(longest, norm)
     assert longest > 0.99 * transform.bound or size < 1e4 or shape == "box"
+
+
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_under_autocast_what_is_clipped_and_summed_is_in_single_precision(
+    kind: str, shape: str
+) -> None:
+    """The model's own passes round to 8 bits, so the gradients are others, by a little."""
+    net, examples = NETS[kind]()
+    net, labels = net.float(), torch.arange(len(examples)) % 4
+    examples = examples.float() if examples.is_floating_point() else examples
+    transform = a_transform(shape, net)
+    clipper, loss = Clipper(net), training.cross_entropy
+    exact = torch.cat(
+        [e.flatten() for e in sum_clipped(clipper, examples, labels, loss, transform)[0]]
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        sums, _ = sum_clipped(clipper, examples, labels, loss, transform)
+    found = torch.cat([each.flatten() for each in sums])
+    assert found.dtype == torch.float32
+    assert 0.0 < float((found - exact).norm()) < 0.1 * float(exact.norm())
+    for at in range(len(examples)):
+        one = slice(at, at + 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            alone, _ = sum_clipped(clipper, examples[one], labels[one], times(1e4), transform)
+        norm = math.sqrt(sum(float(each.double().square().sum()) for each in alone))
+        assert norm <= transform.bound
+        assert norm > 0.99 * transform.bound or shape == "box"
 
 
 def times(size: float) -> Loss:
@@ -672,6 +702,50 @@ def test_a_leak_is_found_in_any_optimizer(kind: str, place: str) -> None:
 
     assert not same(*states_after_a_replay(lambda: Leaky(model(), PLAN, learning_rate=0.1)))
     assert same(*states_after_a_replay(lambda: AdaDp(model(), PLAN, learning_rate=0.1)))
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_what_a_participant_keeps_beside_the_data_is_a_function_of_what_was_released(
+    sound: bool,
+) -> None:
+    """The server's model too. One that keeps the sum of its examples is caught."""
+
+    class Leaky(Participant):
+        def contribute(self, parameters: Tensors, loss: Loss) -> list[torch.Tensor] | None:
+            self.anything = float(self._examples.sum())
+            return super().contribute(parameters, loss)
+
+    kind = Participant if sound else Leaky
+    examples, labels = batch(PLAN.dataset_size)
+    neighbour = examples.clone()
+    neighbour[0] = 7.0
+    found = [after_rounds(kind, each, labels) for each in (examples, neighbour)]
+    assert same(*found) == sound
+
+
+def after_rounds(
+    kind: type[Participant], examples: torch.Tensor, labels: torch.Tensor
+) -> list[torch.Tensor]:
+    """What there is after four rounds that release the same on any data."""
+    torch.manual_seed(5)
+    net = model()
+    person = kind("one", net, examples, labels, Unclaimed(PLAN, 4, "it is attacked"))
+    genuine, seeds = person._private_sum.summed, iter(range(4))
+
+    def summed(*of: Any) -> Sum:
+        released = torch.cat([each.flatten() for each in like(net, next(seeds))])
+        return Added(released, genuine(*of).mean_loss)
+
+    person._private_sum.summed = summed  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "training_client.private_sum.gaussian_like", lambda t, *_: torch.zeros_like(t)
+        )
+        train_together(net, [person], training.cross_entropy, learning_rate=0.1)
+    kept = {
+        name: each for name, each in vars(person).items() if name not in ("_examples", "_targets")
+    }
+    return [*leaves(kept), *(each.detach() for each in net.parameters())]
 
 
 # --- half axes of noisy gradients

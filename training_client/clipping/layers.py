@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from training_client.clipping.gradients import ExampleGradients, HeldGradients, OuterProducts
+from training_client.clipping.products import full_precision
 from training_client.errors import UnsupportedModelError
 
 Sampler = Callable[[nn.Module, list[torch.Tensor], torch.Tensor], dict[torch.Tensor, torch.Tensor]]
@@ -104,6 +105,7 @@ def gradients_of(
             f"{layer} is applied to sequences, which takes Opacus: pip install "
             "'privacy-accountant[opacus]'"
         )
-    # it misreads convolutions' in channels_last
-    held = sampler(layer, [inputs.contiguous()], gradient.contiguous())
+    with full_precision(gradient.device):
+        # it misreads convolutions' in channels_last
+        held = sampler(layer, [inputs.contiguous()], gradient.contiguous())
     return {parameter: HeldGradients(each) for parameter, each in held.items()}

@@ -38,7 +38,6 @@ class Checkpoint:
         recipe: what is trained, on what and how; see `Recipe.document`.
         dataset: whose budget it draws on.
         reservation: identifier of what the dataset holds for it.
-        delta: of that budget.
         plan: what a step does and costs.
         directions: that were released for the examples to be projected on; never drawn again.
         steps: made when this was written.
@@ -49,7 +48,6 @@ class Checkpoint:
     recipe: dict[str, Any]
     dataset: str
     reservation: str
-    delta: float
     plan: Plan
     directions: torch.Tensor | None
     steps: int

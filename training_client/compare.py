@@ -129,15 +129,16 @@ def figure_class() -> type[Any]:
     return Figure
 
 
-def draw(curves: Sequence[Curve], file: Path) -> None:
-    """Scores against ε, and against epochs, side by side.
+def draw(curves: Sequence[Curve], file: Path, title: str = "") -> None:
+    """Scores against ε, and against epochs, side by side; each curve keeps its colour by its place.
 
     Raises:
         DataError: matplotlib is missing.
     """
     figure = figure_class()(figsize=(12, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for at, curve in enumerate(sorted(curves, key=lambda each: each.rank)):
+    figure.suptitle(title)
+    for at, curve in sorted(enumerate(curves), key=lambda each: each[1].rank):
         dashes = "-" if at < len(_HUES) else "--"
         style = {"color": _HUES[at % len(_HUES)], "linestyle": dashes if curve.proven else ":"}
         label = curve.name if curve.proven else f"{curve.name} (no guarantee)"

@@ -86,7 +86,6 @@ class Keeping:
                 self.recipe.document,
                 budget.dataset,
                 budget.reservation.identifier,
-                budget.delta,
                 budget.plan,
                 None if self.projection is None else self.projection.directions,
                 steps,

@@ -82,24 +82,31 @@ def asked(
         epsilon: what may be spent.
         delta: at which.
         say: told what was found.
-        noise: σ; the least that fits by default.
+        noise: σ; the least that fits by default. With less the run is shorter, which is said.
 
     Raises:
         BudgetExhaustedError: the run does not fit, or not even its first step with this noise.
     """
-    if noise is None:
-        noise = _least_noise(accounting, wanted, epsilon, delta)
+    used = noise
+    if used is None:
+        used = _least_noise(accounting, wanted, epsilon, delta)
         say(
             f"Budget ε = {epsilon:g} at δ = {delta:g}: {wanted.steps} steps at q = "
-            f"{wanted.sample_rate:g} need noise multiplier σ = {up(noise)}"
+            f"{wanted.sample_rate:g} need noise multiplier σ = {up(used)}"
         )
     if delta >= 1 / wanted.size:
         say(
             f"Note: δ = {delta:g} is not less than one over {wanted.size} records: what gives one "
             "of them away whole may keep to that"
         )
-    budget = Budget(accounting, wanted.plan(noise), epsilon, delta, before=wanted.before)
+    budget = Budget(accounting, wanted.plan(used), epsilon, delta, before=wanted.before)
     budget.begin()  # or say so now, before any data is touched
+    if noise is not None and budget.guarantee(wanted.steps).epsilon > epsilon:
+        least = _least_noise(accounting, wanted, epsilon, delta)
+        say(
+            f"Note: with σ = {noise:g} not all {wanted.steps} steps fit ε = {epsilon:g} at δ = "
+            f"{delta:g}, and the run ends with the last that does; all would with σ = {up(least)}"
+        )
     return budget
 
 

@@ -24,6 +24,7 @@ from typer.testing import CliRunner, Result
 from accountant_service.ledger.keys import Scope
 from training_client import data as data_sets
 from training_client.cli import app, compare, run, together
+from training_client.cli.folders import LOCK, held
 from training_client.data import Dataset
 from training_client.models import MODELS
 from training_client.optimizers import PrivateOptimizer
@@ -114,7 +115,7 @@ class Bench:
         return made
 
     def left(self) -> set[str]:
-        return {file.name for file in self.folder.iterdir()}
+        return {file.name for file in self.folder.iterdir()} - {LOCK}
 
     def digest(self) -> str:
         return hashlib.sha256((self.folder / "model.pt").read_bytes()).hexdigest()
@@ -653,13 +654,32 @@ def test_a_run_without_a_service_has_to_ask_for_no_guarantee_and_says_so(bench: 
     assert not bench.asked
 
 
+def test_a_folder_that_another_run_trains_into_is_refused_and_nothing_stays_held(
+    bench: Bench,
+) -> None:
+    bench.give(8.0)
+    with held(bench.folder):
+        done = bench.run("--dataset", bench.name, "--noise-multiplier", "8")
+    assert done.exit_code == 2
+    assert "another run trains into" in done.stderr
+    assert bench.left() == set()
+    after = bench.dataset()
+    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+
+
+def any_run(seed: int) -> tuple[float, float, int, int]:
+    """ε, σ and the batch size of a run at random, and so many steps more than fit."""
+    chance = random.Random(seed)
+    budget, batch = (chance.uniform(1, 3), chance.uniform(1.3, 2.2)), chance.randint(16, 24)
+    return *budget, batch, 1 + chance.randrange(99)
+
+
 @pytest.mark.parametrize("seed", range(10, 16))  # some need the very last halving
 def test_a_budget_of_its_own_is_trained_to_the_very_last_step(
     bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as /v1/steps says, which solves for them in another way."""
-    chance = random.Random(seed)
-    epsilon, noise, batch = chance.uniform(1, 3), chance.uniform(1.3, 2.2), chance.randint(16, 24)
+    epsilon, noise, batch, beyond = any_run(seed)
     with bench.service("http://test") as service:
         affordable = service.steps(
             noise_multiplier=noise, sample_rate=batch / ROWS, epsilon=epsilon, delta=1e-5
@@ -668,13 +688,14 @@ def test_a_budget_of_its_own_is_trained_to_the_very_last_step(
     made = bench.counted(monkeypatch)
     done = bench.run(
         "--epsilon", repr(epsilon), "--noise-multiplier", repr(noise), "--batch-size", str(batch),
-        "--steps", str(affordable + 1 + chance.randrange(99)), "--json",
+        "--steps", str(affordable + beyond), "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     assert len(made) == answer["steps"] == affordable
     assert answer["stopped"] == "the budget allows no further step"
     assert answer["guarantee"]["epsilon"] <= epsilon
+    assert "and the run ends with the last that does; all would with σ = " in done.stderr
 
 
 @pytest.mark.parametrize("seed", range(10, 16))  # some need the very last halving
@@ -682,8 +703,7 @@ def test_a_datasets_budget_is_trained_to_the_very_last_step(
     bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that a quote says is affordable, and neither one more at once nor one more afterwards."""
-    chance = random.Random(seed)
-    epsilon, noise, batch = chance.uniform(1, 3), chance.uniform(1.3, 2.2), chance.randint(16, 24)
+    epsilon, noise, batch, _ = any_run(seed)
     bench.give(epsilon)
     with bench.service("http://test", api_key=bench.token) as service:
         one = Plan(ROWS, batch / ROWS, 1.0, noise).mechanism(1)

@@ -149,7 +149,7 @@ def test_a_thousandth_of_one_gradient_out_of_sight_is_found(by: float, first: bo
 def kept(**more: Any) -> Checkpoint:
     recipe = choose("mnist", "adadp", model="logistic", hidden=3)
     fields: dict[str, Any] = {
-        "recipe": recipe.document, "dataset": "d", "reservation": "r", "delta": 1e-5,
+        "recipe": recipe.document, "dataset": "d", "reservation": "r",
         "plan": Plan(60_000, 0.01, 1.0, 1.0), "directions": None, "steps": 3,
         "model": nn.Linear(784, 1).state_dict(), "kept": {},
     }  # fmt: skip

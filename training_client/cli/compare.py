@@ -91,7 +91,9 @@ def compare(
                     )
                 )  # fmt: skip
                 console.print(f"{name}: {_shown(curves[-1], curves[-1].final)}")
-        draw(curves, output)
+        runs = "one run" if seeds == 1 else f"mean of {seeds} runs"
+        title = f"{model} on {data_name}, δ = {delta:g}, clip norm {clip_norm:g}, {runs}"
+        draw(curves, output, title)
     if as_json:
         print(json.dumps([curve.document for curve in curves]))
         return

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from training_client.cli import options as take
 from training_client.cli.app import app
 from training_client.data import DATASETS
 from training_client.models import MODELS
@@ -14,37 +17,64 @@ from training_client.optimizers import OPTIMIZERS
 
 
 @app.command("optimizers")
-def optimizers() -> None:
+def optimizers(as_json: take.AsJson = False) -> None:
     """Show every optimizer: what it does, where it comes from, where its state may come from."""
-    rows = [
-        (name, each.title, each.source, ", ".join(each.states), f"{each.learning_rate:g}")
+    found = [
+        {
+            "name": name,
+            "what it does": each.title,
+            "source": each.source,
+            "states": list(each.states),
+            "learning rate": each.learning_rate,
+        }
         for name, each in OPTIMIZERS.items()
     ]
-    show("Optimizers", ("name", "what it does", "source", "states", "learning rate"), rows)
+    _list("Optimizers", found, as_json)
 
 
 @app.command("models")
-def models() -> None:
+def models(as_json: take.AsJson = False) -> None:
     """Show every model, and what is measured of it."""
-    rows = [(name, each.title, each.objective.measure) for name, each in MODELS.items()]
-    show("Models", ("name", "what it is", "measured"), rows)
+    found = [
+        {"name": name, "what it is": each.title, "measured": each.objective.measure}
+        for name, each in MODELS.items()
+    ]
+    _list("Models", found, as_json)
 
 
 @app.command("datasets")
-def datasets() -> None:
+def datasets(as_json: take.AsJson = False) -> None:
     """Show every data set: its size, what one record is, and where it comes from."""
-    rows = [
-        (
-            name,
-            f"{each.train_size:,} + {each.test_size:,}",
-            f"{each.inputs:,}",
-            str(each.classes),
-            each.privacy_unit,
-            each.origin,
-        )
+    found = [
+        {
+            "name": name,
+            "train": each.train_size,
+            "test": each.test_size,
+            "inputs": each.inputs,
+            "classes": each.classes,
+            "a record": each.privacy_unit,
+            "origin": each.origin,
+        }
         for name, each in DATASETS.items()
     ]
-    show("Data sets", ("name", "train + test", "inputs", "classes", "a record", "origin"), rows)
+    _list("Data sets", found, as_json)
+
+
+def _list(title: str, found: list[dict[str, Any]], as_json: bool) -> None:
+    """A table for people, or the same for programs, with underscores in its names."""
+    if as_json:
+        plain = [{key.replace(" ", "_"): value for key, value in row.items()} for row in found]
+        print(json.dumps(plain))
+        return
+    show(title, tuple(found[0]), [tuple(map(_cell, row.values())) for row in found])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def show(

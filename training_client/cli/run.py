@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from training_client.checkpoint import Checkpoint, understood
 from training_client.claims import CERTIFICATE, PCA_CERTIFICATE, PRIVACY, clear, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
-from training_client.cli.folders import require_writable
+from training_client.cli.folders import held, require_writable
 from training_client.cli.given import OF_ITS_OWN, given, require_same
 from training_client.cli.progress import interrupted, shown, signals
 from training_client.digits import up
@@ -119,12 +119,13 @@ def run(
             )
             approved = _Approved(recipe, budget)
         take.say_declared_public(approved.recipe.declared_public, console.print)
-        with _given_back(approved):
-            keeping, known = _begun(
-                approved, folder, data_dir, device, checkpoint_every, console.print
-            )
-        result = _trained(keeping, known, console, _planned(approved.budget, steps))
-        keeping.settle(result)
+        with ExitStack() as until_settled:
+            with _given_back(approved):
+                found = _rehearsed(approved, folder, data_dir, device)
+                until_settled.enter_context(held(folder))
+                keeping, known = _begun(approved, found, folder, checkpoint_every, console.print)
+            result = _trained(keeping, known, console, _planned(approved.budget, steps))
+            keeping.settle(result)
     _tell(console, keeping, result)
     if as_json:
         print(json.dumps(_document(keeping, result)))
@@ -201,16 +202,23 @@ def _resumed(
     return _Approved(recipe, budget, kept)
 
 
+def _rehearsed(approved: _Approved, folder: Path, data_dir: Path, device: str) -> Ingredients:
+    """The data, of which model and optimizer can be made."""
+    found = approved.recipe.ingredients(data_dir, device)
+    with understood(folder) if approved.kept is not None else nullcontext():
+        approved.recipe.rehearse(approved.budget.plan, found)
+    return found
+
+
 def _begun(
-    approved: _Approved, folder: Path, data_dir: Path, device: str, every: int, say: Say
+    approved: _Approved, found: Ingredients, folder: Path, every: int, say: Say
 ) -> tuple[Keeping, Ingredients]:
-    """The run before its next step: data, projection, model and optimizer."""
+    """The run before its next step: projection, model and optimizer."""
     recipe, kept = approved.recipe, approved.kept
-    found = recipe.ingredients(data_dir, device)
-    with understood(folder) if kept is not None else nullcontext():
-        recipe.rehearse(approved.budget.plan, found)
-    if kept is None and (earlier := clear(folder)) is not None:
-        say(f"What an earlier run was charged for is in {escape(str(earlier))}")
+    if kept is None:
+        Checkpoint.require_none(folder)  # again: another run may have died here since
+        if (earlier := clear(folder)) is not None:
+            say(f"What an earlier run was charged for is in {escape(str(earlier))}")
     projection = _projection(approved, found, folder)
     known = found.projected(projection).aimed(recipe.objective)
     model, optimizer = recipe.make(approved.budget.plan, known)

@@ -20,7 +20,7 @@ from training_client.checkpoint import Checkpoint
 from training_client.claims import MODEL, clear, of_model, unasked, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
-from training_client.cli.folders import require_writable
+from training_client.cli.folders import held, require_writable
 from training_client.cli.listing import show
 from training_client.data import Dataset, check, declared_public, load, train_size
 from training_client.digits import up
@@ -130,9 +130,11 @@ def together(
         public = declared_public(data_name)
         found = _Together.of(data.to(torch.device(device)), model, hidden, budgets, public)
         take.say_declared_public(public, console.print)
-        clear(folder)
-        done = found.train(learning_rate, rounds, folder, _watching(console))
-        outcomes = [_outcome(each, done, rounds, folder, public) for each in found.people]
+        with held(folder):
+            Checkpoint.require_none(folder)  # again: another run may have died here since
+            clear(folder)
+            done = found.train(learning_rate, rounds, folder, _watching(console))
+            outcomes = [_outcome(each, done, rounds, folder, public) for each in found.people]
         result = found.score()
     if as_json:
         people = [asdict(each) for each in outcomes]

@@ -60,13 +60,7 @@ class PrivacyCallback(TrainerCallback):
         self.gate.guard(own, running["train_dataloader"], made=state.global_step)
         self.gate.look_ahead()
 
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **running: Any,
-    ) -> None:
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Ask for one step, of the batch that was drawn.
 
         Raises:
@@ -96,13 +90,7 @@ class PrivacyCallback(TrainerCallback):
         except BudgetExhaustedError:
             control.should_training_stop = True
 
-    def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **running: Any,
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Commit, and write what may be said of the model.
 
         Raises:

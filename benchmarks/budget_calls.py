@@ -2,8 +2,8 @@
 
     python benchmarks/budget_calls.py [--steps 1000]
 
-A service of its own on SQLite, over HTTP, which was asked the same for a short run before; DP-SGD at
-batch 600 on one thread. Each run has a dataset of its own.
+A service of its own on SQLite, over HTTP, which was asked the same for a short run before; DP-SGD
+at batch 600 on one thread. Each run has a dataset of its own.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from training_client.budget import Unclaimed
+from training_client.distributed import Participant, train_together
 from training_client.optimizers import OPTIMIZERS, PUBLIC_BATCH_SIZE, AdaDp, make_optimizer
 from training_client.plan import Plan
 from training_client.processor import fit_for_training
@@ -90,6 +92,7 @@ CASES = [
 BESIDE = ("opacus hooks", "opacus ghost")
 BOXES = ("adadp box",)
 STATES = ("adadp public", "adadp raw", "pi_adam public", "pi_adam raw")
+A_DDP = "a_ddp"  # a round of one participant, all of whose records are drawn
 BF16, COMPILED = "dp_sgd bf16", "dp_sgd compiled"
 
 
@@ -166,9 +169,18 @@ def opacus(name: str, case: Case, device: str) -> Step:
     return step
 
 
+def together(case: Case, device: str) -> Step:
+    net, (examples, targets) = case.model(device), case.data(device)
+    allowance = Unclaimed(Plan(case.batch, 1.0, 1.0, 1.0), 10**9, "it is measured")
+    people = [Participant("one", net, examples, targets, allowance)]
+    return lambda: train_together(net, people, cross_entropy, learning_rate=0.1, rounds_max=1)
+
+
 def made(name: str, case: Case, device: str) -> Step:
     if name == "sgd":
         return ordinary(case, device)
+    if name == A_DDP:
+        return together(case, device)
     if name in (BF16, COMPILED):
         return differently(name, case, device)
     return opacus(name, case, device) if name in BESIDE else private(name, case, device)
@@ -256,7 +268,7 @@ def main(
             CONSOLE.print(
                 table(
                     each,
-                    only or ["sgd", *BESIDE, *OPTIMIZERS, *STATES, *BOXES, BF16, COMPILED],
+                    only or ["sgd", *BESIDE, *OPTIMIZERS, A_DDP, *STATES, *BOXES, BF16, COMPILED],
                     rounds,
                     device,
                 )

@@ -18,7 +18,9 @@ from torch import nn
 
 from accountant_service import calculator, mechanisms
 from training_client import train as training
+from training_client.budget import Unclaimed
 from training_client.canaries import Verdict, audit, p_value
+from training_client.distributed import Participant, train_together
 from training_client.optimizers import OPTIMIZERS, AdaDp, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 
@@ -44,11 +46,7 @@ def audited(name: str, state: str, *, cut: float = 1.0, seed: int = 1) -> Verdic
         cut: the noise that is drawn is so many times less than the claimed one.
         seed: of all that is drawn.
     """
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    took_part = torch.rand(CANARIES, generator=generator) < 0.5
-    net = nn.Linear(CANARIES, 2, bias=False)
-    nn.init.zeros_(net.weight)
+    generator, took_part, net = drawn(seed)
     rows = torch.nonzero(took_part).flatten()
     examples, targets = torch.zeros(len(rows), CANARIES), torch.ones(len(rows), dtype=torch.long)
     examples[torch.arange(len(rows)), rows] = 10.0
@@ -70,6 +68,33 @@ def audited(name: str, state: str, *, cut: float = 1.0, seed: int = 1) -> Verdic
         optimizer.step(examples, targets, training.cross_entropy)
     if isinstance(optimizer, AdaDp) and optimizer.adaptive_noise:
         assert optimizer.half_axes is not None, "it is the half axes that are attacked"
+    return judged(net, took_part)
+
+
+def audited_participant(*, cut: float = 1.0) -> Verdict:
+    """The same of A-DDP, by whoever sees what one participant gives; absent canaries are zero."""
+    generator, took_part, net = drawn(seed=1)
+    examples = 10.0 * torch.diag(took_part.float())
+    targets = torch.ones(CANARIES, dtype=torch.long)
+    person = Participant(
+        "one", net, examples, targets, Unclaimed(PLAN, STEPS, "it is attacked"), generator
+    )
+    person._private_sum.plan = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
+    train_together(net, [person], training.cross_entropy, learning_rate=0.1, rounds_max=STEPS)
+    return judged(net, took_part)
+
+
+def drawn(seed: int) -> tuple[torch.Generator, torch.Tensor, nn.Linear]:
+    """Who took part, a model of zeros, and the generator for all else."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    took_part = torch.rand(CANARIES, generator=generator) < 0.5
+    net = nn.Linear(CANARIES, 2, bias=False)
+    nn.init.zeros_(net.weight)
+    return generator, took_part, net
+
+
+def judged(net: nn.Linear, took_part: torch.Tensor) -> Verdict:
     scores = (net.weight[1] - net.weight[0]).detach()
     return audit(scores, took_part, GUESSES, DELTA)
 
@@ -86,6 +111,12 @@ def test_the_claim_is_one_that_the_audit_could_refute() -> None:
 def test_no_sound_optimizer_gives_less_privacy_than_claimed(name: str, state: str) -> None:
     found = audited(name, state)
     assert found.epsilon_lower <= claimed(PLAN), found
+
+
+def test_no_participant_gives_less_privacy_than_claimed() -> None:
+    """And is found out with an eighth of the noise."""
+    sound, broken = audited_participant(), audited_participant(cut=8.0)
+    assert sound.epsilon_lower <= claimed(PLAN) < broken.epsilon_lower, (sound, broken)
 
 
 def test_the_audit_sees_what_there_is_to_see() -> None:

@@ -43,6 +43,7 @@ class Method:
         warm_start: first train without noise on the public examples.
         in_passes: take every record in its turn, rather than sample.
         side_information: divide gradients by how frequent each input is.
+        apart: each of the task's users takes part for themselves, rather than all as one.
     """
 
     label: str
@@ -54,6 +55,7 @@ class Method:
     warm_start: bool = False
     in_passes: bool = False
     side_information: bool = False
+    apart: bool = False
 
     @property
     def proven(self) -> bool:
@@ -254,6 +256,15 @@ def adult() -> Iterator[Experiment]:
             )
 
 
+def participants() -> Iterator[Experiment]:
+    """One of these with every user apart, as the algorithm is printed."""
+    method = replace(_ADULT_METHODS["a_ddp pld"], apart=True)
+    printed = Printed("papers/003 Figure 1: curves only")
+    for target, plans in ADULT_PLANS.items():
+        noise, rounds = plans[method.label]
+        yield Experiment("adult", method, noise, rounds, printed, "participants", f"ε = {target:g}")
+
+
 def _side(clips: Mapping[str, float], rates: Mapping[str, float]) -> Iterator[Method]:
     """The methods of papers/004, with its Table 5's C and, in the grid's middle, η."""
 
@@ -333,6 +344,7 @@ EXPERIMENTS: Final = (
     *autoencoders(),
     *longer(),
     *shapes(),
+    *participants(),
 )
 
 

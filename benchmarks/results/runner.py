@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -18,7 +18,9 @@ from torch import nn
 from benchmarks.results.experiments import FIRST_SEED, GRID, TUNING_SEED, Experiment, Method
 from benchmarks.results.store import Store, identity
 from benchmarks.results.tasks import TASKS, Task, held_out
+from training_client.budget import Unclaimed
 from training_client.data import Dataset
+from training_client.distributed import Participant, train_together
 from training_client.models import side_information
 from training_client.optimizers import (
     OPTIMIZERS,
@@ -79,16 +81,57 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
     model = task.new_model(data)
     if method.warm_start and public:
         warm_start(model, public, task.objective.loss, WARM_STEPS)
-    sampler = _sampler(job, task, len(data.train_labels))
     stepper = _stepper(job, task, model, data, public)
+    advance = _alone(job, task, data, stepper)
+    if method.apart:
+        advance = _together(job, task, model, data)
     every, curve, local = max(1, steps // POINTS), [], 0
     for step in range(1, steps + 1):
-        batch = sampler.draw()
-        stepper.step(data.train_examples[batch], data.train_labels[batch], task.objective.loss)
+        advance()
         local += isinstance(stepper, AdaDp) and stepper.half_axes is not None
         if step % every == 0 or step == steps:
             curve.append((step, task.factor * score(model, data, task.objective)))
     return curve, _inside(stepper, local)
+
+
+def _alone(
+    job: Job, task: Task, data: Dataset, stepper: Ordinary | PrivateOptimizer
+) -> Callable[[], object]:
+    """A step on a batch of everybody's records."""
+    sampler = _sampler(job, task, len(data.train_labels))
+
+    def advance() -> None:
+        batch = sampler.draw()
+        stepper.step(data.train_examples[batch], data.train_labels[batch], task.objective.loss)
+
+    return advance
+
+
+def _together(job: Job, task: Task, model: nn.Module, data: Dataset) -> Callable[[], object]:
+    """A round of A-DDP, to which each user gives a noisy mean of their own records."""
+    method, noise = job.experiment.method, job.experiment.noise_multiplier
+    size = len(data.train_labels) // task.users
+    plan = Plan(size, task.sample_rate, method.clip_norm, noise)
+    people = []
+    for user in range(task.users):
+        own = data.rows(slice(user * size, (user + 1) * size))
+        # seeded as all else here, and never a release: there is nothing to ask a service about
+        seeds = (torch.Generator().manual_seed(each) for each in _seeds(job, user))
+        allowance = Unclaimed(plan, job.experiment.steps, "it is seeded")
+        people.append(
+            Participant(
+                f"user {user}", model, own.train_examples, own.train_labels, allowance,
+                next(seeds), PoissonSampler(size, task.sample_rate, next(seeds)),
+            )
+        )  # fmt: skip
+    loss, rate = task.objective.loss, job.learning_rate
+    return lambda: train_together(model, people, loss, learning_rate=rate, rounds_max=1)
+
+
+def _seeds(job: Job, user: int) -> tuple[int, int]:
+    """Of a user's noise and of their batches."""
+    first = 10_000 * job.seed + 2 * user
+    return first, first + 1
 
 
 def _inside(stepper: Ordinary | PrivateOptimizer, local_steps: int) -> dict[str, Any]:

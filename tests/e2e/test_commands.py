@@ -173,9 +173,10 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
         ("python benchmarks/ledger_cost.py", "", "Steps that the filter admits"),
         ("python benchmarks/products.py", "", "600 examples"),
         (
-            "python benchmarks/training_step.py --batch 600",
-            " --case 60-1000-10 --only adadp --rounds 1",
-            "60-1000-10, batch 600",
+            "python benchmarks/training_step.py",
+            " --case 60-1000-10 --case 'small CNN, 28×28' --only adadp --only a_ddp"
+            " --only 'dp_sgd bf16' --only 'dp_sgd compiled' --rounds 1",
+            "small CNN, 28×28, batch 256",
         ),
         ("python benchmarks/budget_calls.py --steps 2000", " --steps 20", "20 steps"),
     ],

@@ -630,6 +630,10 @@ def test_wrong_options_are_explained(arguments: list[str], words: str) -> None:
 def test_the_optimizers_are_listed() -> None:
     done = CliRunner().invoke(cli.app, ["optimizers"], env={"COLUMNS": "200"})
     assert all(name in done.output for name in OPTIMIZERS)
+    listed = json.loads(CliRunner().invoke(cli.app, ["optimizers", "--json"]).stdout)
+    assert {each["name"]: each["states"] for each in listed} == {
+        name: list(each.states) for name, each in OPTIMIZERS.items()
+    }
 
 
 def test_a_run_that_another_resumed_is_not_renewed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import subprocess
 import zipfile
 from pathlib import Path
@@ -139,6 +140,9 @@ def test_every_data_set_and_model_is_listed() -> None:
     for command, names in (("datasets", DATASETS), ("models", MODELS)):
         shown = CliRunner().invoke(app, [command], env={"COLUMNS": "200"})
         assert all(name in shown.output for name in names)
+        listed = json.loads(CliRunner().invoke(app, [command, "--json"]).stdout)
+        assert [each["name"] for each in listed] == list(names)
+        assert all(" " not in key for each in listed for key in each)
 
 
 def write_tables(folder: Path, train: str, test: str = "1,0.5,2\n0,1,1\n") -> None:

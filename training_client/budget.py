@@ -299,6 +299,7 @@ class LedgerBudget:
         if self._asked is None:
             return
         (granted_at, took), self._asked = self._asked, None
+        # steps that are quicker than the answer are taken for as long, to divide by
         times = took / (_ASKING_MAX * max(time.monotonic() - granted_at, took))
         if times > 1:
             self.block = max(self.block, min(math.ceil(times * self.block), self.block_max))

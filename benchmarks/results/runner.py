@@ -81,10 +81,10 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
     model = task.new_model(data)
     if method.warm_start and public:
         warm_start(model, public, task.objective.loss, WARM_STEPS)
-    stepper = _stepper(job, task, model, data, public)
-    advance = _alone(job, task, data, stepper)
-    if method.apart:
-        advance = _together(job, task, model, data)
+    stepper = None if method.apart else _stepper(job, task, model, data, public)
+    advance = (
+        _together(job, task, model, data) if stepper is None else _alone(job, task, data, stepper)
+    )
     every, curve, local = max(1, steps // POINTS), [], 0
     for step in range(1, steps + 1):
         advance()
@@ -115,13 +115,13 @@ def _together(job: Job, task: Task, model: nn.Module, data: Dataset) -> Callable
     people = []
     for user in range(task.users):
         own = data.rows(slice(user * size, (user + 1) * size))
+        noises, batches = (torch.Generator().manual_seed(each) for each in _seeds(job, user))
         # seeded as all else here, and never a release: there is nothing to ask a service about
-        seeds = (torch.Generator().manual_seed(each) for each in _seeds(job, user))
         allowance = Unclaimed(plan, job.experiment.steps, "it is seeded")
         people.append(
             Participant(
                 f"user {user}", model, own.train_examples, own.train_labels, allowance,
-                next(seeds), PoissonSampler(size, task.sample_rate, next(seeds)),
+                noises, PoissonSampler(size, task.sample_rate, batches),
             )
         )  # fmt: skip
     loss, rate = task.objective.loss, job.learning_rate
@@ -134,7 +134,7 @@ def _seeds(job: Job, user: int) -> tuple[int, int]:
     return first, first + 1
 
 
-def _inside(stepper: Ordinary | PrivateOptimizer, local_steps: int) -> dict[str, Any]:
+def _inside(stepper: Ordinary | PrivateOptimizer | None, local_steps: int) -> dict[str, Any]:
     """What the state had become, where a result is to be explained by it; null is ∞.
 
     AdaDP: in how many steps half axes took the ball's place. PIGDO: the largest √s at the end, to

@@ -223,7 +223,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
     bench: Bench, life: float, seed: int
 ) -> None:
@@ -252,7 +252,7 @@ def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
 @pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize(
     ("question", "turn"),
-    [("/reservations", 1), ("/grants", 1), ("/commit", 1)],
+    [("/reservations", 1), ("/grants", 1), ("/grants", 2), ("/commit", 1), ("/certificate", 1)],
 )
 def test_a_kill_while_the_ledger_is_asked_leaves_no_step_uncharged(
     bench: Bench, question: str, turn: int, answered: bool

@@ -18,12 +18,12 @@ OF_ITS_OWN: Final = (
 
 
 def given(context: typer.Context) -> dict[str, Any]:
-    """Those that were asked for, not those that are so by default."""
+    """Those that were asked for, not those that are so by default; by their names on the line."""
     found = {}
-    for name, value in context.params.items():
-        source = context.get_parameter_source(name)
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
         if source is not None and source.name == "COMMANDLINE":
-            found[name] = value
+            found[option.opts[0].strip("-").replace("-", "_")] = context.params[option.name or ""]
     return found
 
 
@@ -63,7 +63,7 @@ def _as_before(recipe: Recipe, kept: Checkpoint, steps: int) -> dict[str, Any]:
         "state": recipe.state,
         "model": recipe.model,
         "hidden": recipe.hidden,
-        "data_name": recipe.data,
+        "data": recipe.data,
         "size": recipe.size,
         "public_examples": recipe.public_examples,
         "warm_start": recipe.warm_start,

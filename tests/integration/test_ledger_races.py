@@ -101,11 +101,17 @@ def request(key: KeyRecord) -> Request:
 
 
 def without_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whoever would have held it waits a moment, so that others read the same before a charge.
+
+    Else a busy machine may happen to run one writer after the other.
+    """
     for name in ("dataset", "dataset_by_id"):
         genuine: Any = getattr(Transaction, name)
 
         def unlocked(self: Transaction, of: str, *, lock: bool = False, to: Any = genuine) -> Any:
-            return to(self, of)
+            found = to(self, of)
+            time.sleep(0.05 if lock else 0.0)
+            return found
 
         monkeypatch.setattr(Transaction, name, unlocked)
 

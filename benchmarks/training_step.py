@@ -53,6 +53,7 @@ class Case:
         layers: makes the model.
         classes: of the labels.
         batch: examples.
+        filled: share of an example's numbers that are not 0.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Case:
     layers: Callable[[], nn.Module]
     classes: int
     batch: int
+    filled: float
 
     def model(self, device: str) -> nn.Module:
         torch.manual_seed(0)
@@ -67,7 +69,7 @@ class Case:
 
     def data(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
         examples = torch.rand(self.batch, *self.shape, device=device)
-        examples = examples * (torch.rand_like(examples) < 0.2)  # most are zero, as in real ones
+        examples *= torch.rand_like(examples) < self.filled
         return examples, torch.randint(0, self.classes, (self.batch,), device=device)
 
 
@@ -84,10 +86,10 @@ def cnn() -> nn.Module:
 
 
 CASES = [
-    *(Case("784-1000-10", (784,), partial(mlp, 784), 10, batch) for batch in (600, 256)),
-    *(Case("60-1000-10", (60,), partial(mlp, 60), 10, batch) for batch in (600, 256)),
-    Case("10000-20", (10_000,), partial(nn.Linear, 10_000, 20), 20, 600),
-    Case("small CNN, 28×28", (1, 28, 28), cnn, 10, 256),
+    *(Case("784-1000-10", (784,), partial(mlp, 784), 10, batch, 0.2) for batch in (600, 256)),
+    *(Case("60-1000-10", (60,), partial(mlp, 60), 10, batch, 1.0) for batch in (600, 256)),
+    Case("10000-20", (10_000,), partial(nn.Linear, 10_000, 20), 20, 600, 0.01),
+    Case("small CNN, 28×28", (1, 28, 28), cnn, 10, 256, 0.2),
 ]
 BESIDE = ("opacus hooks", "opacus ghost")
 BOXES = ("adadp box",)

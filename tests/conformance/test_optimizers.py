@@ -19,8 +19,9 @@ from tests.unit.test_private_step import batch, model, per_example, sum_clipped
 from training_client import train as training
 from training_client.budget import Unclaimed
 from training_client.clipping import Added, Affine, Block, Clipper, Loss, Sum, Transform
-from training_client.clipping.allowances import WEIGHTED
+from training_client.clipping.allowances import WEIGHTED, rounding
 from training_client.clipping.blocks import blocks_of
+from training_client.clipping.sparse import Sparse
 from training_client.distributed import Participant, train_together
 from training_client.errors import DataError
 from training_client.optimizers import (
@@ -138,6 +139,39 @@ def test_clipped_sums_equal_those_of_every_example(
     exact = transformed(net, transform, examples, labels).sum(0)
     found = torch.cat([each.flatten() for each in sums])
     assert torch.allclose(found, exact, rtol=1e-9, atol=1e-9 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_clipped_sums_without_zeros_equal_those_of_every_example(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In single precision, so many examples of which most numbers are 0; half are clipped."""
+    monkeypatch.setattr("training_client.clipping.blocks._ELEMENTS", 7000)  # several to a parameter
+    used: list[str] = []
+    for name in ("products", "add_up"):
+        genuine = getattr(Sparse, name)
+
+        def watched(*of: Any, name: str = name, genuine: Any = genuine) -> Any:
+            used.append(name)
+            return genuine(*of)
+
+        monkeypatch.setattr(Sparse, name, watched)
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(300, 40), nn.Tanh(), nn.Linear(40, 4))
+    examples = torch.randn(150, 300) * (torch.rand(150, 300) < 0.15)
+    labels, transform = torch.randint(0, 4, (150,)), a_transform(shape, net)
+    sums, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, transform)
+    of_norms = used.index("add_up") if shape != "box" else 0
+    assert (of_norms > 0) == (shape in ("ellipsoid", "affine"))
+    exact_net = copy.deepcopy(net).double()
+    moved = replace(transform, **{
+        name: (lambda block, of=of: of(block).double())
+        for name, of in (("scale", transform.scale), ("shift", transform.shift)) if of is not None
+    })  # fmt: skip
+    exact = transformed(exact_net, moved, examples.double(), labels)
+    found = torch.cat([each.flatten() for each in sums]).double()
+    most = exact.abs().sum(0) * rounding(torch.float32, 300)  # which norms are allowed for
+    assert bool(((found - exact.sum(0)).abs() <= most).all())
 
 
 @pytest.mark.parametrize("kind", NETS)

@@ -15,7 +15,7 @@ from torch import nn
 
 from training_client import elements
 from training_client import train as training
-from training_client.clipping import Clipper, Loss, Transform, gradients, joined, rows
+from training_client.clipping import Clipper, Loss, Transform, factors, gradients, joined, rows
 from training_client.clipping.blocks import split
 from training_client.clipping.box import clamped, clamped_products
 from training_client.errors import UnsupportedModelError
@@ -612,6 +612,12 @@ def test_one_record_more_does_not_make_a_sum_pass_all_numbers(held: bool) -> Non
     assert found[2] <= 900 * bound
 
 
+def leave_zeros_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all factors in single precision, however small and however many zeros they have."""
+    for name, value in (("_SIDE", 0), ("_COLUMNS", 0), ("_FILLED", 1.0)):
+        monkeypatch.setattr(factors, name, value)
+
+
 def test_scales_may_be_parameters_themselves() -> None:
     layer = nn.Linear(3, 2)
     one = torch.ones(1, 3), torch.ones(1, 2)
@@ -700,15 +706,17 @@ def an_attack(draw: random.Random) -> tuple[nn.Linear, torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize("flush", [False, True])
-@pytest.mark.parametrize("on_processor", [True, False])
+@pytest.mark.parametrize("how", ["compiled", "accelerated", "sparse"])
 def test_no_sizes_of_numbers_pass_the_bound(
-    on_processor: bool, flush: bool, monkeypatch: pytest.MonkeyPatch
+    how: str, flush: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 1000 at random a few did while squares beside others were lost."""
     monkeypatch.setattr(Clipper, "_probe", lambda *_: None)  # as long as all the rest
-    if not on_processor:
+    if how == "accelerated":
         for module in (elements, gradients, rows):
             monkeypatch.setattr(module, "on_processor", lambda _: False)
+    if how == "sparse":
+        leave_zeros_out(monkeypatch)
     draw = random.Random(11)
     torch.set_flush_denormal(flush)
     try:
@@ -720,8 +728,13 @@ def test_no_sizes_of_numbers_pass_the_bound(
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_what_is_taken_for_nothing_is_counted(flush: bool) -> None:
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_is_taken_for_nothing_is_counted(
+    sparse: bool, flush: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of squares, of small weights, of a shift: each of these was above the bound once."""
+    if sparse:
+        leave_zeros_out(monkeypatch)
     single, double = torch.float32, torch.float64
     attacks = [  # type, bound, a, g, D, b
         (single, 1.0, [1e18], [0.0, 1e3], [[1e3], [1e-17]], None),

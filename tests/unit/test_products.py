@@ -31,6 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return genuine(left, right, *more)
 
     monkeypatch.setattr(products, "_onednn", lambda: counted)
+    monkeypatch.setattr(products, "_is_wide", lambda: True)
     return shapes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -12,6 +12,8 @@ from training_client.clipping.blocks import Block, Piece
 from training_client.clipping.gradients import ExampleGradients
 from training_client.clipping.products import full_precision
 from training_client.clipping.transform import Affine
+
+_FAR_LESS: Final = 4  # times
 
 
 class Sum(Protocol):
@@ -32,14 +34,36 @@ class ClippedSum:
     """Σᵢ wᵢ·D∘(∇ᵢ + b) of a batch, or Σᵢ clamp(D∘∇ᵢ, ±1).
 
     Attributes:
-        gradients: of the examples that count, by parameter; none of an empty batch.
+        gradients: of the examples that count, by parameter, or their sum Σᵢ wᵢ∇ᵢ; none of an empty
+            batch.
         weights: w, one for each of them; None in a box, and of an empty batch.
         mean_loss: of the batch; not private: for the progress bar of the data's owner only.
     """
 
-    gradients: Sequence[ExampleGradients]
+    gradients: Sequence[ExampleGradients | torch.Tensor]
     weights: torch.Tensor | None
     mean_loss: float
+
+    @classmethod
+    def of(
+        cls,
+        gradients: Sequence[ExampleGradients],
+        weights: torch.Tensor,
+        mean_loss: float,
+        parameters: Sequence[torch.Tensor],
+    ) -> ClippedSum:
+        """Of parameters whose sum takes far less memory than what it is made of, it is made now.
+
+        Args:
+            gradients: of the examples that count, by parameter.
+            weights: one for each of them.
+            mean_loss: of the batch.
+            parameters: whose gradients.
+        """
+        with full_precision(weights.device):
+            pairs = zip(gradients, parameters, strict=True)
+            found = [_summed(each, weights, parameter) for each, parameter in pairs]
+        return cls(found, weights, mean_loss)
 
     def on(self, block: Block, affine: Affine, out: torch.Tensor) -> None:
         """The sum on a block.
@@ -61,11 +85,23 @@ class ClippedSum:
     def _on_piece(self, piece: Piece, affine: Affine, out: torch.Tensor) -> None:
         """Σᵢ wᵢ∇ᵢ, not mapped yet, or the sum in a box."""
         gradients = self.gradients[piece.at]
-        if self.weights is None:
+        if isinstance(gradients, torch.Tensor):
+            out.copy_(gradients[piece.rows])
+        elif self.weights is None:
             assert affine.scale is not None
             out.copy_(gradients.clamped_sum(piece.rows, piece.within(affine.scale)))
         else:
             gradients.weighted_sum(piece.rows, self.weights, out)
+
+
+def _summed(
+    gradients: ExampleGradients, weights: torch.Tensor, parameter: torch.Tensor
+) -> ExampleGradients | torch.Tensor:
+    if _FAR_LESS * parameter.numel() > gradients.numbers:
+        return gradients
+    total = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+    gradients.weighted_sum(slice(0, len(parameter)), weights, total)
+    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Clipper:
             kept = weights > 0
             if not bool(kept.all()):  # what is left out may not be finite: 0 times it neither
                 gradients, weights = [each.only(kept) for each in gradients], weights[kept]
-            return ClippedSum(gradients, weights, mean_loss)
+            return ClippedSum.of(gradients, weights, mean_loss, self.parameters)
 
         return self._over_physical_batches(examples, targets, clipped, transform.at)
 
@@ -97,7 +97,7 @@ class Clipper:
         def added(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
             gradients, mean_loss = self._passed(examples, targets, loss)
             weights = self.parameters[0].new_full((len(examples),), 1 / size)
-            return ClippedSum(gradients, weights, mean_loss)
+            return ClippedSum.of(gradients, weights, mean_loss, self.parameters)
 
         return self._over_physical_batches(examples, targets, added, lambda _: Affine(None))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -31,13 +32,12 @@ from training_client.clipping.allowances import (
 )
 from training_client.clipping.blocks import Piece
 from training_client.clipping.box import clamped, clamped_products
-from training_client.clipping.products import parts_of, product, weighted_product
+from training_client.clipping.factors import Factor, factor_of
 from training_client.clipping.rows import (
     add_dots,
     add_dots_of_squares,
     affine_squared_norms,
     squared_norms,
-    unit_squares,
 )
 from training_client.clipping.transform import Affine
 from training_client.compiled import on_processor
@@ -47,6 +47,11 @@ Parts = Iterable[tuple[Piece, Affine]]
 
 class ExampleGradients(Protocol):
     """Of one parameter, every example's."""
+
+    @property
+    def numbers(self) -> int:
+        """How many they are made of."""
+        ...
 
     def squares(self, bound: float, /) -> torch.Tensor:
         """‖∇‖² for each example, in double precision, or more; `bound` as in `affine_squares`."""
@@ -125,7 +130,7 @@ class _Terms:
     constant: Number = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OuterProducts:
     """∇ᵢ = gᵢaᵢᵀ, of the weight of a Linear layer.
 
@@ -137,10 +142,15 @@ class OuterProducts:
     gradients: torch.Tensor
     inputs: torch.Tensor
 
+    @property
+    def numbers(self) -> int:
+        """See `ExampleGradients`."""
+        return self.gradients.numel() + self.inputs.numel()
+
     def squares(self, bound: float) -> torch.Tensor:
         """See `ExampleGradients`."""
         heights = squared_norms_at_most(self.gradients)
-        widths = squared_norms_at_most(self.inputs)
+        widths = squared_norms_at_most(self.inputs, self._factor.squared_norms())
         return self._kept(heights * widths, torch.maximum(heights, widths), 1.0, bound)
 
     def affine_squares(self, parts: Parts, bound: float) -> torch.Tensor:
@@ -153,45 +163,48 @@ class OuterProducts:
         found = (positive + linear).clamp_min_(0.0)
         sizes = positive.add_(linear.abs_())
         found.add_(sizes, alpha=rounding(kind, self.inputs.shape[1]))
-        found += underflow(heights, widths, terms.scales, self._numbers, kind)
+        found += underflow(heights, widths, terms.scales, self._size, kind)
         found.addcmul_(heights, widths, value=share(bound, kind))
         return self._kept(found, torch.maximum(heights, widths), terms.scales, bound)
 
     @property
-    def _numbers(self) -> int:
-        """How many an example's gradient has."""
+    def _size(self) -> int:
+        """Of an example's gradient."""
         return self.inputs.shape[1] * self.gradients.shape[1]
 
     def _kept(
         self, found: torch.Tensor, largest: torch.Tensor, scales: Number, bound: float
     ) -> torch.Tensor:
         """Squared norms, and ∞ of examples that are to be left out."""
-        lost = loses_digits(largest, scales, bound, self._numbers, self.inputs.dtype)
+        lost = loses_digits(largest, scales, bound, self._size, self.inputs.dtype)
         return found.masked_fill_(lost, torch.inf)
 
     def _terms(self, parts: Parts) -> _Terms:
         """See there."""
-        unit, widths = unit_squares(self.inputs)
+        unit, widths = self._factor.unit_squares()
         terms = _Terms(widths, torch.zeros_like(widths), torch.zeros_like(widths))
         for piece, affine in parts:
-            self._add(piece.rows.start, _Weights.of(affine), unit, terms)
+            weights = _Weights.of(affine)
+            terms.scales += weights.scales
+            terms.constant += weights.constant
+            gradients = self.gradients[:, piece.rows]
+            for of, columns, found in unit.products(weights.squares.T):
+                add_dots_of_squares(found, gradients[of, columns], terms.square[of])
+                del found  # before the next is made
+            if weights.shifted is None:
+                continue
+            for of, columns, found in self._factor.products(weights.shifted.T):
+                add_dots(found, gradients[of, columns], terms.linear[of])
+                del found
         return terms
 
-    def _add(self, start: int, weights: _Weights, unit: torch.Tensor, terms: _Terms) -> None:
-        """What rows from `start` on add to the terms; `unit` is (a/‖a‖)²."""
-        terms.scales += weights.scales
-        terms.constant += weights.constant
-        for part in parts_of(unit, weights.squares.T):
-            gradients = self.gradients[part]
-            if weights.shifted is not None:
-                linear = terms.linear[part]
-                add_dots(product(self.inputs[part], weights.shifted.T), gradients, linear, start)
-            square = terms.square[part]
-            add_dots_of_squares(product(unit[part], weights.squares.T), gradients, square, start)
+    @cached_property
+    def _factor(self) -> Factor:
+        return factor_of(self.inputs, self.gradients.shape[1])
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
-        weighted_product(self.gradients[:, rows], self.inputs, weights, out)
+        self._factor.add_up(self.gradients[:, rows], weights, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""
@@ -211,6 +224,11 @@ class HeldGradients:
     """
 
     gradients: torch.Tensor
+
+    @property
+    def numbers(self) -> int:
+        """See `ExampleGradients`."""
+        return self.gradients.numel()
 
     def squares(self, _: float) -> torch.Tensor:
         """See `ExampleGradients`; what is lost is negligible beside any bound that is allowed."""

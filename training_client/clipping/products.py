@@ -2,7 +2,8 @@
 
 PyTorch has single precision multiplied by MKL, which leaves half the width of some processors'
 arithmetic idle, and carries oneDNN beside it, which does not: the engine's products then take half
-the time (`benchmarks/products.py`). Both add up in single precision, in an order of their own.
+the time (`benchmarks/products.py`). Where there is no such width, MKL is a little faster. Both add
+up in single precision, in an order of their own.
 
 oneDNN compiles and keeps a program for every shape that it meets, and lots vary in size: a program
 for each size would take more memory than the model. So examples are given to it in multiples of 64;
@@ -97,8 +98,15 @@ def _is_for_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
         and math.prod(sides) >= _MULTIPLICATIONS
         and _is_apart(left)
         and _is_dense(right)
+        and _is_wide()
         and _onednn() is not None
     )
+
+
+@cache
+def _is_wide() -> bool:
+    """Whether the processor has arithmetic that MKL leaves idle."""
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def _is_apart(matrix: torch.Tensor) -> bool:

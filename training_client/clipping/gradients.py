@@ -184,19 +184,22 @@ class OuterProducts:
         unit, widths = self._factor.unit_squares()
         terms = _Terms(widths, torch.zeros_like(widths), torch.zeros_like(widths))
         for piece, affine in parts:
-            weights = _Weights.of(affine)
-            terms.scales += weights.scales
-            terms.constant += weights.constant
-            gradients = self.gradients[:, piece.rows]
-            for of, columns, found in unit.products(weights.squares.T):
-                add_dots_of_squares(found, gradients[of, columns], terms.square[of])
-                del found  # before the next is made
-            if weights.shifted is None:
-                continue
-            for of, columns, found in self._factor.products(weights.shifted.T):
-                add_dots(found, gradients[of, columns], terms.linear[of])
-                del found
+            self._add(piece.rows.start, _Weights.of(affine), unit, terms)
         return terms
+
+    def _add(self, start: int, weights: _Weights, unit: Factor, terms: _Terms) -> None:
+        """What rows from `start` on add to the terms; `unit` is (a/‖a‖)²."""
+        terms.scales += weights.scales
+        terms.constant += weights.constant
+        for of, columns, found in unit.products(weights.squares.T):
+            square = terms.square[of]
+            add_dots_of_squares(found, self.gradients[of], square, start + columns.start)
+            del found  # before the next is made
+        if weights.shifted is None:
+            return
+        for of, columns, found in self._factor.products(weights.shifted.T):
+            add_dots(found, self.gradients[of], terms.linear[of], start + columns.start)
+            del found
 
     @cached_property
     def _factor(self) -> Factor:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch.nn.functional import embedding_bag
 
 _COLUMNS: Final = 112  # of a result at a time: so many sums stay in a processor's registers
@@ -77,6 +76,8 @@ class Sparse:
     @cached_property
     def _turned(self) -> Sparse:
         """Its columns as rows."""
+        from scipy.sparse import csr_array  # takes a tenth of a process' start, and few need it
+
         arrays = (each.numpy() for each in (self.values, self.places, self.starts))
         rows = len(self.starts) - 1
         turned = csr_array(tuple(arrays), shape=(rows, self.columns)).tocsc()

@@ -51,9 +51,11 @@ def main() -> None:
         d, out = torch.rand(outputs, inputs), torch.empty(outputs, inputs)
         made: list[Factor] = []  # at first, and then kept for all blocks
 
-        def factor(a: torch.Tensor = a, made: list[Factor] = made) -> Factor:
+        def factor(
+            a: torch.Tensor = a, made: list[Factor] = made, filled: float = filled
+        ) -> Factor:
             if not made:
-                made.append(factor_of(a, 1000))
+                made.append(factor_of(a, 1000, sparse=filled < 0.25))
             return made[0]
 
         kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

@@ -63,6 +63,11 @@ class Case:
     batch: int
     filled: float
 
+    @property
+    def sparse(self) -> bool:
+        """Whether zeros are left out; said, as of MNIST and of bags of words."""
+        return self.filled < 0.25
+
     def model(self, device: str) -> nn.Module:
         torch.manual_seed(0)
         return self.layers().to(device)
@@ -121,6 +126,7 @@ def private(name: str, case: Case, device: str) -> Step:
     public = None
     if state == "public":
         public = tuple(each[:PUBLIC_BATCH_SIZE].clone() for each in case.data(device))
+    options["sparse_inputs"] = case.sparse
     optimizer = make_optimizer(known, net, plan, state=state, public=public, **options)
     for _ in range(2 if isinstance(optimizer, AdaDp) else 0):
         optimizer.step(examples, targets, cross_entropy)
@@ -133,7 +139,7 @@ def differently(name: str, case: Case, device: str) -> Step:
     net, (examples, targets) = case.model(device), case.data(device)
     model = torch.compile(net) if name == COMPILED else net
     plan = Plan(60_000, case.batch / 60_000, 1.0, 1.0)
-    optimizer = make_optimizer("dp_sgd", model, plan)  # type: ignore[arg-type]
+    optimizer = make_optimizer("dp_sgd", model, plan, sparse_inputs=case.sparse)  # type: ignore[arg-type]
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=name == BF16):
@@ -174,7 +180,7 @@ def opacus(name: str, case: Case, device: str) -> Step:
 def together(case: Case, device: str) -> Step:
     net, (examples, targets) = case.model(device), case.data(device)
     allowance = Unclaimed(Plan(case.batch, 1.0, 1.0, 1.0), 10**9, "it is measured")
-    people = [Participant("one", net, examples, targets, allowance)]
+    people = [Participant("one", net, examples, targets, allowance, sparse_inputs=case.sparse)]
     return lambda: train_together(net, people, cross_entropy, learning_rate=0.1, rounds_max=1)
 
 

@@ -39,6 +39,7 @@ class Participant:
         generator: of the noise; seeded by the operating system by default.
         sampler: of the batches; Poisson at the plan's rate by default.
         physical_batch_size: so many examples go through the model at a time; all by default.
+        sparse_inputs: most numbers of examples are 0; see `Clipper`.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class Participant:
         generator: torch.Generator | None = None,
         sampler: PoissonSampler | None = None,
         physical_batch_size: int | None = None,
+        *,
+        sparse_inputs: bool = False,
     ) -> None:
         if len(examples) != budget.plan.dataset_size:
             raise DataError(
@@ -60,7 +63,9 @@ class Participant:
         self.steps = budget.made
         self._model = copy.deepcopy(model)
         self._examples, self._targets = examples, targets
-        self._private_sum = PrivateSum(self._model, budget.plan, generator, physical_batch_size)
+        self._private_sum = PrivateSum(
+            self._model, budget.plan, generator, physical_batch_size, sparse_inputs=sparse_inputs
+        )
         self._sampler = PoissonSampler.of(budget.plan, len(examples), sampler)
 
     def contribute(

@@ -107,6 +107,7 @@ class PrivateSum:
         plan: what each release does and costs.
         generator: of the noise, on the model's device; seeded by the operating system by default.
         physical_batch_size: see `Clipper`.
+        sparse_inputs: see `Clipper`.
     """
 
     def __init__(
@@ -115,9 +116,11 @@ class PrivateSum:
         plan: Plan,
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
+        *,
+        sparse_inputs: bool = False,
     ) -> None:
         self.plan = plan
-        self.clipper = Clipper(model, physical_batch_size)
+        self.clipper = Clipper(model, physical_batch_size, sparse_inputs=sparse_inputs)
         self._device = self.clipper.parameters[0].device
         self._generator = generator or fresh_generator(self._device)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training_client.data import Dataset, check, declared_public, load, train_size
+from training_client.data import Dataset, check, declared_public, is_sparse, load, train_size
 from training_client.errors import DataError
 from training_client.models import MODELS, Objective, make_model, require, side_information
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
@@ -182,7 +182,8 @@ class Recipe:
         if known.public is not None:
             warm_start(model, known.public, self.objective.loss, self.warm_start)
         public = known.public if self.state == "public" else None
-        options = dict(self.options)
+        sparse = is_sparse(self.data) and self.pca is None
+        options: dict[str, Any] = {"sparse_inputs": sparse} | self.options
         if self.side_information and known.private.frequencies is not None:
             options["side_information"] = side_information(model, known.private.frequencies)
         made = make_optimizer(

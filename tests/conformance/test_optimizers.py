@@ -145,7 +145,7 @@ def test_clipped_sums_equal_those_of_every_example(
 def test_clipped_sums_without_zeros_equal_those_of_every_example(
     shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In single precision, so many examples of which most numbers are 0; half are clipped."""
+    """In single precision, where most numbers of examples are said to be 0."""
     monkeypatch.setattr("training_client.clipping.blocks._ELEMENTS", 7000)  # several to a parameter
     used: list[str] = []
     for name in ("products", "add_up"):
@@ -160,7 +160,9 @@ def test_clipped_sums_without_zeros_equal_those_of_every_example(
     net = nn.Sequential(nn.Linear(300, 40), nn.Tanh(), nn.Linear(40, 4))
     examples = torch.randn(150, 300) * (torch.rand(150, 300) < 0.15)
     labels, transform = torch.randint(0, 4, (150,)), a_transform(shape, net)
-    sums, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, transform)
+    sums, _ = sum_clipped(
+        Clipper(net, sparse_inputs=True), examples, labels, training.cross_entropy, transform
+    )
     of_norms = used.index("add_up") if shape != "box" else 0
     assert (of_norms > 0) == (shape in ("ellipsoid", "affine"))
     exact_net = copy.deepcopy(net).double()

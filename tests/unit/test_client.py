@@ -23,6 +23,7 @@ from training_client import train as training
 from training_client.budget import Budget, LedgerBudget, Unclaimed
 from training_client.claims import settle
 from training_client.cli.progress import signals
+from training_client.clipping.sparse import Sparse
 from training_client.data import Dataset
 from training_client.distributed import Participant
 from training_client.errors import (
@@ -34,9 +35,10 @@ from training_client.errors import (
     ServiceUnreachableError,
 )
 from training_client.optimizers import OPTIMIZERS, make_optimizer
+from training_client.pca import PrivatePca
 from training_client.plan import Plan
 from training_client.preflight import Wanted, reserved
-from training_client.recipe import choose
+from training_client.recipe import Ingredients, choose
 from training_client.sampling import PoissonSampler
 from training_client.service import AccountingService, Reservation
 
@@ -578,6 +580,32 @@ def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
     (most, expected), (few, found) = after(None), after(7)
     assert (most >= 23, few) == (True, 7)
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("data", "pca", "few"),
+    [
+        ("mnist", None, True),
+        ("newsgroups", None, True),
+        ("mnist", PrivatePca(150, 1.0), False),
+        ("fashion-mnist", None, False),
+        ("mine", None, False),
+    ],
+)
+def test_zeros_are_left_out_of_data_that_are_known_to_have_many(
+    data: str, pca: PrivatePca | None, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the examples are decides nothing: here none is 0."""
+    used: list[object] = []
+    genuine = Sparse.of
+    monkeypatch.setattr(Sparse, "of", lambda matrix: used.append(matrix) or genuine(matrix))
+    recipe = choose(data, "dp_sgd", size=20, model="mlp", hidden=20, pca=pca)
+    examples, labels = torch.rand(20, 150), torch.arange(20) % 2
+    _, optimizer = recipe.make(
+        PLAN, Ingredients(Dataset(examples, labels, examples, labels, 2), None)
+    )
+    optimizer.step(examples, labels, training.cross_entropy)
+    assert bool(used) == few
 
 
 def test_raw_gradients_that_are_no_number_end_the_run() -> None:

@@ -77,6 +77,25 @@ def test_a_product_that_is_summed_over_examples(examples: int, columns: tuple[in
     require_close(out, left.T * weights, right)
 
 
+@pytest.mark.parametrize(("inputs", "outputs", "asked"), [(60, 40, False), (60, 1000, True)])
+def test_how_many_examples_there_are_does_not_choose(
+    inputs: int, outputs: int, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more among 1791 did, and moved their sum by a thousandth of the bound beside its own."""
+    monkeypatch.setattr(products, "_is_wide", lambda: True)
+    used: list[int] = []
+    genuine = torch.mm
+    monkeypatch.setattr(
+        products,
+        "_by_onednn",
+        lambda left, right: used.append(left.shape[1]) or genuine(left, right),
+    )
+    for examples in (64, 640, 1792, 5056):
+        left, right = torch.rand(examples, outputs), torch.rand(examples, inputs)
+        weighted_product(left, right, torch.rand(examples), torch.empty(outputs, inputs))
+    assert used == ([64, 640, 1792, 5056] if asked else [])
+
+
 @pytest.mark.parametrize("columns", [1, 192])
 def test_examples_come_in_multiples_of_64_and_a_rest(columns: int) -> None:
     """Where oneDNN multiplies them; elsewhere there is no rest."""

@@ -8,19 +8,12 @@ import pytest
 import torch
 
 from tests.unit.test_products import require_close
-from training_client.clipping import factors
 from training_client.clipping.factors import Dense, factor_of
 from training_client.clipping.sparse import Sparse
 
 TINY = float(torch.finfo(torch.float32).tiny)
 SHAPES = [(1, 1), (5, 9), (600, 784), (130, 200), (200, 130), (3, 0), (0, 3)]
 COLUMNS = [1, 7, 8, 20, 112, 113, 300]
-
-
-def sparse(matrix: torch.Tensor) -> Sparse:
-    found = Sparse.of(matrix, most=1.0)
-    assert found is not None
-    return found
 
 
 def mostly_zero(rows: int, columns: int) -> torch.Tensor:
@@ -42,16 +35,18 @@ def whole(matrix: Sparse) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_only_zeros_are_left_out(shape: tuple[int, int]) -> None:
     matrix = mostly_zero(*shape)
-    found = sparse(matrix)
+    found = Sparse.of(matrix)
     assert torch.equal(whole(found), matrix)
     assert bool((found.values != 0).all())
     assert torch.equal(whole(found._turned), matrix.T)
-    assert torch.equal(whole(sparse(matrix.T)), matrix.T)
+    assert torch.equal(whole(Sparse.of(matrix.T)), matrix.T)
 
 
 def test_what_is_no_number_is_kept() -> None:
     matrix = torch.tensor([[0.0, math.nan, 0.0], [math.inf, 0.0, -math.inf]])
-    assert torch.equal(sparse(matrix).values.nan_to_num(7.0, 8.0, 9.0), torch.tensor([7.0, 8, 9]))
+    assert torch.equal(
+        Sparse.of(matrix).values.nan_to_num(7.0, 8.0, 9.0), torch.tensor([7.0, 8, 9])
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -62,7 +57,7 @@ def test_products_are_those_of_the_matrix(
 ) -> None:
     matrix, right = mostly_zero(*shape), torch.randn(shape[1], columns)
     right = right if layout == "rows" else right.T.contiguous().T
-    parts = list(sparse(matrix).products(right))
+    parts = list(Sparse.of(matrix).products(right))
     assert all(rows == slice(0, len(matrix)) for rows, _, _ in parts)
     assert [c for _, part, _ in parts for c in range(columns)[part]] == list(range(columns))
     require_close(torch.cat([found for _, _, found in parts], 1), matrix, right)
@@ -77,7 +72,7 @@ def test_sums_over_examples_are_those_of_the_matrix(shape: tuple[int, int], colu
         torch.rand(shape[0]),
     )
     left, out = left[:, 4 : 4 + columns], torch.full((columns, shape[1]), torch.nan)
-    sparse(matrix).add_up(left, weights, out)
+    Sparse.of(matrix).add_up(left, weights, out)
     require_close(out, left.T * weights, matrix)
 
 
@@ -86,7 +81,7 @@ def test_sums_over_examples_are_those_of_the_matrix(shape: tuple[int, int], colu
 def test_squares_are_those_of_the_matrix(shape: tuple[int, int], size: float) -> None:
     """In double precision, and none of them becomes 0."""
     matrix = size * mostly_zero(*shape)
-    dense, few = Dense(matrix), sparse(matrix)
+    dense, few = Dense(matrix), Sparse.of(matrix)
     assert torch.allclose(few.squared_norms(), dense.squared_norms(), rtol=1e-12, atol=0.0)
     (unit, norms), (expected, _) = few.unit_squares(), dense.unit_squares()
     assert torch.equal(norms, few.squared_norms())
@@ -95,43 +90,57 @@ def test_squares_are_those_of_the_matrix(shape: tuple[int, int], size: float) ->
 
 
 def test_a_square_that_is_nothing_beside_another_stays_a_number() -> None:
-    unit, _ = sparse(torch.tensor([[1.0, 0.0, 1e-30]])).unit_squares()
+    unit, _ = Sparse.of(torch.tensor([[1.0, 0.0, 1e-30]])).unit_squares()
     assert unit.values.tolist() == [1.0, TINY]
 
 
 def test_what_is_no_number_stays_with_its_example() -> None:
     matrix, right = mostly_zero(6, 40), torch.randn(40, 20)
     matrix[3, 1], matrix[5, 3] = math.nan, math.inf
-    ((_, _, found),) = sparse(matrix).products(right)
+    ((_, _, found),) = Sparse.of(matrix).products(right)
     assert not bool(found[[3, 5]].isfinite().any())
     assert bool(found[[0, 1, 2, 4]].isfinite().all())
-    assert sparse(matrix).squared_norms().isfinite().tolist() == 3 * [True] + [False, True, False]
+    assert Sparse.of(matrix).squared_norms().isfinite().tolist() == 3 * [True] + [
+        False,
+        True,
+        False,
+    ]
 
 
-@pytest.mark.parametrize("filled", [0.0, 0.249, 0.251, 1.0])
-def test_zeros_are_left_out_where_they_are_most(filled: float) -> None:
-    matrix = torch.zeros(200 * 500)
+@pytest.mark.parametrize("rows", [1, 200])
+@pytest.mark.parametrize("filled", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("said", [False, True])
+def test_zeros_are_left_out_if_that_is_said_whatever_the_data_are(
+    said: bool, filled: float, rows: int
+) -> None:
+    """The two add up in another order: a record that chose between them moved all the others."""
+    matrix = torch.zeros(rows * 500)
     matrix[: int(filled * len(matrix))] = 1.0
-    kind = Sparse if filled < 0.25 else Dense
-    assert type(factor_of(matrix.view(200, 500), 64)) is kind
+    kind = Sparse if said else Dense
+    assert type(factor_of(matrix.view(rows, 500), 64, sparse=said)) is kind
 
 
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [
-        (torch.zeros(127, 500), 64),
         (torch.zeros(500, 127), 64),
         (torch.zeros(500, 500), 15),
         (torch.zeros(500, 500, dtype=torch.float64), 64),
         (torch.zeros(500, 500, device="meta"), 64),
     ],
 )
-def test_of_small_matrices_and_others_zeros_are_kept(rows: torch.Tensor, columns: int) -> None:
-    assert type(factor_of(rows, columns)) is Dense
-    assert type(factor_of(torch.zeros(128, 128), 16)) is Sparse
+def test_of_narrow_matrices_and_others_zeros_are_kept(rows: torch.Tensor, columns: int) -> None:
+    assert type(factor_of(rows, columns, sparse=True)) is Dense
+    assert type(factor_of(torch.zeros(1, 128), 16, sparse=True)) is Sparse
 
 
-def test_more_numbers_than_places_have_bits_for_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training_client.clipping.sparse._LARGEST", 128 * 128)
-    assert type(factor_of(torch.zeros(128, 128), 16)) is Dense
-    assert factors._FILLED < 1
+def test_more_numbers_than_places_have_bits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training_client.clipping.sparse._LARGEST", 130 * 200)
+    matrix, right = mostly_zero(130, 200), torch.randn(200, 20)
+    found = Sparse.of(matrix)
+    assert (found.starts.dtype, found.places.dtype) == (torch.int64, torch.int64)
+    ((_, _, made),) = found.products(right)
+    require_close(made, matrix, right)
+    out = torch.empty(20, 200)
+    found.add_up(left := torch.randn(130, 20), weights := torch.rand(130), out)
+    require_close(out, left.T * weights, matrix)

@@ -36,6 +36,9 @@ def fetch(
                 failed = True
             else:
                 sizes = f"{len(data.train_labels):,} + {len(data.test_labels):,}"
-                console.print(f"{name}: {sizes} examples of {data.inputs:,} numbers")
+                filled = float(data.train_examples.count_nonzero()) / data.train_examples.numel()
+                console.print(
+                    f"{name}: {sizes} examples of {data.inputs:,} numbers, {filled:.0%} not 0"
+                )
     if failed:
         raise typer.Exit(DataError.exit_code)

@@ -33,15 +33,25 @@ class Clipper:
         model: its layers with parameters are Linear, or known to Opacus; each is applied once, to
             one row or sequence an example.
         physical_batch_size: so many examples go through the model at a time; all by default.
+        sparse_inputs: most numbers of examples are 0, and a Linear layer that is given them leaves
+            those out, which takes less time if more than three quarters are. To be said, and not
+            found from the data: sums are rounded in another order.
 
     Raises:
         UnsupportedModelError: a layer cannot be clipped; the message names it.
     """
 
-    def __init__(self, model: nn.Module, physical_batch_size: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        physical_batch_size: int | None = None,
+        *,
+        sparse_inputs: bool = False,
+    ) -> None:
         if physical_batch_size is not None and physical_batch_size < 1:
             raise ValueError(f"expected physical_batch_size ≥ 1, got {physical_batch_size}")
         self._model, self._physical_batch_size = model, physical_batch_size
+        self._sparse_inputs = sparse_inputs
         self._layers = trained_layers(model)
         self._batches = 0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -141,7 +151,8 @@ class Clipper:
     ) -> tuple[list[ExampleGradients], float]:
         """Every example's gradients, by parameter, and the mean loss."""
         passed = pass_through(self._model, self._layers, examples, targets, loss)
-        return passed.by_parameter(self.parameters), float(passed.losses.mean())
+        gradients = passed.by_parameter(self.parameters, examples if self._sparse_inputs else None)
+        return gradients, float(passed.losses.mean())
 
     def _probe(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> None:
         """Now and then, for a model may begin to mix examples later, or show it by chance only."""

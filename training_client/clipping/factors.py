@@ -12,9 +12,8 @@ from training_client.clipping.products import parts_of, product, weighted_produc
 from training_client.clipping.rows import squared_norms, unit_squares
 from training_client.clipping.sparse import Sparse
 
-_SIDE: Final = 128  # examples, and numbers of each: of fewer zeros are not left out
+_NUMBERS: Final = 128  # of an example: of fewer zeros are not left out
 _COLUMNS: Final = 16  # nor for fewer of these
-_FILLED: Final = 0.25  # nor if more is not 0: a dense product takes less time
 
 
 class Factor(Protocol):
@@ -47,18 +46,21 @@ class Factor(Protocol):
         ...
 
 
-def factor_of(rows: torch.Tensor, columns: int) -> Factor:
-    """The matrix, without its zeros if that takes less time.
+def factor_of(rows: torch.Tensor, columns: int, *, sparse: bool) -> Factor:
+    """The matrix, without its zeros if they are many and that takes less time.
+
+    What decides is known without the examples, even how many there are: the two add up in another
+    order, and one record must not change how all others are rounded.
 
     Args:
         rows: one an example.
         columns: of what it is to be multiplied by.
+        sparse: whether most numbers are said to be 0.
     """
-    if not rows.is_cpu or rows.dtype != torch.float32:
-        return Dense(rows)
-    if columns < _COLUMNS or min(rows.shape) < _SIDE:
-        return Dense(rows)
-    return Sparse.of(rows, _FILLED) or Dense(rows)
+    large = columns >= _COLUMNS and rows.shape[1] >= _NUMBERS
+    if sparse and large and rows.is_cpu and rows.dtype == torch.float32:
+        return Sparse.of(rows)
+    return Dense(rows)
 
 
 @dataclass(frozen=True, slots=True)

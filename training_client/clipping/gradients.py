@@ -137,10 +137,12 @@ class OuterProducts:
     Attributes:
         gradients: g, of the layer's outputs, one row an example.
         inputs: a, one row an example.
+        sparse: whether most of their numbers are said to be 0.
     """
 
     gradients: torch.Tensor
     inputs: torch.Tensor
+    sparse: bool = False
 
     @property
     def numbers(self) -> int:
@@ -191,19 +193,19 @@ class OuterProducts:
         """What rows from `start` on add to the terms; `unit` is (a/‖a‖)²."""
         terms.scales += weights.scales
         terms.constant += weights.constant
-        for of, columns, found in unit.products(weights.squares.T):
-            square = terms.square[of]
-            add_dots_of_squares(found, self.gradients[of], square, start + columns.start)
+        for part, columns, found in unit.products(weights.squares.T):
+            square = terms.square[part]
+            add_dots_of_squares(found, self.gradients[part], square, start + columns.start)
             del found  # before the next is made
         if weights.shifted is None:
             return
-        for of, columns, found in self._factor.products(weights.shifted.T):
-            add_dots(found, self.gradients[of], terms.linear[of], start + columns.start)
+        for part, columns, found in self._factor.products(weights.shifted.T):
+            add_dots(found, self.gradients[part], terms.linear[part], start + columns.start)
             del found
 
     @cached_property
     def _factor(self) -> Factor:
-        return factor_of(self.inputs, self.gradients.shape[1])
+        return factor_of(self.inputs, self.gradients.shape[1], sparse=self.sparse)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
         """See `ExampleGradients`."""
@@ -215,7 +217,7 @@ class OuterProducts:
 
     def only(self, kept: torch.Tensor) -> OuterProducts:
         """See `ExampleGradients`."""
-        return OuterProducts(self.gradients[kept], self.inputs[kept])
+        return OuterProducts(self.gradients[kept], self.inputs[kept], self.sparse)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def _samplers() -> dict[type[nn.Module], Sampler]:
 
 
 def gradients_of(
-    layer: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor
+    layer: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor, *, sparse: bool = False
 ) -> dict[torch.Tensor, ExampleGradients]:
     """Every example's gradient in the parameters of a layer.
 
@@ -90,13 +90,14 @@ def gradients_of(
         layer: one of `trained_layers`.
         inputs: of the layer, an example at each place of the first dimension.
         gradient: of its output, likewise.
+        sparse: whether most of the inputs' numbers are said to be 0.
 
     Raises:
         UnsupportedModelError: Opacus is needed and missing.
     """
     if type(layer) is nn.Linear and inputs.dim() == 2:
         weight: dict[torch.Tensor, ExampleGradients] = {
-            layer.weight: OuterProducts(gradient, inputs)
+            layer.weight: OuterProducts(gradient, inputs, sparse)
         }
         return weight if layer.bias is None else weight | {layer.bias: HeldGradients(gradient)}
     sampler = _samplers().get(type(layer))

@@ -34,8 +34,15 @@ class Passed:
     gradients: dict[nn.Module, torch.Tensor]
     whole: Sequence[torch.Tensor | None] = ()
 
-    def by_parameter(self, parameters: Sequence[nn.Parameter]) -> list[ExampleGradients]:
+    def by_parameter(
+        self, parameters: Sequence[nn.Parameter], sparse: torch.Tensor | None = None
+    ) -> list[ExampleGradients]:
         """Every example's gradient of each parameter; what was seen is given up for it.
+
+        Args:
+            parameters: of the layers.
+            sparse: examples of which most numbers are said to be 0; a layer that is given them, in
+                any shape, leaves zeros out.
 
         Raises:
             UnsupportedModelError: a parameter has none.
@@ -45,7 +52,8 @@ class Passed:
             inputs, gradient = self.inputs.pop(layer), self.gradients.pop(layer)
             kind = next(layer.parameters(recurse=False)).dtype
             inputs = inputs.to(kind) if inputs.is_floating_point() else inputs
-            found |= gradients_of(layer, inputs, gradient.to(kind))
+            few = sparse is not None and inputs.data_ptr() == sparse.data_ptr()
+            found |= gradients_of(layer, inputs, gradient.to(kind), sparse=few)
         for parameter in parameters:
             if parameter not in found:
                 raise UnsupportedModelError(

@@ -12,7 +12,6 @@ PyTorch's own product does the rest.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +23,7 @@ import torch
 
 _MULTIPLE: Final = 64  # of examples
 _EXAMPLES: Final = 1024  # at a time, where more would leave the cache
-_MULTIPLICATIONS: Final = 1 << 22  # for fewer, calling and compiling take longer than they save
+_MULTIPLICATIONS: Final = 1 << 12  # an example: for fewer, calling takes longer than that saves
 _SIDE: Final = 8  # of a matrix; a thinner one is a vector or two
 _LOOSENED: Final = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
@@ -34,7 +33,7 @@ def parts_of(left: torch.Tensor, right: torch.Tensor) -> list[slice]:
     size = len(left)
     if not left.is_cpu:
         return [slice(0, size)]
-    whole = size - size % _MULTIPLE if _is_for_onednn(left, right) else size
+    whole = size - size % _MULTIPLE if _is_for_onednn(left, right, right.numel()) else size
     ends = sorted({*range(0, size, _EXAMPLES), whole, size})
     return [slice(*each) for each in pairwise(ends)]
 
@@ -46,7 +45,7 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         left: one row an example.
         right: any.
     """
-    if len(left) % _MULTIPLE or not _is_for_onednn(left, right):
+    if len(left) % _MULTIPLE or not _is_for_onednn(left, right, right.numel()):
         return left @ right
     return _by_onednn(left, right)
 
@@ -66,7 +65,8 @@ def weighted_product(
         weighted_product(right, left, weights, out.T)
         return
     whole = len(left) - len(left) % _MULTIPLE
-    if not _is_for_onednn(left[:whole].T, right[:whole]):
+    each = left.shape[1] * right.shape[1]
+    if not _is_for_onednn(left[:whole].T, right[:whole], each):
         torch.mm(_weighted(left, weights), right, out=out)
         return
     out.copy_(_by_onednn(_weighted(left[:whole], weights[:whole]), right[:whole]))
@@ -85,17 +85,22 @@ def _by_onednn(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return multiply(left, right.T, None, "none", [], "")
 
 
-def _is_for_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _is_for_onednn(left: torch.Tensor, right: torch.Tensor, each: int) -> bool:
     """In single precision on a processor, large enough, and as it likes them to lie in memory.
 
-    Some others take it many times as long.
+    Some others take it many times as long. How large, is counted by example: were it counted for
+    all, one record could change how the sum of all the others is rounded.
+
+    Args:
+        left: a matrix.
+        right: a matrix to multiply it by.
+        each: multiplications an example.
     """
-    sides = *left.shape, right.shape[1]
     return (
         left.dtype == right.dtype == torch.float32
         and left.is_cpu
-        and min(sides) >= _SIDE
-        and math.prod(sides) >= _MULTIPLICATIONS
+        and min(*left.shape, right.shape[1]) >= _SIDE
+        and each >= _MULTIPLICATIONS
         and _is_apart(left)
         and _is_dense(right)
         and _is_wide()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.nn.functional import embedding_bag
 
 _COLUMNS: Final = 112  # of a result at a time: so many sums stay in a processor's registers
 _MULTIPLE: Final = 8  # of them
-_LARGEST: Final = 1 << 31  # of numbers: places have 31 bits
+_LARGEST: Final = 1 << 31  # of numbers, whose places have 31 bits
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Sparse:
     columns: int
 
     @classmethod
-    def of(cls, matrix: torch.Tensor, most: float) -> Sparse | None:
-        """A matrix; None if more than this share of it is not 0."""
+    def of(cls, matrix: torch.Tensor) -> Sparse:
+        """A matrix's."""
         numbers = matrix.numpy()
         filled = numbers != 0
-        if np.count_nonzero(filled) > most * filled.size or filled.size >= _LARGEST:
-            return None
         found = np.flatnonzero(filled)  # of truth values: of numbers it takes seven times as long
-        begins = np.arange(len(numbers) + 1) * filled.shape[1]
-        starts = np.searchsorted(found, begins)
-        places = found - np.repeat(begins[:-1], np.diff(starts))
+        rows = np.arange(len(numbers) + 1) * filled.shape[1]
+        begins = np.searchsorted(found, rows)
+        columns = found - np.repeat(rows[:-1], np.diff(begins))
         values = torch.from_numpy(numbers.reshape(-1)[found])
-        return cls(_places(starts), _places(places), values, filled.shape[1])
+        kind = np.int32 if filled.size < _LARGEST else np.int64
+        starts, places = (torch.from_numpy(each.astype(kind)) for each in (begins, columns))
+        return cls(starts, places, values, filled.shape[1])
 
     def squared_norms(self) -> torch.Tensor:
         """See `Factor`."""
@@ -92,10 +92,6 @@ class Sparse:
     def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
         """Of each row."""
         return numbers.new_zeros(len(self.starts) - 1).index_add_(0, self._rows, numbers)
-
-
-def _places(numbers: Any) -> torch.Tensor:
-    return torch.from_numpy(numbers.astype(np.int32))
 
 
 def _parts(columns: int) -> Iterator[slice]:

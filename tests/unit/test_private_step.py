@@ -835,6 +835,28 @@ def test_a_record_moves_a_sum_by_the_bound_at_most(sparse: bool, rows: int) -> N
     assert float((whole[0].double() - less[0].double()).norm()) <= 1 + 2e-6 * math.sqrt(rows)
 
 
+@pytest.mark.parametrize("lie", ["one number for all", "columns in a row"])
+def test_an_example_that_is_left_out_leaves_the_others_where_they_lie(lie: str) -> None:
+    """What was left was copied, and summed by another program: a sixth of the bound, of 20 000."""
+    rows = 20_000
+    layer = nn.Linear(160, 40, bias=False)
+    generator = torch.Generator().manual_seed(3)
+    inputs, of = torch.rand(160, generator=generator).repeat(rows, 1) + 0.1, torch.ones(rows, 40)
+    inputs[0] = math.nan
+    if lie == "columns in a row":
+        inputs = inputs.T.contiguous().T
+
+    def loss(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        if lie == "one number for all":
+            return predictions.sum(1)
+        return (predictions * gradient).sum(1)
+
+    whole, _ = sum_clipped(Clipper(layer), inputs, of, loss, Transform(1.0))
+    less, _ = sum_clipped(Clipper(layer), inputs[1:], of[1:], loss, Transform(1.0))
+    assert float(less[0].norm()) > rows / 2
+    assert float((whole[0].double() - less[0].double()).norm()) <= 1e-3
+
+
 class Borrowing(nn.Module):
     """One of its layers is given a parameter of the other."""
 

@@ -95,6 +95,9 @@ def gradients_of(
     Raises:
         UnsupportedModelError: Opacus is needed and missing.
     """
+    # in a row: so lies what is left when an example is left out, and sums of what lies in another
+    # way are rounded in another way; and Opacus misreads convolutions in channels_last
+    inputs, gradient = inputs.contiguous(), gradient.contiguous()
     if type(layer) is nn.Linear and inputs.dim() == 2:
         weight: dict[torch.Tensor, ExampleGradients] = {
             layer.weight: OuterProducts(gradient, inputs, sparse)
@@ -107,6 +110,5 @@ def gradients_of(
             "'privacy-accountant[opacus]'"
         )
     with full_precision(gradient.device):
-        # it misreads convolutions' in channels_last
-        held = sampler(layer, [inputs.contiguous()], gradient.contiguous())
+        held = sampler(layer, [inputs], gradient)
     return {parameter: HeldGradients(each) for parameter, each in held.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def choose(
     learning_rate: float | None = None,
     momentum: float | None = None,
     box: bool = False,
+    own_squares: bool = False,
     physical_batch_size: int | None = None,
     public_batch_size: int | None = None,
     **rest: Any,
@@ -215,6 +217,7 @@ def choose(
         learning_rate: of the optimizer; its own by default.
         momentum: of dp_sgd; 0.9 by default.
         box: of adadp and adan.
+        own_squares: of pi_adam, pi_rmsprop and pi_adagrad.
         physical_batch_size: so many examples go through the model at a time; all by default.
         public_batch_size: public examples a step.
         rest: see `Recipe`.
@@ -230,14 +233,14 @@ def choose(
         raise DataError(f"{optimizer} has no state {state!r}; it has {', '.join(entry.states)}")
     if momentum is not None and optimizer != "dp_sgd":
         raise DataError(f"--momentum is of dp_sgd, not of {optimizer}")
-    if box and not entry.local:
-        raise DataError(f"--box is of adadp and adan, not of {optimizer}")
+    printed = [name for name, asked in (("box", box), ("own_squares", own_squares)) if asked]
+    _require_of(optimizer, state, printed)
     if rest.get("model") not in MODELS:
         raise DataError(f"there is no model {rest.get('model')!r}; there are {', '.join(MODELS)}")
     if rest.get("side_information") and (optimizer != "adadps" or rest.get("pca")):
         raise DataError("--side-information is of adadps, on inputs that are not projected")
     rate = entry.learning_rate if learning_rate is None else learning_rate
-    options: dict[str, Any] = {"learning_rate": rate} | ({"box": True} if box else {})
+    options: dict[str, Any] = {"learning_rate": rate} | dict.fromkeys(printed, True)
     sizes = {
         "physical_batch_size": physical_batch_size,
         "public_batch_size": public_batch_size if state == "public" else None,
@@ -248,3 +251,21 @@ def choose(
     return Recipe(
         data, train_size(data, size), optimizer=optimizer, state=state, options=options, **rest
     )
+
+
+def _require_of(optimizer: str, state: str, printed: Sequence[str]) -> None:
+    """Return if an optimizer in a state has the options that take it as printed.
+
+    Raises:
+        DataError: it does not; the message names those that do.
+    """
+    for name in printed:
+        those = [other for other, entry in OPTIMIZERS.items() if entry.printed == name]
+        if optimizer not in those:
+            option = f"--{name.replace('_', '-')}"
+            raise DataError(f"{option} is of {', '.join(those)}, not of {optimizer}")
+    if "own_squares" in printed and state == "privatised":
+        raise DataError(
+            "with --own-squares what is released does not tell the gradients that state is made of:"
+            " add --state public, or --state raw --no-guarantee"
+        )

@@ -125,7 +125,16 @@ IMAGE_METHODS: Final = (
 _AS_PRINTED: Final = (  # state of raw gradients
     _own("adan", LOT_CLIP, "adan raw", state="raw", learning_rate=0.3, options=_LOCAL),
     _own("pi_adam", LOT_CLIP, "pi_adam raw", state="raw", learning_rate=3.0 / LOT_CLIP),
-)
+    *(
+        _own(
+            name, LOT_CLIP, f"{name} {state}, own squares", state=state, learning_rate=0.75,
+            options={"own_squares": True},
+        )
+        for name, state in (
+            ("pi_adam", "public"), ("pi_adam", "raw"), ("pi_rmsprop", "raw"), ("pi_adagrad", "raw")
+        )
+    ),
+)  # fmt: skip
 NOISES: Final = (2.0, 4.0, 8.0)
 MNIST_STEPS: Final = 1000  # 10 epochs at q = 0.01
 FASHION_STEPS: Final = 300

@@ -60,7 +60,7 @@ def audited(name: str, state: str, *, cut: float = 1.0, seed: int = 1) -> Verdic
         state=state,
         public=public,
         generator=generator,
-        **({"threshold": 0.0} if OPTIMIZERS[name].local else {}),
+        **({"threshold": 0.0} if OPTIMIZERS[name].printed == "box" else {}),
     )
     less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
     optimizer.private_sum.plan = less

@@ -36,17 +36,32 @@ from training_client.plan import Plan
 from training_client.private_sum import Part, PrivateSum, Release
 
 Tensors = Sequence[torch.Tensor]
-SHAPES = ("ball", "ellipsoid", "box", "affine")
-BOX = "boxed "  # before an optimizer's name: with half axes, of which a box is made
-BOXED = [(BOX + name, state) for name, e in OPTIMIZERS.items() if e.local for state in e.states]
-STATES = [(name, state) for name, entry in OPTIMIZERS.items() for state in entry.states] + BOXED
+SHAPES = ("ball", "ellipsoid", "box", "affine", "damped", "damped and shifted")
+PRINTED = " as printed"  # after an optimizer's name: a box (with half axes), or own squares
+BOXED = [
+    (name + PRINTED, state)
+    for name, entry in OPTIMIZERS.items() if entry.printed == "box"
+    for state in entry.states
+]  # fmt: skip
+DAMPED = [
+    (name + PRINTED, state)
+    for name, entry in OPTIMIZERS.items() if entry.printed == "own_squares"
+    for state in ("public", "raw")
+]  # fmt: skip
+STATES = [
+    *((name, state) for name, entry in OPTIMIZERS.items() for state in entry.states),
+    *BOXED,
+    *DAMPED,
+]
 PUBLIC = batch(64)
 
 
 def made(name: str, net: nn.Module, plan: Plan, **options: Any) -> PrivateOptimizer:
-    boxed = {"box": True, "threshold": 0.0} if name.startswith(BOX) else {}
-    options = {"public": PUBLIC} | boxed | options
-    return make_optimizer(name.removeprefix(BOX), net, plan, **options)
+    known = name.removesuffix(PRINTED)
+    if known != name:
+        boxed = {"box": True, "threshold": 0.0}
+        options |= boxed if OPTIMIZERS[known].printed == "box" else {"own_squares": True}
+    return make_optimizer(known, net, plan, **{"public": PUBLIC} | options)
 
 
 def like(net: nn.Module, seed: int) -> list[torch.Tensor]:
@@ -61,6 +76,10 @@ def a_transform(shape: str, net: nn.Module) -> Transform:
         return Transform(0.7)
     if shape == "affine":
         return Transform.fixed(0.7, positive, like(net, 4))
+    if shape.startswith("damped"):
+        return Transform.fixed(
+            0.7, positive, like(net, 4) if "shifted" in shape else None, damping=5
+        )
     return ellipsoid([0.1 * each for each in positive], box=shape == "box")
 
 
@@ -85,7 +104,11 @@ def transformed(net: nn.Module, transform: Transform, *of: torch.Tensor) -> torc
     for block in Clipper(net).blocks:
         affine, gradient = transform.at(block), vector[:, block.numbers]
         u = gradient if affine.shift is None else gradient + affine.shift
-        rows.append((u if affine.scale is None else u * affine.scale).flatten(1))
+        u = u if affine.scale is None else u * affine.scale
+        if transform.damping:
+            assert affine.scale is not None
+            u = u / (1 + (transform.damping * affine.scale * gradient) ** 2).sqrt()
+        rows.append(u.flatten(1))
     u = torch.cat(rows, 1)
     if transform.box:
         return u.clamp(-1, 1)
@@ -163,8 +186,10 @@ def test_clipped_sums_without_zeros_equal_those_of_every_example(
     sums, _ = sum_clipped(
         Clipper(net, sparse_inputs=True), examples, labels, training.cross_entropy, transform
     )
-    of_norms = used.index("add_up") if shape != "box" else 0
-    assert (of_norms > 0) == (shape in ("ellipsoid", "affine"))
+    assert (not used) == (shape == "box" or shape.startswith("damped"))
+    assert ("products" in used[: used.index("add_up")] if used else False) == (
+        shape in ("ellipsoid", "affine")
+    )
     exact_net = copy.deepcopy(net).double()
     moved = replace(transform, **{
         name: (lambda block, of=of: of(block).double())
@@ -502,6 +527,40 @@ def test_without_noise_and_clipping_pigdo_is_its_row_of_table_1(rule: str) -> No
                 s[at] = s[at] + g**2 if rule == "adagrad" else second * s[at] + (1 - second) * g**2
     for a, b in zip(private.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["adam", "rmsprop", "adagrad"])
+def test_with_own_squares_pigdo_is_table_1_to_the_letter(rule: str) -> None:
+    """Every example's f/√s, with s and f of the mean gradient before; no ε is printed."""
+    private, plain = model(), model()
+    (examples, labels), first, second = batch(), 0.9, 0.999
+    options = {"own_squares": True, "epsilon": 0.0, "public": (examples, labels)}
+    optimizer = made(f"pi_{rule}", private, QUIET, learning_rate=0.01, state="public", **options)
+    f = [torch.zeros_like(p) for p in plain.parameters()]
+    s = [torch.zeros_like(p) for p in plain.parameters()]
+    for step in range(1, 5):
+        optimizer.step(examples, labels, training.cross_entropy)
+        each = per_example(plain, examples, labels)
+        with torch.no_grad():
+            for at, (p, g) in enumerate(zip(plain.parameters(), each, strict=True)):
+                if rule == "adam":
+                    taken = (first * f[at] + (1 - first) * g) / (1 - first**step)
+                    squares = (second * s[at] + (1 - second) * g**2) / (1 - second**step)
+                else:
+                    taken = g
+                    squares = s[at] + g**2 if rule == "adagrad" else mixed(second, s[at], g**2)
+                p -= 0.01 * (taken / squares.sqrt()).mean(0)
+                mean = g.mean(0)
+                f[at] = mixed(first, f[at], mean)
+                s[at] = s[at] + mean**2 if rule == "adagrad" else mixed(second, s[at], mean**2)
+    for a, b in zip(private.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["adam", "rmsprop", "adagrad"])
+def test_with_own_squares_state_cannot_be_made_of_what_is_released(rule: str) -> None:
+    with pytest.raises(ValueError, match="take public state, or raw"):
+        made(f"pi_{rule}", model(), PLAN, own_squares=True)
 
 
 def gradients_of(net: nn.Module, of: tuple[torch.Tensor, torch.Tensor]) -> Tensors:

@@ -646,7 +646,9 @@ def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
         (["--service", "none"], "no accounting service"),
         (["--service", "none", "--no-guarantee"], "--noise-multiplier"),
         (["--optimizer", "dp_adam", "--momentum", "0.5"], "--momentum"),
-        (["--box"], "--box"),
+        (["--box"], "--box is of adadp, adan, not of dp_sgd"),
+        (["--own-squares"], "--own-squares is of pi_adam, pi_rmsprop, pi_adagrad, not of dp_sgd"),
+        (["--optimizer", "pi_adam", "--own-squares"], "--state public"),
     ],
 )
 def test_wrong_options_are_explained(arguments: list[str], words: str) -> None:

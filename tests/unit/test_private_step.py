@@ -6,6 +6,7 @@ import math
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partialmethod
 
 import numpy as np
@@ -16,9 +17,18 @@ from torch import nn
 
 from training_client import elements
 from training_client import train as training
-from training_client.clipping import Clipper, Loss, Transform, factors, gradients, joined, rows
+from training_client.clipping import (
+    Clipper,
+    Loss,
+    Transform,
+    elementwise,
+    factors,
+    gradients,
+    joined,
+    rows,
+)
 from training_client.clipping.blocks import split
-from training_client.clipping.box import clamped, clamped_products
+from training_client.clipping.elementwise import clamped, clamped_products
 from training_client.errors import UnsupportedModelError
 from training_client.noise import fresh_generator, gaussian_like
 from training_client.optimizers import make_optimizer
@@ -116,7 +126,7 @@ def test_an_example_with_an_infinite_gradient_counts_as_zero(number: float) -> N
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-@pytest.mark.parametrize("shape", ["ball", "ellipsoid", "affine", "box"])
+@pytest.mark.parametrize("shape", ["ball", "ellipsoid", "affine", "damped", "box"])
 @pytest.mark.parametrize("layer", [nn.Linear(5, 4), nn.Conv1d(1, 3, 2)])
 def test_a_gradient_that_is_not_finite_adds_nothing_whatever_bounds_it(
     layer: nn.Module, shape: str, number: float
@@ -137,6 +147,7 @@ def test_a_gradient_that_is_not_finite_adds_nothing_whatever_bounds_it(
         "ball": Transform(1.0),
         "ellipsoid": Transform.fixed(1.0, scales),
         "affine": Transform.fixed(1.0, scales, shifts),
+        "damped": Transform.fixed(1.0, scales, shifts, damping=2.0),
         "box": Transform.fixed(9.0, scales, box=True),
     }[shape]
 
@@ -708,14 +719,16 @@ def an_attack(draw: random.Random) -> tuple[nn.Linear, torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize("flush", [False, True])
-@pytest.mark.parametrize("how", ["compiled", "accelerated", "sparse"])
+@pytest.mark.parametrize(
+    "how", ["compiled", "accelerated", "sparse", "damped", "damped, accelerated"]
+)
 def test_no_sizes_of_numbers_pass_the_bound(
     how: str, flush: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 1000 at random a few did while squares beside others were lost."""
     monkeypatch.setattr(Clipper, "_probe", lambda *_: None)  # as long as all the rest
-    if how == "accelerated":
-        for module in (elements, gradients, rows):
+    if "accelerated" in how:
+        for module in (elements, elementwise, gradients, rows):
             monkeypatch.setattr(module, "on_processor", lambda _: False)
     if how == "sparse":
         leave_zeros_out(monkeypatch)
@@ -724,9 +737,24 @@ def test_no_sizes_of_numbers_pass_the_bound(
     try:
         for _ in range(1000):
             layer, inputs, of, by = an_attack(draw)
+            if "damped" in how:
+                by = replace(by, damping=10 ** draw.uniform(-20, 20))
             assert clipped_norm(layer, inputs, of, by) <= by.bound, (inputs, of)
     finally:
         torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_damped_squares_that_a_precision_has_no_number_for_are_counted(
+    accelerated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if accelerated:
+        monkeypatch.setattr(elementwise, "on_processor", lambda _: False)
+    layer, one = nn.Linear(2, 1, bias=False), torch.ones(1, 1)
+    for size, bound in ((1e-25, 1e-28), (1e25, 1e20)):
+        by = Transform.fixed(bound, [torch.ones(1, 2)], [torch.full((1, 2), size)], damping=1e-35)
+        norm = clipped_norm(layer, torch.full((1, 2), size), one, by)
+        assert 0.99 * bound < norm <= bound
 
 
 @pytest.mark.parametrize("flush", [False, True])
@@ -932,12 +960,15 @@ def test_no_physical_batch_is_refused() -> None:
 
 @pytest.mark.parametrize("number", [math.inf, math.nan])
 @pytest.mark.parametrize("where", ["scale", "shift"])
-def test_a_transform_beyond_every_number_lets_nothing_out(where: str, number: float) -> None:
+@pytest.mark.parametrize("damping", [0.0, 1.0])
+def test_a_transform_beyond_every_number_lets_nothing_out(
+    damping: float, where: str, number: float
+) -> None:
     """Else a batch with a record could be told from one without."""
     layer = nn.Linear(2, 1, bias=False)
     scale, shift = torch.ones(1, 2), torch.zeros(1, 2)
     (scale if where == "scale" else shift)[0, 0] = number
-    by = Transform.fixed(1.0, [scale], [shift])
+    by = Transform.fixed(1.0, [scale], [shift], damping=damping)
     for count in (0, 1, 400):
         sums, _ = sum_clipped(
             Clipper(layer),

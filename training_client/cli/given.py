@@ -69,6 +69,7 @@ def _as_before(recipe: Recipe, kept: Checkpoint, steps: int) -> dict[str, Any]:
         "warm_start": recipe.warm_start,
         "side_information": recipe.side_information,
         "box": options.get("box", False),
+        "own_squares": options.get("own_squares", False),
         "learning_rate": options["learning_rate"],
         "momentum": options.get("momentum"),
         "physical_batch_size": options.get("physical_batch_size"),

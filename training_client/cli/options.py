@@ -125,6 +125,14 @@ Box = Annotated[
         "--box", help="AdaDP: clamp coordinates as printed; slow.", rich_help_panel=TRAINING
     ),
 ]
+OwnSquares = Annotated[
+    bool,
+    typer.Option(
+        "--own-squares",
+        help="PIAdam, PIRMSprop, PIAdagrad: s with an example's own g², as printed; slow.",
+        rich_help_panel=TRAINING,
+    ),
+]
 LearningRate = Annotated[
     float | None,
     typer.Option(

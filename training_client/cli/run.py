@@ -65,6 +65,7 @@ def run(
     optimizer: take.Optimizer = "dp_sgd",
     state: take.State = None,
     box: take.Box = False,
+    own_squares: take.OwnSquares = False,
     no_guarantee: take.NoGuarantee = False,
     batch_size: take.Batch = 600,
     physical_batch_size: take.PhysicalBatch = None,
@@ -103,7 +104,7 @@ def run(
             Checkpoint.require_none(folder)
             recipe = choose(
                 data_name, optimizer, state, size=size, learning_rate=learning_rate,
-                momentum=momentum, box=box, model=model, hidden=hidden,
+                momentum=momentum, box=box, own_squares=own_squares, model=model, hidden=hidden,
                 physical_batch_size=physical_batch_size, public_examples=public_examples,
                 public_batch_size=public_batch_size, warm_start=warm_start,
                 side_information=side_information,

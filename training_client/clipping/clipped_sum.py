@@ -31,18 +31,20 @@ class Sum(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClippedSum:
-    """Σᵢ wᵢ·D∘(∇ᵢ + b) of a batch, or Σᵢ clamp(D∘∇ᵢ, ±1).
+    """Σᵢ wᵢ·D∘(∇ᵢ + b) of a batch, or Σᵢ clamp(D∘∇ᵢ, ±1), or Σᵢ wᵢuᵢ, damped.
 
     Attributes:
         gradients: of the examples that count, by parameter, or their sum Σᵢ wᵢ∇ᵢ; none of an empty
             batch.
         weights: w, one for each of them; None in a box, and of an empty batch.
         mean_loss: of the batch; not private: for the progress bar of the data's owner only.
+        damping: c, of the u that are added up; 0 if they are D∘(∇ᵢ + b).
     """
 
     gradients: Sequence[ExampleGradients | torch.Tensor]
     weights: torch.Tensor | None
     mean_loss: float
+    damping: float = 0.0
 
     @classmethod
     def of(
@@ -79,17 +81,20 @@ class ClippedSum:
         with full_precision(out.device):
             for piece in block.pieces:
                 self._on_piece(piece, affine, piece.within(out))
-            if self.weights is not None:
+            if self.weights is not None and not self.damping:
                 affine.map_sum(out, self.weights)
 
     def _on_piece(self, piece: Piece, affine: Affine, out: torch.Tensor) -> None:
-        """Σᵢ wᵢ∇ᵢ, not mapped yet, or the sum in a box."""
+        """Σᵢ wᵢ∇ᵢ, not mapped yet, or the sum in a box, or the damped one."""
         gradients = self.gradients[piece.at]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])
         elif self.weights is None:
             assert affine.scale is not None
             out.copy_(gradients.clamped_sum(piece.rows, piece.within(affine.scale)))
+        elif self.damping:
+            of_piece = (piece.rows, affine.on(piece), self.damping, self.weights)
+            out.copy_(gradients.damped_sum(*of_piece).view_as(out))
         else:
             gradients.weighted_sum(piece.rows, self.weights, out)
 

@@ -96,6 +96,8 @@ class Clipper:
             kept = weights > 0
             if not bool(kept.all()):  # what is left out may not be finite: 0 times it neither
                 gradients, weights = [each.only(kept) for each in gradients], weights[kept]
+            if transform.damping:
+                return ClippedSum(gradients, weights, mean_loss, transform.damping)
             return ClippedSum.of(gradients, weights, mean_loss, self.parameters)
 
         return self._over_physical_batches(examples, targets, clipped, transform.at)
@@ -184,6 +186,8 @@ class Clipper:
         if transform.scale is None:
             return [each.squares(transform.bound) for each in gradients]
         by_parameter = groupby(self._pieces(transform), key=lambda part: part[0].at)
+        if transform.damping:
+            return [gradients[at].damped_squares(of, transform.damping) for at, of in by_parameter]
         return [gradients[at].affine_squares(parts, transform.bound) for at, parts in by_parameter]
 
     def _pieces(self, transform: Transform) -> Iterator[tuple[Piece, Affine]]:

@@ -7,7 +7,7 @@ gradient g and its input a, so the squared norm of D∘(g aᵀ + b) is
 
 which is ‖g‖²·‖a‖² without D and b, and a weighted sum over examples is one matrix product. Neither
 needs a per-example gradient in memory ("book-keeping", Bu et al. 2023, arXiv 2210.00038). Only a
-box is elementwise. Of every other layer the per-example gradients are held.
+box and what is damped are elementwise. Of every other layer the per-example gradients are held.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from training_client.clipping.allowances import (
     weighted_underflow,
 )
 from training_client.clipping.blocks import Piece
-from training_client.clipping.box import clamped, clamped_products
+from training_client.clipping.elementwise import (
+    clamped,
+    clamped_products,
+    damped_squares,
+    damped_sum,
+)
 from training_client.clipping.factors import Factor, factor_of
 from training_client.clipping.rows import (
     add_dots,
@@ -74,6 +79,16 @@ class ExampleGradients(Protocol):
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """Σ clamp(D∘∇ᵢ, ±1) on rows of the parameter; what is no number counts as 0."""
+        ...
+
+    def damped_squares(self, parts: Parts, damping: float) -> torch.Tensor:
+        """‖u‖² for each example, damped, in double precision; `parts` as in `affine_squares`."""
+        ...
+
+    def damped_sum(
+        self, rows: slice, affine: Affine, damping: float, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Σ wᵢuᵢ, damped, on rows of the parameter."""
         ...
 
     def only(self, kept: torch.Tensor) -> ExampleGradients:
@@ -215,6 +230,19 @@ class OuterProducts:
         """See `ExampleGradients`."""
         return clamped_products(self.gradients[:, rows], self.inputs, scale)
 
+    def damped_squares(self, parts: Parts, damping: float) -> torch.Tensor:
+        """See `ExampleGradients`."""
+        found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
+        for piece, affine in parts:
+            found += damped_squares(self.gradients[:, piece.rows], self.inputs, affine, damping)
+        return found
+
+    def damped_sum(
+        self, rows: slice, affine: Affine, damping: float, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """See `ExampleGradients`."""
+        return damped_sum(self.gradients[:, rows], self.inputs, affine, damping, weights)
+
     def only(self, kept: torch.Tensor) -> OuterProducts:
         """See `ExampleGradients`."""
         return OuterProducts(self.gradients[kept], self.inputs[kept], self.sparse)
@@ -265,6 +293,23 @@ class HeldGradients:
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """See `ExampleGradients`."""
         return clamped(self.gradients[:, rows] * scale).sum(0)
+
+    def damped_squares(self, parts: Parts, damping: float) -> torch.Tensor:
+        """See `ExampleGradients`."""
+        found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
+        for piece, affine in parts:
+            found += damped_squares(*self._as_products(piece.rows), affine.in_a_row(), damping)
+        return found
+
+    def damped_sum(
+        self, rows: slice, affine: Affine, damping: float, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """See `ExampleGradients`."""
+        return damped_sum(*self._as_products(rows), affine.in_a_row(), damping, weights)
+
+    def _as_products(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """1 and ∇, whose product ∇ is."""
+        return self.gradients.new_ones(len(self.gradients), 1), self.gradients[:, rows].flatten(1)
 
     def only(self, kept: torch.Tensor) -> HeldGradients:
         """See `ExampleGradients`."""

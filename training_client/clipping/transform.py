@@ -2,7 +2,9 @@
 
     u = D∘(∇ + b),   then u is scaled to ‖u‖₂ ≤ B (a ball), or each coordinate clamped to ±1 (a box)
 
-D, b and B must be known before the batch is looked at: public, or made of noisy sums. Then one
+or, damped by c > 0, u = D∘(∇ + b)/√(1 + (c·D∘∇)²), then scaled to the ball.
+
+D, b, c and B must be known before the batch is looked at: public, or made of noisy sums. Then one
 example moves the sum of the u by at most B in ℓ2, whatever D and b are, and noise of deviation σB
 on every coordinate of that sum is the Gaussian mechanism of noise multiplier σ. Divided by D again
 the noise deviates by σB/Dᵢ: large where gradients are (papers/000, Lemma 1, is this remark).
@@ -41,6 +43,11 @@ class Affine:
         """That of a piece, in its shape, from that of its block."""
         scale = None if self.scale is None else piece.within(self.scale)
         return Affine(scale, None if self.shift is None else piece.within(self.shift))
+
+    def in_a_row(self) -> Affine:
+        """That of a piece, in one row."""
+        scale = None if self.scale is None else self.scale.reshape(1, -1)
+        return Affine(scale, None if self.shift is None else self.shift.reshape(1, -1))
 
     def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         """Σ wᵢ·D∘(∇ᵢ + b) = D∘(Σ wᵢ∇ᵢ + (Σ wᵢ)·b), in place.
@@ -81,21 +88,25 @@ class Transform:
         scale: gives D > 0 of a block; D = 1 if there is none.
         shift: gives b of a block; b = 0 if there is none.
         box: clamp each coordinate to ±1 rather than scale to the ball; without a shift.
+        damping: c ≥ 0; where it is not 0 every example's gradient is gone through, as in a box.
     """
 
     bound: float
     scale: Scale | None = None
     shift: Shift | None = None
     box: bool = False
+    damping: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what bounds nothing."""
         if not 0 < self.bound < math.inf:
             raise ValueError(f"expected a finite bound > 0, got {self.bound}")
-        if self.scale is None and (self.box or self.shift is not None):
-            raise ValueError("a box and a shift need scales")
-        if self.box and self.shift is not None:
-            raise ValueError("a box has no shifts")
+        if not 0 <= self.damping < math.inf:
+            raise ValueError(f"expected a finite damping ≥ 0, got {self.damping}")
+        if self.scale is None and (self.box or self.damping or self.shift is not None):
+            raise ValueError("a box, a shift and damping need scales")
+        if self.box and (self.damping or self.shift is not None):
+            raise ValueError("a box has no shifts, and is not damped")
 
     @classmethod
     def fixed(
@@ -105,6 +116,7 @@ class Transform:
         shifts: Sequence[torch.Tensor] | None = None,
         *,
         box: bool = False,
+        damping: float = 0.0,
     ) -> Transform:
         """With D and b that are there already.
 
@@ -113,13 +125,15 @@ class Transform:
             scales: D, a tensor per parameter.
             shifts: b, a tensor per parameter.
             box: see above.
+            damping: see above.
         """
 
         def by_block(tensors: Sequence[torch.Tensor]) -> Scale:
             vector = joined(tensors)
             return lambda block: block.of(vector)
 
-        return cls(bound, by_block(scales), None if shifts is None else by_block(shifts), box)
+        shift = None if shifts is None else by_block(shifts)
+        return cls(bound, by_block(scales), shift, box, damping)
 
     def at(self, block: Block) -> Affine:
         """D and b of a block."""

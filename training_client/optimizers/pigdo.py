@@ -11,7 +11,7 @@ from torch import nn
 from training_client.clipping import Block, Transform
 from training_client.elements import inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.source import Gradients, Step
+from training_client.optimizers.source import Gradients, Noisy, Step
 from training_client.plan import Plan
 from training_client.private_sum import Part
 
@@ -31,14 +31,21 @@ class PiGdo(PrivateOptimizer):
     affine in g: D∘(g + b), which `clipping` sums without any example's gradient. They are made of
     mean gradients, noisy ones unless `source` says otherwise; the paper prints raw ones.
 
+    With `own_squares` s has the example's own g² in it, as printed: D is damped by it. Then what is
+    released no longer tells the mean gradient, and state has to come from elsewhere.
+
     Args:
         model: the model to train.
         plan: what each step does and costs; its clip norm is C.
         rule: the row of Table 1.
         learning_rate: η > 0.
         betas: β₁ and β₂.
-        epsilon: added to √s; before anything is known of a coordinate it is all of it.
+        epsilon: added to √s₋; before anything is known of a coordinate it is all of it.
+        own_squares: as printed; every example's gradient is gone through, number by number.
         options: see `PrivateOptimizer`.
+
+    Raises:
+        ValueError: state of noisy gradients is asked for with own squares.
     """
 
     kept: ClassVar[tuple[str, ...]] = ("steps", "firsts", "squares")
@@ -52,35 +59,59 @@ class PiGdo(PrivateOptimizer):
         learning_rate: float,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-3,
+        own_squares: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(model, plan, **options)
+        if own_squares and isinstance(self.source, Noisy):
+            raise ValueError(
+                "with own squares what is released does not tell the mean gradient that state is "
+                "made of: take public state, or raw"
+            )
         self.rule: Rule = rule
+        self.own_squares = own_squares
         self.learning_rate, self.betas, self.epsilon = learning_rate, betas, epsilon
         self.steps = 0
         self.firsts = self.zeros() if rule == "adam" else None  # f
         self.squares = self.zeros()  # s
 
     def transform(self) -> Transform:
-        """D = k/(√s + ε); and b = β₁/(1 − β₁)·f₋ for Adam, so that k·b is f₋'s part of f."""
+        """D = k/(√(p·s₋) + ε); for Adam b = β₁/(1 − β₁)·f₋, so that k·b is f₋'s part of f.
+
+        With own squares f/√((√(p·s₋) + ε)² + r·g²) = D∘(g + b)/√(1 + (c·D∘g)²) has c = √r/k.
+        """
         firsts = self.firsts
-        if firsts is None:
-            return Transform(self.plan.clip_norm, self._inverse_root)
-        first, second = self.betas
-        share, seen = 1 - first ** (self.steps + 1), 1 - second ** max(self.steps, 1)
+        first, factor = self.betas[0], self._factor()
+        part, own = self._own() if self.own_squares else (self._part(), 0.0)
+        root = part**0.5
 
         def scale(block: Block) -> torch.Tensor:
-            return self._inverse_root(block, seen, (1 - first) / share)
+            return inverse_roots(block.of(self.squares), factor / root, self.epsilon / root)
 
         def shift(block: Block) -> torch.Tensor:
+            assert firsts is not None
             return block.of(firsts) * (first / (1 - first))
 
-        return Transform(self.plan.clip_norm, scale, shift if self.steps > 0 else None)
+        shifted = shift if firsts is not None and self.steps > 0 else None
+        return Transform(self.plan.clip_norm, scale, shifted, damping=own**0.5 / factor)
 
-    def _inverse_root(self, block: Block, share: float = 1.0, factor: float = 1.0) -> torch.Tensor:
-        """factor/(√(s/share) + ε)."""
-        whole = share**0.5
-        return inverse_roots(block.of(self.squares), factor * whole, self.epsilon * whole)
+    def _factor(self) -> float:
+        """k, g's part of f."""
+        first = self.betas[0]
+        return (1 - first) / (1 - first ** (self.steps + 1)) if self.rule == "adam" else 1.0
+
+    def _part(self) -> float:
+        """p, of s₋ before the step."""
+        seen = 1 - self.betas[1] ** max(self.steps, 1)
+        return 1 / seen if self.rule == "adam" else 1.0
+
+    def _own(self) -> tuple[float, float]:
+        """p, and r, which is g²'s part, of s in the step."""
+        second = self.betas[1]
+        if self.rule == "adagrad":
+            return 1.0, 1.0
+        seen = 1 - second ** (self.steps + 1) if self.rule == "adam" else 1.0
+        return second / seen, (1 - second) / seen
 
     def update(self, step: Step) -> None:
         """Descend along the noisy mean; take the step's gradients into f and s."""

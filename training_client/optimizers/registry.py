@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from training_client.optimizers.adadp import AdaDp
 from training_client.optimizers.adadps import AdaDps, PublicPreconditioner
 from training_client.optimizers.after_noise import AfterNoise
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.pigdo import PiGdo
+from training_client.optimizers.pigdo import PiGdo, Rule
 from training_client.optimizers.source import PUBLIC_BATCH_SIZE, Noisy, Public, Raw, Source
 from training_client.plan import Plan
 
@@ -31,7 +31,8 @@ class Entry:
         source: where it comes from.
         learning_rate: a start for MNIST.
         states: where its state may come from; the first is the default.
-        local: whether it clips to half axes, a box or an ellipsoid.
+        printed: the option that takes what is printed to the letter where the default does not,
+            and goes through every example's gradient for it.
     """
 
     make: Make
@@ -39,7 +40,7 @@ class Entry:
     source: str
     learning_rate: float
     states: tuple[str, ...] = ("privatised",)
-    local: bool = False
+    printed: Literal["box", "own_squares"] | None = None
 
 
 def _after(optimizer: Callable[..., torch.optim.Optimizer]) -> Make:
@@ -50,8 +51,11 @@ def _after(optimizer: Callable[..., torch.optim.Optimizer]) -> Make:
     return make
 
 
-def _pi(rule: Any) -> Make:
-    return lambda model, plan, **options: PiGdo(model, plan, rule, **options)
+def _pi(rule: Rule, title: str) -> Entry:
+    def make(model: nn.Module, plan: Plan, **options: Any) -> PiGdo:
+        return PiGdo(model, plan, rule, **options)
+
+    return Entry(make, title, "papers/001", 3.0, _ANY, "own_squares")
 
 
 _ADAM: Final = partial(torch.optim.Adam, fused=True)  # in one pass, without temporary tensors
@@ -66,17 +70,17 @@ OPTIMIZERS: Final[dict[str, Entry]] = {
         _after(torch.optim.Adagrad), "Adagrad on the noisy gradient", "papers/004", 1e-2
     ),
     "adadp": Entry(
-        AdaDp, "noise and steps by the size of gradients", "papers/000", 2e-3, _ANY, True
+        AdaDp, "noise and steps by the size of gradients", "papers/000", 2e-3, _ANY, "box"
     ),
     "adal": Entry(
         partial(AdaDp, adaptive_noise=False), "AdaDP's steps alone", "papers/000", 2e-3
     ),
     "adan": Entry(
-        partial(AdaDp, adaptive_rate=False), "AdaDP's noise alone", "papers/000", 3.0, _ANY, True
+        partial(AdaDp, adaptive_rate=False), "AdaDP's noise alone", "papers/000", 3.0, _ANY, "box"
     ),
-    "pi_adam": Entry(_pi("adam"), "Adam's rule before the clip", "papers/001", 3.0, _ANY),
-    "pi_rmsprop": Entry(_pi("rmsprop"), "RMSprop's rule before the clip", "papers/001", 3.0, _ANY),
-    "pi_adagrad": Entry(_pi("adagrad"), "Adagrad's rule before the clip", "papers/001", 3.0, _ANY),
+    "pi_adam": _pi("adam", "Adam's rule before the clip"),
+    "pi_rmsprop": _pi("rmsprop", "RMSprop's rule before the clip"),
+    "pi_adagrad": _pi("adagrad", "Adagrad's rule before the clip"),
     "adadps": Entry(
         AdaDps, "gradients over a public statistic, then the clip", "papers/004", 3.0,
         ("public", "privatised"),

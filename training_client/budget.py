@@ -97,6 +97,7 @@ class Budget:
         method: of accounting.
         before: what is released before the first step: it takes its part of ε, and every claim
             covers it.
+        steps: of the run, if that is known: of no more is asked at once.
         allowed: steps that the service has said fit, so far.
         spent: ε of the allowed steps.
         made: the last step taken.
@@ -109,6 +110,7 @@ class Budget:
     block: int = 50
     method: str = "pld"
     before: tuple[Mechanism, ...] = ()
+    steps: int | None = None
     allowed: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)
     made: int = field(default=0, init=False)
@@ -150,6 +152,8 @@ class Budget:
         if step <= self.allowed:
             return
         end = max(self.allowed, step - 1) + max(self.allowed, self.block)
+        if self.steps is not None:
+            end = max(step, min(end, self.steps))
         ahead = self.guarantee(end)
         if ahead.epsilon <= self.epsilon:
             self.allowed, self.spent = end, ahead.epsilon

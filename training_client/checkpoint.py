@@ -111,7 +111,10 @@ def _loaded(folder: Path) -> Any:
     try:
         file = (folder / NAME).open("rb")
     except OSError as error:
-        raise DataError(f"no checkpoint to resume in {folder}: {error}") from None
+        raise DataError(
+            f"no checkpoint to resume in {folder} ({error.strerror}): a run on a ledger's dataset "
+            "leaves one until it is done"
+        ) from None
     with file:
         try:
             return torch.load(file, map_location="cpu", weights_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from training_client.data import Dataset
 from training_client.errors import DataError
 from training_client.models import CLASSES, RECONSTRUCTION, Objective
 from training_client.optimizers import PrivateOptimizer
-from training_client.train import train
+from training_client.train import Progress, train
 
 _POINTS: Final = 20
 _HUES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -77,6 +78,7 @@ def run_all(
     *,
     objection: str | None = None,
     objective: Objective = CLASSES,
+    report: Callable[[int, Progress], None] = lambda *_: None,
 ) -> Curve:
     """Train one optimizer several times.
 
@@ -89,6 +91,7 @@ def run_all(
         seeds: runs; only the model's first weights depend on them, never the noise.
         objection: why no guarantee stands; None if one does.
         objective: the loss, and what is measured.
+        report: called after every step, with the steps of earlier seeds.
     """
     every = max(1, steps // _POINTS)
     limits: dict[str, Any] = {"steps_max": steps, "evaluate_every": every}
@@ -99,7 +102,10 @@ def run_all(
         own: Allowance = replace(budget)  # with nothing taken yet: it hands out each step once
         if objection is not None:
             own = Unclaimed(budget.plan, steps, objection)
-        results.append(train(model, data, optimizer, own, objective=objective, **limits))
+        told = partial(report, seed * steps)
+        results.append(
+            train(model, data, optimizer, own, objective=objective, report=told, **limits)
+        )
     taken = [step for step, _ in results[0].scores]
     columns = zip(*(each.scores for each in results), strict=True)
     return Curve(

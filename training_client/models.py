@@ -178,7 +178,7 @@ def require(name: str, data: Dataset) -> None:
     if classes not in (None, data.classes):
         raise DataError(f"{name} tells {classes} classes apart, the data have {data.classes}")
     if MODELS[name].images and data.images is None:
-        raise DataError(f"{name} is for images, and the data are none")
+        raise DataError(f"{name} takes images, and these data are rows of numbers")
 
 
 def make_model(name: str, data: Dataset, hidden: int = 1000) -> nn.Module:

@@ -99,14 +99,29 @@ def asked(
             f"Note: δ = {delta:g} is not less than one over {wanted.size} records: what gives one "
             "of them away whole may keep to that"
         )
-    budget = Budget(accounting, wanted.plan(used), epsilon, delta, before=wanted.before)
-    budget.begin()  # or say so now, before any data is touched
-    if noise is not None and budget.guarantee(wanted.steps).epsilon > epsilon:
-        least = _least_noise(accounting, wanted, epsilon, delta)
+    plan, steps = wanted.plan(used), wanted.steps
+    budget = Budget(accounting, plan, epsilon, delta, before=wanted.before, steps=steps)
+    if noise is None:
+        budget.begin()  # or say so now, before any data is touched
+        return budget
+    spent = budget.guarantee(wanted.steps).epsilon
+    if spent <= epsilon:
         say(
-            f"Note: with σ = {noise:g} not all {wanted.steps} steps fit ε = {epsilon:g} at δ = "
-            f"{delta:g}, and the run ends with the last that does; all would with σ = {up(least)}"
+            f"{wanted.steps} steps at q = {wanted.sample_rate:g} with σ = {noise:g} take ε = "
+            f"{up(spent)} of {epsilon:g} at δ = {delta:g}"
         )
+        return budget
+    enough = ""
+    with suppress(TrainingStoppedError):  # if there is any
+        enough = f"; all would with σ = {up(_least_noise(accounting, wanted, epsilon, delta))}"
+    try:
+        budget.begin()
+    except BudgetExhaustedError as error:
+        raise BudgetExhaustedError(f"{error} of {wanted.steps}{enough}") from None
+    say(
+        f"Note: with σ = {noise:g} not all {wanted.steps} steps fit ε = {epsilon:g} at δ = "
+        f"{delta:g}, and the run ends with the last that does{enough}"
+    )
     return budget
 
 
@@ -155,15 +170,16 @@ def reserved(
 
     Raises:
         BudgetExhaustedError: the plan does not fit; the message says what would. Nothing is held.
+        DataError: the dataset has fewer records than the training data, which then are another's.
     """
     known = accounting.dataset(dataset)
     budget = known.get("budget") or {}
-    records = wanted.size + wanted.public
-    if known.get("size") not in (None, records):
-        say(
-            f"Note: the ledger's dataset {dataset!r} has {known['size']} records, the training "
-            f"data {records}: is it the right one?"
-        )
+    records, size = wanted.size + wanted.public, known.get("size")
+    differ = f"the ledger's dataset {dataset!r} has {size} records, the training data {records}"
+    if size is not None and size < records:
+        raise DataError(f"{differ}: they are not of it. Name the right one by --dataset or --data")
+    if size not in (None, records):  # a part of it may be trained on
+        say(f"Note: {differ}: is it the right one?")
     releases: list[Reservation] = []
     try:
         for each in wanted.before:
@@ -191,7 +207,7 @@ def _held(accounting: AccountingService, dataset: str, release: Mechanism) -> Re
     except BudgetExhaustedError as error:
         raise BudgetExhaustedError(
             f"what is released before the first step ({release['kind']} noise, σ = "
-            f"{release['noise_multiplier']:g}) does not fit: {error}"
+            f"{release['noise_multiplier']:g}) does not fit: {error}. Give it more (--pca-noise)"
         ) from None
 
 

@@ -85,7 +85,9 @@ class Recipe:
                 f"{self.public_examples} public examples leave none of {self.size} private"
             )
         if self.pca is not None and MODELS[self.model].images:
-            raise DataError(f"{self.model} is for images, and what is projected is none")
+            raise DataError(
+                f"{self.model} takes images, and a projection makes rows of numbers of them"
+            )
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Recipe:

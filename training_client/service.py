@@ -337,6 +337,10 @@ class AccountingService:
                 answer = self._client.request(method, path, json=body, headers=headers)
             except httpx.InvalidURL as error:  # more than a URL can hold; again is no better
                 raise DataError(f"{path[:60]!r}… cannot be asked for: {error}") from None
+            except httpx.UnsupportedProtocol:
+                raise DataError(
+                    f"{self.url!r} is no address of a service: write it as http://127.0.0.1:8000"
+                ) from None
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue

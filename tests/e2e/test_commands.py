@@ -81,7 +81,7 @@ def in_background(command: str, home: Path, **given: str) -> Iterator[None]:
 
 def test_the_demonstration_trains_within_its_budget(home: Path) -> None:
     done = done_by("make demo", home, DEMO_OPTIONS="--steps 60")
-    assert "Stopped after 60 steps: the plan is done." in done.stdout
+    assert "Stopped after 60 steps: all steps are done." in done.stdout
     assert "all is well" in done.stdout
     assert "do not fit what is left of the budget of 'mnist'" in done.stderr
     folder = home / "runs/mnist"

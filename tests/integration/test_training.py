@@ -26,6 +26,7 @@ from training_client import data as data_sets
 from training_client.cli import app, compare, run, together
 from training_client.cli.folders import LOCK, held
 from training_client.data import Dataset
+from training_client.digits import up
 from training_client.models import MODELS
 from training_client.optimizers import PrivateOptimizer
 from training_client.pca import PrivatePca
@@ -332,7 +333,7 @@ def test_a_warm_start_gives_its_examples_up(bench: Bench) -> None:
     ("arguments", "words"),
     [
         (["--model", "resnet"], "there is no model 'resnet'; there are mlp"),
-        (["--model", "cnn"], "cnn is for images"),
+        (["--model", "cnn"], "cnn takes images"),
         (["--batch-size", "500"], "more than 400 records"),
         (["--warm-start", "5", "--public-examples", "400"], "leave none of 400 private"),
         (["--pca", "9"], "takes 4096 here: 9 were asked for, of 8 inputs"),
@@ -424,6 +425,68 @@ def test_people_train_together_until_their_budgets_are_spent(bench: Bench) -> No
     shown = bench.train("together", "--participants", "2", "--epsilon", "0.6", "--rounds", "2")
     assert "participant-2" in shown.output
     assert "2 rounds" in shown.output
+
+
+def test_together_says_who_takes_part_and_who_never_did(bench: Bench) -> None:
+    done = bench.train(
+        "together", "--participants", "3", "--epsilon", "0.01,1,1.6", "--noise-multiplier", "2",
+        "--rounds", "3",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "round 1: participant-1 has dropped out" in done.output
+    assert "round 3: 2 of 3 take part" in done.output
+    nobody = bench.train("together", "--participants", "2", "--noise-multiplier", "0.05")
+    assert nobody.exit_code == 3
+    assert "of participant-1, step 1 would pass ε = 1" in nobody.output
+    assert "Raise --noise-multiplier" in nobody.output
+
+
+def test_a_service_that_asks_everybody_for_a_key_gets_it(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str | None] = []
+
+    def service(url: str, *, api_key: str | None = None) -> AccountingService:
+        given.append(api_key)
+        return bench.service(url)
+
+    for module in (compare, together):
+        monkeypatch.setattr(module, "AccountingService", service)
+    usual = ["--data", "small", "--hidden", "4", "--output"]
+    for arguments in (
+        ["together", *usual, str(tmp_path), "--participants", "2", "--rounds", "2"],
+        ["compare", "dp_sgd", *usual, str(tmp_path / "plot.png"), "--steps", "2", "--batch-size=9"],
+    ):
+        done = CliRunner().invoke(app, arguments, env={"ACCOUNTANT_API_KEY": bench.token})
+        assert done.exit_code == 0, done.output
+    assert given == [bench.token, bench.token]
+
+
+def test_a_run_makes_no_more_steps_than_it_was_asked_for(bench: Bench) -> None:
+    """However many its noise would allow."""
+    done = bench.run("--noise-multiplier", "20", "--steps", "7", "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert (answer["steps"], answer["steps_planned"]) == (7, 7)
+    assert answer["stopped"] == "all steps are done"
+    spent = up(answer["guarantee"]["epsilon"])
+    assert f"7 steps at q = 0.05 with σ = 20 take ε = {spent} of 2 at δ = 1e-05" in done.stderr
+    assert re.search(rf"step 7: loss [\d.]+, ε ≤ {spent}\n", done.stderr)
+
+
+def test_where_not_even_one_step_fits_it_is_said_what_would(bench: Bench) -> None:
+    done = bench.run("--noise-multiplier", "0.1", "--steps", "7")
+    assert done.exit_code == 3
+    assert "0 steps fit of 7; all would with σ = " in done.output
+
+
+def test_compare_shows_how_far_it_is(bench: Bench, tmp_path: Path) -> None:
+    plot = str(tmp_path / "plot.png")
+    usual = ("--data", "small", "--batch-size", "20", "--hidden", "4", "--output", plot)
+    given = ["compare", "dp_sgd", *usual, "--steps", "10", "--seeds", "2"]
+    done = CliRunner().invoke(app, given, env={"ACCOUNTANT_API_KEY": bench.token})
+    assert done.exit_code == 0, done.output
+    assert "dp_sgd, step 20: loss" in done.output
 
 
 def test_the_papers_accounting_is_used_where_it_is_asked_for(bench: Bench) -> None:
@@ -547,7 +610,7 @@ def test_a_model_for_images_is_not_trained_on_projections(bench: Bench) -> None:
     bench.give(3.0)
     done = bench.run("--dataset", bench.name, *PCA, "--model", "cnn")
     assert done.exit_code == 2
-    assert "what is projected is none" in done.output
+    assert "a projection makes rows of numbers" in done.output
     assert not bench.asked
 
 
@@ -658,11 +721,13 @@ def test_a_folder_that_another_run_trains_into_is_refused_and_nothing_stays_held
     bench: Bench,
 ) -> None:
     bench.give(8.0)
+    (bench.folder / "checkpoint.pt").parent.mkdir(parents=True)
+    (bench.folder / "checkpoint.pt").touch()  # the other's: it is not told to be removed
     with held(bench.folder):
         done = bench.run("--dataset", bench.name, "--noise-multiplier", "8")
     assert done.exit_code == 2
     assert "another run trains into" in done.stderr
-    assert bench.left() == set()
+    assert bench.left() == {"checkpoint.pt"}
     after = bench.dataset()
     assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
 

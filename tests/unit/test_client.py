@@ -434,9 +434,9 @@ def test_a_budget_that_is_used_up_is_no_error_of_the_question() -> None:
         service(full).affordable_noise("d", PLAN.mechanism(10))
 
 
-@pytest.mark.parametrize("records", [1000, 999, None])
+@pytest.mark.parametrize("records", [1000, 1001, None])
 def test_a_plan_that_does_not_fit_is_refused_with_what_would(records: int | None) -> None:
-    """And whose budget it asks for is doubted if the ledger counts other records than there are."""
+    """And whose budget it asks for is doubted if the ledger counts more records than there are."""
 
     def small(path: str, body: dict[str, Any]) -> httpx.Response:
         if path.endswith("/quotes"):
@@ -449,9 +449,25 @@ def test_a_plan_that_does_not_fit_is_refused_with_what_would(records: int | None
     with pytest.raises(BudgetExhaustedError, match=r"7 such steps.*σ = 3.25") as refused:
         reserved(service(small), wanted, "d", said.append, 1.0)
     assert refused.value.exit_code == 3
-    assert any("'d' has 999 records, the training data 1000" in each for each in said) == (
-        records == 999
+    assert any("'d' has 1001 records, the training data 1000" in each for each in said) == (
+        records == 1001
     )
+
+
+def test_a_dataset_of_fewer_records_than_the_training_data_is_not_charged() -> None:
+    """They are another's: its budget would be spent on them, and theirs not."""
+
+    def small(path: str, _: dict[str, Any]) -> httpx.Response:
+        assert path == "/v1/datasets/d"
+        return httpx.Response(200, json={"size": 999, "budget": {"epsilon": 1.0, "delta": 1e-5}})
+
+    with pytest.raises(DataError, match="999 records, the training data 1000"):
+        reserved(service(small), Wanted(1000, 0.1, 1.0, 50), "d", lambda _: None, 1.0)
+
+
+def test_an_address_without_its_protocol_is_refused_at_once() -> None:
+    with AccountingService("127.0.0.1:8000") as asked, pytest.raises(DataError, match="http://"):
+        asked.dataset("d")
 
 
 def test_a_run_that_is_asked_to_end_is_accounted_for() -> None:

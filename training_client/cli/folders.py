@@ -31,6 +31,17 @@ def require_writable(folder: Path) -> None:
         )
 
 
+def require_free(folder: Path) -> None:
+    """Return if no other run trains into a folder, whose checkpoint were taken for a dead one's.
+
+    Raises:
+        DataError: another run does.
+    """
+    if (folder / LOCK).exists():
+        with held(folder):
+            pass
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Nobody else trains into a folder meanwhile, so that a claim is of the model beside it.

@@ -77,7 +77,7 @@ ApiKey = Annotated[
     typer.Option(
         envvar="ACCOUNTANT_API_KEY",
         callback=a_key,
-        help="For the ledger.",
+        help="For the ledger, and for a service that asks everybody for one.",
         rich_help_panel=BUDGET,
     ),
 ]
@@ -98,7 +98,12 @@ Delta = Annotated[
     ),
 ]
 Steps = Annotated[
-    int, typer.Option(min=1, help="Steps to plan the noise for.", rich_help_panel=BUDGET)
+    int,
+    typer.Option(
+        min=1,
+        help="Steps to make, and to find the noise for; fewer if the budget ends before.",
+        rich_help_panel=BUDGET,
+    ),
 ]
 Noise = Annotated[
     float | None,

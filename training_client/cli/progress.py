@@ -14,39 +14,50 @@ from rich.progress import Progress as Bar
 from training_client.digits import up
 from training_client.train import Progress
 
-Report = Callable[[Progress], None]
+Report = Callable[[int, str], None]
 
 
 @contextmanager
-def shown(console: Console, steps: int) -> Iterator[Report]:
-    """A bar with step, loss, ε allowed and the time left; lines where there is no terminal."""
+def shown(console: Console, total: int, what: str) -> Iterator[Report]:
+    """A bar with what is said of each step, and the time left; lines where there is no terminal.
+
+    Args:
+        console: where.
+        total: of steps.
+        what: is counted, such as a step or a round.
+
+    Yields:
+        What takes a step's number, from 1, and a few words.
+    """
     if not console.is_terminal:
-        yield _lines(console, steps)
+        yield _lines(console, total, what)
         return
     columns = (
-        TextColumn("step"),
+        TextColumn("{task.description}"),
         MofNCompleteColumn(),
         BarColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[spent]}"),
+        TextColumn("{task.fields[said]}", markup=False),
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console) as bar:
-        task = bar.add_task("training", total=steps, loss=float("nan"), spent="")
-        yield lambda now: bar.update(task, completed=now.step, loss=now.loss, spent=_spent(now))
+        task = bar.add_task(what, total=total, said="")
+        yield lambda number, said: bar.update(task, completed=number, said=said)
 
 
-def _spent(now: Progress) -> str:
+def in_words(now: Progress) -> str:
+    """Loss, and ε allowed."""
     finite = math.isfinite(now.epsilon_allowed)
-    return f"ε ≤ {up(now.epsilon_allowed)}" if finite else "no guarantee"
+    spent = f"ε ≤ {up(now.epsilon_allowed)}" if finite else "no guarantee"
+    return f"loss {now.loss:.3f}, {spent}"
 
 
-def _lines(console: Console, steps: int) -> Report:
+def _lines(console: Console, total: int, what: str) -> Report:
     """Ten lines a run."""
-    every = max(1, steps // 10)
+    every = max(1, total // 10)
 
-    def report(now: Progress) -> None:
-        if now.step % every == 0:
-            console.print(f"step {now.step}: loss {now.loss:.3f}, {_spent(now)}")
+    def report(number: int, said: str) -> None:
+        if number % every == 0:
+            console.print(f"{what} {number}: {said}", markup=False)
 
     return report
 

@@ -19,9 +19,9 @@ from training_client.checkpoint import Checkpoint, understood
 from training_client.claims import CERTIFICATE, PCA_CERTIFICATE, PRIVACY, clear, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
-from training_client.cli.folders import held, require_writable
+from training_client.cli.folders import held, require_free, require_writable
 from training_client.cli.given import OF_ITS_OWN, given, require_same
-from training_client.cli.progress import interrupted, shown, signals
+from training_client.cli.progress import in_words, interrupted, shown, signals
 from training_client.digits import up
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.keeping import Keeping
@@ -98,6 +98,7 @@ def run(
     folder = output or Path("runs") / data_name
     with stopping(), interrupted(), AccountingService(service, api_key=api_key) as accounting:
         require_writable(folder)
+        require_free(folder)
         if resume:
             approved = _resumed(accounting, folder, given(context), console.print)
         else:
@@ -125,11 +126,12 @@ def run(
                 found = _rehearsed(approved, folder, data_dir, device)
                 until_settled.enter_context(held(folder))
                 keeping, known = _begun(approved, found, folder, checkpoint_every, console.print)
-            result = _trained(keeping, known, console, _planned(approved.budget, steps))
+            planned = _planned(approved.budget, steps)
+            result = _trained(keeping, known, console, planned)
             keeping.settle(result)
-    _tell(console, keeping, result)
+    _tell(console, keeping, result, planned)
     if as_json:
-        print(json.dumps(_document(keeping, result)))
+        print(json.dumps(_document(keeping, result, planned)))
     if result.stopped_by_request:
         raise typer.Exit(_STOPPED_BY_SIGNAL)
 
@@ -179,6 +181,8 @@ def _unclaimed(
     why_not = _why_not(recipe, of)
     if of.service == take.NOBODY and of.noise is None:
         raise NoGuaranteeError("nobody is asked how much noise it takes: say --noise-multiplier")
+    if of.service == take.NOBODY and of.said:
+        raise DataError("nobody is asked what a run spends: leave out --epsilon and --delta")
     if of.service == take.NOBODY:
         return Unclaimed(wanted.plan(of.noise or 0.0), wanted.steps, why_not or "")
     budget = asked(accounting, wanted, of.epsilon, of.delta, say, of.noise)
@@ -198,8 +202,11 @@ def _resumed(
     recipe = Recipe.of(kept.recipe)
     if recipe.objection is not None:
         raise NoGuaranteeError(recipe.objection)
-    budget = resumed(accounting, kept, recipe.before, say)
+    said: list[str] = []
+    budget = resumed(accounting, kept, recipe.before, said.append)
     require_same(asked, recipe, kept, budget.reservation.steps_reserved)
+    for each in said:
+        say(each)
     return _Approved(recipe, budget, kept)
 
 
@@ -264,22 +271,30 @@ def _planned(budget: Budget | LedgerBudget | Unclaimed, steps: int) -> int:
 
 def _trained(keeping: Keeping, known: Ingredients, console: Console, steps: int) -> training.Result:
     """Train, and keep the model before anything else may fail."""
-    with shown(console, steps) as bar, signals() as stop, keeping.kept_if_it_stops():
+    with (
+        shown(console, steps, "step") as bar,
+        signals() as stop,
+        keeping.kept_if_it_stops(),
+    ):
         result = training.train(
             keeping.model,
             known.private,
             keeping.optimizer,
             keeping.budget,
             objective=keeping.recipe.objective,
-            report=keeping.reporting(bar),
+            steps_max=steps,
+            report=keeping.reporting(lambda now: bar(now.step, in_words(now))),
             stop=stop,
         )
     keeping.keep_model()
     return result
 
 
-def _tell(console: Console, keeping: Keeping, result: training.Result) -> None:
-    console.print(f"Stopped after {result.steps} steps: {_why(keeping, result)}.")
+def _tell(console: Console, keeping: Keeping, result: training.Result, planned: int) -> None:
+    made = (
+        f"{result.steps} steps" if result.steps == planned else f"{result.steps} of {planned} steps"
+    )
+    console.print(f"Stopped after {made}: {_why(keeping, result)}.")
     shown_score = f"{result.test_score:.4g}"
     if result.test_accuracy is not None:
         shown_score = f"{result.test_accuracy:.2%}"
@@ -299,15 +314,16 @@ def _why(keeping: Keeping, result: training.Result) -> str:
         return "it was asked to end"
     if not result.stopped_by_budget:
         return "all steps are done"
-    of_its_own = isinstance(keeping.budget, Budget)
-    return "the budget allows no further step" if of_its_own else "the plan is done"
+    held_for = "reservation" if isinstance(keeping.budget, LedgerBudget) else "budget"
+    return f"the {held_for} allows no further step"
 
 
-def _document(keeping: Keeping, result: training.Result) -> dict[str, Any]:
+def _document(keeping: Keeping, result: training.Result, planned: int) -> dict[str, Any]:
     """The result for programs."""
     certificate = keeping.folder / CERTIFICATE
     return {
         "steps": result.steps,
+        "steps_planned": planned,
         "stopped": _why(keeping, result),
         "measure": result.measure,
         "score": result.test_score,

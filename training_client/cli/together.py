@@ -20,8 +20,9 @@ from training_client.checkpoint import Checkpoint
 from training_client.claims import MODEL, clear, of_model, unasked, write_json
 from training_client.cli import options as take
 from training_client.cli.app import EXITS, app, stopping
-from training_client.cli.folders import held, require_writable
+from training_client.cli.folders import held, require_free, require_writable
 from training_client.cli.listing import show
+from training_client.cli.progress import Report, shown
 from training_client.data import Dataset, check, declared_public, load, train_size
 from training_client.digits import up
 from training_client.distributed import Participant, Round, train_together
@@ -72,6 +73,7 @@ def together(
         int, typer.Option(min=1, max=10_000, help="How many; the data are shared out.")
     ] = 5,
     service: take.Service = take.SERVICE,
+    api_key: take.ApiKey = None,
     epsilon: Annotated[str, _of_each("ε that each may spend.")] = "1",
     delta: Annotated[str, _of_each("δ of each.")] = "1e-5",
     sample_rate: Annotated[str, _of_each("q, of their records a round.")] = "0.01",
@@ -114,15 +116,18 @@ def together(
     """
     console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     folder = output or Path("runs") / f"together-{data_name}"
-    with stopping(), AccountingService(service) as accounting:
+    with stopping(), AccountingService(service, api_key=api_key) as accounting:
         require_writable(folder)
+        require_free(folder)
         Checkpoint.require_none(folder)
         records = train_size(data_name, size) // participants
         columns = [
             _each(text, participants) for text in (sample_rate, noise_multiplier, epsilon, delta)
         ]
         budgets = [
-            Budget(accounting, _plan(records, q, clip_norm, noise), e, d, method=method)
+            Budget(
+                accounting, _plan(records, q, clip_norm, noise), e, d, method=method, steps=rounds
+            )
             for q, noise, e, d in zip(*columns, strict=True)
         ]
         _require_a_round(budgets)
@@ -133,7 +138,9 @@ def together(
         with held(folder):
             Checkpoint.require_none(folder)  # again: another run may have died here since
             clear(folder)
-            done = found.train(learning_rate, rounds, folder, _watching(console))
+            with shown(console, rounds, "round") as bar:
+                watching = _watching(console, [each.name for each in found.people], bar)
+                done = found.train(learning_rate, rounds, folder, watching)
             outcomes = [_outcome(each, done, rounds, folder, public) for each in found.people]
         result = found.score()
     if as_json:
@@ -169,7 +176,10 @@ def _require_a_round(budgets: Sequence[Budget]) -> None:
     """Ask before any data is touched: somebody must be able to take part."""
     refusals = [refused for budget in budgets if (refused := _refusal(budget)) is not None]
     if len(refusals) == len(budgets):
-        raise refusals[0]
+        raise BudgetExhaustedError(
+            f"nobody's budget allows a round; of participant-1, {refusals[0]}. Raise "
+            "--noise-multiplier or --epsilon, or lower --sample-rate"
+        )
 
 
 def _refusal(budget: Budget) -> BudgetExhaustedError | None:
@@ -237,15 +247,16 @@ class _Together:
         }
 
 
-def _watching(console: Console) -> Callable[[Round], None]:
-    """Says who has dropped out, as soon as they have."""
-    last: set[str] = set()
+def _watching(console: Console, names: Sequence[str], bar: Report) -> Callable[[Round], None]:
+    """Says who takes part, and who has dropped out, as soon as they have."""
+    last = list(names)
 
     def report(now: Round) -> None:
-        for name in sorted(last - set(now.took_part)):
-            console.print(f"round {now.number}: {name} has dropped out")
-        last.clear()
-        last.update(now.took_part)
+        for name in last:
+            if name not in now.took_part:
+                console.print(f"round {now.number}: {name} has dropped out")
+        last[:] = now.took_part
+        bar(now.number, f"{len(last)} of {len(names)} take part")
 
     return report
 

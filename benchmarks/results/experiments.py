@@ -122,16 +122,17 @@ IMAGE_METHODS: Final = (
         for name in ("pi_adam", "pi_rmsprop", "pi_adagrad")
     ),
 )
-_AS_PRINTED: Final = (  # state of raw gradients
+_AS_PRINTED: Final = (  # state of raw gradients, and Table 1 of papers/001 to the letter
     _own("adan", LOT_CLIP, "adan raw", state="raw", learning_rate=0.3, options=_LOCAL),
     _own("pi_adam", LOT_CLIP, "pi_adam raw", state="raw", learning_rate=3.0 / LOT_CLIP),
     *(
         _own(
-            name, LOT_CLIP, f"{name} {state}, own squares", state=state, learning_rate=0.75,
+            name, LOT_CLIP, f"{name} {state}, own squares", state=state, learning_rate=rate,
             options={"own_squares": True},
         )
-        for name, state in (
-            ("pi_adam", "public"), ("pi_adam", "raw"), ("pi_rmsprop", "raw"), ("pi_adagrad", "raw")
+        for name, state, rate in (
+            ("pi_adam", "public", 0.075), ("pi_adam", "raw", 0.075),
+            ("pi_rmsprop", "raw", 0.225), ("pi_adagrad", "raw", 0.225),
         )
     ),
 )  # fmt: skip

@@ -75,18 +75,25 @@ def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
         for axes, column in zip(panels, columns, strict=True):
             _panel(axes, column, [each for each in experiments if each.column == column], store)
         panels[0].set_ylabel(TASKS[experiments[0].task].unit)
-        _cut_off(panels[0], experiments, store)
+        _cut_off(panels, experiments, store)
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend(lines.values(), lines.keys(), frameon=False, loc="outside right center")
         figure.savefig(file, metadata={"Date": None})
 
 
-def _cut_off(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:
-    """Keep what is worst from pressing all others together."""
+def _cut_off(panels: Sequence[Any], experiments: Sequence[Experiment], store: Store) -> None:
+    """Keep what is worst from pressing all others together, and say of what is never seen why."""
     found = [curve(experiment, store) for experiment in experiments]
     tops = [max(each.means) for each in found if each is not None]
-    if tops and TASKS[experiments[0].task].higher_is_better:
-        axes.set_ylim(max(max(tops) - _SHOWN, axes.get_ylim()[0]), max(tops) + 0.02)
+    if not tops or not TASKS[experiments[0].task].higher_is_better:
+        return
+    floor = max(max(tops) - _SHOWN, panels[0].get_ylim()[0])
+    panels[0].set_ylim(floor, max(tops) + 0.02)
+    lines = [line for axes in panels for line in axes.get_lines()]
+    seen = {line.get_label() for line in lines if max(line.get_ydata()) > floor}
+    for line in lines:
+        if line.get_label() not in seen:
+            line.set_label(f"{line.get_label()}, below")
 
 
 def _panel(axes: Any, column: str, experiments: Sequence[Experiment], store: Store) -> None:

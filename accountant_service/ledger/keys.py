@@ -59,13 +59,15 @@ class Keys:
         Raises:
             UnauthenticatedError: nobody's, or it has expired or been revoked.
         """
-        parts = (token or "").split("_", 2)
-        if len(parts) != 3 or parts[0] != _PREFIX:
+        if not token:
             raise UnauthenticatedError("send an API key as Authorization: Bearer …")
+        parts = token.split("_", 2)
+        if len(parts) != 3 or parts[0] != _PREFIX:
+            raise UnauthenticatedError(f"what was sent is no API key: one begins with {_PREFIX}_")
         with self._repository.reading() as reading:
             record = reading.key(parts[1])
         expected = record.digest if record is not None else bytes(32)
-        genuine = hmac.compare_digest(self._digest(token or ""), expected)
+        genuine = hmac.compare_digest(self._digest(token), expected)
         if record is None or not genuine:
             raise UnauthenticatedError("this API key is not known")
         return self._valid(record)

@@ -355,9 +355,15 @@ def test_who_may_do_what(admin: Caller, keys: Keys) -> None:
     status, problem = team.post("/v1/datasets", {"name": "x", "size": 1, "budget": BUDGET})
     assert (status, problem["code"]) == (403, "forbidden")
     assert team.get("/v1/keys")[0] == 403
-    for key in ("", "pa_x_y", admin.key[:-1] + "!", "nonsense"):
+    for key, said in (
+        ("", "send an API key"),
+        ("pa_x_y", "not known"),
+        (admin.key[:-1] + "!", "not known"),
+        ("nonsense", "begins with pa_"),
+    ):
         status, problem = Caller(admin.http, key).get("/v1/datasets")
         assert (status, problem["code"]) == (401, "unauthenticated")
+        assert said in problem["detail"]
 
 
 def test_keys_are_shown_once_and_can_be_revoked(admin: Caller) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,31 +73,40 @@ def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
     with rc_context({"svg.hashsalt": file.stem, "svg.fonttype": "path", "font.size": 9}):
         figure = Figure(figsize=(width * len(columns) + 1.8, height), layout="constrained")
         panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+        floor = _floor(experiments, store)
         for axes, column in zip(panels, columns, strict=True):
-            _panel(axes, column, [each for each in experiments if each.column == column], store)
+            beside = [each for each in experiments if each.column == column]
+            _panel(axes, column, beside, store, floor)
         panels[0].set_ylabel(TASKS[experiments[0].task].unit)
-        _cut_off(panels, experiments, store)
+        _cut_off(panels, floor)
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend(lines.values(), lines.keys(), frameon=False, loc="outside right center")
         figure.savefig(file, metadata={"Date": None})
 
 
-def _cut_off(panels: Sequence[Any], experiments: Sequence[Experiment], store: Store) -> None:
-    """Keep what is worst from pressing all others together, and say of what is never seen why."""
+def _floor(experiments: Sequence[Experiment], store: Store) -> float:
+    """What lies lower is cut off, so that what is worst does not press all others together."""
     found = [curve(experiment, store) for experiment in experiments]
     tops = [max(each.means) for each in found if each is not None]
-    if not tops or not TASKS[experiments[0].task].higher_is_better:
+    return max(tops) - _SHOWN if tops and TASKS[experiments[0].task].higher_is_better else -math.inf
+
+
+def _cut_off(panels: Sequence[Any], floor: float) -> None:
+    """Show what is above a floor, and say of a line that never is where it is."""
+    if floor == -math.inf:
         return
-    floor = max(max(tops) - _SHOWN, panels[0].get_ylim()[0])
-    panels[0].set_ylim(floor, max(tops) + 0.02)
     lines = [line for axes in panels for line in axes.get_lines()]
+    floor = max(floor, panels[0].get_ylim()[0])
+    panels[0].set_ylim(floor, max(max(line.get_ydata()) for line in lines) + 0.02)
     seen = {line.get_label() for line in lines if max(line.get_ydata()) > floor}
     for line in lines:
         if line.get_label() not in seen:
             line.set_label(f"{line.get_label()}, below")
 
 
-def _panel(axes: Any, column: str, experiments: Sequence[Experiment], store: Store) -> None:
+def _panel(
+    axes: Any, column: str, experiments: Sequence[Experiment], store: Store, floor: float
+) -> None:
     for experiment in experiments:
         found = curve(experiment, store)
         if found is None:
@@ -106,7 +116,8 @@ def _panel(axes: Any, column: str, experiments: Sequence[Experiment], store: Sto
         axes.plot(along, found.means, **style)
         low = [mean - spread for mean, spread in zip(found.means, found.deviations, strict=True)]
         high = [mean + spread for mean, spread in zip(found.means, found.deviations, strict=True)]
-        axes.fill_between(along, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        seen = [mean > floor for mean in found.means]  # a band says nothing without its line
+        axes.fill_between(along, low, high, seen, color=style["color"], alpha=0.12, linewidth=0)
     axes.set_title(column)
     axes.set_xlabel(_unit(experiments[0])[1])
     if TASKS[experiments[0].task].users > 1:

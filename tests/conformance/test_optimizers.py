@@ -53,6 +53,11 @@ STATES = [
     *BOXED,
     *DAMPED,
 ]
+NOISY = [  # a draw knows nothing of what is clipped: of what is printed one of each is enough
+    (name, state)
+    for name, state in STATES
+    if not name.endswith(PRINTED) or (name, state) in (BOXED[0], DAMPED[0])
+]
 PUBLIC = batch(64)
 
 
@@ -410,7 +415,7 @@ def wide(kind: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["rows", "images", "sequences"])
-@pytest.mark.parametrize(("name", "state"), STATES)
+@pytest.mark.parametrize(("name", "state"), NOISY)
 def test_the_noise_is_as_stated(name: str, state: str, kind: str) -> None:
     """On an empty lot the noisy mean is nothing but noise of deviation σB/(qN)."""
     net, examples = wide(kind)
@@ -429,7 +434,7 @@ def test_the_noise_is_as_stated(name: str, state: str, kind: str) -> None:
     assert not torch.equal(seen[0], seen[1])
 
 
-@pytest.mark.parametrize(("name", "state"), STATES)
+@pytest.mark.parametrize(("name", "state"), NOISY)
 def test_noise_repeats_neither_within_a_step_nor_in_the_next(name: str, state: str) -> None:
     """Blocks of the same noise would tell the difference of their sums."""
     torch.manual_seed(1)

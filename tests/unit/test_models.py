@@ -85,7 +85,7 @@ def test_the_papers_autoencoder_has_its_size() -> None:
 def test_models_that_do_not_go_with_the_data_are_named() -> None:
     with pytest.raises(DataError, match="there are mlp, cnn, linear, logistic, autoencoder"):
         make_model("resnet", two_classes())
-    with pytest.raises(DataError, match="is for images"):
+    with pytest.raises(DataError, match="takes images"):
         make_model("cnn", replace(two_classes(), images=None))
     data = two_classes()
     three = Dataset(data.train_examples, data.train_labels, data.test_examples, data.test_labels, 3)

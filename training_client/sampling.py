@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from training_client.errors import DataError
 from training_client.noise import fresh_generator
 from training_client.plan import Plan
+
+_SPACING: Final = 2.0**-53  # of uniform numbers in double precision
 
 
 class PoissonSampler:
@@ -52,4 +56,6 @@ class PoissonSampler:
         """The indices of one batch, ascending."""
         # double precision: a float32 uniform takes 2^24 values and would shift small rates
         draws = torch.rand(self.dataset_size, generator=self._generator, dtype=torch.float64)
-        return torch.nonzero(draws < self.sample_rate).flatten()
+        # of 2^53 values so many are taken as q has room for: with `<` it were one more, and the
+        # rate a little larger than the one that is charged
+        return torch.nonzero(draws <= self.sample_rate - _SPACING).flatten()

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partialmethod
 
 import numpy as np
@@ -250,6 +251,26 @@ def test_noise_has_the_stated_deviation_and_never_repeats() -> None:
     )
     assert not torch.equal(draws, again)
     assert not torch.equal(draws, other)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 600 / 60_000, 1 / 3, 1e-9, 2.0**-53, 3e-16, 1e-17])
+def test_no_record_is_drawn_more_often_than_is_charged(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the 2⁵³ numbers that are drawn from, as many are below q as it has room for."""
+    room = math.floor(Fraction(rate) * 2**53)
+    near = [k for k in range(room - 2, room + 3) if 0 <= k < 2**53]
+    numbers = torch.tensor([k * 2.0**-53 for k in near], dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: numbers)
+    drawn = PoissonSampler(len(near), rate).draw()
+    assert [near[at] for at in drawn] == [k for k in near if k < room]
+    assert Fraction(room, 2**53) <= Fraction(rate)
+
+
+def test_what_is_drawn_from_are_multiples_of_the_spacing() -> None:
+    numbers = torch.rand(100_000, dtype=torch.float64) * 2.0**53
+    assert torch.equal(numbers, numbers.floor())
+    assert bool((numbers % 2 == 1).any())
 
 
 def test_poisson_batches_pass_a_chi_square_test() -> None:

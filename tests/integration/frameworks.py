@@ -65,9 +65,11 @@ class Private:
 
     Attributes:
         options: of `make_private`, beside what is usual here.
+        workers: that load records, ahead of the model.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
+    workers: int = 0
 
     def __post_init__(self) -> None:
         self.net = Net()
@@ -77,7 +79,7 @@ class Private:
         _, self.optimizer, self.loader = self.engine.make_private(
             module=self.net,
             optimizer=self.sgd,
-            data_loader=DataLoader(Records(), batch_size=BATCH),
+            data_loader=DataLoader(Records(), batch_size=BATCH, num_workers=self.workers),
             **(usual | self.options),
         )
         self.begun_with = copies(self.sgd)

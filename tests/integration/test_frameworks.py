@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
 from accountant_service import calculator
 from accountant_service.mechanisms import DpSgd
@@ -26,7 +30,9 @@ from training_client.service import AccountingService
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import transformers
+    from opacus import PrivacyEngine
     from opacus.utils.batch_memory_manager import BatchMemoryManager
+    from opacus.utils.uniform_sampler import UniformWithReplacementSampler
     from pytorch_lightning import LightningDataModule
 
     from tests.integration.frameworks import (
@@ -34,7 +40,9 @@ with warnings.catch_warnings():
         RECORDS,
         InHuggingFace,
         InLightning,
+        Net,
         Private,
+        Records,
         step,
     )
 
@@ -173,8 +181,10 @@ def test_batches_whose_steps_were_skipped_are_refused(service: AccountingService
     private, gate = Private(), StepGate(budget(service))
     gate.guard(private.optimizer, private.loader)
     for _ in range(2):
+        gate.ask()
         private.optimizer.signal_skip_step()
         step(private)
+    gate.ask()
     with pytest.raises(NoGuaranteeError, match=r"signal_skip_step.*BatchMemoryManager"):
         step(private)
     assert (private.sgd.made, gate.steps) == (0, 0)
@@ -198,6 +208,115 @@ def test_a_framework_may_be_given_parts_of_batches(
     framework.fit(private, budget(service), tmp_path)
     assert private.sgd.made == FITS
     assert private.untouched_since
+
+
+class Watched:
+    """How many examples each batch that was drawn has, and each sum that a step was made of."""
+
+    def __init__(self, private: Private, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.drawn, self.summed = list[int](), list[int]()
+        optimizer, parts = private.optimizer, list[int]()
+        genuine = UniformWithReplacementSampler.__iter__
+        clip, make = optimizer.clip_and_accumulate, private.sgd.step
+
+        def draw(sampler: Any) -> Iterator[Any]:
+            for batch in genuine(sampler):
+                self.drawn.append(len(batch))
+                yield batch
+
+        def clipped() -> None:
+            if all(each.summed_grad is None for each in optimizer.params):
+                parts.clear()
+            parts.append(len(optimizer.grad_samples[0]))
+            clip()
+
+        def made(closure: Any = None) -> Any:
+            self.summed.append(sum(parts))
+            return make(closure)
+
+        monkeypatch.setattr(UniformWithReplacementSampler, "__iter__", draw)
+        optimizer.clip_and_accumulate, private.sgd.step = clipped, made
+
+    @property
+    def of_one_batch_each(self) -> bool:
+        """Whether each sum is of one batch, in their order; some may have been given up."""
+        following = iter(self.drawn)
+        return all(size in following for size in self.summed)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_ends_within_a_batch_leaves_nothing_to_the_next(
+    workers: int, framework: Any, service: AccountingService, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It has as many parts as are expected, and more are needed: a record would count twice."""
+    private = Private(workers=workers)
+    watched = Watched(private, monkeypatch)
+    private.loader = parts_of(private)
+    framework.fit(private, budget(service), tmp_path)
+    assert private.sgd.made == FITS
+    assert len(watched.summed) == FITS < len(watched.drawn)
+    assert watched.of_one_batch_each
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("after", [1, 7])
+def test_a_loop_that_is_left_within_a_batch_leaves_nothing_to_the_next(
+    after: int, workers: int, service: AccountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, gate = Private(workers=workers), StepGate(budget(service))
+    watched, parts = Watched(private, monkeypatch), parts_of(private)
+    gate.guard(private.optimizer, parts)
+    for _ in range(4):
+        for part in itertools.islice(parts, after):
+            gate.ask()
+            step(private, part)
+    for part in parts:
+        gate.ask()
+        step(private, part)
+    assert len(watched.summed) >= RECORDS / BATCH
+    assert watched.of_one_batch_each
+
+
+def test_a_part_that_is_passed_over_is_refused(service: AccountingService) -> None:
+    """Its flag would be taken for the next one's, and steps end within batches from then on."""
+    private, gate = Private(), StepGate(budget(service))
+    parts = parts_of(private)
+    gate.guard(private.optimizer, parts)
+    following = iter(parts)
+    gate.ask()
+    step(private, next(following))
+    next(following)
+    gate.ask()
+    next(following)
+    with pytest.raises(NoGuaranteeError, match="passed over"):
+        gate.ask()
+
+
+def test_of_two_passes_the_first_ends(service: AccountingService) -> None:
+    private = Private()
+    parts = parts_of(private)
+    first = iter(parts)
+    next(first)
+    assert len(next(iter(parts))["labels"]) > 0
+    with pytest.raises(NoGuaranteeError, match="another pass"):
+        next(first)
+
+
+def test_ghost_clipping_is_refused(service: AccountingService) -> None:
+    """Its optimizer sums what `backward` left, clipped or not."""
+    net = Net()
+    _, optimizer, _, loader = PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DataLoader(Records(), batch_size=BATCH),
+        criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        grad_sample_mode="ghost",
+    )
+    with pytest.raises(NoGuaranteeError, match='grad_sample_mode="hooks"'):
+        StepGate(budget(service)).guard(optimizer, loader)
 
 
 def test_a_second_step_of_a_batch_is_refused(

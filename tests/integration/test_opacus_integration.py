@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import warnings
@@ -216,6 +217,60 @@ def test_the_sampler_s_own_rate_is_charged(transport: Any) -> None:
     )
     train(model, optimizer, loader, 1)
     assert engine.accountant.history == [(1.0, 0.05, 200)]
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.05, 1 / 93, 1e-4, 1e-6])
+def test_no_record_is_drawn_more_often_than_is_charged(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all numbers that a sampler may draw, one each, so many are taken as q has room for."""
+    numbers = torch.arange(2**24) / 2**24
+    assert torch.equal(numbers, numbers.double().float())
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: numbers)
+    sampler = UniformWithReplacementSampler(num_samples=2**24, sample_rate=rate, steps=1)
+    as_it_was = len(next(iter(sampler)))
+    for _ in range(2):
+        assert checks.held_to_rate(sampler) == rate
+    drawn = len(next(iter(sampler)))
+    assert drawn == math.floor(rate * 2**24) <= as_it_was
+    assert as_it_was > rate * 2**24 or drawn == rate * 2**24
+    sampler.sample_rate = 0.3  # told another
+    assert checks.held_to_rate(sampler) == 0.3
+    sampler.sample_rate = 1e-8
+    with pytest.raises(NoGuaranteeError, match="make batches larger"):
+        checks.held_to_rate(sampler)
+
+
+def test_what_is_drawn_from_are_numbers_of_24_bits() -> None:
+    numbers = torch.rand(100_000, generator=torch.Generator().manual_seed(1)).double() * 2**24
+    assert torch.equal(numbers, numbers.floor())
+
+
+def test_a_sampler_is_held_to_its_rate_before_it_draws(transport: Any) -> None:
+    integration.connect(transport=transport)
+    _, optimizer, loader, _ = program(noise_multiplier=1.0)
+    assert 0.05 - 2**-24 < loader.batch_sampler.sample_rate < 0.05
+    assert checks.plan_of(optimizer, loader).sample_rate == 0.05
+
+
+def test_steps_that_a_program_skips_by_itself_are_not_charged_as_one(transport: Any) -> None:
+    """Nor what a pass over split batches has left, when the loop goes on with whole ones."""
+    integration.connect(transport=transport)
+    model, optimizer, loader, engine = program(noise_multiplier=1.0)
+    batches = iter(loader)
+    optimizer.signal_skip_step()
+    step(model, optimizer, next(batches))
+    with pytest.raises(NoGuaranteeError, match="signal_skip_step"):
+        step(model, optimizer, next(batches))
+    model, optimizer, loader, engine = program(noise_multiplier=1.0)
+    with BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=2, optimizer=optimizer
+    ) as parts:
+        step(model, optimizer, next(iter(parts)))
+    assert optimizer._is_last_step_skipped
+    with pytest.raises(NoGuaranteeError, match="signal_skip_step"):
+        step(model, optimizer, next(iter(loader)))
+    assert engine.accountant.history == []
 
 
 def test_batches_that_are_split_are_one_step(transport: Any) -> None:

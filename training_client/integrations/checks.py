@@ -10,7 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
+from opacus.optimizers import (
+    AdaClipDPOptimizer,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+)
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
@@ -19,14 +23,19 @@ from opacus.utils.uniform_sampler import (
 
 from training_client.errors import NoGuaranteeError
 from training_client.integrations.ranks import world_size
+from training_client.integrations.splitting import flags_of
 from training_client.plan import Plan
 
 _POISSON: Final = (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
 _TOLERANCE: Final = 1e-9  # what floating point may do to a number on its way
+_UNIFORM: Final = 2**24  # numbers that Opacus' samplers draw from, in single precision
+_HELD: Final = "held_to"  # of a sampler: the rate it was asked for, and the one it was given
 
 
 def plan_of(optimizer: Any, loader: Any) -> Plan:
     """What a step with this optimizer and this loader does and costs.
+
+    The loader's sampler is held to the rate that is charged: see `held_to_rate`.
 
     Args:
         optimizer: what Opacus' `make_private` gave.
@@ -39,7 +48,7 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
     require_private(optimizer)
     return Plan(
         dataset_size=int(getattr(sampler, "total_size", sampler.num_samples)),
-        sample_rate=float(sampler.sample_rate),
+        sample_rate=held_to_rate(sampler),
         clip_norm=float(optimizer.max_grad_norm),
         noise_multiplier=float(optimizer.noise_multiplier),
     )
@@ -92,12 +101,39 @@ def poisson_sampler(loader: Any) -> Any:
     return sampler
 
 
+def held_to_rate(sampler: Any) -> float:
+    """The rate that a sampler of Opacus was asked for, at most with which it draws from now on.
+
+    It takes a record if one of 2²⁴ numbers is below q, and so many of them are one more than q has
+    room for: at q = 1e-4 it would draw by 0.017 % more than is charged. Multiples of 2⁻²⁴ it
+    draws with exactly, so it is given the next lower one.
+
+    Args:
+        sampler: what `poisson_sampler` gave.
+
+    Raises:
+        NoGuaranteeError: there is none above 0.
+    """
+    asked, given = getattr(sampler, _HELD, (math.nan, math.nan))
+    if float(sampler.sample_rate) == given:
+        return float(asked)
+    asked = float(sampler.sample_rate)  # never held, or told another rate since
+    given = math.floor(asked * _UNIFORM) / _UNIFORM
+    if not given > 0:
+        raise NoGuaranteeError(
+            f"q = {asked:g} is less than Opacus' samplers can draw with: make batches larger"
+        )
+    sampler.sample_rate = given
+    setattr(sampler, _HELD, (asked, given))
+    return asked
+
+
 def require_private(optimizer: Any) -> None:
     """Refuse an optimizer that adds no noise, or noise for which there is no sensitivity.
 
     Raises:
-        NoGuaranteeError: it is no Opacus optimizer, σ or C is zero, infinite or not a number, or C
-            follows the gradients.
+        NoGuaranteeError: it is no Opacus optimizer, σ or C is zero, infinite or not a number, C
+            follows the gradients, or it clips elsewhere.
     """
     if not isinstance(optimizer, DPOptimizer):
         raise NoGuaranteeError(
@@ -109,6 +145,13 @@ def require_private(optimizer: Any) -> None:
         raise NoGuaranteeError(
             'clipping="adaptive" takes the next C from private batches, and no claim covers that: '
             'take clipping="flat"'
+        )
+    if isinstance(optimizer, DPOptimizerFastGradientClipping):
+        # it sums what `backward` left: whether a clipped loss was used, and at what C, is not seen
+        raise NoGuaranteeError(
+            'ghost clipping (grad_sample_mode="ghost") clips in the loss that make_private returns '
+            "and not in the optimizer, which cannot tell whether that was used, nor at what norm: "
+            'take grad_sample_mode="hooks"'
         )
     for name in ("noise_multiplier", "max_grad_norm"):
         value = float(getattr(optimizer, name))
@@ -131,15 +174,17 @@ def require_one_batch(optimizer: DPOptimizer) -> None:
         )
 
 
-def require_no_skipped_steps(optimizer: DPOptimizer, loader: Any) -> None:
-    """Refuse steps that were skipped, unless the loader splits batches: the next adds them up.
+def require_no_skipped_steps(optimizer: DPOptimizer) -> None:
+    """Refuse a step after skipped ones, which it adds up, unless a splitting loader ends them.
 
     Opacus forgets how many there were; that the last was one is known until a step is made.
 
     Raises:
         NoGuaranteeError: the step is of several batches.
     """
-    if optimizer._is_last_step_skipped and not _splits(loader):
+    flags = flags_of(optimizer)
+    ends = flags is not None and flags.last is False  # this part was said to be the last of one
+    if optimizer._is_last_step_skipped and not ends:
         raise NoGuaranteeError(
             "the step adds up batches whose own steps were skipped (signal_skip_step), and a "
             "record may be in each: have one batch split by the loader of Opacus' "
@@ -154,6 +199,36 @@ def ends_batch(optimizer: DPOptimizer, loader: Any) -> bool:
     A part of which it told nothing is not known to be the last.
     """
     return not _splits(loader) or optimizer._step_skip_queue[:1] == [False]
+
+
+class Parts:
+    """Parts of batches that a framework was given, each of which must have its step.
+
+    A part that is passed over leaves its flag in the queue for the next one, and from then on steps
+    end in the middle of batches.
+    """
+
+    def __init__(self) -> None:
+        self._flags: object = None
+        self._given = 0
+
+    def require_each_taken(self, optimizer: DPOptimizer, loader: Any) -> None:
+        """To be called when a part is given, before its step.
+
+        Raises:
+            NoGuaranteeError: the part before it had no step.
+        """
+        flags = flags_of(optimizer)
+        if not _splits(loader) or flags is None:
+            return
+        if flags is not self._flags:  # of another pass
+            self._flags, self._given = flags, 0
+        if flags.taken < self._given:
+            raise NoGuaranteeError(
+                "a part of a batch was passed over without a step, and the parts after it would be "
+                "taken for those before them: call the optimizer for every part"
+            )
+        self._given = flags.taken + 1
 
 
 def require_no_accumulation(batches: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from training_client.errors import NoGuaranteeError
-from training_client.integrations.checks import poisson_sampler
+from training_client.integrations.checks import held_to_rate, poisson_sampler
 
 
 class Draws:
@@ -28,6 +28,7 @@ class Draws:
 
     def __init__(self, loader: Any) -> None:
         self._sampler = poisson_sampler(loader)
+        held_to_rate(self._sampler)  # before it draws
         if not hasattr(self._sampler, "unused"):
             self._sampler.__class__ = _counting(type(self._sampler))
 

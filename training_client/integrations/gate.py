@@ -13,6 +13,7 @@ from training_client.budget import Allowance
 from training_client.claims import settle
 from training_client.errors import NoGuaranteeError
 from training_client.integrations.checks import (
+    Parts,
     ends_batch,
     require_no_skipped_steps,
     require_one_batch,
@@ -45,6 +46,7 @@ class StepGate:
         self._optimizer: Any = None
         self._loader: Any = None
         self._permitted = False  # a step of the batch at hand
+        self._parts = Parts()
         self._next: Callable[[DPOptimizer], None] | None = None
 
     def guard(self, optimizer: Any, loader: Any, made: int = 0) -> None:
@@ -73,11 +75,12 @@ class StepGate:
 
         Raises:
             BudgetExhaustedError: it may not.
-            NoGuaranteeError: another run has made it.
+            NoGuaranteeError: another run has made it; or an earlier part of a batch has no step.
             ServiceError: no usable answer.
         """
         self.look_ahead()
         if self._optimizer is not None:
+            self._parts.require_each_taken(self._optimizer, self._loader)
             self._permitted = ends_batch(self._optimizer, self._loader)
 
     def look_ahead(self) -> None:
@@ -100,9 +103,9 @@ class StepGate:
 
     def _before_step(self, optimizer: DPOptimizer) -> None:
         require_one_batch(optimizer)
-        require_no_skipped_steps(optimizer, self._loader)
         require_plan(optimizer, self._loader, self._allowance.plan)
         self._require_permitted()
+        require_no_skipped_steps(optimizer)
         on_rank_zero(partial(self._allowance.take, self.steps + 1))
         self._permitted = False
         self.steps += 1

@@ -12,16 +12,15 @@ processes rank 0 asks, and all get its answer. `get_epsilon`, `get_noise_multipl
 `make_private_with_epsilon` ask the service too.
 
 What is charged is read off the sampler and the optimizer. A loader that does not sample by Poisson
-is refused by `make_private`; a step without noise, with an infinite or an adaptive norm or over
-several batches, or for which no batch is left, when it is about to be made.
+is refused by `make_private`; a step without noise, with an infinite or an adaptive norm, with ghost
+clipping, over several batches (also those that a program adds up by `signal_skip_step`), or for
+which no batch is left, when it is about to be made.
 
 What is not seen here is the loop. Batches are counted as the sampler draws them, which is an upper
 bound on those that the loop was given, for workers draw ahead and a loop may leave one unused: a
-second step of a batch is refused only if it makes more steps than batches. `BatchMemoryManager`
-gives the loop another loader than `make_private` did, so steps that a program skips by itself
-(`signal_skip_step`), over several batches, look like parts of one batch and are charged as one
-step, which no claim covers. The callbacks for Lightning and Hugging Face are told of each batch and
-know the loop's loader, and refuse both.
+second step of a batch is refused only if it makes more steps than batches. And of a batch that
+`BatchMemoryManager` splits the loop must take every part to the optimizer. The callbacks for
+Lightning and Hugging Face are told of each batch, and refuse both.
 
 A checkpoint never rewinds what this process has made. A fresh process knows only what the
 checkpoint says: steps that were made after it was written are not counted, unless a ledger granted
@@ -42,7 +41,11 @@ from opacus.optimizers import DPOptimizer
 
 from training_client.budget import LedgerBudget
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
-from training_client.integrations.checks import plan_of, require_one_batch
+from training_client.integrations.checks import (
+    plan_of,
+    require_no_skipped_steps,
+    require_one_batch,
+)
 from training_client.integrations.draws import Draws
 from training_client.integrations.ranks import on_rank_zero
 from training_client.service import AccountingService
@@ -148,6 +151,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
         def before_step(optimizer: DPOptimizer) -> None:
             require_one_batch(optimizer)
+            require_no_skipped_steps(optimizer)
             runs = plan_of(optimizer, loader)
             draws.require_unused()
             self.step(noise_multiplier=runs.noise_multiplier, sample_rate=runs.sample_rate)

@@ -15,6 +15,7 @@ from training_client.errors import (
     ServiceError,
     ServiceRefusedError,
 )
+from training_client.handed_out import HandedOut
 from training_client.plan import Mechanism, Plan, composition
 from training_client.service import (
     ADD_OR_REMOVE_ONE,
@@ -100,7 +101,6 @@ class Budget:
         steps: of the run, if that is known: of no more is asked at once.
         allowed: steps that the service has said fit, so far.
         spent: ε of the allowed steps.
-        made: the last step taken.
     """
 
     service: AccountingService
@@ -113,7 +113,7 @@ class Budget:
     steps: int | None = None
     allowed: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)
-    made: int = field(default=0, init=False)
+    _handed_out: HandedOut = field(default_factory=HandedOut, init=False, repr=False, compare=False)
 
     def begin(self) -> list[Json]:
         """Return if what comes before fits together with a step: only then may it be released.
@@ -136,9 +136,14 @@ class Budget:
         return steps
 
     @property
+    def made(self) -> int:
+        """The last step taken."""
+        return self._handed_out.last
+
+    @property
     def taken(self) -> int:
         """See `Allowance`."""
-        return self.made
+        return self._handed_out.last
 
     def allow(self, step: int) -> None:
         """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
@@ -148,7 +153,24 @@ class Budget:
             NoGuaranteeError: it was taken before.
             ServiceError: no usable answer; the step must not be made.
         """
-        _require_new(step, self.made)
+        with self._handed_out.before(step):
+            self._allow(step)
+
+    def take(self, step: int) -> None:
+        """See `Allowance`; raises what `allow` does."""
+        with self._handed_out.before(step):
+            self._allow(step)
+            self._handed_out.last = step
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """What the service claims of the first `steps` steps, and of what came before."""
+        whole = composition(self.before, self.plan.mechanism(steps))
+        return self.service.epsilon(whole, self.delta, self.method)
+
+    def commit(self) -> None:
+        """See `Allowance`: nothing is held, and no certificate issued."""
+
+    def _allow(self, step: int) -> None:
         if step <= self.allowed:
             return
         end = max(self.allowed, step - 1) + max(self.allowed, self.block)
@@ -164,19 +186,6 @@ class Budget:
                 f"step {step} would pass ε = {self.epsilon:g} at δ = {self.delta:g}: "
                 f"{self.allowed} steps fit"
             )
-
-    def take(self, step: int) -> None:
-        """See `Allowance`; raises what `allow` does."""
-        self.allow(step)
-        self.made = step
-
-    def guarantee(self, steps: int) -> Guarantee:
-        """What the service claims of the first `steps` steps, and of what came before."""
-        whole = composition(self.before, self.plan.mechanism(steps))
-        return self.service.epsilon(whole, self.delta, self.method)
-
-    def commit(self) -> None:
-        """See `Allowance`: nothing is held, and no certificate issued."""
 
     def _allow_the_rest(self, refused: int) -> None:
         """The budget ends before a step that was refused: find the very last that fits."""
@@ -237,7 +246,7 @@ class LedgerBudget:
             )
         self._renewed = time.monotonic()
         self._asked: tuple[float, float] | None = None  # when the last block was granted; how long
-        self._taken = self.reservation.steps_granted
+        self._handed_out = HandedOut(held.steps_granted)
 
     def begin(self) -> list[Json]:
         """Have what comes before charged: only then may it be released.
@@ -269,7 +278,7 @@ class LedgerBudget:
     @property
     def taken(self) -> int:
         """See `Allowance`."""
-        return self._taken
+        return self._handed_out.last
 
     def allow(self, step: int) -> None:
         """See `Allowance`.
@@ -279,7 +288,16 @@ class LedgerBudget:
             NoGuaranteeError: it was taken before.
             ServiceError: no usable answer; the step must not be made.
         """
-        _require_new(step, self._taken)
+        with self._handed_out.before(step):
+            self._allow(step)
+
+    def take(self, step: int) -> None:
+        """See `Allowance`; raises what `allow` does."""
+        with self._handed_out.before(step):
+            self._allow(step)
+            self._handed_out.last = step
+
+    def _allow(self, step: int) -> None:
         held = self.reservation
         if held.state == _OPEN and time.monotonic() - self._renewed > self.renew_seconds:
             self._renew()
@@ -307,11 +325,6 @@ class LedgerBudget:
         times = took / (_ASKING_MAX * max(time.monotonic() - granted_at, took))
         if times > 1:
             self.block = max(self.block, min(math.ceil(times * self.block), self.block_max))
-
-    def take(self, step: int) -> None:
-        """See `Allowance`; raises what `allow` does."""
-        self.allow(step)
-        self._taken = step
 
     @cached_property
     def _curve(self) -> list[tuple[int, float]]:
@@ -406,12 +419,3 @@ class Unclaimed:
 
     def commit(self) -> None:
         """See `Allowance`: nothing is held."""
-
-
-def _require_new(step: int, taken: int) -> None:
-    """Refuse to hand a step out twice: it is charged once."""
-    if step <= taken:
-        raise NoGuaranteeError(
-            f"step {step} was handed out before, as all up to {taken}: another run draws on the "
-            "same allowance. Give each run one of its own, or begin one after the other has ended"
-        )

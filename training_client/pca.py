@@ -22,7 +22,7 @@ import torch
 
 from training_client.data import Dataset
 from training_client.errors import DataError
-from training_client.noise import fresh_generator, gaussian_like
+from training_client.noise import FreshGenerator, gaussian_like
 
 INPUTS_MAX: Final = 4096  # a matrix of 128 MiB, whose eigenvectors take minutes
 _ROWS: Final = 8192  # of examples that are held in double precision at a time
@@ -77,7 +77,7 @@ class PrivatePca:
         self.require(examples.shape[1])
         moments = second_moments(examples)
         noise = gaussian_like(
-            moments, self.noise_multiplier, generator or fresh_generator(moments.device)
+            moments, self.noise_multiplier, generator or FreshGenerator(moments.device)
         )
         released = torch.triu(moments + noise)
         _, directions = torch.linalg.eigh(released + torch.triu(released, 1).T)

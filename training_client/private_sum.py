@@ -15,7 +15,7 @@ from torch import nn
 from training_client.clipping import Affine, Block, Clipper, Loss, Sum, Transform
 from training_client.clipping.blocks import split
 from training_client.errors import DataError
-from training_client.noise import fresh_generator, gaussian_like
+from training_client.noise import FreshGenerator, gaussian_like
 from training_client.plan import Plan
 
 
@@ -122,7 +122,7 @@ class PrivateSum:
         self.plan = plan
         self.clipper = Clipper(model, physical_batch_size, sparse_inputs=sparse_inputs)
         self._device = self.clipper.parameters[0].device
-        self._generator = generator or fresh_generator(self._device)
+        self._generator = generator or FreshGenerator(self._device)
 
     def release(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform

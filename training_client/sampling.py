@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from training_client.errors import DataError
-from training_client.noise import fresh_generator
+from training_client.noise import FreshGenerator
 from training_client.plan import Plan
 
 _SPACING: Final = 2.0**-53  # of uniform numbers in double precision
@@ -30,7 +30,7 @@ class PoissonSampler:
         self, dataset_size: int, sample_rate: float, generator: torch.Generator | None = None
     ) -> None:
         self.dataset_size, self.sample_rate = dataset_size, sample_rate
-        self._generator = generator or fresh_generator(torch.device("cpu"))
+        self._generator = generator or FreshGenerator(torch.device("cpu"))
 
     @classmethod
     def of(cls, plan: Plan, records: int, given: PoissonSampler | None = None) -> PoissonSampler:

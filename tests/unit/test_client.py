@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +125,61 @@ def test_a_step_may_be_asked_for_twice_and_taken_once(ledger: bool) -> None:
     budget.take(later + 1)
     with pytest.raises(NoGuaranteeError, match=f"all up to {later + 1}"):
         budget.take(first + 2)
+
+
+def either(ledger: bool, transport: Any) -> Budget | LedgerBudget:
+    accounting = service(transport)
+    return held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_of_two_threads_one_is_handed_a_step(ledger: bool) -> None:
+    """Both ask while the service takes its time: without a lock both would be answered."""
+    within = threading.Barrier(2)
+
+    def slow(path: str, body: dict[str, Any]) -> httpx.Response:
+        with suppress(threading.BrokenBarrierError):
+            within.wait(0.5)  # for the other thread to ask too
+        return granting(path, body)
+
+    budget = either(ledger, slow)
+
+    def take(_: int) -> bool:
+        try:
+            budget.take(1)
+        except NoGuaranteeError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(take, range(2))) == [False, True]
+    assert budget.taken == 1
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_a_copied_budget_hands_out_nothing(ledger: bool) -> None:
+    budget = either(ledger, granting)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(NoGuaranteeError, match="give each run one of its own"):
+            copied(budget._handed_out)
+    copy.copy(budget).take(1)  # which shares what is handed out
+    with pytest.raises(NoGuaranteeError, match="handed out before"):
+        budget.take(1)
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_a_forked_process_is_handed_no_step(ledger: bool) -> None:
+    budget = either(ledger, granting)
+    budget.take(1)
+    if (child := os.fork()) == 0:
+        try:
+            budget.take(2)
+        except NoGuaranteeError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    budget.take(2)
 
 
 def test_a_budget_is_not_spent_by_a_second_model_again() -> None:

@@ -10,7 +10,7 @@ import torch
 from training_client import pca
 from training_client.data import Dataset
 from training_client.errors import DataError
-from training_client.noise import fresh_generator
+from training_client.noise import FreshGenerator
 from training_client.pca import PrivatePca, Projection, second_moments
 
 
@@ -85,7 +85,7 @@ def test_noise_is_fresh_and_may_be_given() -> None:
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
     once, again = (plan.fit(data, each).directions for each in generators)
     assert torch.equal(once, again)
-    assert fresh_generator(data.device).initial_seed() != 1
+    assert FreshGenerator(data.device).initial_seed() != 1
 
 
 def test_with_little_noise_it_is_ordinary_pca() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import os
+import pickle
 import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partialmethod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +35,8 @@ from training_client.clipping import (
 )
 from training_client.clipping.blocks import split
 from training_client.clipping.elementwise import clamped, clamped_products
-from training_client.errors import UnsupportedModelError
-from training_client.noise import fresh_generator, gaussian_like
+from training_client.errors import DataError, UnsupportedModelError
+from training_client.noise import FreshGenerator, gaussian_like
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.private_sum import Part, PrivateSum
@@ -241,13 +246,13 @@ def test_sums_are_divided_by_the_expected_batch_size() -> None:
 
 def test_noise_has_the_stated_deviation_and_never_repeats() -> None:
     plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=3.0, noise_multiplier=1.5)
-    generator = fresh_generator(torch.device("cpu"))
+    generator = FreshGenerator(torch.device("cpu"))
     draws = gaussian_like(torch.empty(1_000_000), plan.noise_deviation, generator)
     assert float(draws.std()) == pytest.approx(4.5, rel=0.01)
     assert float(draws.mean()) == pytest.approx(0.0, abs=0.02)
     again = gaussian_like(torch.empty(1_000_000), plan.noise_deviation, generator)
     other = gaussian_like(
-        torch.empty(1_000_000), plan.noise_deviation, fresh_generator(torch.device("cpu"))
+        torch.empty(1_000_000), plan.noise_deviation, FreshGenerator(torch.device("cpu"))
     )
     assert not torch.equal(draws, again)
     assert not torch.equal(draws, other)
@@ -1056,15 +1061,70 @@ def test_a_box_is_bounded_by_the_root_of_its_size() -> None:
 
 def test_every_word_of_a_generator_is_drawn() -> None:
     """A seed of a CPU generator has 32 bits: it would be one of 4e9, and could be found."""
-    one, other = (fresh_generator(torch.device("cpu")).get_state() for _ in range(2))
+    one, other = (FreshGenerator(torch.device("cpu")).get_state() for _ in range(2))
     words = [state[24 : 24 + 8 * 624].view(torch.int64) for state in (one, other)]
     assert int((words[0] != words[1]).sum()) > 600
     assert int(words[0].max()) < 2**32
-    generator = fresh_generator(torch.device("cpu"))
+    generator = FreshGenerator(torch.device("cpu"))
     known = torch.Generator().manual_seed(generator.initial_seed())
     assert not torch.equal(torch.rand(9, generator=generator), torch.rand(9, generator=known))
     draws = torch.rand(200_000, generator=generator)
     assert float(draws.mean()) == pytest.approx(0.5, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]
+)
+def test_a_copy_adds_other_noise(copied: Callable[[Any], Any]) -> None:
+    """The same twice, and the difference of two sums had none."""
+    generator = FreshGenerator(torch.device("cpu"))
+    other = copied(generator)
+    assert isinstance(other, FreshGenerator)
+    assert len({float(torch.rand(1, generator=each)) for each in (generator, other)}) == 2
+
+
+def test_a_copied_optimizer_and_sampler_draw_anew() -> None:
+    plan = Plan(dataset_size=100, sample_rate=0.5, clip_norm=1.0, noise_multiplier=1.0)
+    net = model()
+    whole = net, make_optimizer("dp_sgd", net, plan, learning_rate=1.0), PoissonSampler(100, 0.5)
+    copies = [copy.deepcopy(whole) for _ in range(2)]
+    for _, optimizer, _ in copies:
+        optimizer.step(*batch(), training.cross_entropy)
+    one, other = (each.parameters() for each, _, _ in copies)
+    for was, left, right in zip(net.parameters(), one, other, strict=True):
+        assert not torch.equal(left, was)
+        assert not torch.equal(left, right)
+    first, second = (sampler.draw() for _, _, sampler in copies)
+    assert not torch.equal(first, second)
+
+
+def test_a_forked_process_draws_anew() -> None:
+    generator = FreshGenerator(torch.device("cpu"))
+    chosen = torch.Generator().manual_seed(1)  # a caller's own repeats, as a caller wants it
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        drawn = [float(torch.rand(1, generator=each)) for each in (generator, chosen)]
+        os.write(writer, json.dumps(drawn).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = json.loads(os.read(reader, 1000))
+    ours = [float(torch.rand(1, generator=each)) for each in (generator, chosen)]
+    assert ours[0] != theirs[0]
+    assert ours[1] == theirs[1]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_noise_that_would_be_taken_for_nothing_is_refused(kind: torch.dtype) -> None:
+    least = torch.finfo(kind).tiny * 2**24
+    generator = FreshGenerator(torch.device("cpu"))
+    torch.set_flush_denormal(True)
+    try:
+        drawn = gaussian_like(torch.empty(100_000, dtype=kind), least, generator)
+    finally:
+        torch.set_flush_denormal(False)
+    assert int((drawn == 0).sum()) < 3
+    with pytest.raises(DataError, match="next to nothing"):
+        gaussian_like(torch.empty(9, dtype=kind), least * 0.99, generator)
 
 
 def test_a_box_leaves_the_number_of_threads_alone() -> None:

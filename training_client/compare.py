@@ -17,6 +17,7 @@ from training_client.data import Dataset
 from training_client.errors import DataError
 from training_client.models import CLASSES, RECONSTRUCTION, Objective
 from training_client.optimizers import PrivateOptimizer
+from training_client.plan import Plan
 from training_client.train import Progress, train
 
 _POINTS: Final = 20
@@ -29,6 +30,8 @@ class Curve:
 
     Attributes:
         name: of the optimizer, and its state if that was asked for.
+        plan: what each step does and costs.
+        delta: for which `epsilons` are.
         proven: whether its guarantee stands.
         measure: what the scores are.
         steps: at which they were taken.
@@ -39,6 +42,8 @@ class Curve:
     """
 
     name: str
+    plan: Plan
+    delta: float
     proven: bool
     measure: str
     steps: tuple[int, ...]
@@ -110,6 +115,8 @@ def run_all(
     columns = zip(*(each.scores for each in results), strict=True)
     return Curve(
         name,
+        budget.plan,
+        budget.delta,
         objection is None,
         objective.measure,
         tuple(taken),

@@ -71,7 +71,8 @@ def gaussian_like(
 
 def _reseed_all() -> None:
     for generator in _ALL:
-        generator.reseed()
+        if generator.device.type == "cpu":  # nothing else can be used in a forked process
+            generator.reseed()
 
 
 _ALL: Final = weakref.WeakSet[FreshGenerator]()

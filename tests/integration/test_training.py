@@ -404,6 +404,22 @@ def test_optimizers_are_compared_by_what_the_model_is_for(bench: Bench, tmp_path
     assert set(asked) == {"composed"}
 
 
+def test_a_comparison_as_json_says_what_each_step_did_and_cost(
+    bench: Bench, tmp_path: Path
+) -> None:
+    given = ["--model", "logistic", "--steps", "4", "--batch-size", "20", "--epsilon", "1"]
+    plot = str(tmp_path / "plot.png")
+    done = bench.train("compare", "dp_sgd", "dp_adam", *given, "--output", plot, "--json")
+    assert done.exit_code == 0, done.output
+    asked = next(body for path, body in reversed(bench.asked) if path == "/v1/epsilon")
+    for curve in json.loads(done.stdout):
+        assert curve["delta"] == asked["delta"]
+        assert curve["plan"]["sample_rate"] == asked["mechanism"]["sample_rate"]
+        assert curve["plan"]["noise_multiplier"] == asked["mechanism"]["noise_multiplier"]
+        assert curve["steps"][-1] == asked["mechanism"]["steps"] == 4
+        assert curve["epsilons"][-1] <= 1
+
+
 def test_people_train_together_until_their_budgets_are_spent(bench: Bench) -> None:
     done = bench.train(
         "together", "--participants", "3", "--epsilon", "0.01,1,1.6", "--sample-rate", "0.1",

@@ -7,12 +7,14 @@ READY := $(VENV)/.ready
 # Others may be given, and options too: make demo DEMO_OPTIONS='--steps 60'
 SERVE_PORT ?= 8000
 DOCS_PORT ?= 8001
+# A process for each processor, up to four: servers and databases of tests are processes too
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo look data test test-all test-browser test-nightly check docs serve bench clean
+.PHONY: help install demo look data test test-slow test-all test-browser test-nightly check docs serve bench clean
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s  %s\n", $$1, $$2}'
 
 install: $(READY)  ## create .venv with everything
 
@@ -31,13 +33,16 @@ data: $(READY)  ## fetch the data sets into data/, each checked by its hash
 	$(BIN)/accountant-train data --data-dir data
 
 test: $(READY)  ## every test but the slow ones (minutes)
-	$(BIN)/python -m pytest -m "not slow and not nightly and not browser"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not nightly and not browser"
+
+test-slow: $(READY)  ## the slow ones (half an hour)
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
 test-browser: $(READY)  ## the pages in Chromium (skipped without one); leaves build/screenshots
 	$(BIN)/python -m pytest -m browser
 
 test-all: $(READY)  ## every test but the nightly ones
-	$(BIN)/python -m pytest -m "not nightly"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
 
 test-nightly: $(READY)  ## 10 000 random cases against references (up to an hour)
 	$(BIN)/python -m pytest -m nightly -s

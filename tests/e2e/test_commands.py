@@ -21,7 +21,9 @@ from tests.databases import free_port
 from tests.e2e.test_programs import awake
 from tests.pages import copy_repository, end
 
-pytestmark = pytest.mark.slow
+_SECONDS = 900  # that a command may take, on a slow machine and beside other tests
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(_SECONDS + 20)]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def done_by(command: str, home: Path, **given: str) -> subprocess.CompletedProce
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done

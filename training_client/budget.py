@@ -153,14 +153,11 @@ class Budget:
             NoGuaranteeError: it was taken before.
             ServiceError: no usable answer; the step must not be made.
         """
-        with self._handed_out.before(step):
-            self._allow(step)
+        self._handed_out.look(step, self._allow)
 
     def take(self, step: int) -> None:
         """See `Allowance`; raises what `allow` does."""
-        with self._handed_out.before(step):
-            self._allow(step)
-            self._handed_out.last = step
+        self._handed_out.take(step, self._allow)
 
     def guarantee(self, steps: int) -> Guarantee:
         """What the service claims of the first `steps` steps, and of what came before."""
@@ -288,14 +285,11 @@ class LedgerBudget:
             NoGuaranteeError: it was taken before.
             ServiceError: no usable answer; the step must not be made.
         """
-        with self._handed_out.before(step):
-            self._allow(step)
+        self._handed_out.look(step, self._allow)
 
     def take(self, step: int) -> None:
         """See `Allowance`; raises what `allow` does."""
-        with self._handed_out.before(step):
-            self._allow(step)
-            self._handed_out.last = step
+        self._handed_out.take(step, self._allow)
 
     def _allow(self, step: int) -> None:
         held = self.reservation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -37,13 +37,24 @@ class HandedOut:
             "give each run one of its own"
         )
 
-    @contextmanager
-    def before(self, step: int) -> Iterator[None]:
-        """Nobody else is handed a step meanwhile, and `step` was not yet.
+    def look(self, step: int, allow: Callable[[int], None]) -> None:
+        """Have `allow` raise if `step` may not be made; nobody is handed it.
 
         Raises:
-            NoGuaranteeError: it was, or may have been in the process that this one is forked from.
+            NoGuaranteeError: it was handed out, or may have been in the process that this one is
+                forked from.
         """
+        with self._alone(step):
+            allow(step)
+
+    def take(self, step: int, allow: Callable[[int], None]) -> None:
+        """The same, and hand it out if nothing was raised."""
+        with self._alone(step):
+            allow(step)
+            self.last = step
+
+    @contextmanager
+    def _alone(self, step: int) -> Iterator[None]:
         if os.getpid() != self._process:
             raise NoGuaranteeError(
                 "the allowance belongs to the process that this one was forked from, which may "

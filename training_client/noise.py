@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import torch
 
+from training_client.clipping.allowances import least_factor
 from training_client.errors import DataError
 
 _WORDS: Final = 624
 _HEADER: Final = 24  # bytes before them: the seed, two counters and a flag
-_DIGITS: Final = float(1 << 24)  # of single precision
 
 
 class FreshGenerator(torch.Generator):
@@ -60,7 +60,7 @@ def gaussian_like(
     Raises:
         DataError: so small that its numbers may be taken for 0.
     """
-    if deviation < torch.finfo(tensor.dtype).tiny * _DIGITS:
+    if not deviation >= least_factor(tensor.dtype):
         raise DataError(
             f"noise of deviation {deviation:g} is next to nothing for {tensor.dtype}: clip to a "
             "larger norm, or take smaller lots"
@@ -76,4 +76,5 @@ def _reseed_all() -> None:
 
 
 _ALL: Final = weakref.WeakSet[FreshGenerator]()
-os.register_at_fork(after_in_child=_reseed_all)
+if hasattr(os, "register_at_fork"):  # a system without it has no forks
+    os.register_at_fork(after_in_child=_reseed_all)

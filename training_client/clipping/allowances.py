@@ -29,7 +29,7 @@ NEGLIGIBLE: Final = 1e-7  # of the bound
 _ROUNDINGS: Final = 64  # of a sum that is not a matrix product, and of its terms
 _EXAMPLES: Final = float(1 << 32)  # more than are ever summed
 _LEAST: Final = 1e-140  # of a bound, and one over the most: their squares are numbers
-_DIGITS: Final = float(1 << 24)  # of single precision; a weight below `tiny` times it loses some
+_DIGITS: Final = float(1 << 24)  # of single precision; a factor below `tiny` times it loses some
 
 Number = float | torch.Tensor  # a tensor of one on an accelerator
 
@@ -40,8 +40,11 @@ def usual_bounds(kind: torch.dtype, size: int) -> tuple[float, float]:
     return max(least, _LEAST), min(_largest(kind) / _EXAMPLES, 1 / _LEAST)
 
 
-def least_weight(kind: torch.dtype) -> float:
-    """A weight that is not larger loses digits, for it, or its products, may be taken for 0."""
+def least_factor(kind: torch.dtype) -> float:
+    """The least weight or noise standard deviation whose products keep their digits.
+
+    Products of anything smaller may underflow.
+    """
     return _tiny(kind) * _DIGITS
 
 

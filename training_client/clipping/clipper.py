@@ -10,7 +10,7 @@ from itertools import groupby
 import torch
 from torch import nn
 
-from training_client.clipping.allowances import WEIGHTED, least_weight, usual_bounds
+from training_client.clipping.allowances import WEIGHTED, least_factor, usual_bounds
 from training_client.clipping.blocks import Block, Piece, blocks_of
 from training_client.clipping.clipped_sum import Added, ClippedSum, Sum
 from training_client.clipping.gradients import ExampleGradients
@@ -176,7 +176,7 @@ class Clipper:
         norms = torch.stack(self._squares(gradients, transform)).sum(0).sqrt_()
         limit, kind = transform.bound * (1 - WEIGHTED), self.parameters[0].dtype
         weights = (limit / norms.clamp_min(1e-300)).clamp_max_(1.0)
-        counted = norms.isfinite() & (weights > least_weight(kind))
+        counted = norms.isfinite() & (weights > least_factor(kind))
         return weights.where(counted, 0.0).to(kind)
 
     def _squares(

@@ -13,13 +13,12 @@ from training_client.budget import Allowance
 from training_client.claims import settle
 from training_client.errors import NoGuaranteeError
 from training_client.integrations.checks import (
-    Parts,
-    ends_batch,
     require_no_skipped_steps,
     require_one_batch,
     require_plan,
 )
 from training_client.integrations.ranks import on_rank_zero
+from training_client.integrations.splitting import Parts, ends_batch
 
 
 class StepGate:

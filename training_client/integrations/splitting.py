@@ -45,6 +45,49 @@ def flags_of(optimizer: DPOptimizer) -> Flags | None:
     return flags if isinstance(flags, Flags) else None
 
 
+def ends_batch(optimizer: DPOptimizer, loader: Any) -> bool:
+    """Whether a step may be made of what the loader gave last: a batch, or the last part of one.
+
+    A loader that splits batches tells the optimizer of each part whether its step is to be skipped.
+    A part of which it told nothing is not known to be the last.
+    """
+    return not _splits(loader) or optimizer._step_skip_queue[:1] == [False]
+
+
+class Parts:
+    """Parts of batches that a framework was given, each of which must have its step.
+
+    A part that is passed over leaves its flag in the queue for the next one, and from then on steps
+    end in the middle of batches.
+    """
+
+    def __init__(self) -> None:
+        self._flags: object = None
+        self._given = 0
+
+    def require_each_taken(self, optimizer: DPOptimizer, loader: Any) -> None:
+        """To be called when a part is given, before its step.
+
+        Raises:
+            NoGuaranteeError: the part before it had no step.
+        """
+        flags = flags_of(optimizer)
+        if not _splits(loader) or flags is None:
+            return
+        if flags is not self._flags:  # of another pass
+            self._flags, self._given = flags, 0
+        if flags.taken < self._given:
+            raise NoGuaranteeError(
+                "a part of a batch was passed over without a step, and the parts after it would be "
+                "taken for those before them: call the optimizer for every part"
+            )
+        self._given = flags.taken + 1
+
+
+def _splits(loader: Any) -> bool:
+    return isinstance(getattr(loader, "batch_sampler", None), BatchSplittingSampler)
+
+
 def _one_pass(sampler: Any) -> Iterator[Any]:
     """What `BatchSplittingSampler.__iter__` gives, from a fresh start."""
     flags = _forget(sampler.optimizer)

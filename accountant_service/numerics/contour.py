@@ -255,8 +255,8 @@ class Values:
 
     Attributes:
         value: Φ, relative to e^{log_scale}.
-        largest: what |Φ| is at most.
-        error: what Φ is off by, at most.
+        largest: an upper bound of the true |Φ|.
+        error: an upper bound of the distance of `value` from Φ.
         log_scale: about log Φ(0).
         log_slip: see above.
 
@@ -340,9 +340,10 @@ class Composed:
             log_slip += count * (value.moment_error + sums)
         times = self._times[..., np.newaxis]
         log_phi, off = times * log_phi, times * off
-        phi = np.exp(log_phi)
-        largest = np.exp(np.minimum(log_phi.real + off, 0.0))  # |Φ| ≤ 1
-        grown = np.abs(phi) * np.expm1(np.minimum(off, 1.0))
+        # |Φ| ≤ 1: what was computed outside the unit disc is nearer to Φ once it is moved onto it
+        phi = np.exp(np.minimum(log_phi.real, 0.0) + 1j * log_phi.imag)
+        largest = np.exp(np.minimum(log_phi.real + off, 0.0))  # |Φ| and |phi| are at most this
+        grown = np.exp(np.minimum(log_phi.real, 1.0)) * np.expm1(np.minimum(off, 1.0))
         error = np.where(off < 1.0, grown, 2 * largest)
         return Values(phi, largest, error, self._times * log_scale, self._times * log_slip)
 
@@ -533,7 +534,7 @@ def _sum(
     kernel_error: Array,
     tail: float,
 ) -> _Sum:
-    """Σ Φ·kernel."""
+    """Σ Φ·kernel: |Φ'G' − ΦG| ≤ |Φ' − Φ|·|G'| + |Φ|·|G' − G| for computed Φ', G'."""
     terms = values.value * kernel
     size = np.abs(terms)
     error = values.error @ np.abs(kernel) + values.largest @ kernel_error

@@ -33,6 +33,7 @@ from accountant_service.numerics.special import (
 )
 
 _EPS: Final = float(np.finfo(float).eps)
+_BLOCKS_MAX: Final = 4096  # of which a release's moments are taken
 _UNDERFLOW: Final = 1e-300  # what a vanishing transform counts as
 _LOG_WRAP: Final = -30.0  # natural log of the tilted mass allowed outside the window
 _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond the cells
@@ -167,7 +168,7 @@ def upper_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
         first, mass, beyond = _connect_the_dots(cells, spacing)
         steps.append(_Steps(first, mass, count))
         infinite += count * beyond
-    tilted = _compose(steps, spacing, aim).trimmed()
+    tilted = _compose(steps, spacing, aim, outward=1).trimmed()
     mass = np.maximum(tilted.mass, 0.0) + tilted.error
     p = mass * tilted.weights()
     q = p * np.exp(-(tilted.losses - tilted.centre))
@@ -197,8 +198,9 @@ def lower_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
         p_mass, q_mass = np.maximum(cells.p - cells.p_rounding, 0.0), cells.q + cells.q_rounding
         p_steps.append(_Steps(cells.first, p_mass, count))
         q_steps.append(_Steps(cells.first, q_mass, count))
-    p = _compose(p_steps, spacing, aim)
-    q = _compose(q_steps, spacing, replace(aim, tilt=aim.tilt + 1.0), window=p)
+    p = _compose(p_steps, spacing, aim, outward=-1)
+    q_aim = replace(aim, tilt=aim.tilt + 1.0)
+    q = _compose(q_steps, spacing, q_aim, outward=1, window=p)
     points = min(len(p.trimmed().losses), len(q.trimmed().losses))
     p, q = p.last(points), q.last(points)
     aliases = math.exp(p.log_above) + math.exp(p.log_below)
@@ -251,11 +253,17 @@ def _compose(
     steps: Sequence[_Steps],
     spacing: float,
     aim: Aim,
+    outward: int,
     window: _Tilted | None = None,
 ) -> _Tilted:
     """Convolve every step's tilted masses `count` times, on a window chosen by Chernoff's bound.
 
-    With `window` given, on the window of that composition and around its centre.
+    Args:
+        steps: the releases' masses.
+        spacing: of the lattice.
+        aim: its tilt is taken.
+        outward: 1 to round every tilted mass up by its rounding error, −1 to round it down.
+        window: the composition whose window and centre are taken, if they are not chosen.
     """
     tilt = aim.tilt
     tilted, log_scale, rounding = [], 0.0, 0.0
@@ -264,12 +272,13 @@ def _compose(
         with np.errstate(divide="ignore"):
             exponent = np.log(step.mass) + tilt * losses
         log_moment = float(log_sum_exp(exponent))
-        mass = np.exp(exponent - log_moment)
+        # each exponent is off by a few eps of its terms, log_moment taken as it was computed
+        terms = np.abs(exponent - tilt * losses) + np.abs(tilt * losses) + abs(log_moment)
+        slip = np.where(np.isfinite(exponent), 4 * _EPS * (4 + terms), 0.0)
+        mass = np.exp(exponent - log_moment + outward * slip)
         tilted.append(replace(step, mass=mass))
         log_scale += step.count * log_moment
-        present = mass > 0  # each exponent is off by a few eps of its terms
-        terms = np.abs(np.log(step.mass[present])) + np.abs(tilt * losses[present])
-        rounding += step.count * 4 * _EPS * (4 + float(mass[present] @ terms))
+        rounding += step.count * 4 * _EPS * abs(log_moment)
     moments = _Moments(tilted, spacing)
     if window is None:
         low, high = moments.window()
@@ -283,13 +292,14 @@ def _compose(
         losses, centre = window.losses, window.centre
         first, size = round(float(losses[0]) / spacing), len(losses)
     mass, error = _convolve(tilted, first, size)
+    reach = abs(centre) + float(losses[-1] - losses[0])  # the largest loss of a weight
     return _Tilted(
         losses,
         mass,
         error,
         tilt,
         log_scale - tilt * centre,
-        rounding + _EPS * (4 * abs(tilt * centre) + size),  # with that of the tails' sums
+        rounding + _EPS * (4 * (1 + tilt) * reach + size),  # with that of the tails' sums
         centre,
         moments.log_tail_above(float(losses[-1])),
         moments.log_tail_below(float(losses[0])),
@@ -335,10 +345,11 @@ class _Moments:
         # a few rare outcomes far out need rates of their own
         self.rates = np.concatenate([relative, [1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0]])
         self.upper, self.lower = np.zeros_like(self.rates), np.zeros_like(self.rates)
-        for losses, mass, count in coarse:
+        for (losses, mass, count), step in zip(coarse, steps, strict=True):
             exponent, log_mass = self.rates[:, None] * losses, np.log(mass)
-            self.upper += count * log_sum_exp(log_mass + exponent)
-            self.lower += count * log_sum_exp(log_mass - exponent)
+            slip = _moment_rounding(exponent, log_mass, len(step.mass))
+            self.upper += count * (log_sum_exp(log_mass + exponent) + slip)
+            self.lower += count * (log_sum_exp(log_mass - exponent) + slip)
 
     def window(self) -> tuple[float, float]:
         """Losses outside which at most e^_LOG_WRAP of the mass lies, on either side."""
@@ -355,14 +366,26 @@ class _Moments:
         return min(0.0, float((self.lower + self.rates * edge).min()))
 
 
+def _moment_rounding(exponent: Array, log_mass: Array, points: int) -> Array:
+    """Return bounds of the rounding error of one release's log-moments, for each rate.
+
+    Every term is off by a few eps of its exponent. Blocks are sums of at most `points` / 4096 + 1
+    positive masses, the moment is one of all blocks, and sums in any order are off by at most an
+    eps a term.
+    """
+    largest = np.abs(exponent).max(axis=1) + float(np.abs(log_mass).max())
+    rounding: Array = _EPS * (4 * largest + 3 * points / _BLOCKS_MAX + len(log_mass) + 16)
+    return rounding
+
+
 def _coarsen(step: _Steps, spacing: float) -> tuple[Array, Array]:
     """Losses and masses of few points whose every exponential moment is at least the step's.
 
-    Neighbouring points form at most 4096 blocks; a block's mass moves to its two ends with its
-    mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.
+    Neighbouring points form at most `_BLOCKS_MAX` blocks. A block's mass moves to its two ends with
+    its mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.
     """
     points = len(step.mass)
-    block = -(-points // 4096)
+    block = -(-points // _BLOCKS_MAX)
     starts = np.arange(0, points, block)
     losses = lattice(step.first, points, spacing)
     mass = np.add.reduceat(step.mass, starts)

@@ -53,7 +53,8 @@ _TILTS: Final = np.geomspace(0.1, 120.0, 36)  # times 1/ε
 _RENYI_TILTS: Final = np.geomspace(0.1, 3e3, 80)  # times 1/top
 _STILL: Final = 0.003  # of the top, up to which losses hardly turn
 _COMMON_TILTS: Final = np.geomspace(1.0, 300.0, 40)  # the same, for the common outcomes
-_SLIP_MAX: Final = 1e-9
+_SLIP_MAX: Final = 1e-9  # of one factor
+_LOG_SLIP_MAX: Final = 1e-6  # of a composition: what the bounds of the decay have to spare
 _SKETCH: Final = 1500  # nodes on which a division is chosen
 
 
@@ -356,12 +357,13 @@ class _OnLine:
         terms: Array = np.full(len(frequencies), float(len(self.counts)))
         log_slip = 0.0
         for at, count in enumerate(self.counts):
-            b = _Factor.of(self.rare[at], self.order, frequencies)
-            a = _Factor.of(self.common[at], self.order, frequencies) if self.common else None
+            b, a = self._factors(at, frequencies)
             terms += count * value.times(b.log(), a.log() if a else None, count)
             size.times(b.log_size(), a.log_size() if a else None, count)
             largest.times(b.log_largest(), a.log_largest() if a else None, count)
-            log_slip += count * max(b.slip, a.slip if a else 0.0)
+            log_slip += count * (b.slip + (a.slip if a else 0.0))
+        if log_slip > _LOG_SLIP_MAX:
+            raise UndampedError
         most = largest.value(self.log_scale).real
         rounding = 16 * _EPS * terms * most
         error = most - size.value(self.log_scale).real + 2 * rounding
@@ -369,8 +371,18 @@ class _OnLine:
             raise UndampedError
         found = value.value(self.log_scale)
         error = np.maximum(error, rounding)
-        exactly = np.asarray(0.0)
-        return Values(found, np.minimum(most, 1.0), error, np.asarray(self.log_scale), exactly)
+        return Values(found, most, error, np.asarray(self.log_scale), np.asarray(log_slip))
+
+    def _factors(self, at: int, frequencies: Array) -> tuple[_Factor, _Factor | None]:
+        """b and a of one release. Beside common outcomes rare ones are few: b's slip is an error.
+
+        As a factor of the whole measure it would count T times, as an error only as often as rare
+        outcomes occur.
+        """
+        if not self.common:
+            return _Factor.of(self.rare[at], self.order, frequencies), None
+        b = _Factor.of_few(self.rare[at], self.order, frequencies)
+        return b, _Factor.of(self.common[at], self.order, frequencies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +390,7 @@ class _Factor:
     """a(s + iv) or b(s + iv) of one release: e^{log_scale ± slip}·(1 + rise ± error).
 
     The slip is the same at every v: that of a measure larger or smaller by so much throughout.
+    So the integral over a composition, which is that of a positive measure, slips by T times it.
     """
 
     log_scale: float
@@ -387,12 +400,19 @@ class _Factor:
 
     @classmethod
     def of(cls, law: WindowedLoss, order: float, frequencies: Array) -> _Factor:
+        """Return the factor; if hardly anything is known of its scale, as `of_few` does."""
         nodes = law.nodes(order, float(frequencies[-1]))
+        if nodes.moment_error > _SLIP_MAX:
+            return cls.of_few(law, order, frequencies)
         rise, error = nodes.characteristic(frequencies)
-        slip = nodes.moment_error
-        if slip > _SLIP_MAX:  # hardly any mass, of which little is known: counted as an error
-            slip, error = 0.0, error + slip * (1 + np.abs(1 + rise))
-        return cls(nodes.log_moment, slip, rise, error * (1 + slip))
+        return cls(nodes.log_moment, nodes.moment_error, rise, error)
+
+    @classmethod
+    def of_few(cls, law: WindowedLoss, order: float, frequencies: Array) -> _Factor:
+        """Return the factor without a slip: the error of its scale is part of its error."""
+        nodes = law.nodes(order, float(frequencies[-1]))
+        rise, error = nodes.measure(frequencies)
+        return cls(nodes.log_moment, 0.0, rise, error)
 
     def log(self) -> ComplexArray:
         return np.asarray(self.log_scale + log1p_complex(self.rise))

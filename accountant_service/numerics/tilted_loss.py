@@ -40,6 +40,10 @@ _WEIGHT_MIN: Final = 1e-25  # nodes of less weight are left out, and counted as 
 _CHUNK: Final = 64  # nodes of a dot product
 _ELEMENTS_MAX: Final = 1 << 18  # of a block of frequencies × nodes (2 MiB)
 _MISSING_MAX: Final = 1e-6  # of K, that the limits of integration may leave out
+_NEAR_GROWTH: Final = 30.0  # below it e^x − 1 is computed as such, above it as a difference
+_SMALL_MOMENT: Final = 0.5  # of log K(a), up to which K(a) − 1 is summed by itself
+_SUM_ROUNDING: Final = 40 * _EPS  # of numpy's pairwise sums, with room
+_NORMAL_TAILS: Final = 1e-37  # more than both normal tails beyond 13 standard deviations
 _STRIP: Final = np.linspace(0.02, 0.98, 49)  # shares of the strip of analyticity that are tried
 
 
@@ -246,12 +250,12 @@ class TiltedSampledGaussian:
         count = math.ceil((high - low) / spacing) + 1
         z: Array = low + spacing * np.arange(count, dtype=float)
         loss = self._loss(z)
-        exponent = self._order * loss - 0.5 * z * z
-        slip = 4 * _EPS * (2 + abs(float(exponent.max())) + z * z + np.abs(self._order * loss))
-        quadrature = math.log(2) + _LOG_ERROR + self._log_moment
-        log_left_out = np.logaddexp(self._log_truncated, quadrature)
         off = loss_rounding(loss, self._rate, self._mu)
-        return nodes(exponent, spacing, self._sign * loss, slip, off, float(log_left_out))
+        growth = self._order * loss
+        quadrature = math.log(2) + _LOG_ERROR + self._log_moment
+        log_left_out = float(np.logaddexp(self._log_truncated, quadrature))
+        integrand = Integrand(z, spacing, growth, growth_rounding(self._order, loss, off))
+        return nodes(integrand, self._sign * loss, off, log_left_out)
 
     def characteristic(self, frequencies: Array) -> Characteristic:
         """See `TiltedLoss`: φ − 1 is summed, so that T of them keep their accuracy."""
@@ -268,6 +272,62 @@ def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:
     return rounding
 
 
+def growth_rounding(order: float, loss: Array, loss_error: Array) -> Array:
+    """Return the absolute errors of a·l: those of the products, and a times those of the losses."""
+    rounding: Array = 4 * _EPS * np.abs(order * loss) + abs(order) * loss_error
+    return rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Integrand:
+    """The integrand n(z)·e^{growth(z)} at the nodes of a trapezoidal rule.
+
+    Attributes:
+        z: the nodes.
+        spacing: their distance κ.
+        growth: at each node.
+        growth_error: bound of the absolute error of each growth.
+        beyond: κ·Σ n(z) over further nodes of the same rule, on which e^growth counts as 0.
+    """
+
+    z: Array
+    spacing: float
+    growth: Array
+    growth_error: Array
+    beyond: float = 0.0
+
+    @property
+    def exponent(self) -> Array:
+        """Log of √(2π) times the integrand at each node."""
+        exponent: Array = self.growth - 0.5 * self.z * self.z
+        return exponent
+
+    @property
+    def normal_error(self) -> Array:
+        """Bounds of the relative error of each computed n(z)."""
+        error: Array = 4 * _EPS * (2 + self.z * self.z)
+        return error
+
+    def excess(self) -> tuple[float, float]:
+        """Return ∫ n·e^growth − 1 as ∫ n·(e^growth − 1), and a bound of its error.
+
+        Every error is one of the differences e^growth − 1, so a moment near 1 keeps the digits
+        of its distance from 1. The rule integrates n itself up to 2e^{−2π²/κ²} (Poisson's
+        summation formula) and the tails beyond the nodes; the error of the rule on n·e^growth is
+        the caller's to add.
+        """
+        scale = self.spacing / math.sqrt(2 * math.pi)
+        normal = np.exp(-0.5 * self.z * self.z)
+        near = self.growth < _NEAR_GROWTH
+        size = np.exp(self.exponent)
+        terms = np.where(near, normal * np.expm1(np.where(near, self.growth, 0.0)), size - normal)
+        error = scale * float(
+            (self.growth_error * size + (self.normal_error + _SUM_ROUNDING) * np.abs(terms)).sum()
+        )
+        error += _SUM_ROUNDING * self.beyond + 3 * math.exp(-2 * (math.pi / self.spacing) ** 2)
+        return scale * float(terms.sum()) - self.beyond, error + _NORMAL_TAILS
+
+
 @dataclass(frozen=True, slots=True)
 class Nodes:
     """The trapezoidal rule of a tilted law.
@@ -278,6 +338,7 @@ class Nodes:
         slip: relative error of each weight.
         loss_error: the mean error of a loss.
         log_moment: log K(a).
+        moment_rounding: bound of its error, apart from `missing`.
         missing: what the nodes leave out, relative to K(a).
     """
 
@@ -286,12 +347,29 @@ class Nodes:
     slip: Array
     loss_error: float
     log_moment: float
+    moment_rounding: float
     missing: float
 
     @property
     def moment_error(self) -> float:
         """A bound of the error of `log_moment`."""
-        return self.missing + float(self.weight @ self.slip) + 64 * _EPS
+        return self.missing + self.moment_rounding
+
+    def measure(self, frequencies: Array) -> tuple[ComplexArray, Array]:
+        """Return the rise, and a bound of its error as that of a measure relative to e^log_moment.
+
+        1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
+        errors of all weights count in full, and none is divided out. They count twice, because
+        e^log_moment may be computed in another way than the sum of the weights.
+        """
+        rise, error = self.characteristic(frequencies)
+        return rise, error + 2 * (float(self._relative().sum()) + 64 * _EPS)
+
+    def _relative(self) -> Array:
+        """Errors of the weights, and of sums of so many, relative to the sum of all weights."""
+        summed = _CHUNK + len(self.weight) / _CHUNK + 8
+        relative: Array = self.weight * (self.slip + _EPS * summed)
+        return relative
 
     def rise(self, frequencies: Array) -> ComplexArray:
         """φ − 1 at each frequency."""
@@ -307,8 +385,7 @@ class Nodes:
         rise = np.concatenate([self.rise(block) for block in blocks])
         # each term e^{ivl} − 1 is at most min(2, v|l|), and its weight is off by its slip; so is
         # their sum, by which all are divided
-        summed = _CHUNK + len(self.weight) / _CHUNK + 8
-        relative = self.weight * (self.slip + _EPS * summed)
+        relative = self._relative()
         error = np.minimum(frequencies * float(relative @ np.abs(self.loss)), 2 * relative.sum())
         error += frequencies * self.loss_error + 2 * self.missing
         error += relative.sum() * np.abs(rise)
@@ -317,33 +394,39 @@ class Nodes:
         return rise, error + 4 * _EPS * np.abs(rise) + np.where(lost, 1e-16, 0.0)
 
 
-def nodes(
-    exponent: Array,
-    spacing: float,
-    loss: Array,
-    slip: Array,
-    loss_error: Array,
-    log_left_out: float,
-) -> Nodes:
-    """The trapezoidal rule, normalised, without the nodes of hardly any weight.
+def nodes(integrand: Integrand, loss: Array, loss_error: Array, log_left_out: float) -> Nodes:
+    """Return the trapezoidal rule, normalised, without the nodes of hardly any weight.
 
     Args:
-        exponent: log of √(2π) times the integrand at each node.
-        spacing: of the nodes.
+        integrand: at all nodes.
         loss: at each.
-        slip: relative error of each value of the integrand.
         loss_error: of each loss.
         log_left_out: log of what the rule is off by, absolutely.
     """
+    exponent = integrand.exponent
     peak = float(exponent.max())
     weight = np.exp(exponent - peak)
     total = float(weight.sum())
-    log_moment = math.log(total * spacing) + peak - LOG_SQRT_TWO_PI
+    log_moment = math.log(total * integrand.spacing) + peak - LOG_SQRT_TWO_PI
     missing = math.exp(min(log_left_out - log_moment, 700.0)) + _WEIGHT_MIN * len(weight)
     kept = weight > _WEIGHT_MIN
-    weight = weight[kept] / total
+    slip = integrand.growth_error + integrand.normal_error + 4 * _EPS * abs(peak)
+    weight, slip = weight[kept] / total, slip[kept]
+    rounding = float(weight @ slip) + 64 * _EPS
     off = float(weight @ loss_error[kept])
-    return Nodes(weight, loss[kept], slip[kept], off, log_moment, missing)
+    log_moment, rounding = min(
+        (log_moment, rounding), _moment_by_excess(integrand, log_moment), key=lambda of: of[1]
+    )
+    return Nodes(weight, loss[kept], slip, off, log_moment, rounding, missing)
+
+
+def _moment_by_excess(integrand: Integrand, about: float) -> tuple[float, float]:
+    """Return log K(a) from K(a) − 1, and a bound of its error; infinite where K is far from 1."""
+    if abs(about) > _SMALL_MOMENT:
+        return about, math.inf
+    excess, error = integrand.excess()
+    log_moment = math.log1p(excess)
+    return log_moment, 1.1 * error / (1 + excess) + 4 * _EPS * abs(log_moment)
 
 
 def _dot(terms: Array, weight: Array) -> Array:

@@ -4,6 +4,10 @@ Each direction of add-or-remove is first bounded by Rényi's way, which often se
 one. Then `contour` gives both bounds at once, to eight digits or more, whenever the characteristic
 function of the composed loss decays: for Gaussian noise and all but the fewest or rarest releases.
 What is left, `lattice` encloses, refined from the measured width until it is as asked.
+
+Every attempt of every engine only narrows the interval. A question makes the attempts of all
+coarser questions first, and stops when it is as narrow as asked: asking for more digits never
+loosens a bound. Bounds that contradict each other are an error, never an interval.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from accountant_service.numerics.saddle_point import TILT_MIN, SaddlePoint
 from accountant_service.numerics.tilted_loss import UndampedError
 
 _ROUNDS_MAX: Final = 6
+_LEVEL_FIRST: Final = 1e-3  # the widest relative width that is aimed at
 _DELTA_HASTY: Final = 0.99  # beyond it nobody is protected, and every engine is slow
 EPSILON_NEGLIGIBLE: Final = 0.05  # the tolerance is relative to ε, but never to less than this
 _ACCURACY: Final = 1e-8  # relative, of δ, where a contour is cheap
@@ -65,10 +70,10 @@ class _Reading:
     Attributes:
         log_delta: log of the δ at which a lattice has to be accurate.
         at_delta: whether it is ε at that δ that is asked for.
-        tolerance: the relative width to reach.
+        tolerance: the relative width that is asked for.
         hasty: whether what two contours say is enough, however wide.
         width: the relative width of bounds.
-        epsilon_width: the width in ε that the tolerance amounts to, at a saddle point.
+        epsilon_width: the width in ε that a relative width of 1 amounts to, at a saddle point.
         of_contour, of_profile: the bounds, given an upper one, and the bound of a lattice.
         moved: the saddle point, moved to where the answer turned out to lie.
     """
@@ -103,7 +108,7 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         tolerance,
         delta > _DELTA_HASTY,
         relative_width,
-        lambda saddle: tolerance * max(saddle.epsilon, EPSILON_NEGLIGIBLE),
+        lambda saddle: max(saddle.epsilon, EPSILON_NEGLIGIBLE),
         lambda line, bound: line.epsilon(delta, bound),
         lambda profile: profile.epsilon(delta),
         lambda saddle, lower, upper: replace(saddle, epsilon=_likely(lower, upper)),
@@ -113,8 +118,8 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
         enough = max((side.lower for side in sides), default=0.0)
         saddle = saddle_point.of_delta(releases, direction, log_delta, enough)
         sides.append(_Side(releases, saddle, max(saddle.bound, 0.0), reading))
-        sides[-1].trace(enough)
-    return _refine(sides)
+        sides[-1].trace(enough, _LEVEL_FIRST)
+    return _narrow(sides)
 
 
 def relative_width(bounds: Bounds) -> float:
@@ -124,17 +129,32 @@ def relative_width(bounds: Bounds) -> float:
     return (bounds.upper - bounds.lower) / max(bounds.upper, EPSILON_NEGLIGIBLE)
 
 
-def outward(bounds: Bounds, tolerance: float) -> Bounds:
-    """Bounds a little wider than they came out, for good measure: at the end, once.
+class ContradictionError(ArithmeticError):
+    """A proved lower bound lies above a proved upper bound: one of the proofs is wrong."""
+
+
+def consistent(lower: float, upper: float) -> Bounds:
+    """Return the bounds as an interval.
 
     Raises:
-        ArithmeticError: the lower one is above the upper one, which one of them disproves.
+        ContradictionError: no value satisfies both.
     """
+    if not lower <= upper:
+        raise ContradictionError(
+            f"the proved lower bound {lower!r} is above the proved upper bound {upper!r}"
+        )
+    return Bounds(lower, upper)
+
+
+def outward(bounds: Bounds, tolerance: float) -> Bounds:
+    """Return bounds a little wider than they came out, for good measure: at the end, once.
+
+    Raises:
+        ContradictionError: the lower one is above the upper one by more than rounding explains.
+    """
+    consistent(bounds.lower * (1 - rounding.MARGIN), bounds.upper * (1 + rounding.MARGIN))
     margin = max(rounding.MARGIN, _MARGIN_SHARE * tolerance)
-    wider = Bounds(bounds.lower * (1 - margin), bounds.upper * (1 + margin))
-    if not wider.lower <= wider.upper:
-        raise ArithmeticError(f"a lower bound {wider.lower} above the upper one {wider.upper}")
-    return wider
+    return Bounds(bounds.lower * (1 - margin), bounds.upper * (1 + margin))
 
 
 def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bounds:
@@ -161,15 +181,15 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
             tolerance,
             False,
             width,
-            lambda saddle: tolerance / (1.0 + saddle.tilt),
+            lambda saddle: 1 / (1.0 + saddle.tilt),
             lambda line, _: _at(line, epsilon),
             lambda profile: profile.delta(epsilon),
             lambda saddle, lower, upper: replace(saddle, log_delta=_log(_likely(lower, upper))),
         )
         bound = math.exp(min(max(saddle.bound, -690.0), 0.0))
         sides.append(_Side(releases, saddle, bound, reading))
-        sides[-1].trace(enough)
-    return _refine(sides)
+        sides[-1].trace(enough, _LEVEL_FIRST)
+    return _narrow(sides)
 
 
 def _alike(one: SaddlePoint, other: SaddlePoint) -> bool:
@@ -192,17 +212,35 @@ def _at(line: Contour, epsilon: float) -> tuple[float, float]:
     return float(lower[0]), float(upper[0])
 
 
-def _refine(sides: list[_Side]) -> Bounds:
-    """Narrow each direction by its lattice until the interval of the costlier one is as asked.
+def _narrow(sides: list[_Side]) -> Bounds:
+    """Narrow each direction, level by level, until the interval of the costlier one is as asked."""
+    reading = sides[0].reading
+    for level in _levels(reading.tolerance):
+        for side in sides:
+            side.trace(max(side.lower for side in sides), level)
+        _refine(sides, level)
+        for side in sides:
+            consistent(side.lower * (1 - rounding.MARGIN), side.upper * (1 + rounding.MARGIN))
+        found = Bounds(max(side.lower for side in sides), max(side.upper for side in sides))
+        if reading.hasty or reading.width(found) <= reading.tolerance:
+            break
+    return outward(found, reading.tolerance)
+
+
+def _levels(tolerance: float) -> list[float]:
+    """Return the relative widths to aim at: powers of ten from 1e-3 down to the tolerance."""
+    return [10.0**-digits for digits in range(3, max(3, math.ceil(-math.log10(tolerance))) + 1)]
+
+
+def _refine(sides: list[_Side], level: float) -> None:
+    """Narrow each direction by its lattice.
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
     for _ in range(_ROUNDS_MAX):
         for side in sides:
             best = max(side.lower for side in sides)
-            side.refine(best)
-    found = Bounds(max(side.lower for side in sides), max(side.upper for side in sides))
-    return outward(found, sides[0].reading.tolerance)
+            side.refine(best, level)
 
 
 class _Side:
@@ -214,45 +252,52 @@ class _Side:
         self.releases, self.saddle, self.reading = releases, saddle, reading
         self.lower, self.upper = 0.0, bound
         self.blur = 1.0  # of what the tilt suggests
+        self.traced = math.inf  # the level of the last contours
         self.lattice: _Lattice | None = None
 
-    def trace(self, enough: float) -> None:
-        """Both bounds from a contour, unless the upper one is below `enough` already.
+    def trace(self, enough: float, level: float) -> None:
+        """Narrow both bounds by contours, unless the upper one is below `enough` already.
 
         The first attempt is cheap and accurate, the others cost more and are less so, the last
-        are blurred as well; each aims at where the one before found the answer.
+        are blurred as well; each aims at where the one before found the answer. Each level is
+        tried once.
         """
-        if self._settled(enough):
+        if level >= self.traced or self._settled(enough, level):
             return
-        for engine, effort, saddle in self._attempts():
+        self.traced, self.blur = level, 1.0
+        for engine, effort, saddle in self._attempts(level):
             with contextlib.suppress(UndampedError):
                 line = engine(self.releases, saddle, effort)
                 lower, upper = self.reading.of_contour(line, self.upper)
                 self.lower, self.upper = max(self.lower, lower), min(self.upper, upper)
                 self.saddle = self.reading.moved(self.saddle, self.lower, self.upper)
                 if effort.blur:  # it costs more where δ is steeper than the tilt
-                    self.blur *= min(1.0, math.sqrt(0.5 / max(self._excess(self.lower), 1e-9)))
-            if self._settled(enough):  # before the next attempt is prepared
+                    self.blur *= min(
+                        1.0, math.sqrt(0.5 / max(self._excess(self.lower, level), 1e-9))
+                    )
+            if self._settled(enough, level):  # before the next attempt is prepared
                 return
 
-    def _settled(self, enough: float) -> bool:
-        """Whether no more is asked of this direction."""
-        return self.upper <= enough or self._excess(self.lower) <= 1
+    def _settled(self, enough: float, level: float) -> bool:
+        """Whether no more is asked of this direction, at a level."""
+        width = max(level, self.reading.tolerance)
+        return self.upper <= enough or self._excess(self.lower, width) <= 1
 
-    def _attempts(self) -> Iterator[tuple[Engine, Effort, SaddlePoint]]:
+    def _attempts(self, level: float) -> Iterator[tuple[Engine, Effort, SaddlePoint]]:
         """What to try next, given what the attempts before have found."""
-        yield contour, self._cheap(), self.saddle
-        yield contour, self._thorough(), self.saddle
+        if level == _LEVEL_FIRST:
+            yield contour, self._cheap(), self.saddle
+        yield contour, self._thorough(level), self.saddle
         if self.reading.hasty:
             return
-        yield from self._rare_attempts()
+        yield from self._rare_attempts(level)
         for _ in range(_BLURRED_ATTEMPTS):
-            yield rare_events.contour, self._blurred(), self.saddle
-            yield contour, self._blurred(), self.saddle
+            yield rare_events.contour, self._blurred(level), self.saddle
+            yield contour, self._blurred(level), self.saddle
 
-    def _rare_attempts(self) -> Iterator[tuple[Engine, Effort, SaddlePoint]]:
+    def _rare_attempts(self, level: float) -> Iterator[tuple[Engine, Effort, SaddlePoint]]:
         """At the ε of one event, of many, and where these found it; nowhere twice."""
-        effort = Effort(math.log(_RARE_SHARE * self.reading.tolerance), 0.0, _WORK_BLURRED)
+        effort = Effort(math.log(_RARE_SHARE * level), 0.0, _WORK_BLURRED)
         guesses: list[SaddlePoint] = []
         with contextlib.suppress(UndampedError):
             guesses = rare_events.estimates(self.releases, self.saddle)
@@ -268,39 +313,38 @@ class _Side:
     def _cheap(self) -> Effort:
         return Effort(math.log(_ACCURACY), 0.0, _WORK_CHEAP)
 
-    def _thorough(self) -> Effort:
-        width = self.reading.epsilon_width(self.saddle)
+    def _thorough(self, level: float) -> Effort:
+        width = level * self.reading.epsilon_width(self.saddle)
         accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
         return Effort(math.log(accuracy), 0.0, _WORK_THOROUGH)
 
-    def _blurred(self) -> Effort:
-        width = self.reading.epsilon_width(self.saddle)
+    def _blurred(self, level: float) -> Effort:
+        width = level * self.reading.epsilon_width(self.saddle)
         blur = self.blur * math.sqrt(_BLUR_SHARE * width / (0.5 + self.saddle.tilt))
-        return replace(self._thorough(), blur=blur, work=_WORK_BLURRED)
+        return replace(self._thorough(level), blur=blur, work=_WORK_BLURRED)
 
-    def _first_lattice(self) -> _Lattice:
-        width = self.reading.epsilon_width(self.saddle)
+    def _first_lattice(self, level: float) -> _Lattice:
+        width = level * self.reading.epsilon_width(self.saddle)
         return _Lattice.around(self.releases, self.saddle, self.reading.log_delta, width)
 
-    def _excess(self, best: float) -> float:
-        """How many times too wide the interval from the best lower bound is."""
-        reading = self.reading
-        return reading.width(Bounds(best, max(best, self.upper))) / reading.tolerance
+    def _excess(self, best: float, width: float) -> float:
+        """How many times wider than `width` the interval from the best lower bound is."""
+        return self.reading.width(Bounds(best, max(best, self.upper))) / width
 
-    def refine(self, best: float) -> None:
-        """Tighten the bounds by a lattice, finer every time, until they are as asked.
+    def refine(self, best: float, level: float) -> None:
+        """Narrow the bounds by a lattice, finer every time, until they are as asked.
 
         Args:
             best: the best lower bound of either direction. If the upper bound is below it, the
                 lower one is left out.
+            level: the relative width to aim at.
         """
-        excess = self._excess(best)
-        if excess <= 1 or self.reading.hasty:
+        if self.reading.hasty or self._excess(best, max(level, self.reading.tolerance)) <= 1:
             return
         if self.lattice is None:
-            self.lattice = self._first_lattice()
+            self.lattice = self._first_lattice(level)
         else:
-            self.lattice.refine(math.sqrt(1 / excess))
+            self.lattice.refine(math.sqrt(1 / self._excess(best, level)))
         read = self.reading.of_profile
         upper, lower = self.lattice.profiles(lambda profile: read(profile) > best)
         if upper is not None:

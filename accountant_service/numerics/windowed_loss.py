@@ -32,9 +32,11 @@ from scipy import special
 from accountant_service.numerics import sampled_gaussian
 from accountant_service.numerics.special import LOG_SQRT_TWO_PI, Array, log_sum_exp
 from accountant_service.numerics.tilted_loss import (
+    Integrand,
     Nodes,
     Pairs,
     UndampedError,
+    growth_rounding,
     log_least_masses,
     loss_rounding,
     nodes,
@@ -71,7 +73,9 @@ class Window:
         closed = np.maximum(-u, 0.0)
         hazard = np.where(u > 0, np.exp(-0.5 * u * u), 1 + closed)  # at least (log Φ)′
         moved = loss_error / self.width + 4 * _EPS * (np.abs(u) + abs(self.edge) / self.width)
-        slip: Array = hazard * moved + 16 * _EPS * (1 + 0.5 * closed * closed)
+        # SciPy's log Φ is off by a few eps of itself, and by u² of them where it is near 0
+        evaluated = 16 * _EPS * (1 + np.maximum(u, 0.0) ** 2) * np.abs(special.log_ndtr(u))
+        slip: Array = hazard * moved + evaluated
         return slip
 
     def log_bound_beyond(self, loss: Array, angle: Array) -> Array:
@@ -284,21 +288,23 @@ class WindowedLoss:
         right = np.array([self._log_beyond(float(order), real, flat, real)[0] for order in orders])
         return float(spacing), np.logaddexp(np.logaddexp(left, right), quadrature)
 
+    def _log_windows(self, loss: Array) -> Array:
+        """Log of the product of all windows at each loss."""
+        return sum((window.log(loss) for window in self._windows), np.zeros_like(loss))
+
     def _exponent(self, z: Array, orders: Array) -> Array:
         """Log of √(2π) times the integrand, for each order and z."""
         loss = self._loss(z)
-        fixed = -0.5 * z * z
-        for window in self._windows:
-            fixed = fixed + window.log(loss)
+        fixed = self._log_windows(loss) - 0.5 * z * z
         exponent: Array = np.multiply.outer(orders, loss) + fixed
         return exponent
 
-    def _slips(self, z: Array, loss: Array, loss_error: Array, order: float) -> Array:
-        """Relative errors of the computed integrand, but for that of its largest value."""
-        slip = 4 * _EPS * (2 + z * z + order * np.abs(loss)) + order * loss_error
+    def _growth_error(self, loss: Array, loss_error: Array, order: float) -> Array:
+        """Bounds of the absolute error of a·l + log Π windows."""
+        error = growth_rounding(order, loss, loss_error)
         for window in self._windows:
-            slip = slip + window.slip(loss, loss_error)
-        return slip
+            error = error + window.slip(loss, loss_error)
+        return error
 
     def _nodes_at(self, spacing: float) -> Array:
         count = math.ceil((self._high - self._low) / spacing) + 1
@@ -314,7 +320,8 @@ class WindowedLoss:
         z = self._nodes_at(spacing)
         loss = self._loss(z)
         exponent = self._exponent(z, orders)
-        slip = self._slips(z, loss, loss_rounding(loss, self._rate, self._mu), float(orders.max()))
+        loss_error = loss_rounding(loss, self._rate, self._mu)
+        slip = self._growth_error(loss, loss_error, float(orders.max())) + 4 * _EPS * (2 + z * z)
         slip = slip + 4 * _EPS * (8 + np.abs(exponent.max(axis=1, keepdims=True)))
         log_moment = log_sum_exp(exponent + slip) + math.log(spacing) - LOG_SQRT_TWO_PI
         upper: Array = np.logaddexp(log_moment, log_left_out) + 64 * _EPS
@@ -332,6 +339,16 @@ class WindowedLoss:
         z = self._nodes_at(spacing)
         loss = self._loss(z)
         loss_error = loss_rounding(loss, self._rate, self._mu)
-        exponent = self._exponent(z, orders)[0]
-        slip = self._slips(z, loss, loss_error, order) + 4 * _EPS * abs(float(exponent.max()))
-        return nodes(exponent, spacing, loss, slip, loss_error, float(log_left_out[0]))
+        integrand = Integrand(
+            z,
+            spacing,
+            order * loss + self._log_windows(loss),
+            self._growth_error(loss, loss_error, order),
+            self._normal_mass_beyond(float(z[-1]), spacing),
+        )
+        return nodes(integrand, loss, loss_error, float(log_left_out[0]))
+
+    def _normal_mass_beyond(self, last: float, spacing: float) -> float:
+        """κ·Σ n(z) over the nodes of the same rule that follow the last one."""
+        z = np.arange(last + spacing, _REACH, spacing)
+        return spacing / math.sqrt(2 * math.pi) * float(np.exp(-0.5 * z * z).sum())

@@ -405,7 +405,7 @@ class Line:
         ]
 
     def log_kernel_tails(self, low: Array, high: Array) -> list[Array]:
-        """Log of the integral of e^{v²η²/2}·|G| over each low ≤ v ≤ high, of each kernel."""
+        """Upper bounds of log(e^{a²η²/2}·∫|G| dv) over each a = low ≤ v ≤ high, of each kernel."""
         s, half = self.tilt, 0.5 * self.blur**2
         log_square = np.log(1 / low - 1 / high)
         attack_half = 0.5 * self.attack_blur**2

@@ -213,8 +213,11 @@ def _at(line: Contour, epsilon: float) -> tuple[float, float]:
 
 
 def _narrow(sides: list[_Side]) -> Bounds:
-    """Narrow each direction, level by level, until the interval of the costlier one is as asked."""
-    reading = sides[0].reading
+    """Narrow each direction, level by level, until the interval of the costlier one is as asked.
+
+    A level that is not reached and narrows nothing is the last: finer ones ask for more work.
+    """
+    reading, before = sides[0].reading, Bounds(0.0, math.inf)
     for level in _levels(reading.tolerance):
         for side in sides:
             side.trace(max(side.lower for side in sides), level)
@@ -222,8 +225,10 @@ def _narrow(sides: list[_Side]) -> Bounds:
         for side in sides:
             consistent(side.lower * (1 - rounding.MARGIN), side.upper * (1 + rounding.MARGIN))
         found = Bounds(max(side.lower for side in sides), max(side.upper for side in sides))
-        if reading.hasty or reading.width(found) <= reading.tolerance:
+        width = reading.width(found)
+        if reading.hasty or width <= reading.tolerance or (width > level and found == before):
             break
+        before = found
     return outward(found, reading.tolerance)
 
 

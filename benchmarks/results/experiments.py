@@ -240,11 +240,11 @@ def longer() -> Iterator[Experiment]:
 
 
 PAPER_SCHEDULE: Final = LinearDecay(0.52, 1000)  # papers/000 §IV-C: 0.1 to 0.052 in 10 epochs
-_CHOSEN_AT_8: Final = (  # η in the middle of the grid as in papers/000 §IV-C
+_CHOSEN_AT_8: Final = (  # papers/000 §IV-C has 0.1 for DP-SGD and 0.002 for AdaDP
     _own("dp_sgd", LOT_CLIP, learning_rate=0.1),
-    _own("adadp", LOT_CLIP, options=_LOCAL),
-    _own("adadp", LOT_CLIP, "adadp raw", state="raw", options=_LOCAL),
-    _own("adadp", LOT_CLIP, "adadp public", state="public", options=_LOCAL),
+    _own("adadp", LOT_CLIP, learning_rate=0.004, options=_LOCAL),
+    _own("adadp", LOT_CLIP, "adadp raw", state="raw", learning_rate=0.004, options=_LOCAL),
+    _own("adadp", LOT_CLIP, "adadp public", state="public", learning_rate=0.004, options=_LOCAL),
     _own("dp_adam", LOT_CLIP),
     _own("dp_sgd", LOT_CLIP, "dp_sgd, warm start", learning_rate=0.1, warm_start=True),
 )

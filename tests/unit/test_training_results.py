@@ -7,21 +7,34 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.results import report
+from benchmarks.results import report, runner
 from benchmarks.results.accounting import question
-from benchmarks.results.experiments import ADULT_PLANS, EXPERIMENTS, GRID, PASSES, quick
+from benchmarks.results.experiments import (
+    ADULT_PLANS,
+    EXPERIMENTS,
+    PAPER_SCHEDULE,
+    PASSES,
+    LinearDecay,
+    Method,
+    quick,
+)
 from benchmarks.results.plots import draw
-from benchmarks.results.runner import tunings
+from benchmarks.results.runner import Job, tunings
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import TASKS
 from tests.helpers import epsilon, run
+from training_client.data import Dataset
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+BY_NAME = {each.name: each for each in EXPERIMENTS}
 
 
 def made_up(file: Path) -> Store:
@@ -77,7 +90,68 @@ def test_the_grid_is_tried_for_every_method() -> None:
     tried = {(job.experiment.task, job.experiment.method.label) for job in tunings(EXPERIMENTS)}
     needed = {(TASKS[each.task].tuned_on or each.task, each.method.label) for each in EXPERIMENTS}
     assert tried == needed
-    assert len(list(tunings(EXPERIMENTS))) == len(tried) * len(GRID)
+    expected = sum(len(TASKS[task].grid) for task, _ in tried)
+    assert len(list(tunings(EXPERIMENTS))) == expected
+
+
+def test_the_schedule_of_papers_000_falls_for_ten_epochs_and_then_stays() -> None:
+    rates = [0.1 * PAPER_SCHEDULE.factor(done) for done in (0, 500, 1000, 3000)]
+    assert rates == pytest.approx([0.1, 0.076, 0.052, 0.052])
+
+
+@pytest.mark.parametrize("optimizer", ["dp_sgd", "adadp"])
+def test_a_run_follows_its_schedule(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Method("scheduled", optimizer, 0.5, 1.0, schedule=LinearDecay(0.5, 2))
+    experiment = replace(BY_NAME["mnist-8/main/dp_sgd/8"], method=method, steps=4)
+    used, make = [], runner._stepper
+
+    def recorded(*of: Any) -> Any:
+        made = make(*of)
+        step = made.step
+        made.step = lambda *given: (used.append(made.learning_rate), step(*given))
+        return made
+
+    monkeypatch.setattr(runner, "_stepper", recorded)
+    rows, labels = torch.rand(200, 3), torch.arange(200) % 2
+    data = Dataset(rows, labels, rows, labels, 2)
+    task = replace(TASKS["mnist-8"], hidden=4)
+    runner._trained(Job(experiment, method.learning_rate, 1), task, data)
+    assert used == [0.5, 0.375, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "non_private"}, {"apart": True}])
+def test_a_schedule_that_no_run_would_follow_is_refused(changes: dict[str, Any]) -> None:
+    known = {"optimizer": "dp_sgd", "learning_rate": 0.1, "clip_norm": 1.0}
+    with pytest.raises(ValueError, match="schedule"):
+        Method("method", **(known | changes), schedule=PAPER_SCHEDULE)
+
+
+def scored(file: Path, scores: dict[str, tuple[float, ...]]) -> Store:
+    """A results file with these final scores, seed by seed."""
+    store = Store(file)
+    for name, values in scores.items():
+        known = {"kind": "run", "experiment": name, "steps": BY_NAME[name].steps}
+        for seed, score in enumerate(values, start=1):
+            store.add({**known, "seed": seed, "score": score, "curve": [], "seconds": 1.0})
+    return store
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        ((0.90, 0.91, 0.92), "+2.0 points, 95 % interval −0.3 to +4.3: the seeds do not decide"),
+        ((0.93, 0.94, 0.95), "+5.0 points, 95 % interval +2.7 to +7.3: more than chance"),
+        ((0.83, 0.84, 0.85), "−5.0 points, 95 % interval −7.3 to −2.7: more than chance"),
+        ((0.93,), "+4.0 points, –"),
+    ],
+)
+def test_a_lead_is_called_more_than_chance_only_where_the_seeds_tell(
+    tmp_path: Path, ahead: tuple[float, ...], expected: str
+) -> None:
+    first, second = "mnist-8/main/adadp/8", "mnist-8/main/dp_sgd/8"
+    store = scored(tmp_path / "file.jsonl", {first: ahead, second: (0.88, 0.89, 0.90)})
+    pair = f"{first} over {second}"
+    assert report.page(store, f"{{lead:{pair}}} points, {{verdict:{pair}}}") == expected
 
 
 def test_the_page_is_what_the_results_file_says() -> None:

@@ -245,8 +245,8 @@ _CHOSEN_AT_8: Final = (  # papers/000 §IV-C has 0.1 for DP-SGD and 0.002 for Ad
     _own("adadp", LOT_CLIP, learning_rate=0.004, options=_LOCAL),
     _own("adadp", LOT_CLIP, "adadp raw", state="raw", learning_rate=0.004, options=_LOCAL),
     _own("adadp", LOT_CLIP, "adadp public", state="public", learning_rate=0.004, options=_LOCAL),
-    _own("dp_adam", LOT_CLIP),
-    _own("dp_sgd", LOT_CLIP, "dp_sgd, warm start", learning_rate=0.1, warm_start=True),
+    _own("dp_adam", LOT_CLIP, learning_rate=0.004),
+    _own("dp_sgd", LOT_CLIP, "dp_sgd, warm start", learning_rate=0.05, warm_start=True),
 )
 
 

@@ -102,11 +102,26 @@ SETTINGS: Final = {  # of MNIST at σ = 8: the experiment's name, given the meth
 
 def settings(_: str, store: Store) -> str:
     """Scores of each method by how its learning rate was set."""
+    return _by_settings(lambda name, label: score(name.format(label), store))
+
+
+def leads(_: str, store: Store) -> str:
+    """Leads over DP-SGD by how both learning rates were set."""
+
+    def cell(name: str, label: str) -> str:
+        pair = f"{name.format(label)} over {name.format('dp_sgd')}"
+        return f"{lead(pair, store)} ({verdict(pair, store)})"
+
+    return _by_settings(cell, without="dp_sgd")
+
+
+def _by_settings(cell: Callable[[str, str], str], without: str = "") -> str:
+    """A table of `SETTINGS`: a cell for each of their names and each method's label."""
     lines = [f"| method | {' | '.join(SETTINGS)} |", "|---" * (len(SETTINGS) + 1) + "|"]
-    methods = [each.method for each in of_part("mnist-8/main") if each.method.schedule is None]
-    for method in methods:
-        cells = [score(name.format(method.label), store) for name in SETTINGS.values()]
-        lines.append(f"| {method.label} | {' | '.join(cells)} |")
+    constant = [each.method for each in of_part("mnist-8/main") if each.method.schedule is None]
+    for label in (method.label for method in constant if method.label != without):
+        cells = [cell(name, label) for name in SETTINGS.values()]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -218,6 +233,7 @@ FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
     "claims": claims,
     "inside": inside,
     "lead": lead,
+    "leads": leads,
     "mean": mean,
     "rates": rates,
     "score": score,

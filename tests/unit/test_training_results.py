@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -35,6 +36,7 @@ from training_client.data import Dataset
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BY_NAME = {each.name: each for each in EXPERIMENTS}
+SCHEDULED = [each.name for each in EXPERIMENTS if each.task == "mnist-8"]
 
 
 def made_up(file: Path) -> Store:
@@ -163,6 +165,45 @@ def test_the_page_is_what_the_results_file_says() -> None:
 def test_a_line_is_json_without_surprises() -> None:
     for line in (DOCS / "training-results.jsonl").read_text().splitlines():
         assert json.loads(line)["kind"] in ("tuning", "run", "epsilon")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "left"),
+    [
+        ((0.89, 0.90, 0.91), "+1.0 points (95 % interval −1.3 to +3.3: the seeds do not decide)"),
+        ((0.93, 0.94, 0.95), "+5.0 points (95 % interval +2.7 to +7.3: more than chance)"),
+    ],
+)
+def test_what_is_left_of_the_lead_of_adadp_is_read_off_the_results(
+    tmp_path: Path, ahead: tuple[float, ...], left: str
+) -> None:
+    scores = {"mnist-8/main/dp_sgd, schedule/8": (0.88, 0.89, 0.90)}
+    scores |= {f"mnist-8/main/{name}, schedule/8": ahead for name in ("adadp", "adadp raw")}
+    scores |= {"mnist/main/dp_sgd/8": (0.85, 0.86, 0.87)}
+    text = report.page(scored(tmp_path / "file.jsonl", scores), report.TEMPLATE.read_text())
+    summary = text.split("## In short")[1].split("\n## ")[0]
+    assert "DP-SGD reaches 0.890 ± 0.010, where it has 0.860 ± 0.010 without" in summary
+    assert summary.count(left) == 2
+
+
+def test_the_words_about_our_settings_hold_for_the_results() -> None:
+    store = Store(DOCS / "training-results.jsonl")
+
+    def mean(name: str) -> float:
+        return statistics.mean(report.finals(BY_NAME[name], store))
+
+    for method in ("adadp", "adadp raw"):  # part of the lead comes from our own settings
+        ours = mean(f"mnist/main/{method}/8") - mean("mnist/main/dp_sgd/8")
+        for rest in ("", ", schedule"):
+            equal = mean(f"mnist-8/main/{method}{rest}/8") - mean(f"mnist-8/main/dp_sgd{rest}/8")
+            assert equal < ours
+    at_4, at_8 = (store.chosen_rate(task, "dp_sgd") for task in ("mnist", "mnist-8"))
+    assert at_4 is not None
+    assert at_8 is not None
+    assert at_8 < at_4  # what was chosen at σ = 4 is too large at σ = 8
+    runs = [run for name in SCHEDULED for run in store.runs(BY_NAME[name])]
+    assert {run["seed"] for run in runs} == {1, 2, 3}
+    assert len(runs) == 3 * len(SCHEDULED)
 
 
 THEOREMS = {  # of each method for Adult: what accounts for it, and at what rate

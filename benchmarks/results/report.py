@@ -89,7 +89,7 @@ def verdict(names: str, store: Store) -> str:
     if min(len(first), len(second)) < 2:
         return NOTHING
     low, high = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    decided = "more than chance" if low > 0 or high < 0 else "the seeds do not decide"
+    decided = "significant" if low > 0 or high < 0 else "not significant"
     return f"95 % interval {_points(low)} to {_points(high)}: {decided}"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from training_client.optimizers import OPTIMIZERS
 
 GRID: Final = (0.1, 0.3, 1.0, 3.0, 10.0)  # times a method's own rate
+FINE_GRID: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 TUNING_SEED: Final = 0  # in no result
 FIRST_SEED: Final = 1
 PASSES: Final = 10  # over the data, of those that take every record in its turn
@@ -30,6 +31,23 @@ class Printed:
 
 
 @dataclass(frozen=True)
+class LinearDecay:
+    """A learning rate that falls linearly, then stays constant.
+
+    Attributes:
+        share: the final learning rate divided by the first.
+        steps: how many steps it takes to get there.
+    """
+
+    share: float
+    steps: int
+
+    def factor(self, done: int) -> float:
+        """Return what multiplies the first learning rate after `done` steps."""
+        return 1 - (1 - self.share) * min(1.0, done / self.steps)
+
+
+@dataclass(frozen=True)
 class Method:
     """An optimizer as it is run.
 
@@ -44,6 +62,7 @@ class Method:
         in_passes: take every record in its turn, rather than sample.
         side_information: divide gradients by how frequent each input is.
         apart: each of the task's users takes part for themselves, rather than all as one.
+        schedule: of the learning rate; constant if None.
     """
 
     label: str
@@ -56,6 +75,12 @@ class Method:
     in_passes: bool = False
     side_information: bool = False
     apart: bool = False
+    schedule: LinearDecay | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a schedule that no run would follow."""
+        if self.schedule is not None and (self.apart or self.optimizer == "non_private"):
+            raise ValueError(f"{self.label}: only one private optimizer follows a schedule")
 
     @property
     def proven(self) -> bool:
@@ -214,6 +239,26 @@ def longer() -> Iterator[Experiment]:
                 yield Experiment("mnist", method, noise, LONG_STEPS, printed, part, delta=delta)
 
 
+PAPER_SCHEDULE: Final = LinearDecay(0.52, 1000)  # papers/000 §IV-C: 0.1 to 0.052 in 10 epochs
+_CHOSEN_AT_8: Final = (  # papers/000 §IV-C has 0.1 for DP-SGD and 0.002 for AdaDP
+    _own("dp_sgd", LOT_CLIP, learning_rate=0.1),
+    _own("adadp", LOT_CLIP, learning_rate=0.004, options=_LOCAL),
+    _own("adadp", LOT_CLIP, "adadp raw", state="raw", learning_rate=0.004, options=_LOCAL),
+    _own("adadp", LOT_CLIP, "adadp public", state="public", learning_rate=0.004, options=_LOCAL),
+    _own("dp_adam", LOT_CLIP, learning_rate=0.004),
+    _own("dp_sgd", LOT_CLIP, "dp_sgd, warm start", learning_rate=0.05, warm_start=True),
+)
+
+
+def equal_care() -> Iterator[Experiment]:
+    """MNIST at σ = 8, learning rates chosen for it, constant and with the schedule."""
+    for method in _CHOSEN_AT_8:
+        scheduled = replace(method, label=f"{method.label}, schedule", schedule=PAPER_SCHEDULE)
+        for each in (method, scheduled):
+            printed = _image_printed("mnist", each, 8.0)
+            yield Experiment("mnist-8", each, 8.0, MNIST_STEPS, printed)
+
+
 def shapes() -> Iterator[Experiment]:
     """AdaDP's ellipsoid and its box, on a model small enough for the box."""
     for state in ("privatised", "raw"):
@@ -356,6 +401,7 @@ EXPERIMENTS: Final = (
     *fashion_mnist(),
     *autoencoders(),
     *longer(),
+    *equal_care(),
     *shapes(),
     *participants(),
 )

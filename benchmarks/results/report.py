@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from scipy.stats import ttest_ind
+
 from benchmarks.results import plots
 from benchmarks.results.accounting import claimed, epsilon
 from benchmarks.results.experiments import CLAIMED, EXPERIMENTS, TABLE_1, Experiment, Printed
@@ -58,13 +60,69 @@ def _score(experiment: Experiment, store: Store) -> str:
     return f"{statistics.mean(found):.3f}{spread}{broken}"
 
 
+def score(name: str, store: Store) -> str:
+    """The mean over the seeds ± their deviation."""
+    return _score(_BY_NAME[name], store)
+
+
+def _pair(names: str, store: Store) -> list[list[float]]:
+    """The final scores of the two experiments of `first over second`."""
+    return [finals(_BY_NAME[name], store) for name in names.split(" over ")]
+
+
+def _points(difference: float) -> str:
+    """A difference between scores in hundredths, with its sign."""
+    return f"{round(100 * difference, 1) or 0.0:+.1f}".replace("-", "−")
+
+
 def lead(names: str, store: Store) -> str:
     """By how much the first of two is ahead of the second, in hundredths."""
-    first, second = (finals(_BY_NAME[name], store) for name in names.split(" over "))
+    first, second = _pair(names, store)
     if not (first and second):
         return NOTHING
-    points = round(100 * (statistics.mean(first) - statistics.mean(second)), 1)
-    return f"{points or 0.0:+.1f}".replace("-", "−")
+    return _points(statistics.mean(first) - statistics.mean(second))
+
+
+def verdict(names: str, store: Store) -> str:
+    """The 95 % confidence interval of a lead (Welch's t), and whether it excludes 0."""
+    first, second = _pair(names, store)
+    if min(len(first), len(second)) < 2:
+        return NOTHING
+    low, high = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    decided = "significant" if low > 0 or high < 0 else "not significant"
+    return f"95 % interval {_points(low)} to {_points(high)}: {decided}"
+
+
+SETTINGS: Final = {  # of MNIST at σ = 8: the experiment's name, given the method's
+    "η chosen at σ = 4, constant": "mnist/main/{}/8",
+    "η chosen at σ = 8, constant": "mnist-8/main/{}/8",
+    "η chosen at σ = 8, schedule": "mnist-8/main/{}, schedule/8",
+}
+
+
+def settings(_: str, store: Store) -> str:
+    """Scores of each method by how its learning rate was set."""
+    return _by_settings(lambda name, label: score(name.format(label), store))
+
+
+def leads(_: str, store: Store) -> str:
+    """Leads over DP-SGD by how both learning rates were set."""
+
+    def cell(name: str, label: str) -> str:
+        pair = f"{name.format(label)} over {name.format('dp_sgd')}"
+        return f"{lead(pair, store)} ({verdict(pair, store)})"
+
+    return _by_settings(cell, without="dp_sgd")
+
+
+def _by_settings(cell: Callable[[str, str], str], without: str = "") -> str:
+    """A table of `SETTINGS`: a cell for each of their names and each method's label."""
+    lines = [f"| method | {' | '.join(SETTINGS)} |", "|---" * (len(SETTINGS) + 1) + "|"]
+    constant = [each.method for each in of_part("mnist-8/main") if each.method.schedule is None]
+    for label in (method.label for method in constant if method.label != without):
+        cells = [cell(name, label) for name in SETTINGS.values()]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def inside(argument: str, store: Store) -> str:
@@ -175,10 +233,14 @@ FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
     "claims": claims,
     "inside": inside,
     "lead": lead,
+    "leads": leads,
     "mean": mean,
     "rates": rates,
+    "score": score,
+    "settings": settings,
     "table": table,
     "table_1": table_1,
+    "verdict": verdict,
 }
 
 

@@ -15,7 +15,7 @@ import torch
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
-from benchmarks.results.experiments import FIRST_SEED, GRID, TUNING_SEED, Experiment, Method
+from benchmarks.results.experiments import FIRST_SEED, TUNING_SEED, Experiment, Method
 from benchmarks.results.store import Store, identity
 from benchmarks.results.tasks import TASKS, Task, held_out
 from training_client.budget import Unclaimed
@@ -87,6 +87,8 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
     )
     every, curve, local = max(1, steps // POINTS), [], 0
     for step in range(1, steps + 1):
+        if method.schedule is not None and isinstance(stepper, PrivateOptimizer):
+            stepper.learning_rate = job.learning_rate * method.schedule.factor(step - 1)
         advance()
         local += isinstance(stepper, AdaDp) and stepper.half_axes is not None
         if step % every == 0 or step == steps:
@@ -231,7 +233,7 @@ def tunings(experiments: Sequence[Experiment]) -> Iterator[Job]:
         if task.tuned_on or experiment.part != "main" or experiment.column != task.tuned_at:
             continue
         tried = replace(experiment, steps=min(experiment.steps, task.tuning_steps))
-        for factor in GRID:
+        for factor in task.grid:
             yield Job(tried, float(f"{factor * method.learning_rate:.6g}"), TUNING_SEED, True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results.experiments import GRID, Experiment
+from benchmarks.results.experiments import Experiment
 from benchmarks.results.tasks import TASKS
 
 Line = Mapping[str, Any]
@@ -82,7 +82,7 @@ class Store:
         """The best learning rate of the grid, once all of it was tried."""
         task = TASKS[task].tuned_on or task
         scores = {rate: s for rate, s in self.tuning(task, method).items() if s is not None}
-        if len(self.tuning(task, method)) < len(GRID) or not scores:
+        if len(self.tuning(task, method)) < len(TASKS[task].grid) or not scores:
             return None
         best = max if TASKS[task].higher_is_better else min
         return best(scores, key=lambda rate: scores[rate])

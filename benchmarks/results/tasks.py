@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from benchmarks.results.experiments import FINE_GRID, GRID, MNIST_STEPS
 from training_client.data import Dataset, load
 from training_client.models import MODELS, Objective, make_model
 from training_client.pca import PrivatePca
@@ -33,6 +34,7 @@ class Task:
         model: its name.
         tuned_at: the column of the report whose experiments the learning rates are chosen for.
         tuning_steps: how long they are tried at most.
+        grid: learning rates that are tried, over the method's own.
         tuned_on: another task, whose learning rates it takes over.
         hidden: units of the model's first layer.
         public_rows: how many training examples are given up by those that need public ones.
@@ -48,6 +50,7 @@ class Task:
     model: str
     tuned_at: str
     tuning_steps: int
+    grid: tuple[float, ...] = GRID
     tuned_on: str = ""
     hidden: int = 1000
     public_rows: int = 0
@@ -113,6 +116,9 @@ def _adult() -> Dataset:
 
 TASKS: Final[dict[str, Task]] = {
     "mnist": _images("mnist"),
+    "mnist-8": replace(  # as mnist, with learning rates of its own, tried at full length
+        _images("mnist"), tuned_at="σ = 8", tuning_steps=MNIST_STEPS, grid=FINE_GRID
+    ),
     "box": _images("mnist", hidden=50),
     "fashion-mnist": _images("fashion-mnist", tuned_on="mnist"),
     "adult": Task(

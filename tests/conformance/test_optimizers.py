@@ -343,6 +343,20 @@ def test_lots_of_any_size_make_a_step(name: str, state: str, kind: str) -> None:
         assert torch.allclose(whole, parts, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_learning_rate_may_be_changed_between_steps(name: str) -> None:
+    found = []
+    for first, later in ((0.5, 0.125), (0.125, 0.125)):
+        torch.manual_seed(9)
+        generator = torch.Generator().manual_seed(4)
+        optimizer = made(name, model(), PLAN, learning_rate=first, generator=generator)
+        assert optimizer.learning_rate == first
+        optimizer.learning_rate = later
+        optimizer.step(*batch(), training.cross_entropy)
+        found.append([p.detach() for p in optimizer.parameters])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize(("name", "state"), STATES)
 def test_a_step_reads_no_state_that_it_has_changed(
     name: str, state: str, monkeypatch: pytest.MonkeyPatch

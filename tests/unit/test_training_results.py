@@ -5,23 +5,38 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.results import report
+from benchmarks.results import report, runner
 from benchmarks.results.accounting import question
-from benchmarks.results.experiments import ADULT_PLANS, EXPERIMENTS, GRID, PASSES, quick
+from benchmarks.results.experiments import (
+    ADULT_PLANS,
+    EXPERIMENTS,
+    PAPER_SCHEDULE,
+    PASSES,
+    LinearDecay,
+    Method,
+    quick,
+)
 from benchmarks.results.plots import draw
-from benchmarks.results.runner import tunings
+from benchmarks.results.runner import Job, tunings
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import TASKS
 from tests.helpers import epsilon, run
+from training_client.data import Dataset
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+BY_NAME = {each.name: each for each in EXPERIMENTS}
+SCHEDULED = [each.name for each in EXPERIMENTS if each.task == "mnist-8"]
 
 
 def made_up(file: Path) -> Store:
@@ -77,7 +92,68 @@ def test_the_grid_is_tried_for_every_method() -> None:
     tried = {(job.experiment.task, job.experiment.method.label) for job in tunings(EXPERIMENTS)}
     needed = {(TASKS[each.task].tuned_on or each.task, each.method.label) for each in EXPERIMENTS}
     assert tried == needed
-    assert len(list(tunings(EXPERIMENTS))) == len(tried) * len(GRID)
+    expected = sum(len(TASKS[task].grid) for task, _ in tried)
+    assert len(list(tunings(EXPERIMENTS))) == expected
+
+
+def test_the_schedule_of_papers_000_falls_for_ten_epochs_and_then_stays() -> None:
+    rates = [0.1 * PAPER_SCHEDULE.factor(done) for done in (0, 500, 1000, 3000)]
+    assert rates == pytest.approx([0.1, 0.076, 0.052, 0.052])
+
+
+@pytest.mark.parametrize("optimizer", ["dp_sgd", "adadp"])
+def test_a_run_follows_its_schedule(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Method("scheduled", optimizer, 0.5, 1.0, schedule=LinearDecay(0.5, 2))
+    experiment = replace(BY_NAME["mnist-8/main/dp_sgd/8"], method=method, steps=4)
+    used, make = [], runner._stepper
+
+    def recorded(*of: Any) -> Any:
+        made = make(*of)
+        step = made.step
+        made.step = lambda *given: (used.append(made.learning_rate), step(*given))
+        return made
+
+    monkeypatch.setattr(runner, "_stepper", recorded)
+    rows, labels = torch.rand(200, 3), torch.arange(200) % 2
+    data = Dataset(rows, labels, rows, labels, 2)
+    task = replace(TASKS["mnist-8"], hidden=4)
+    runner._trained(Job(experiment, method.learning_rate, 1), task, data)
+    assert used == [0.5, 0.375, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "non_private"}, {"apart": True}])
+def test_a_schedule_that_no_run_would_follow_is_refused(changes: dict[str, Any]) -> None:
+    known = {"optimizer": "dp_sgd", "learning_rate": 0.1, "clip_norm": 1.0}
+    with pytest.raises(ValueError, match="schedule"):
+        Method("method", **(known | changes), schedule=PAPER_SCHEDULE)
+
+
+def scored(file: Path, scores: dict[str, tuple[float, ...]]) -> Store:
+    """A results file with these final scores, seed by seed."""
+    store = Store(file)
+    for name, values in scores.items():
+        known = {"kind": "run", "experiment": name, "steps": BY_NAME[name].steps}
+        for seed, score in enumerate(values, start=1):
+            store.add({**known, "seed": seed, "score": score, "curve": [], "seconds": 1.0})
+    return store
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        ((0.90, 0.91, 0.92), "+2.0 points, 95 % interval −0.3 to +4.3: not significant"),
+        ((0.93, 0.94, 0.95), "+5.0 points, 95 % interval +2.7 to +7.3: significant"),
+        ((0.83, 0.84, 0.85), "−5.0 points, 95 % interval −7.3 to −2.7: significant"),
+        ((0.93,), "+4.0 points, –"),
+    ],
+)
+def test_a_lead_is_called_significant_only_where_its_interval_excludes_0(
+    tmp_path: Path, ahead: tuple[float, ...], expected: str
+) -> None:
+    first, second = "mnist-8/main/adadp/8", "mnist-8/main/dp_sgd/8"
+    store = scored(tmp_path / "file.jsonl", {first: ahead, second: (0.88, 0.89, 0.90)})
+    pair = f"{first} over {second}"
+    assert report.page(store, f"{{lead:{pair}}} points, {{verdict:{pair}}}") == expected
 
 
 def test_the_page_is_what_the_results_file_says() -> None:
@@ -89,6 +165,48 @@ def test_the_page_is_what_the_results_file_says() -> None:
 def test_a_line_is_json_without_surprises() -> None:
     for line in (DOCS / "training-results.jsonl").read_text().splitlines():
         assert json.loads(line)["kind"] in ("tuning", "run", "epsilon")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "left"),
+    [
+        ((0.89, 0.90, 0.91), "+1.0 points (95 % interval −1.3 to +3.3: not significant)"),
+        ((0.93, 0.94, 0.95), "+5.0 points (95 % interval +2.7 to +7.3: significant)"),
+    ],
+)
+def test_what_is_left_of_the_lead_of_adadp_is_read_off_the_results(
+    tmp_path: Path, ahead: tuple[float, ...], left: str
+) -> None:
+    scores = {"mnist-8/main/dp_sgd, schedule/8": (0.88, 0.89, 0.90)}
+    scores |= {f"mnist-8/main/{name}, schedule/8": ahead for name in ("adadp", "adadp raw")}
+    scores |= {"mnist/main/dp_sgd/8": (0.85, 0.86, 0.87)}
+    text = report.page(scored(tmp_path / "file.jsonl", scores), report.TEMPLATE.read_text())
+    summary = text.split("## In short")[1].split("\n## ")[0]
+    assert "DP-SGD reaches 0.890 ± 0.010, where it has 0.860 ± 0.010 without" in summary
+    assert summary.count(left) == 2
+
+
+def test_the_words_about_our_settings_hold_for_the_results() -> None:
+    store = Store(DOCS / "training-results.jsonl")
+
+    def mean(name: str) -> float:
+        return statistics.mean(report.finals(BY_NAME[name], store))
+
+    for method in ("adadp", "adadp raw", "dp_adam"):
+        ours = mean(f"mnist/main/{method}/8") - mean("mnist/main/dp_sgd/8")
+        assert ours > 0.01
+        for rest in ("", ", schedule"):  # the lead comes from our own settings
+            pair = [f"mnist-8/main/{each}{rest}/8" for each in (method, "dp_sgd")]
+            assert mean(pair[0]) - mean(pair[1]) < ours / 2
+            assert report.verdict(" over ".join(pair), store).endswith(": not significant")
+    at_4, at_8 = (store.chosen_rate(task, "dp_sgd") or 0.0 for task in ("mnist", "mnist-8"))
+    assert 0 < at_8 < at_4  # what was chosen at σ = 4 is too large at σ = 8
+    for name in SCHEDULED:  # no choice is at the end of its grid
+        label = BY_NAME[name].method.label
+        assert store.chosen_rate("mnist-8", label) in sorted(store.tuning("mnist-8", label))[1:-1]
+    runs = [run for name in SCHEDULED for run in store.runs(BY_NAME[name])]
+    assert {run["seed"] for run in runs} == {1, 2, 3}
+    assert len(runs) == 3 * len(SCHEDULED)
 
 
 THEOREMS = {  # of each method for Adult: what accounts for it, and at what rate

@@ -37,6 +37,16 @@ class AfterNoise(PrivateOptimizer):
         super().__init__(model, plan, **options)
         self.ordinary = make(self.parameters)
 
+    @property
+    def learning_rate(self) -> float:
+        """The ordinary optimizer's learning rate."""
+        return float(self.ordinary.param_groups[0]["lr"])
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        for group in self.ordinary.param_groups:
+            group["lr"] = rate
+
     def update(self, step: Step) -> None:
         """The ordinary optimizer's step."""
         for parameter, mean in zip(self.parameters, step.released.whole(), strict=True):

@@ -27,6 +27,7 @@ class PrivateOptimizer(ABC):
         parameters: what is trained.
         blocks: of all their numbers.
         size: how many numbers that is.
+        learning_rate: η; it may be changed between steps, as a schedule does.
 
     Args:
         model: the model to train.
@@ -38,6 +39,7 @@ class PrivateOptimizer(ABC):
     """
 
     kept: ClassVar[tuple[str, ...]] = ()  # attributes that are its state
+    learning_rate: float
 
     def __init__(
         self,

@@ -537,6 +537,51 @@ def test_blur_in_the_aliases_of_attacks(monkeypatch: Patch) -> None:
     check(monkeypatch, Term(contour.Contour._aliases, text, text, "chernoff -= np.log"), holds)
 
 
+@pytest.mark.parametrize(("side", "shift"), [("accused", 9e-6), ("innocent", -9e-6)])
+def test_slip_of_moments_in_attacks(monkeypatch: Patch, side: str, shift: float) -> None:
+    """P of an attack is bounded from below, Q of it from above."""
+
+    def attack() -> float:
+        tilted_loss.tilted_loss.cache_clear()
+        saddle = saddle_point.of_epsilon(RUN, "removing", NEAR)
+        found = contour.contour(RUN, saddle, Effort(math.log(1e-8), 0.0, 1 << 20))
+        innocent, accused = found.attacks(np.array([NEAR]))
+        return float(accused[0] if side == "accused" else innocent[0])
+
+    exact = attack()
+    characteristic_off(monkeypatch, lambda of: replace(of, log_moment=of.log_moment + shift))
+    characteristic_off(monkeypatch, lambda of: replace(of, moment_error=of.moment_error + 1e-5))
+
+    def holds() -> bool:
+        return attack() <= exact if side == "accused" else attack() >= exact
+
+    text = "slip = self.log_slip + 4 * _EPS * (1 + (tilt + 1) * np.abs(thresholds))"
+    term = Term(contour.Contour.attacks, text, text, text.replace("self.log_slip", "0.0"))
+    check(monkeypatch, term, holds)
+
+
+@pytest.mark.parametrize("bound", ["delta", "attacks"])
+def test_rounding_of_exponents(monkeypatch: Patch, bound: str) -> None:
+    """e^{log_scale − sε} is off by a share, and with it every bound."""
+    saddle = saddle_point.of_epsilon(RUN, "removing", NEAR)
+    found = contour.contour(RUN, saddle, Effort(math.log(1e-8), 0.0, 1 << 20))
+    at = np.array([NEAR])
+    true = getattr(found, bound)(at)
+
+    def holds() -> bool:
+        off = {shift: replace(found, log_scale=found.log_scale + shift) for shift in (-9e-5, 9e-5)}
+        low, high = getattr(off[-9e-5], bound)(at), getattr(off[9e-5], bound)(at)
+        if bound == "delta":  # a lower and an upper bound
+            return bool(high[0] <= true[1] and low[1] >= true[0])
+        return bool(low[0] >= true[0] * (1 - 1e-9) and high[1] <= true[1] * (1 + 1e-9))
+
+    name = "epsilons" if bound == "delta" else "thresholds"
+    factor = f"np.abs(tilt * {name})" if bound == "delta" else f"(tilt + 1) * np.abs({name})"
+    text = f"4 * _EPS * (1 + {factor})"
+    term = Term(getattr(contour.Contour, bound), text, f"1e-4 + 0 * {name}", f"0 * {name}")
+    check(monkeypatch, term, holds)
+
+
 def kernel_tails_hold(line: contour.Line) -> bool:
     """Whether the integrals of all kernels over octaves are at most what is said of them."""
     low = 2.0 ** np.arange(-1, 6) / max(line.blur, 0.1)
@@ -573,7 +618,7 @@ def test_every_tail_of_kernels_is_covered(blur: float) -> None:
         assert kernel_tails_hold(line)
 
 
-def test_a_value_outside_the_unit_disc_is_covered() -> None:
+def test_a_value_far_off_is_covered() -> None:
     """|Φ| ≤ 1, whatever is computed: the stated error reaches every such Φ."""
 
     @dataclass(frozen=True)
@@ -584,10 +629,10 @@ def test_a_value_outside_the_unit_disc_is_covered() -> None:
 
         def characteristic(self, frequencies: Any) -> tilted_loss.Characteristic:
             value = np.full(len(frequencies), self.rise, complex)
-            error = np.exp(value.real) - 1
+            error = np.abs(np.exp(value.real) - 1)
             return tilted_loss.Characteristic(value, error, 0.0, 0.0)
 
-    for rise in (1e-9, 1e-3, 0.5, 2.0, 30.0):
+    for rise in (1e-9, 1e-3, 0.5, 2.0, 30.0, -1e-9, -1e-3, -0.5, -2.0):
         found = contour.Composed([(Off(rise), 40)]).values(np.zeros(1))  # type: ignore[list-item]
         assert abs(found.value[0] - 1) <= found.error[0]
         assert abs(found.value[0]) <= 1

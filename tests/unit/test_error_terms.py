@@ -634,9 +634,9 @@ def test_a_value_far_off_is_covered() -> None:
 
     for rise in (1e-9, 1e-3, 0.5, 2.0, 30.0, -1e-9, -1e-3, -0.5, -2.0):
         found = contour.Composed([(Off(rise), 40)]).values(np.zeros(1))  # type: ignore[list-item]
-        assert abs(found.value[0] - 1) <= found.error[0]
+        assert abs(found.value[0] - 1) <= found.error[0] * (1 + 1e-6)
         assert abs(found.value[0]) <= 1
-        assert found.largest[0] >= 1
+        assert found.largest[0] >= 1 - 1e-12
 
 
 # --- the lattice

@@ -32,6 +32,7 @@ from accountant_service.numerics.two_sided import EPSILON_NEGLIGIBLE
 TOLERANCE: Final = 1e-3
 DELTA_MIN: Final = 1e-300  # where a search for δ ends, and what is claimed below it
 _DELTA_MAX: Final = 1 - 1e-9
+_DELTA_NEGLIGIBLE: Final = 1e-250  # no engine narrows a δ below it
 _SAMPLED_NOISE_MIN: Final = 0.004  # over the sensitivity: 3e5 quadrature nodes
 RATE_MIN: Final = 1e-30  # smaller products of sample rates are charged as this one
 
@@ -298,7 +299,9 @@ class Accountant(ABC):
 
 def relative_width(interval: Interval, solved_for: str) -> float:
     """Return the width of a proved interval, relative to its upper end or the least that counts."""
-    least = EPSILON_NEGLIGIBLE if solved_for == "epsilon" else DELTA_MIN
+    if solved_for == "delta" and interval.upper <= _DELTA_NEGLIGIBLE:
+        return 0.0
+    least = EPSILON_NEGLIGIBLE if solved_for == "epsilon" else _DELTA_NEGLIGIBLE
     return (interval.upper - interval.lower) / max(interval.upper, least)
 
 

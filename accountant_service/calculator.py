@@ -120,11 +120,19 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One method's ε at each step count (None where no ε is finite), with its weakest status."""
+    """One method's ε along the steps.
+
+    Attributes:
+        method: its name.
+        epsilons: at each step count; None where no ε is finite.
+        status: the weakest of all.
+        warnings: of any.
+    """
 
     method: str
     epsilons: tuple[float | None, ...]
     status: Status
+    warnings: tuple[str, ...] = ()
 
 
 def curve(
@@ -175,7 +183,9 @@ def _curve(
         return Inapplicable(method, error)
     statuses = [each.status for each in found if each and each.status is not Status.PROVEN]
     epsilons = tuple(each.epsilon if each else None for each in found)
-    return Curve(method, epsilons, statuses[-1] if statuses else Status.PROVEN)
+    warnings = dict.fromkeys(text for each in found if each for text in each.warnings)
+    weakest = statuses[-1] if statuses else Status.PROVEN
+    return Curve(method, epsilons, weakest, tuple(warnings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +240,7 @@ def trade_off(
     farthest = referee.epsilon(question, _FARTHEST_DELTA).epsilon  # it also checks the hypotheses
     if not question.parts or farthest == 0.0:
         return _blind(rates, prior, question)
-    releases, attained = pairs(question)
+    releases, attained = pairs(question), question.is_attained
     at_prior = abs(math.log((1 - prior) / prior))
     epsilons = np.union1d(farthest * np.linspace(0.0, 1.0, _LINES) ** 2, [at_prior])
     removing, adding = (

@@ -340,11 +340,16 @@ def _print(answer: Json, as_json: bool) -> None:
     table.add_row("status", _status(claim["status"]) + f" by {claim['method']}")
     table.add_row("proved", _interval(claim))
     table.add_row("holds for", f"{claim['neighbouring_relation']}, {claim['sampling']} sampling")
+    for warning in claim["warnings"]:
+        table.add_row("warning", f"[yellow]{warning}[/]")
     for assumption in claim["assumptions"]:
         mark = "[green]✓[/]" if assumption["holds"] else "[red]✗[/]"
         table.add_row("assumes", f"{mark} {assumption['statement']}")
     if "next" in answer:
         table.add_row("one step more", f"ε = {digits.up(answer['next']['epsilon'], 10)}")
+        if answer["undecided"]:
+            margin = digits.up(answer["undecided"]["margin"], 2)
+            table.add_row("undecided", f"one step more may fit: its ε is within {margin} of the target")
     console.print(table)
 
 
@@ -377,6 +382,8 @@ def _print_comparison(answer: Json) -> None:
         else:
             table.add_row(claim["method"], "–", "[dim]no answer[/]", f"[dim]{claim['reason']}[/]")
     console.print(table)
+    for warning in proved["warnings"] if proved else []:
+        console.print(f"[yellow]warning: {warning}[/]")
 
 
 def _why(claim: Json) -> str:

@@ -68,6 +68,7 @@ class Guarantee:
         optimal_order: the Rényi or moment order that gave the value, for methods that have one.
         mechanism_hash: the canonical hash of the mechanism.
         conversion: the theorem that turned a divergence into (ε, δ), for methods that use one.
+        warnings: why the certified interval is wider than was aimed at, where it is.
     """
 
     epsilon: float
@@ -83,4 +84,5 @@ class Guarantee:
     certified_reason: str | None = None
     optimal_order: float | None = None
     conversion: str | None = None
+    warnings: tuple[str, ...] = ()
     accountant_version: str = field(default=__version__)

@@ -1,7 +1,7 @@
 """How much noise, how many steps, how large a sample: any accountant, always on the safe side.
 
 Each answer has been evaluated: its guarantee satisfies ε ≤ target at the value returned. A step
-count fits while the next one does not.
+count fits while the next one does not, or is undecided: its proved interval contains the target.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from accountant_service.numerics import search
 
 _RELATIVE_WIDTH: Final = 1e-6  # how far a continuous answer may be from the boundary
 _GUESS_WIDTH: Final = 1e-2
-_FINEST: Final = 1e-6  # tolerance for deciding whether one step more fits
+_FINER: Final = (1e-6, 1e-8, 1e-9)  # tolerances for deciding whether one step more fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Target:
 
     def guarantee(self, run: DpSgd) -> Guarantee:
         """The run's guarantee at the target's δ, judged by the referee."""
-        return verdict.epsilon(self.accountant, self._question(run), self.delta)
+        return verdict.epsilon(self.accountant, self.question(run), self.delta)
 
     def excess(self, run: DpSgd) -> float:
         """log(ε/target): at most 0 where the run fits, infinite where nobody can say that it does.
@@ -56,14 +56,15 @@ class Target:
         A value too expensive to account counts as one that does not fit; the search ends elsewhere.
         """
         try:
-            epsilon = self.accountant.epsilon(self._question(run), self.delta).epsilon
+            epsilon = self.accountant.epsilon(self.question(run), self.delta).epsilon
         except (NoFiniteEpsilonError, TooExpensiveError):
             return math.inf
         excess = _log(epsilon) - _log(self.epsilon)
         # the comparison itself decides, not a difference of rounded logarithms
         return min(excess, 0.0) if epsilon <= self.epsilon else max(excess, 5e-324)
 
-    def _question(self, run: DpSgd) -> Question:
+    def question(self, run: DpSgd) -> Question:
+        """Return the question that a run is."""
         return Question(canonical_form(run), self.relation, self.tolerance)
 
 
@@ -79,16 +80,19 @@ class Solution:
     Attributes:
         value: noise multiplier, steps or sample rate.
         guarantee: at that value; satisfies the target.
-        next: for steps, the guarantee one step later; does not satisfy it.
+        next: for steps, the guarantee one step later; it is not proved to satisfy the target.
+        undecided: for steps, how far the true ε one step later may be from the target, where its
+            proved interval contains the target; None where that step is proved to be too much.
     """
 
     value: float
     guarantee: Guarantee
     next: Guarantee | None = None
+    undecided: float | None = None
 
 
 def noise_multiplier(run: DpSgd, target: Target) -> Solution:
-    """The least noise multiplier with which a run meets the target, to a relative 1e-6.
+    """The least noise multiplier with which the method shows the target met, to a relative 1e-6.
 
     Args:
         run: the run; its own noise multiplier is ignored.
@@ -106,7 +110,7 @@ def noise_multiplier(run: DpSgd, target: Target) -> Solution:
 
 
 def sample_rate(run: DpSgd, target: Target) -> Solution:
-    """The largest sample rate with which a run meets the target, to a relative 1e-6.
+    """The largest sample rate with which the method shows the target met, to a relative 1e-6.
 
     Args:
         run: the run in `sample_rate` and `steps`; its own rate is ignored.
@@ -124,7 +128,9 @@ def sample_rate(run: DpSgd, target: Target) -> Solution:
 
 
 def steps(run: DpSgd, target: Target) -> Solution:
-    """The largest number of steps that meets the target: one more does not.
+    """The largest number of steps that is shown to meet the target.
+
+    One step more is proved to miss it, or undecided even at the finest tolerance that helps.
 
     Args:
         run: the run; its own step count is ignored.
@@ -133,35 +139,54 @@ def steps(run: DpSgd, target: Target) -> Solution:
     Raises:
         UnreachableTargetError: any number of steps meets the target.
     """
-
-    def with_steps(count: int) -> DpSgd:
-        return replace(run, steps=count, epochs=None)
-
-    def largest(aim: Target, start: int) -> int | None:
-        return search.largest_integer(lambda n: aim.excess(with_steps(n)), COUNT_MAX, start)
-
-    def solution(aim: Target, start: int) -> Solution:
-        count = largest(aim, min(COUNT_MAX, max(1, start)))
-        if count is None:
-            raise UnreachableTargetError(
-                f"even {COUNT_MAX} steps cost no more than ε = {target.epsilon:g}: "
-                "ask for a smaller ε"
-            )
-        guarantees = (aim.guarantee(with_steps(n)) for n in (count, count + 1))
-        return Solution(count, *guarantees)
-
-    guess = _guess(target, lambda guide: largest(guide, 1))
-    found = solution(target, int(guess or 1))
-    if _undecided(found, target):  # is it one step more, or only a wide interval?
-        return solution(replace(target, tolerance=_FINEST), int(found.value))
+    guess = _guess(target, lambda guide: _largest(run, guide, 1))
+    found = _steps(run, target, int(guess or 1))
+    for tolerance in _FINER:
+        if found.undecided is None:
+            break
+        found, before = _decide(run, replace(target, tolerance=tolerance), found), found
+        if found.undecided is not None and found.undecided > 0.5 * (before.undecided or 0.0):
+            break  # more digits are out of reach
     return found
 
 
-def _undecided(found: Solution, target: Target) -> bool:
-    """Whether the true ε of one step more may still meet the target."""
-    proved = found.next.certified if found.next else None
+def _with_steps(run: DpSgd, count: int) -> DpSgd:
+    return replace(run, steps=count, epochs=None)
+
+
+def _largest(run: DpSgd, target: Target, start: int) -> int | None:
+    return search.largest_integer(lambda n: target.excess(_with_steps(run, n)), COUNT_MAX, start)
+
+
+def _steps(run: DpSgd, target: Target, start: int) -> Solution:
+    """The step count at the target's own tolerance."""
+    count = _largest(run, target, min(COUNT_MAX, max(1, start)))
+    if count is None:
+        raise UnreachableTargetError(
+            f"even {COUNT_MAX} steps cost no more than ε = {target.epsilon:g}: ask for a smaller ε"
+        )
+    fits, following = (target.guarantee(_with_steps(run, n)) for n in (count, count + 1))
+    return Solution(count, fits, following, _undecided(target, run, following))
+
+
+def _decide(run: DpSgd, finer: Target, found: Solution) -> Solution:
+    """The solution with one step more looked at again, at a finer tolerance."""
+    count = int(found.value) + 1
+    following = finer.guarantee(_with_steps(run, count))
+    if following.epsilon <= finer.epsilon:
+        return _steps(run, finer, count)
+    return replace(found, next=following, undecided=_undecided(finer, run, following))
+
+
+def _undecided(target: Target, run: DpSgd, following: Guarantee) -> float | None:
+    """How far the true ε may be from the target that its proved interval contains."""
+    proved = following.certified
     own = target.accountant.name == DEFAULT_METHOD
-    return own and proved is not None and proved.lower <= target.epsilon
+    if not own or proved is None or proved.lower > target.epsilon:
+        return None
+    if not target.question(run).is_attained:
+        return None  # only an upper bound is known, whatever the tolerance
+    return max(target.epsilon - proved.lower, proved.upper - target.epsilon)
 
 
 def _solve(

@@ -27,11 +27,14 @@ from accountant_service.guarantee import (
 )
 from accountant_service.mechanisms import Atom, CanonicalForm
 from accountant_service.numerics import rounding, search
+from accountant_service.numerics.two_sided import EPSILON_NEGLIGIBLE
 
 TOLERANCE: Final = 1e-3
 DELTA_MIN: Final = 1e-300  # where a search for δ ends, and what is claimed below it
 _DELTA_MAX: Final = 1 - 1e-9
+_DELTA_NEGLIGIBLE: Final = 1e-250  # no engine narrows a δ below it
 _SAMPLED_NOISE_MIN: Final = 0.004  # over the sensitivity: 3e5 quadrature nodes
+RATE_MIN: Final = 1e-30  # smaller products of sample rates are charged as this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +70,13 @@ class Question:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The releases, with their effective noise.
-
-        A batch of fixed size keeps its size when a record leaves it: another takes its place, so
-        its sum moves by up to 2C under every relation.
-        """
+        """The releases, with their effective noise and rate (see decision 0002)."""
         return tuple(
             Part(
                 atom,
                 count,
-                atom.noise_multiplier
-                / (2.0 if atom.sampling == "fixed_size" else self.relation.sensitivity),
-                1.0 if atom.sampling == "shuffled" else atom.sample_rate,
+                atom.noise_multiplier / _sensitivity(atom, self.relation),
+                _rate(atom, self.relation),
             )
             for atom, count in self.form.parts
         )
@@ -88,10 +86,71 @@ class Question:
         return replace(self, form=self.form.scaled(times))
 
     @property
+    def is_attained(self) -> bool:
+        """Whether two neighbouring datasets exist whose outputs are exactly the pairs charged.
+
+        If not, the pairs only dominate: they give upper bounds, and no lower ones. Shuffled
+        batches hide more than is charged, and so do rates that were rounded up. Under add/remove,
+        fixed-size samples have to agree on the size of the larger dataset: it is `dataset_size`,
+        and one more where the batch is the whole dataset.
+        """
+        atoms = [atom for atom, _ in self.form.parts]
+        sizes = {_larger_size(atom) for atom in atoms if atom.sampling == "fixed_size"}
+        agree = len(sizes) <= 1 or self.relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE
+        return agree and all(_is_attained(atom, self.relation) for atom in atoms)
+
+    @property
     def sampling(self) -> str:
         """The one kind of sampling, `mixed` if there are several, `none` if nothing is released."""
         kinds = {atom.sampling for atom, _ in self.form.parts}
         return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
+
+
+def _takes_all(atom: Atom) -> bool:
+    """Whether a fixed-size sample is the whole dataset."""
+    return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
+
+
+def _sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
+    """How far apart the sums of a batch may be, in units of C.
+
+    In a batch of fixed size another record takes the place of the one that is not drawn, up to 2C
+    away. A batch of all the data always holds the record, which is zeroed or replaced in place.
+    """
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if atom.sampling == "fixed_size" and (added or not _takes_all(atom)):
+        return 2.0
+    return relation.sensitivity
+
+
+def _rate(atom: Atom, relation: NeighbouringRelation) -> float:
+    """The probability that a record takes part, in the larger of two neighbouring datasets.
+
+    A batch of all n records has no neighbour with n − 1 records, of which no such batch could be
+    drawn; of n + 1 records it leaves one out. Sampled Laplace noise of fixed size has no formula
+    here: its batch of all the data is charged without that amplification.
+    """
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if added and _takes_all(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
+        return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
+    if atom.sampling == "poisson":
+        return max(atom.sample_rate, RATE_MIN)
+    return 1.0 if atom.sampling == "shuffled" else atom.sample_rate
+
+
+def _is_attained(atom: Atom, relation: NeighbouringRelation) -> bool:
+    """Whether one release's pair is attained by two neighbouring datasets."""
+    if atom.sampling == "poisson":
+        return atom.sample_rate >= RATE_MIN
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    left_out = added and _takes_all(atom) and atom.noise != "gaussian"
+    return atom.sampling != "shuffled" and not left_out
+
+
+def _larger_size(atom: Atom) -> int:
+    """The number of records in the larger of two neighbouring datasets."""
+    size = atom.fixed_sizes[0] if atom.fixed_sizes else 0
+    return size + 1 if _takes_all(atom) else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +278,7 @@ class Accountant(ABC):
     ) -> Guarantee:
         interval = bound.interval if question.form.parts else Interval(0.0, 0.0)
         failed = [each.statement for each in assumptions if not each.holds]
+        certified = None if failed else interval
         return Guarantee(
             epsilon=epsilon,
             delta=delta,
@@ -229,11 +289,32 @@ class Accountant(ABC):
             sampling=question.sampling,
             assumptions=assumptions,
             mechanism_hash=question.form.hash,
-            certified=None if failed else interval,
+            certified=certified,
             certified_reason=f"a hypothesis fails: {failed[0]}" if failed and interval else None,
             optimal_order=bound.order,
             conversion=bound.conversion,
+            warnings=_warnings(question, certified, solved_for),
         )
+
+
+def relative_width(interval: Interval, solved_for: str) -> float:
+    """Return the width of a proved interval, relative to its upper end or the least that counts."""
+    if solved_for == "delta" and interval.upper <= _DELTA_NEGLIGIBLE:
+        return 0.0
+    least = EPSILON_NEGLIGIBLE if solved_for == "epsilon" else _DELTA_NEGLIGIBLE
+    return (interval.upper - interval.lower) / max(interval.upper, least)
+
+
+def _warnings(question: Question, interval: Interval | None, solved_for: str) -> tuple[str, ...]:
+    """What keeps a proved interval from being as narrow as was aimed at."""
+    if interval is None or relative_width(interval, solved_for) <= question.tolerance:
+        return ()
+    if not question.is_attained:
+        return ("only an upper bound is proved: the true value may lie far below it",)
+    return (
+        f"the proved interval is wider than a relative {question.tolerance:g}: the true value may "
+        "lie far below its upper end",
+    )
 
 
 def _is_finite(bound: Bound) -> bool:

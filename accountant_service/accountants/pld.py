@@ -6,12 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from accountant_service.accountants.base import Accountant, Bound, Part, Question
+from accountant_service.accountants.base import DELTA_MIN, Accountant, Bound, Part, Question
 from accountant_service.errors import MethodNotApplicableError, TooExpensiveError
 from accountant_service.guarantee import Assumption, Interval, NeighbouringRelation
-from accountant_service.numerics import gaussian, rounding, two_sided
+from accountant_service.numerics import gaussian, rounding, small_noise, two_sided
 from accountant_service.numerics.epsilon_curve import SECONDS_MAX, epsilon_curve
-from accountant_service.numerics.privacy_loss import GaussianRatio, LaplaceRatio, Release
+from accountant_service.numerics.privacy_loss import (
+    GaussianRatio,
+    LaplaceRatio,
+    Release,
+    total_variation,
+)
+from accountant_service.numerics.two_sided import Bounds
 
 _POISSON: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
@@ -48,15 +54,14 @@ class Pld(Accountant):
         """The certified interval around ε."""
         mu, _, releases = _releases(question)
         if releases:
-            bounds = two_sided.epsilon_bounds(releases, delta, question.tolerance)
-            return _capped(question, bounds, delta)
+            return _capped(question, _enclose_epsilon(question, releases, delta), delta)
         lower = rounding.down(float(gaussian.epsilon_lower(delta, mu)))
-        return _bound(question, lower, rounding.up(float(gaussian.epsilon(delta, mu))))
+        return _bound(question, Bounds(lower, rounding.up(float(gaussian.epsilon(delta, mu)))))
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
         """The same for many numbers of repetitions, at the cost of a few."""
         _, _, releases = _releases(step)
-        if not releases:
+        if not releases or small_noise.is_useful(releases):
             return super().epsilon_bounds(step, times, delta)
         try:
             curve = epsilon_curve(releases, times, delta, step.tolerance)
@@ -76,41 +81,77 @@ class Pld(Accountant):
         if mu > 0:
             exact = math.exp(float(gaussian.log_delta(max(epsilon - pure, 0.0), mu)))
         cap = 1.0 if epsilon < pure else min(1.0, rounding.up(exact))
-        if releases:
-            bounds = two_sided.delta_bounds(releases, epsilon, question.tolerance)
-            return _bound(question, bounds.lower, min(bounds.upper, cap))
-        return _bound(question, rounding.down(exact), cap)
+        if not releases:
+            return _bound(question, Bounds(rounding.down(exact), cap))
+        cap = min(cap, total_variation(releases))
+        return _bound(question, _below(_enclose_delta(question, releases, epsilon), cap))
 
 
-def pairs(question: Question) -> tuple[list[tuple[Release, int]], bool]:
-    """The dominating pairs of a question that this method answers, with their counts.
-
-    Returns:
-        The releases; and whether the mechanism attains them, or is only dominated by them.
-    """
+def pairs(question: Question) -> list[tuple[Release, int]]:
+    """The dominating pairs of a question that this method answers, with their counts."""
     mu, _, releases = _releases(question)
-    return releases or [(Release(GaussianRatio(mu)), 1)], _attained(question)
+    return releases or [(Release(GaussianRatio(mu)), 1)]
 
 
-def _attained(question: Question) -> bool:
-    return all(part.atom.sampling != "shuffled" for part in question.parts)
+def _bound(question: Question, bounds: Bounds) -> Bound:
+    """The interval, from 0 where the pairs charged are not attained."""
+    lower = bounds.lower if question.is_attained else 0.0
+    return Bound(bounds.upper, interval=Interval(lower, bounds.upper))
 
 
-def _bound(question: Question, lower: float, upper: float) -> Bound:
-    """The interval, from 0 where the pair is only a bound: a shuffled epoch hides more than it."""
-    return Bound(upper, interval=Interval(min(lower, upper) if _attained(question) else 0.0, upper))
+def _enclose_epsilon(
+    question: Question, releases: list[tuple[Release, int]], delta: float
+) -> Bounds:
+    """Bounds of ε: 0 where hardly a record takes part, closed forms for little noise, or others."""
+    if total_variation(releases) <= delta:
+        return Bounds(0.0, 0.0)
+    found = small_noise.epsilon_bounds(releases, delta)
+    if found is not None and two_sided.relative_width(found) <= question.tolerance:
+        return found
+    return _intersection(found, two_sided.epsilon_bounds(releases, delta, question.tolerance))
 
 
-def _capped(question: Question, bounds: two_sided.Bounds, delta: float) -> Bound:
+def _enclose_delta(
+    question: Question, releases: list[tuple[Release, int]], epsilon: float
+) -> Bounds:
+    """Bounds of δ, alike."""
+    found = small_noise.delta_bounds(releases, epsilon)
+    if found is not None and found.upper - found.lower <= question.tolerance * found.upper:
+        return found
+    return _intersection(found, two_sided.delta_bounds(releases, epsilon, question.tolerance))
+
+
+def _intersection(one: Bounds | None, other: Bounds) -> Bounds:
+    """Both intervals' common part.
+
+    Raises:
+        ArithmeticError: they have none, so one of them is wrong.
+    """
+    if one is None:
+        return other
+    lower, upper = max(one.lower, other.lower), min(one.upper, other.upper)
+    if lower > max(upper, DELTA_MIN):  # below it a δ underflows
+        raise ArithmeticError(f"two proved intervals are disjoint: {one} and {other}")
+    return Bounds(min(lower, upper), upper)
+
+
+def _below(bounds: Bounds, cap: float) -> Bounds:
+    """Bounds whose upper end is at most another proved upper bound."""
+    return _intersection(Bounds(0.0, cap), bounds)
+
+
+def _capped(question: Question, bounds: Bounds, delta: float) -> Bound:
     """Bounds of ε, the upper one at most that of the same releases without sampling.
 
     Sampling never hurts: Gaussian releases have a closed form, Laplace ones their pure ε.
     """
     if bounds.upper <= bounds.lower * (1 + question.tolerance):  # no cap is needed
-        return _bound(question, bounds.lower, bounds.upper)
-    mu, pure, _ = _releases(question)
+        return _bound(question, bounds)
+    mu, pure, releases = _releases(question)
     cap = rounding.up(float(gaussian.epsilon(delta, mu)) + pure)
-    return _bound(question, bounds.lower, min(bounds.upper, cap))
+    if total_variation(releases) <= delta:
+        cap = 0.0
+    return _bound(question, _below(bounds, cap))
 
 
 def _require_dominating_pair(part: Part, question: Question) -> None:

@@ -140,7 +140,9 @@ def _part_log_moments(part: Part, question: Question, orders: Array) -> Array:
     if part.atom.noise == "laplace":
         return _laplace_log_moments(part.sigma, orders)
     if _is_replaced(part, question):
-        return without_replacement.log_moments(orders, part.rate, part.sigma)
+        sigma = part.atom.noise_multiplier / question.relation.sensitivity
+        unsampled = sampled_gaussian.log_moments(orders, 1.0, sigma)  # sampling never hurts
+        return np.minimum(without_replacement.log_moments(orders, part.rate, part.sigma), unsampled)
     return sampled_gaussian.log_moments(orders, part.rate, part.sigma)
 
 

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from accountant_service import digits
-from accountant_service.accountants.base import DELTA_MIN, Accountant, Question
+from accountant_service.accountants.base import Accountant, Question, relative_width
 from accountant_service.accountants.registry import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.errors import AccountingError, ToleranceNotReachedError
 from accountant_service.guarantee import Guarantee, Status
-from accountant_service.numerics.two_sided import EPSILON_NEGLIGIBLE
 
 Certified = Guarantee | AccountingError  # the proved answer to a question, or why there is none
 
@@ -58,8 +57,7 @@ def require(guarantee: Guarantee, tolerance: float | None) -> Guarantee:
         raise ToleranceNotReachedError(
             f"there is no proved interval: {guarantee.certified_reason}; ask without a tolerance"
         )
-    least = EPSILON_NEGLIGIBLE if guarantee.solved_for == "epsilon" else DELTA_MIN
-    reached = (interval.upper - interval.lower) / max(interval.upper, least)
+    reached = relative_width(interval, guarantee.solved_for)
     if reached > tolerance:
         lower, upper = digits.down(interval.lower, 9), digits.up(interval.upper, 9)
         raise ToleranceNotReachedError(
@@ -84,7 +82,9 @@ def judge(guarantee: Guarantee, certified: Certified) -> Guarantee:
     claim = guarantee.epsilon if guarantee.solved_for == "epsilon" else guarantee.delta
     refuted = claim < certified.certified.lower
     status = Status.REFUTED if refuted else guarantee.status
-    return replace(guarantee, certified=certified.certified, status=status)
+    return replace(
+        guarantee, certified=certified.certified, status=status, warnings=certified.warnings
+    )
 
 
 def _referees_itself(accountant: Accountant) -> bool:

@@ -265,6 +265,7 @@ _GUARANTEE: Final[JsonDict] = {
     "status": "proven",
     "certified": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
     "certified_reason": None,
+    "warnings": [],
     "neighbouring_relation": "add_or_remove_one",
     "sampling": "poisson",
     "assumptions": [
@@ -291,6 +292,10 @@ class GuaranteeView(_Strict):
     status: Annotated[Status, Field(strict=False)]
     certified: CertifiedEpsilon | CertifiedDelta | None = None
     certified_reason: str | None = None
+    warnings: list[str] = Field(
+        default_factory=list,
+        description="why `certified` is wider than the tolerance, where it is",
+    )
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)]
     sampling: str
     assumptions: list[AssumptionView]
@@ -307,12 +312,23 @@ class NoiseMultiplierAnswer(_Strict):
     guarantee: GuaranteeView
 
 
+class UndecidedView(_Strict):
+    """One step more is neither proved to meet the target nor to miss it."""
+
+    margin: float = Field(description="the most that its true ε differs from the target")
+
+
 class StepsAnswer(_Strict):
     """The largest number of steps that meets the target; `next` is one step more, too much."""
 
     steps: Annotated[int, Field(le=COUNT_MAX)]
     guarantee: GuaranteeView
     next: GuaranteeView
+    undecided: UndecidedView | None = Field(
+        default=None,
+        description="where the proved interval of `next` contains the target; null where `next` "
+        "is proved to be too much",
+    )
 
 
 class SampleRateAnswer(_Strict):
@@ -344,6 +360,10 @@ class CurveView(_Strict):
     method: str
     status: Annotated[Status, Field(strict=False)]
     epsilon: list[float | None]
+    warnings: list[str] = Field(
+        default_factory=list,
+        description="why a proved interval along the curve is wider than 1e-3, where one is",
+    )
 
 
 class CurveAnswer(_Strict):
@@ -428,7 +448,13 @@ EXAMPLES: Final[JsonDict] = {
     "CertifiedEpsilon": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
     "CertifiedDelta": {"delta_lower": 9.99e-06, "delta_upper": 1e-05},
     "NoiseMultiplierAnswer": {"noise_multiplier": 0.9593, "guarantee": _GUARANTEE},
-    "StepsAnswer": {"steps": 1724, "guarantee": _GUARANTEE, "next": _GUARANTEE},
+    "StepsAnswer": {
+        "steps": 1724,
+        "guarantee": _GUARANTEE,
+        "next": _GUARANTEE,
+        "undecided": None,
+    },
+    "UndecidedView": {"margin": 2e-9},
     "SampleRateAnswer": {"sample_rate": 0.01, "guarantee": _GUARANTEE},
     "InapplicableView": {
         "method": "mma",

@@ -22,6 +22,7 @@ def guarantee(claim: Guarantee) -> Json:
         "status": claim.status.value,
         "certified": _certified(claim),
         "certified_reason": claim.certified_reason,
+        "warnings": list(claim.warnings),
         "neighbouring_relation": claim.neighbouring_relation.value,
         "sampling": claim.sampling,
         "assumptions": [
@@ -45,7 +46,10 @@ def _certified(claim: Guarantee) -> Json | None:
 def solution(name: str, solved: Solution) -> Json:
     """A solved parameter under its own name, with its guarantee and, for steps, the next one."""
     answer = {name: solved.value, "guarantee": guarantee(solved.guarantee)}
-    return answer | ({"next": guarantee(solved.next)} if solved.next else {})
+    if solved.next is None:
+        return answer
+    undecided = None if solved.undecided is None else {"margin": solved.undecided}
+    return answer | {"next": guarantee(solved.next), "undecided": undecided}
 
 
 def inapplicable(answer: Inapplicable) -> Json:
@@ -78,6 +82,7 @@ def curves(steps: Sequence[int], drawn: Sequence[Curve | Inapplicable]) -> Json:
                 "method": each.method,
                 "status": each.status.value,
                 "epsilon": list(each.epsilons),
+                "warnings": list(each.warnings),
             }
             for each in drawn
         ],

@@ -20,11 +20,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from accountant_service.mechanisms.codec import RATE_MIN
 from accountant_service.mechanisms.tree import (
     Composed,
     DiagonalGaussian,
@@ -176,7 +176,7 @@ def _sample(
     if merged.sampling == "none":
         return {Atom(merged.noise, merged.noise_multiplier, sampling, rate, sizes, "", pointer): 1}
     if merged.sampling == sampling == "poisson":
-        joint = max(rate * merged.sample_rate, RATE_MIN)  # rounding a rate up charges more
+        joint = max(rate * merged.sample_rate, sys.float_info.min)  # underflow: rounded up
         return {Atom(merged.noise, merged.noise_multiplier, sampling, joint, None, "", pointer): 1}
     return {Atom("mixture", 0.0, sampling, rate, sizes, _assemble(present).hash, pointer): 1}
 

@@ -61,6 +61,10 @@ class Ratio(Protocol):
         """How many terms a moment of order up to ±(tilt + 1) sums."""
         ...
 
+    def total_variation(self) -> float:
+        """The total variation distance of N₀ and N₁."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GaussianRatio:
@@ -87,6 +91,10 @@ class GaussianRatio:
     def nodes_needed(self, tilt: float) -> float:
         """See `Ratio.nodes_needed`."""
         return sampled_gaussian.nodes_needed(-tilt, tilt + 1, 1 / self.mu)
+
+    def total_variation(self) -> float:
+        """See `Ratio.total_variation`."""
+        return math.erf(self.mu / math.sqrt(8.0))
 
 
 def _normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
@@ -133,6 +141,10 @@ class LaplaceRatio:
     def nodes_needed(self, tilt: float) -> float:  # noqa: ARG002
         """See `Ratio.nodes_needed`."""
         return float(_MOMENT_CELLS)
+
+    def total_variation(self) -> float:
+        """See `Ratio.total_variation`."""
+        return -math.expm1(-self.inverse_scale / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +264,12 @@ class Release:
 
 
 Composition = Sequence[tuple[Release, int]]  # different releases with their counts
+
+
+def total_variation(releases: Composition) -> float:
+    """An upper bound of δ(0): the sum of the releases' total variations, at most 1.
+
+    That of a sampled release is q times that of its base pair.
+    """
+    total = math.fsum(n * each.sample_rate * each.ratio.total_variation() for each, n in releases)
+    return min(1.0, rounding.up(total))

@@ -79,8 +79,14 @@ def _stirling_error(n: Array) -> Array:
 
 
 def _deviance(x: Array, mean: Array | float) -> Array:
-    """x·log(x/mean) + mean − x, the saddle-point term of a count x whose mean is `mean`."""
-    return -x * log1p_minus((mean - x) / x)
+    """x·log(x/mean) + mean − x, the saddle-point term of a count x whose mean is `mean`.
+
+    Near the mean the terms cancel; far below x, mean/x would be lost in 1 + (mean − x)/x.
+    """
+    ratio = mean / x
+    far = ratio < 0.5
+    apart = mean - x - x * np.log(np.where(far, ratio, 1.0))
+    return np.where(far, apart, -x * log1p_minus(np.where(far, 0.0, (mean - x) / x)))
 
 
 def log_binomial_pmf(successes: Array, trials: int, probability: float) -> Array:

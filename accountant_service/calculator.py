@@ -20,8 +20,9 @@ from accountant_service.accountants import (
     Question,
     verdict,
 )
+from accountant_service.accountants.base import refusing_contradictions
 from accountant_service.accountants.pld import pairs
-from accountant_service.errors import AccountingError
+from accountant_service.errors import AccountingError, BoundsContradictError
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
 from accountant_service.numerics import rounding
@@ -112,6 +113,8 @@ def compare(
             return certified
         try:
             return verdict.judge(ACCOUNTANTS[method].epsilon(question, delta), certified)
+        except BoundsContradictError:
+            raise
         except AccountingError as error:
             return Inapplicable(method, error)
 
@@ -179,6 +182,8 @@ def _curve(
 ) -> Curve | Inapplicable:
     try:
         found = ACCOUNTANTS[method].curve(step, counts, delta)
+    except BoundsContradictError:
+        raise
     except AccountingError as error:
         return Inapplicable(method, error)
     statuses = [each.status for each in found if each and each.status is not Status.PROVEN]
@@ -243,10 +248,11 @@ def trade_off(
     releases, attained = pairs(question), question.is_attained
     at_prior = abs(math.log((1 - prior) / prior))
     epsilons = np.union1d(farthest * np.linspace(0.0, 1.0, _LINES) ** 2, [at_prior])
-    removing, adding = (
-        enclosure.direction_curve(releases, direction, epsilons) for direction in DIRECTIONS
-    )
-    found = enclosure.trade_off(removing, adding, rates, attained=attained)
+    with refusing_contradictions(question, f"{points} points of the trade-off"):
+        removing, adding = (
+            enclosure.direction_curve(releases, direction, epsilons) for direction in DIRECTIONS
+        )
+        found = enclosure.trade_off(removing, adding, rates, attained=attained)
     likelier = removing if prior <= 0.5 else adding
     at = int(np.searchsorted(epsilons, at_prior))
     larger, smaller = max(prior, 1 - prior), min(prior, 1 - prior)

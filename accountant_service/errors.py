@@ -6,6 +6,7 @@ AccountingError
 ├── TooExpensiveError          the work would exceed what one question may cost
 ├── ToleranceNotReachedError   the proved interval is wider than was asked
 ├── UnreachableTargetError     no allowed parameter reaches the target
+├── BoundsContradictError      two proved bounds contradict each other
 └── LedgerError                the ledger says no
     ├── BudgetExhaustedError       the plan does not fit in what is left
     ├── ReservationClosedError     the reservation has ended
@@ -76,6 +77,13 @@ class UnreachableTargetError(AccountingError):
 
     code = "unreachable-target"
     title = "No allowed value reaches the target"
+
+
+class BoundsContradictError(AccountingError):
+    """Two proved bounds of one number contradict each other: a defect of this service."""
+
+    code = "bounds-contradict"
+    title = "Two proved bounds contradict each other"
 
 
 class LedgerError(AccountingError):

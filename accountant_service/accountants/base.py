@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from accountant_service.errors import (
+    BoundsContradictError,
     MethodNotApplicableError,
     NoFiniteEpsilonError,
     TooExpensiveError,
@@ -27,7 +29,7 @@ from accountant_service.guarantee import (
 )
 from accountant_service.mechanisms import Atom, CanonicalForm
 from accountant_service.numerics import rounding, search
-from accountant_service.numerics.two_sided import EPSILON_NEGLIGIBLE
+from accountant_service.numerics.two_sided import EPSILON_NEGLIGIBLE, ContradictionError
 
 TOLERANCE: Final = 1e-3
 DELTA_MIN: Final = 1e-300  # where a search for δ ends, and what is claimed below it
@@ -223,7 +225,8 @@ class Accountant(ABC):
             AccountingError: see `errors`.
         """
         assumptions = self._assumptions(question)
-        bound = self.epsilon_bound(question, delta) if question.form.parts else Bound(0.0)
+        with refusing_contradictions(question, f"δ = {delta!r}"):
+            bound = self.epsilon_bound(question, delta) if question.form.parts else Bound(0.0)
         if not _is_finite(bound):
             raise NoFiniteEpsilonError(
                 f"{self.name} finds no finite ε at δ = {delta:g}: add noise, or allow a larger δ"
@@ -245,7 +248,8 @@ class Accountant(ABC):
         assumptions = [self._assumptions(question) for question in questions]
         bounds = [Bound(0.0)] * len(times)
         if step.form.parts:
-            bounds = self.epsilon_bounds(step, times, delta)
+            with refusing_contradictions(step, f"δ = {delta!r}, {len(times)} step counts"):
+                bounds = self.epsilon_bounds(step, times, delta)
         return [
             self._guarantee(question, bound, assumed, bound.value, delta, "epsilon")
             if _is_finite(bound)
@@ -258,7 +262,8 @@ class Accountant(ABC):
         assumptions = self._assumptions(question)
         bound = Bound(0.0)
         if question.form.parts:
-            bound = _above_underflow(self.delta_bound(question, epsilon))
+            with refusing_contradictions(question, f"ε = {epsilon!r}"):
+                bound = _above_underflow(self.delta_bound(question, epsilon))
         return self._guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
 
     def _assumptions(self, question: Question) -> tuple[Assumption, ...]:
@@ -295,6 +300,28 @@ class Accountant(ABC):
             conversion=bound.conversion,
             warnings=_warnings(question, certified, solved_for),
         )
+
+
+@contextmanager
+def refusing_contradictions(question: Question, at: str) -> Iterator[None]:
+    """Turn bounds that contradict each other into an error that names the whole question.
+
+    Args:
+        question: what was asked.
+        at: the rest of it, in words.
+
+    Raises:
+        BoundsContradictError: two proved bounds contradict each other.
+    """
+    try:
+        yield
+    except ContradictionError as error:
+        releases = "; ".join(f"{count} × {atom}" for atom, count in question.form.parts)
+        raise BoundsContradictError(
+            f"{error}. This is a defect of the service, and no number is answered: please report "
+            f"it. Asked at {at} under {question.relation}, tolerance {question.tolerance!r}, of "
+            f"{question.form.hash}: {releases[:2000]}"
+        ) from error
 
 
 def relative_width(interval: Interval, solved_for: str) -> float:

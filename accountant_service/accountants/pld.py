@@ -125,13 +125,12 @@ def _intersection(one: Bounds | None, other: Bounds) -> Bounds:
     """Both intervals' common part.
 
     Raises:
-        ArithmeticError: they have none, so one of them is wrong.
+        ContradictionError: they have none, so one of them is wrong.
     """
     if one is None:
         return other
     lower, upper = max(one.lower, other.lower), min(one.upper, other.upper)
-    if lower > max(upper, DELTA_MIN):  # below it a δ underflows
-        raise ArithmeticError(f"two proved intervals are disjoint: {one} and {other}")
+    two_sided.consistent(lower, max(upper, DELTA_MIN))  # below it a δ underflows
     return Bounds(min(lower, upper), upper)
 
 

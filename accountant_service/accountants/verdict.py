@@ -12,7 +12,11 @@ from dataclasses import replace
 from accountant_service import digits
 from accountant_service.accountants.base import Accountant, Question, relative_width
 from accountant_service.accountants.registry import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.errors import AccountingError, ToleranceNotReachedError
+from accountant_service.errors import (
+    AccountingError,
+    BoundsContradictError,
+    ToleranceNotReachedError,
+)
 from accountant_service.guarantee import Guarantee, Status
 
 Certified = Guarantee | AccountingError  # the proved answer to a question, or why there is none
@@ -94,5 +98,7 @@ def _referees_itself(accountant: Accountant) -> bool:
 def _answer_or_error(ask: Callable[[], Guarantee]) -> Certified:
     try:
         return ask()
+    except BoundsContradictError:
+        raise  # no other number of this question is to be trusted either
     except AccountingError as error:
         return error

@@ -15,7 +15,12 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from accountant_service.errors import AccountingError, BudgetExhaustedError, DatabaseAwayError
+from accountant_service.errors import (
+    AccountingError,
+    BoundsContradictError,
+    BudgetExhaustedError,
+    DatabaseAwayError,
+)
 from accountant_service.mechanisms import MechanismError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -76,6 +81,8 @@ def document(
 
 def of_accounting_error(error: AccountingError, mechanism_at: str = "/mechanism") -> dict[str, Any]:
     """The problem of a question without an answer."""
+    if isinstance(error, BoundsContradictError):
+        _LOG.critical("%s", error.detail)  # with the question: a defect to be found
     errors = []
     if error.pointer is not None:
         errors.append({"pointer": mechanism_at + error.pointer, "message": error.detail})

@@ -61,7 +61,10 @@ def _increasing(bounds: list[Bounds]) -> list[Bounds]:
     """The same bounds or better ones: fewer repetitions never cost more (post-processing)."""
     lower = np.maximum.accumulate([each.lower for each in bounds])
     upper = np.minimum.accumulate([each.upper for each in bounds][::-1])[::-1]
-    return [Bounds(float(low), float(high)) for low, high in zip(lower, upper, strict=True)]
+    return [
+        two_sided.consistent(float(low), float(high))
+        for low, high in zip(lower, upper, strict=True)
+    ]
 
 
 def _groups(times: Sequence[int]) -> list[Array]:

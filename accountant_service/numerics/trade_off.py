@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import numpy as np
 from scipy import special
 
-from accountant_service.numerics import saddle_point, two_sided
+from accountant_service.numerics import rounding, saddle_point, two_sided
 from accountant_service.numerics.contour import Contour, Effort, contour
 from accountant_service.numerics.lattice import Profile
 from accountant_service.numerics.privacy_loss import Composition, Direction
@@ -108,6 +108,8 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
             continue
         low, high = reader.delta(epsilons)
         lower, upper = np.maximum(lower, low), np.minimum(upper, high)
+        for least, most in zip(lower, upper, strict=True):
+            two_sided.consistent(rounding.down(float(least)), rounding.up(float(most)))
         false_positives, true_positives = reader.attacks(epsilons)
         innocent.append(false_positives)
         accused.append(true_positives)
@@ -174,7 +176,10 @@ def trade_off(
         return np.minimum(np.interp(at, hull[:, 0], hull[:, 1]) + _SLACK, 1.0)
 
     mu, error = _nearest_gaussian(lower, upper)
-    return TradeOff(lower(rates), np.maximum(upper(rates), lower(rates)), mu, error)
+    low, high = lower(rates), upper(rates)
+    for least, most in zip(low, high, strict=True):
+        two_sided.consistent(float(least), float(most) + _SLACK)
+    return TradeOff(low, np.maximum(high, low), mu, error)
 
 
 def _lower_hull(points: Array) -> Array:

@@ -11,6 +11,7 @@ import pytest
 from accountant_service import calculator, mechanisms, solver
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.accountants import pld as pld_accountant
+from accountant_service.errors import BoundsContradictError
 from accountant_service.mechanisms import DpSgd
 from accountant_service.numerics import small_noise, two_sided
 from accountant_service.numerics.privacy_loss import GaussianRatio, LaplaceRatio, Release
@@ -184,7 +185,7 @@ def test_disjoint_intervals_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         pld_accountant.two_sided, "epsilon_bounds", lambda *_: two_sided.Bounds(1.0, 2.0)
     )
     monkeypatch.setattr(small_noise, "epsilon_bounds", lambda *_: two_sided.Bounds(3.0, 4.0))
-    with pytest.raises(ArithmeticError):
+    with pytest.raises(BoundsContradictError):
         calculator.epsilon(described, 1e-5)
 
 
@@ -203,7 +204,7 @@ def test_a_step_whose_interval_contains_the_target_is_looked_at_again() -> None:
 
 
 def test_a_step_that_stays_undecided_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver, "_FINER", (1e-6,))
+    monkeypatch.setattr(solver, "_FINER", ())
     plan = DpSgd(20.0, sample_rate=0.001, steps=1)
     target = Target(ACCOUNTANTS["pld"], ADD_OR_REMOVE, 1.0, 1e-6)
     found = solver.steps(plan, target)
@@ -214,7 +215,7 @@ def test_a_step_that_stays_undecided_says_by_how_much(monkeypatch: pytest.Monkey
     assert found.undecided == pytest.approx(
         max(1.0 - found.next.certified.lower, found.next.certified.upper - 1.0)
     )
-    assert found.undecided < 1e-7
+    assert found.undecided < 1e-5
 
 
 def test_a_bound_from_above_is_not_called_undecided() -> None:

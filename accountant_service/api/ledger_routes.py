@@ -29,7 +29,7 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (409, "The ledger says no: see `code`"),
         (413, "The body is too large"),
         (422, "The request is malformed, or cannot be accounted for"),
-        (503, "The database does not answer; nothing was charged"),
+        (503, "The database does not answer or takes no writes; nothing was charged"),
     )
 }
 

@@ -6,10 +6,16 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
-from accountant_service.errors import ForbiddenError, UnauthenticatedError, UnknownSubjectError
+from accountant_service.errors import (
+    DatabaseReadOnlyError,
+    ForbiddenError,
+    UnauthenticatedError,
+    UnknownSubjectError,
+)
 from accountant_service.ledger.repository import KeyRecord, Repository, now
 
 _PREFIX: Final = "pa"
@@ -90,7 +96,10 @@ class Keys:
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")
         if now() - (record.last_used_at or 0) > _USED_EVERY:
-            with self._repository.transaction() as transaction:
+            with (
+                suppress(DatabaseReadOnlyError),  # a key still reads where nobody can write
+                self._repository.transaction() as transaction,
+            ):
                 transaction.used(record.identifier)
         return record
 
@@ -110,8 +119,7 @@ class Keys:
 
     def _digest(self, token: str) -> bytes:
         if self._secret is None:
-            with self._repository.transaction() as transaction:
-                self._secret = transaction.secret(_SECRET)
+            self._secret = self._repository.secret(_SECRET)
         return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()
 
 

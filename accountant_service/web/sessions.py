@@ -99,8 +99,7 @@ class Sessions:
 
     def _sign(self, purpose: str, text: str) -> str:
         if self._secret is None:
-            with self._repository.transaction() as transaction:
-                self._secret = transaction.secret(_SECRET)
+            self._secret = self._repository.secret(_SECRET)
         message = f"{purpose}\n{text}".encode("utf-8", "surrogateescape")
         return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
 

@@ -189,13 +189,14 @@ def test_the_log_tells_each_request_and_no_secret(
 
 
 def test_a_fault_is_logged_without_what_its_message_quotes(
-    app: FastAPI, http: TestClient, log: io.StringIO
+    app: FastAPI, http: TestClient, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
         raise RuntimeError("quotes a-secret")
 
-    app.state.repository.ping = broken
-    answer = http.get("/readyz", headers={"X-Request-ID": "mine-1"})
+    with monkeypatch.context() as patch:
+        patch.setattr(app.state.repository, "ping", broken)
+        answer = http.get("/readyz", headers={"X-Request-ID": "mine-1"})
     assert answer.json()["code"] == "internal-error"
     assert answer.headers["X-Request-ID"] == "mine-1"
     text = log.getvalue()

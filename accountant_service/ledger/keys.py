@@ -24,7 +24,10 @@ _USED_EVERY: Final = 60_000_000  # microseconds between two notes that a key was
 
 
 class Scope(StrEnum):
-    """What a key may do; `admin` may do everything, `monitor` only see what is left of budgets."""
+    """What a key may do; `admin` may do everything, `monitor` only see what is left of budgets.
+
+    A key that is bound to datasets may do it with these; only one that is not may make others.
+    """
 
     COMPUTE = "compute"
     RUN = "run"
@@ -130,9 +133,16 @@ def require(key: KeyRecord, *scopes: Scope) -> None:
         raise ForbiddenError(f"this needs a key with scope {' or '.join(scopes) or 'admin'}")
 
 
+def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
+    """Raise `ForbiddenError` unless the key has one of the scopes, for all datasets."""
+    require(key, *scopes)
+    if key.datasets is not None:
+        raise ForbiddenError("this needs a key that is not bound to datasets")
+
+
 def sees(key: KeyRecord, dataset: str) -> bool:
     """Whether a key may know of a dataset at all."""
-    return Scope.ADMIN.value in key.scopes or key.datasets is None or dataset in key.datasets
+    return key.datasets is None or dataset in key.datasets
 
 
 def require_sight(key: KeyRecord, dataset: str, subject: str) -> None:

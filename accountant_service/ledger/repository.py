@@ -29,6 +29,7 @@ from sqlalchemy import (
     make_url,
     select,
     text,
+    tuple_,
 )
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -450,6 +451,18 @@ class Transaction:
                 "status": answer.status, "answer": answer.answer, "created_at": now(),
             },
         )  # fmt: skip
+
+    def forget(self, before: int, at_most: int) -> int:
+        """Forget idempotency keys from before a time, the oldest first; return how many."""
+        oldest = (
+            select(IDEMPOTENCY.c.key_id, IDEMPOTENCY.c.value)
+            .where(IDEMPOTENCY.c.created_at < before)
+            .order_by(IDEMPOTENCY.c.created_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)  # another server may be at it
+        )
+        key = tuple_(IDEMPOTENCY.c.key_id, IDEMPOTENCY.c.value)
+        return self.connection.execute(IDEMPOTENCY.delete().where(key.in_(oldest))).rowcount
 
     # --- keys
 

@@ -44,13 +44,13 @@ class Session:
 
     @property
     def is_admin(self) -> bool:
-        """Whether the key may do everything."""
-        return Scope.ADMIN in self.key.scopes
+        """Whether the key may make keys."""
+        return self.key.datasets is None and Scope.ADMIN in self.key.scopes
 
     @property
     def is_owner(self) -> bool:
         """Whether the key may make datasets."""
-        return self.is_admin or Scope.OWNER in self.key.scopes
+        return self.is_admin or (self.key.datasets is None and Scope.OWNER in self.key.scopes)
 
 
 class Sessions:

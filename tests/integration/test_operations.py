@@ -289,6 +289,20 @@ def test_a_wrong_setting_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a-secret" not in str(wrong.value)
 
 
+@pytest.mark.parametrize("text", ["*", "proxy.example", "10.0.0.1/8", "127.0.0.1 10.0.0.1"])
+def test_proxies_are_named_by_address(text: str) -> None:
+    with pytest.raises(ValidationError, match="must be IP addresses or networks") as wrong:
+        Settings(trusted_proxies=text)
+    assert text not in str(wrong.value)
+
+
+def test_no_proxy_is_believed_unless_it_is_named() -> None:
+    assert Settings().trusted_proxies == ""
+    assert Settings(trusted_proxies=" 10.0.0.2 ,::1, 10.0.0.0/8,").trusted_proxies == (
+        "10.0.0.2,::1,10.0.0.0/8"
+    )
+
+
 # --- traces
 
 

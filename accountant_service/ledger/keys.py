@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
@@ -42,6 +41,7 @@ class Keys:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._secret: bytes | None = None
+        self._note_from = 0  # microseconds since 1970
 
     def create(
         self,
@@ -98,13 +98,19 @@ class Keys:
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")
-        if now() - (record.last_used_at or 0) > _USED_EVERY:
-            with (
-                suppress(DatabaseReadOnlyError),  # a key still reads where nobody can write
-                self._repository.transaction() as transaction,
-            ):
-                transaction.used(record.identifier)
+        self._note_use(record)
         return record
+
+    def _note_use(self, record: KeyRecord) -> None:
+        """Note that a key was used, once a minute; where nobody can write, keys still read."""
+        at = now()
+        if at < max((record.last_used_at or 0) + _USED_EVERY, self._note_from):
+            return
+        try:
+            with self._repository.transaction() as transaction:
+                transaction.used(record.identifier)
+        except DatabaseReadOnlyError:
+            self._note_from = at + _USED_EVERY
 
     def all(self) -> list[KeyRecord]:
         """Every key, oldest first."""

@@ -236,16 +236,36 @@ def test_being_ready_is_found_out_without_leaving_anything(tmp_path: Path) -> No
         assert before == after
 
 
-def test_a_service_may_start_on_a_standby_and_knows_its_keys(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    first = create_app(Settings(database_url=url))
-    with TestClient(first) as http:
-        token = Caller(first, http).token
-    app = create_app(Settings(database_url=f"sqlite:///file:{tmp_path}/ledger.db?mode=ro&uri=true"))
+def started_before_it_can_write(url: str, token: str) -> FastAPI:
+    """A service of which only reading works, and `/readyz` says so."""
+    app = create_app(Settings(database_url=url))
     with TestClient(app, raise_server_exceptions=False) as http:
         headers = {"Authorization": f"Bearer {token}"}
         assert http.get("/v1/datasets", headers=headers).status_code == 200
-        assert http.get("/readyz").status_code == 503
+        assert http.get("/readyz").json()["code"] == "database-read-only"
+    return app
+
+
+def new_ledger(url: str) -> str:
+    """A key of a ledger that was made just now."""
+    app = create_app(Settings(database_url=url))
+    with TestClient(app) as http:
+        return Caller(app, http).token
+
+
+def test_a_service_may_start_on_a_read_only_file(tmp_path: Path) -> None:
+    token = new_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    started_before_it_can_write(f"sqlite:///file:{tmp_path}/ledger.db?mode=ro&uri=true", token)
+
+
+def test_a_service_may_start_on_a_standby_that_is_promoted_later() -> None:
+    with private_server() as server:
+        token = new_ledger(server.url)
+        server.demote()
+        app = started_before_it_can_write(server.url, token)
+        server.promote()
+        with TestClient(app) as http:
+            assert http.get("/readyz").status_code == 200
 
 
 # --- siblings: what else a database says when it cannot do what it was asked

@@ -17,6 +17,7 @@ from accountant_service.api.limits import Limiter
 from accountant_service.api.routes import build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
 from accountant_service.ledger.database import open_repository
+from accountant_service.ledger.housekeeping import Housekeeping
 from accountant_service.ledger.keys import Keys
 from accountant_service.ledger.model import Kind
 from accountant_service.ledger.service import Ledger
@@ -44,12 +45,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     watcher = monitoring.Watcher(repository, metrics)
 
     closing = ExitStack()  # the last first
-    for each in (repository, watcher, answerer):
+    housekeeping = Housekeeping(repository, settings.idempotency_days)
+    for each in (repository, watcher, answerer, housekeeping):
         closing.callback(each.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with closing:
+            housekeeping.start()
             yield
 
     app = FastAPI(

@@ -16,6 +16,7 @@ AccountingError
     ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
     ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
     └── DatabaseAwayError          the database does not answer: no grant
+        └── DatabaseReadOnlyError      it answers, but takes no writes: no grant either
 """
 
 from __future__ import annotations
@@ -188,3 +189,10 @@ class DatabaseAwayError(LedgerError):
     code = "database-away"
     title = "The database does not answer"
     status = 503
+
+
+class DatabaseReadOnlyError(DatabaseAwayError):
+    """The database takes no writes; nothing was charged."""
+
+    code = "database-read-only"
+    title = "The database takes no writes"

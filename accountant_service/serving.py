@@ -49,6 +49,7 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
         "access_log": False,
         "server_header": False,
         "timeout_graceful_shutdown": settings.shutdown_seconds,
+        "proxy_headers": bool(settings.trusted_proxies),  # else uvicorn has proxies of its own
         "forwarded_allow_ips": settings.trusted_proxies,
     }
     if workers == 1:

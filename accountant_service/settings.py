@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AfterValidator, AliasChoices, Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from sqlalchemy import make_url
 
 _PREFIX = "ACCOUNTANT_"
+
+
+def _addresses(text: str) -> str:
+    """The same addresses and networks without blanks; nothing for none."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        for part in parts:
+            ip_network(part)
+    except ValueError:
+        raise ValueError(
+            "must be IP addresses or networks, such as 10.0.0.2 or 10.0.0.0/8; comma-separated"
+        ) from None
+    return ",".join(parts)
 
 
 class Settings(BaseSettings):
@@ -55,8 +69,17 @@ class Settings(BaseSettings):
         description="requests a second of one key or address, to each worker; 0: any number",
     )
     rate_burst: int = Field(default=100, ge=1, description="requests that may come at once")
-    trusted_proxies: str = Field(
-        default="127.0.0.1", description="whose X-Forwarded-For is believed; comma-separated"
+    trusted_proxies: Annotated[str, AfterValidator(_addresses)] = Field(
+        default="",
+        description="addresses or networks whose X-Forwarded-For and -Proto are believed; "
+        "comma-separated",
+    )
+    idempotency_days: int = Field(
+        default=30,
+        ge=30,
+        le=36500,
+        description="days for which a repeated write gets its first answer; at least the longest "
+        "lease",
     )
     shutdown_seconds: int = Field(
         default=30, ge=0, description="seconds that calls in flight get to finish after SIGTERM"

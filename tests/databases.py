@@ -64,10 +64,27 @@ class PrivateServer:
         """Of its only database."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         """Accept connections, after crash recovery if need be."""
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._data}"
-        self._control("start", "-w", "-o", options, "-l", self._data / "log")
+        where = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._data}"
+        self._control("start", "-w", "-o", " ".join([where, *options]), "-l", self._data / "log")
+
+    def demote(self, *options: str) -> None:
+        """Start again as a standby, which takes no writes."""
+        self._control("stop", "-m", "fast")
+        (self._data / "standby.signal").touch()
+        self.start(*options)
+
+    def promote(self) -> None:
+        """Take writes again."""
+        self._control("promote", "-w")
+
+    def execute(self, *statements: str) -> None:
+        """Run statements, each by itself."""
+        url = self.url.replace("+psycopg", "")
+        with psycopg.connect(url, autocommit=True) as connection:
+            for each in statements:
+                connection.execute(each.encode())
 
     def crash(self) -> None:
         """Stop at once, as if the power had failed: connections are cut, nothing is flushed."""

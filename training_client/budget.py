@@ -28,6 +28,7 @@ from training_client.service import (
 
 _OPEN: Final = "open"  # a reservation of which steps may be granted
 _POINTS_MAX: Final = 200  # of a curve
+_GIVING_UP_SECONDS: Final = 3.0
 _ASKING_MAX: Final = 0.0025  # of the time that the steps take
 
 
@@ -261,7 +262,7 @@ class LedgerBudget:
         """Free what is held and was not granted; without an answer its lease ends anyway."""
         for each in (self.reservation, *self.releases):
             with suppress(ServiceError):
-                self.service.release(each)
+                self.service.release(each, patience_seconds=_GIVING_UP_SECONDS)
 
     def resumed(self, steps: int) -> int:  # noqa: ARG002
         """See `Allowance`: none, for the ledger knows which are."""
@@ -302,9 +303,8 @@ class LedgerBudget:
         if block == 0 or held.state != _OPEN:
             raise BudgetExhaustedError(f"all {held.steps_granted} steps of the run are made")
         curve = self._curve  # before anything is charged
-        started = time.monotonic()
         self.reservation = self.service.grant(held, block)
-        self._asked = time.monotonic(), time.monotonic() - started
+        self._asked = time.monotonic(), self.service.attempt_seconds  # no wait in an outage
         granted = self.reservation.steps_granted
         self.spent = next(epsilon for steps, epsilon in curve if steps >= granted)
         if step > self.reservation.steps_granted:

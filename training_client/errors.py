@@ -2,7 +2,7 @@
 
     TrainingStoppedError
     ├── ServiceError               the accounting service gave no usable answer: nothing may run
-    │   ├── ServiceUnreachableError    no answer after all retries
+    │   ├── ServiceUnreachableError    no answer, for as long as was waited
     │   ├── ServiceRefusedError        a 4xx problem: the question itself is wrong
     │   └── ServiceConfusedError       an answer that is not in the contract
     ├── BudgetExhaustedError       the next step would pass the privacy budget
@@ -33,7 +33,7 @@ class ServiceError(TrainingStoppedError):
 
 
 class ServiceUnreachableError(ServiceError):
-    """No answer after all retries."""
+    """No answer, for as long as was waited."""
 
 
 class ServiceRefusedError(ServiceError):

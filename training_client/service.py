@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,8 +22,13 @@ from training_client.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
 )
+from training_client.waiting import Waiting, retry_after
 
-_RETRIED: Final = frozenset({429, 500, 502, 503, 504})
+_LOGGER: Final = logging.getLogger(__name__)
+_FAULT: Final = 500  # of the service itself: waiting rarely mends it
+_SECONDS_WITHOUT_HOPE: Final = 3.0
+_SLICE_SECONDS: Final = 0.5  # within which a wait ends that is not wanted any more
+_RETRIED: Final = frozenset({429, _FAULT, 502, 503, 504})
 PLD: Final = "pld"  # the method that proves every claim it makes
 ADD_OR_REMOVE_ONE: Final = "add_or_remove_one"
 _PROVEN: Final = "proven"
@@ -110,8 +117,14 @@ class AccountingService:
         url: where it listens, such as http://127.0.0.1:8000.
         api_key: for the ledger; computations may do without.
         timeout_seconds: for one attempt.
-        attempts: how often to try before giving up, with growing pauses (0.2 s, 0.4 s, …).
+        patience_seconds: how long a call is repeated while the service is busy, its database takes
+            no writes, or it stopped answering. `Retry-After` is obeyed; where it asks for more,
+            the call ends at once. A service that never answered, or that fails with 500, is given
+            three seconds.
         transport: for tests.
+
+    Attributes:
+        attempt_seconds: that the last attempt of the last call took.
 
     Raises:
         ServiceUnreachableError: that is no address.
@@ -123,11 +136,13 @@ class AccountingService:
         *,
         api_key: str | None = None,
         timeout_seconds: float = 30.0,
-        attempts: int = 5,
+        patience_seconds: float = 120.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url
-        self._attempts = attempts
+        self.attempt_seconds = 0.0
+        self._stop: Callable[[], bool] = lambda: False
+        self._patience, self._reached = patience_seconds, False
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         try:
             self._client = httpx.Client(
@@ -148,6 +163,15 @@ class AccountingService:
         trace: TracebackType | None,
     ) -> None:
         self._client.close()
+
+    @contextmanager
+    def giving_up_when(self, stop: Callable[[], bool]) -> Iterator[None]:
+        """Wait for an answer only as long as `stop()` is false."""
+        before, self._stop = self._stop, stop
+        try:
+            yield
+        finally:
+            self._stop = before
 
     def epsilon(
         self,
@@ -289,28 +313,41 @@ class AccountingService:
         path = f"/v1/reservations/{_part(reservation.identifier)}/commit"
         return Reservation.from_json(self._write(path, {}))
 
-    def release(self, reservation: Reservation) -> Reservation:
-        """The run is given up; what was not granted is free again."""
+    def release(
+        self, reservation: Reservation, patience_seconds: float | None = None
+    ) -> Reservation:
+        """The run is given up; what was not granted is free again.
+
+        Args:
+            reservation: of the run.
+            patience_seconds: for this call, if not the connection's.
+        """
         path = f"/v1/reservations/{_part(reservation.identifier)}/release"
-        return Reservation.from_json(self._write(path, {}))
+        return Reservation.from_json(self._write(path, {}, patience_seconds))
 
     def certificate(self, reservation: Reservation) -> Json:
         """What may be published about a run that has ended."""
         return self._ask(f"/v1/reservations/{_part(reservation.identifier)}/certificate")
 
-    def _write(self, path: str, body: Json) -> dict[str, Any]:
+    def _write(self, path: str, body: Json, patience: float | None = None) -> dict[str, Any]:
         """A write, repeated under one key until it is answered: it happens once."""
         try:
-            return self._ask(path, body, {"Idempotency-Key": uuid.uuid4().hex})
+            return self._ask(path, body, {"Idempotency-Key": uuid.uuid4().hex}, patience)
         except ServiceRefusedError as error:
             if error.code == "budget-exhausted":
                 raise BudgetExhaustedError(str(error)) from None
             raise
 
     def _ask(
-        self, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+        patience: float | None = None,
     ) -> dict[str, Any]:
-        answer = self._send(path, body, headers)
+        answer = self._send(
+            path, body, headers or {}, self._patience if patience is None else patience
+        )
         try:
             document = answer.json()
         except ValueError:
@@ -325,32 +362,62 @@ class AccountingService:
         raise ServiceRefusedError(code, str(document.get("detail", "no reason given")), pointers)
 
     def _send(
-        self, path: str, body: Json | None, headers: Mapping[str, str] | None
+        self, path: str, body: Json | None, headers: Mapping[str, str], patience: float
     ) -> httpx.Response:
-        """The answer, after as many attempts as allowed; every call is safe to repeat."""
-        problem = ""
-        for attempt in range(self._attempts):
-            if attempt:
-                time.sleep(0.2 * 2 ** (attempt - 1))
+        """The answer, as soon as there is one; every call is safe to repeat."""
+        waiting, limit = Waiting(), min(_SECONDS_WITHOUT_HOPE, patience)
+        while True:
             try:
-                method = "GET" if body is None else "POST"
-                answer = self._client.request(method, path, json=body, headers=headers)
-            except httpx.InvalidURL as error:  # more than a URL can hold; again is no better
-                raise DataError(f"{path[:60]!r}… cannot be asked for: {error}") from None
-            except httpx.UnsupportedProtocol:
-                raise DataError(
-                    f"{self.url!r} is no address of a service: write it as http://127.0.0.1:8000"
-                ) from None
+                answer = self._attempt(path, body, headers)
             except httpx.HTTPError as error:
-                problem = f"{type(error).__name__}: {error}"
-                continue
-            if answer.status_code not in _RETRIED:
-                return answer
-            problem = f"it answered {answer.status_code}"
-        raise ServiceUnreachableError(
-            f"no answer from {self.url} after {self._attempts} attempts ({problem}); nothing is "
-            "trained without one. Is the service running? Start it with `accountant serve`"
-        )
+                problem, asked = f"{type(error).__name__}: {error}", 0.0
+                self._reached |= not isinstance(error, httpx.ConnectError)
+                hope = self._reached
+            else:
+                if answer.status_code not in _RETRIED:
+                    return answer
+                asked = retry_after(answer.headers)
+                problem = _complaint(answer, asked)
+                hope = answer.status_code != _FAULT
+            waiting.seconds += self.attempt_seconds
+            pause = waiting.pause(asked, patience if hope else limit)
+            if pause is None or not self._waited(pause, problem):
+                raise ServiceUnreachableError(
+                    f"no answer from {self.url} within {waiting.seconds:.3g} s ({problem}); "
+                    "nothing is trained without one. Is the service running? Start it with "
+                    "`accountant serve`"
+                )
+
+    def _attempt(self, path: str, body: Json | None, headers: Mapping[str, str]) -> httpx.Response:
+        method, started = "GET" if body is None else "POST", time.monotonic()
+        try:
+            answer = self._client.request(method, path, json=body, headers=headers)
+            self._reached = True
+        except httpx.InvalidURL as error:  # more than a URL can hold; again is no better
+            raise DataError(f"{path[:60]!r}… cannot be asked for: {error}") from None
+        except httpx.UnsupportedProtocol:
+            raise DataError(
+                f"{self.url!r} is no address of a service: write it as http://127.0.0.1:8000"
+            ) from None
+        finally:
+            self.attempt_seconds = time.monotonic() - started
+        return answer
+
+    def _waited(self, seconds: float, problem: str) -> bool:
+        """Wait and return True, unless it is not wanted any more."""
+        _LOGGER.warning("%s: %s; asking again in %.1f s", self.url, problem, seconds)
+        while seconds > 0 and not self._stop():
+            time.sleep(min(seconds, _SLICE_SECONDS))
+            seconds -= _SLICE_SECONDS
+        return not self._stop()
+
+
+def _complaint(answer: httpx.Response, asked: float) -> str:
+    """Return what an answer says of why it is none, and when to come back."""
+    said = f"it answered {answer.status_code}"
+    with suppress(ValueError, KeyError, TypeError):
+        said += f": {answer.json()['detail']}"
+    return f"{said} (to be asked again after {asked:.0f} s)" if asked else said
 
 
 def _part(name: str) -> str:

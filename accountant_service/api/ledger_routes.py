@@ -15,7 +15,7 @@ from accountant_service.api import problems, schemas, views
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import UnknownSubjectError
 from accountant_service.ledger import service
-from accountant_service.ledger.keys import Keys, Scope, require
+from accountant_service.ledger.keys import Keys, Scope, require, require_unbound
 from accountant_service.ledger.repository import KeyRecord, Remembered, now
 from accountant_service.ledger.service import Ledger
 
@@ -29,7 +29,7 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (409, "The ledger says no: see `code`"),
         (413, "The body is too large"),
         (422, "The request is malformed, or cannot be accounted for"),
-        (503, "The database does not answer; nothing was charged"),
+        (503, "The database does not answer or takes no writes; nothing was charged"),
     )
 }
 
@@ -248,7 +248,7 @@ def entries(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> Respon
 @router.post("/v1/keys", status_code=201, response_model=bodies.NewKeyView, tags=["keys"])
 def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
     """A new API key, shown this once."""
-    require(key)
+    require_unbound(key)
     expires = body.expires_in_seconds
     token, record = keys_of(request).create(
         body.scopes,
@@ -262,14 +262,14 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
 @router.get("/v1/keys", response_model=bodies.KeysView, tags=["keys"])
 def list_keys(request: Request, key: Key) -> Response:
     """All keys, without what only their owners know."""
-    require(key)
+    require_unbound(key)
     return _json({"items": [_key_view(record) for record in keys_of(request).all()]})
 
 
 @router.delete("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])
 def revoke_key(identifier: Name, request: Request, key: Key) -> Response:
     """Make a key useless from now on."""
-    require(key, Scope.ADMIN)
+    require_unbound(key)
     record = keys_of(request).revoke(identifier, by=key.identifier)
     if record is None:
         raise UnknownSubjectError(f"there is no key {identifier!r}")

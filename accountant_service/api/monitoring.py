@@ -55,7 +55,7 @@ class Watcher:
         _count_connections(repository, metrics)
 
     def datasets(self) -> list[Dataset] | None:
-        """The first datasets by name; None if the database does not answer in time."""
+        """The first datasets by name; None if the database takes no writes, or none in time."""
         if self._asked is None or self._asked.done():  # one question at a time, however often asked
             self._asked = self._thread.submit(self._look)
         try:
@@ -64,6 +64,7 @@ class Watcher:
             return None
 
     def _look(self) -> list[Dataset]:
+        self._repository.ping()
         with self._repository.reading() as reading:
             return reading.datasets(_DATASETS_MAX)
 
@@ -73,7 +74,7 @@ class Watcher:
 
 
 class _Budgets(Collector):
-    """Whether the ledger answers, and the budgets that a key may see."""
+    """Whether the ledger can grant, and the budgets that a key may see."""
 
     def __init__(self, watcher: Watcher, key: KeyRecord | None) -> None:
         self._watcher, self._key = watcher, key
@@ -82,7 +83,7 @@ class _Budgets(Collector):
         datasets, key = self._watcher.datasets(), self._key
         yield GaugeMetricFamily(
             "accountant_ledger_up",
-            "Whether the database answers",
+            "Whether the database answers and takes writes",
             value=float(datasets is not None),
         )
         if key is not None:

@@ -190,6 +190,6 @@ async def health() -> schemas.HealthAnswer:
 
 
 def ready(request: Request) -> schemas.HealthAnswer:
-    """Whether the database answers as well."""
+    """Whether the database answers and takes writes as well."""
     request.app.state.repository.ping()
     return schemas.HealthAnswer(status="ok")

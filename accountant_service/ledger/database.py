@@ -68,4 +68,6 @@ def _run_chain(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
+    if connection.dialect.name == "postgresql":  # an index of a large table takes its time
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
     command.upgrade(config, "head")

@@ -9,7 +9,12 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from accountant_service.errors import ForbiddenError, UnauthenticatedError, UnknownSubjectError
+from accountant_service.errors import (
+    DatabaseReadOnlyError,
+    ForbiddenError,
+    UnauthenticatedError,
+    UnknownSubjectError,
+)
 from accountant_service.ledger.repository import KeyRecord, Repository, now
 
 _PREFIX: Final = "pa"
@@ -18,7 +23,10 @@ _USED_EVERY: Final = 60_000_000  # microseconds between two notes that a key was
 
 
 class Scope(StrEnum):
-    """What a key may do; `admin` may do everything, `monitor` only see what is left of budgets."""
+    """What a key may do; `admin` may do everything, `monitor` only see what is left of budgets.
+
+    A key that is bound to datasets may do it with these; only one that is not may make others.
+    """
 
     COMPUTE = "compute"
     RUN = "run"
@@ -33,6 +41,7 @@ class Keys:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._secret: bytes | None = None
+        self._note_from = 0  # microseconds since 1970
 
     def create(
         self,
@@ -89,10 +98,19 @@ class Keys:
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")
-        if now() - (record.last_used_at or 0) > _USED_EVERY:
+        self._note_use(record)
+        return record
+
+    def _note_use(self, record: KeyRecord) -> None:
+        """Note that a key was used, once a minute; where nobody can write, keys still read."""
+        at = now()
+        if at < max((record.last_used_at or 0) + _USED_EVERY, self._note_from):
+            return
+        try:
             with self._repository.transaction() as transaction:
                 transaction.used(record.identifier)
-        return record
+        except DatabaseReadOnlyError:
+            self._note_from = at + _USED_EVERY
 
     def all(self) -> list[KeyRecord]:
         """Every key, oldest first."""
@@ -110,8 +128,7 @@ class Keys:
 
     def _digest(self, token: str) -> bytes:
         if self._secret is None:
-            with self._repository.transaction() as transaction:
-                self._secret = transaction.secret(_SECRET)
+            self._secret = self._repository.secret(_SECRET)
         return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()
 
 
@@ -122,9 +139,16 @@ def require(key: KeyRecord, *scopes: Scope) -> None:
         raise ForbiddenError(f"this needs a key with scope {' or '.join(scopes) or 'admin'}")
 
 
+def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
+    """Raise `ForbiddenError` unless the key has one of the scopes, for all datasets."""
+    require(key, *scopes)
+    if key.datasets is not None:
+        raise ForbiddenError("this needs a key that is not bound to datasets")
+
+
 def sees(key: KeyRecord, dataset: str) -> bool:
     """Whether a key may know of a dataset at all."""
-    return Scope.ADMIN.value in key.scopes or key.datasets is None or dataset in key.datasets
+    return key.datasets is None or dataset in key.datasets
 
 
 def require_sight(key: KeyRecord, dataset: str, subject: str) -> None:

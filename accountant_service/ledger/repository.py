@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import (
     Connection,
     Engine,
+    ExceptionContext,
     Select,
     bindparam,
     create_engine,
@@ -27,12 +29,13 @@ from sqlalchemy import (
     make_url,
     select,
     text,
+    tuple_,
 )
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service import __version__
-from accountant_service.errors import DatabaseAwayError
+from accountant_service.errors import DatabaseAwayError, DatabaseReadOnlyError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import chain
 from accountant_service.ledger.filter import RenyiFilter
@@ -51,6 +54,21 @@ _BUSY_SECONDS: Final = 20.0
 _READING: Final = "ledger_reading"  # an execution option of connections that only read
 # no answer, or not in time; a statement the database refuses is a fault of this service instead
 _AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError)
+_READ_ONLY: Final = "25006"  # PostgreSQL's SQLSTATE, as of a standby
+# SQLSTATEs and SQLite's primary result codes: why a database takes no writes
+_NO_WRITES: Final[dict[Any, str]] = {
+    _READ_ONLY: "it is read-only",
+    "42501": "its user lacks the permission",
+    "53100": "its disk is full",
+    sqlite3.SQLITE_READONLY: "it is read-only",
+    sqlite3.SQLITE_FULL: "its disk is full",
+    sqlite3.SQLITE_IOERR: "its disk reports errors",
+    sqlite3.SQLITE_CORRUPT: "its file is damaged",
+    sqlite3.SQLITE_NOTADB: "its file is damaged",
+}
+_NOTHING_GRANTED: Final = (
+    "nothing is granted; try again with the same Idempotency-Key: it happens once"
+)
 PAGE: Final = 200
 
 
@@ -102,7 +120,7 @@ def connect(url: str) -> Engine:
         return engine
     asked = make_url(url).query.get("options", "")
     timeouts = f"-c lock_timeout={int(1000 * _BUSY_SECONDS)} -c statement_timeout=30000"
-    return create_engine(
+    engine = create_engine(
         url,
         pool_size=8,
         max_overflow=8,
@@ -111,6 +129,36 @@ def connect(url: str) -> Engine:
         hide_parameters=True,
         connect_args={"connect_timeout": 5, "options": f"{asked} {timeouts}"},
     )
+    event.listen(engine, "handle_error", _leave_standby)
+    return engine
+
+
+def _leave_standby(context: ExceptionContext) -> None:
+    """Drop all connections to a server that became read-only: another may be in its place."""
+    if _code_of(context.original_exception) == _READ_ONLY:
+        context.is_disconnect = True
+
+
+def _code_of(error: BaseException | None) -> str | int | None:
+    """Return a driver's code of a failure: an SQLSTATE, or a primary result code of SQLite."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return getattr(error, "sqlstate", None) if code is None else code & 0xFF
+
+
+@contextmanager
+def _failing_closed(way_on: str) -> Iterator[None]:
+    """Raise `DatabaseAwayError` in place of whatever a database raises that cannot be used."""
+    try:
+        yield
+    except (DBAPIError, PoolTimeoutError) as error:
+        reason = _NO_WRITES.get(_code_of(getattr(error, "orig", None)))
+        if reason is not None:
+            raise DatabaseReadOnlyError(
+                f"the database takes no writes: {reason}; {way_on}"
+            ) from error
+        if isinstance(error, _AWAY) or getattr(error, "connection_invalidated", False):
+            raise DatabaseAwayError(f"the database does not answer; {way_on}") from error
+        raise
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -123,6 +171,23 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy says BEGIN, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+@contextmanager
+def _small_cache(connection: Connection) -> Iterator[None]:
+    """Have SQLite write to the disk within a transaction, where a full disk shows, unsynced."""
+    connection.exec_driver_sql("PRAGMA cache_size = 1")
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql("PRAGMA cache_size = -2000")  # SQLite's default
+
+
+# what finds out whether the database takes writes, and what surrounds it; always rolled back
+_TRIALS: Final[dict[str, tuple[str, Callable[[Connection], AbstractContextManager[Any]]]]] = {
+    "postgresql": ("UPDATE secret SET name = name WHERE false", contextlib.nullcontext),
+    "sqlite": ("INSERT INTO secret VALUES ('trial', zeroblob(65536))", _small_cache),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +228,13 @@ class Repository:
         """Everything inside happens together, durably, or not at all.
 
         Raises:
-            DatabaseAwayError: the database does not answer; nothing happened, unless it went away
-                while it was told to commit: then all of it did or nothing, which a repeat finds.
+            DatabaseAwayError: the database does not answer or takes no writes; nothing happened,
+                unless it went away while it was told to commit: then all of it did or nothing,
+                which a repeat finds.
             IntegrityError: another writer was first; the caller tries again.
         """
-        try:
-            with self._turn, self.engine.begin() as connection:
-                yield Transaction(connection)
-        except IntegrityError:
-            raise
-        except _AWAY as error:
-            raise DatabaseAwayError(
-                "the database does not answer, so nothing is granted; try again with the same "
-                "Idempotency-Key: it happens once"
-            ) from error
+        with _failing_closed(_NOTHING_GRANTED), self._turn, self.engine.begin() as connection:
+            yield Transaction(connection)
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
@@ -194,20 +252,32 @@ class Repository:
         options: Any = {_READING: True}
         if self.engine.dialect.name == "postgresql":  # each statement by itself
             options = {"isolation_level": "AUTOCOMMIT"}
-        try:
-            with self.engine.connect() as connection:
-                yield Transaction(connection.execution_options(**options))
-        except _AWAY as error:
-            raise DatabaseAwayError("the database does not answer. Try again") from error
+        with _failing_closed("try again"), self.engine.connect() as connection:
+            yield Transaction(connection.execution_options(**options))
+
+    def secret(self, name: str) -> bytes:
+        """Return a server secret; only one that is not there yet needs a write."""
+        with self.reading() as reading:
+            found = reading.known_secret(name)
+        if found is None:
+            with self.transaction() as transaction:
+                found = transaction.secret(name)
+        return found
 
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
 
     def ping(self) -> None:
-        """Raise `DatabaseAwayError` unless the database answers."""
-        with self.transaction() as transaction:
-            transaction.connection.execute(text("SELECT 1"))
+        """Raise `DatabaseAwayError` unless the database takes writes; nothing is changed."""
+        statement, surroundings = _TRIALS[self.engine.dialect.name]
+        with (
+            _failing_closed("try again"),
+            self._turn,
+            self.engine.connect() as connection,
+            surroundings(connection),
+        ):
+            connection.exec_driver_sql(statement)
 
 
 class Transaction:
@@ -382,19 +452,33 @@ class Transaction:
             },
         )  # fmt: skip
 
+    def forget(self, before: int, at_most: int) -> int:
+        """Forget idempotency keys from before a time, the oldest first; return how many."""
+        oldest = (
+            select(IDEMPOTENCY.c.key_id, IDEMPOTENCY.c.value)
+            .where(IDEMPOTENCY.c.created_at < before)
+            .order_by(IDEMPOTENCY.c.created_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)  # another server may be at it
+        )
+        key = tuple_(IDEMPOTENCY.c.key_id, IDEMPOTENCY.c.value)
+        return self.connection.execute(IDEMPOTENCY.delete().where(key.in_(oldest))).rowcount
+
     # --- keys
+
+    def known_secret(self, name: str) -> bytes | None:
+        """A server secret, if it was made already."""
+        found = self.connection.execute(select(SECRET.c.value).where(SECRET.c.name == name))
+        value = found.scalar()
+        return None if value is None else bytes(value)
 
     def secret(self, name: str) -> bytes:
         """A server secret, made when first asked for."""
-        found = self.connection.execute(
-            select(SECRET.c.value).where(SECRET.c.name == name)
-        ).scalar()
+        found = self.known_secret(name)
         if found is None:  # of several that ask at once the first to write decides
             self.connection.execute(_NEW_SECRET, {"name": name, "value": secrets.token_bytes(32)})
-            found = self.connection.execute(
-                select(SECRET.c.value).where(SECRET.c.name == name)
-            ).scalar_one()
-        return bytes(found)
+            return self.secret(name)
+        return found
 
     def key(self, identifier: str) -> KeyRecord | None:
         """A key by its identifier."""

@@ -33,7 +33,7 @@ from accountant_service.errors import (
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
 from accountant_service.ledger import certificate, chain, model
 from accountant_service.ledger import filter as privacy_filter
-from accountant_service.ledger.keys import Scope, require, require_sight, sees
+from accountant_service.ledger.keys import Scope, require, require_sight, require_unbound, sees
 from accountant_service.ledger.model import Balance, Dataset, Kind, Reservation, State
 from accountant_service.ledger.repository import (
     PAGE,
@@ -161,7 +161,7 @@ class Ledger:
         planned: Mechanism | None,
     ) -> Remembered:
         """A new dataset, its policy frozen."""
-        require(request.key, Scope.OWNER)
+        require_unbound(request.key, Scope.OWNER)
         step = None if planned is None else Plan.of(planned).step
         policy = privacy_filter.choose(epsilon, delta, relation, step)
         dataset = Dataset(

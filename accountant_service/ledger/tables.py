@@ -87,6 +87,7 @@ IDEMPOTENCY: Final = Table(
     Column("status", Integer, nullable=False),
     Column("answer", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Index("ix_idempotency_key_created_at", "created_at"),
 )
 
 AUDIT_EVENT: Final = Table(

@@ -14,7 +14,7 @@ from accountant_service.api.ledger_routes import Name, keys_of
 from accountant_service.api.ledger_schemas import KeyRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import UnauthenticatedError, UnknownSubjectError
-from accountant_service.ledger.keys import Scope, require
+from accountant_service.ledger.keys import Scope, require_unbound
 from accountant_service.ledger.repository import now
 from accountant_service.web.access import (
     Fields,
@@ -81,7 +81,7 @@ def sign_out(_: FormHolder) -> Response:
 @router.get("/keys")
 def keys(request: Request, session: TheSession) -> Response:
     """Every key, and the form for a new one."""
-    require(session.key)
+    require_unbound(session.key)
     return _keys_page(request)
 
 
@@ -101,7 +101,7 @@ def _keys_page(request: Request, status: int = 200, **context: Any) -> Response:
 @router.post("/keys")
 def create_key(request: Request, holder: FormHolder, sent: SentFields) -> Response:
     """A new key, shown this once."""
-    require(holder)
+    require_unbound(holder)
     try:
         asked = KeyRequest.model_validate(_key_body(sent))
     except ValidationError as error:
@@ -147,7 +147,7 @@ def _sentences(error: ValidationError) -> dict[str, str]:
 @router.post("/keys/{identifier}/revoke")
 def revoke_key(request: Request, identifier: Name, holder: FormHolder) -> Response:
     """Make a key useless from now on."""
-    require(holder)
+    require_unbound(holder)
     if keys_of(request).revoke(identifier, by=holder.identifier) is None:
         raise UnknownSubjectError(f"there is no key {identifier!r}")
     return RedirectResponse("/keys", _SEE_OTHER)

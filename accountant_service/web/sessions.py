@@ -44,13 +44,13 @@ class Session:
 
     @property
     def is_admin(self) -> bool:
-        """Whether the key may do everything."""
-        return Scope.ADMIN in self.key.scopes
+        """Whether the key may make keys."""
+        return self.key.datasets is None and Scope.ADMIN in self.key.scopes
 
     @property
     def is_owner(self) -> bool:
         """Whether the key may make datasets."""
-        return self.is_admin or Scope.OWNER in self.key.scopes
+        return self.is_admin or (self.key.datasets is None and Scope.OWNER in self.key.scopes)
 
 
 class Sessions:
@@ -99,8 +99,7 @@ class Sessions:
 
     def _sign(self, purpose: str, text: str) -> str:
         if self._secret is None:
-            with self._repository.transaction() as transaction:
-                self._secret = transaction.secret(_SECRET)
+            self._secret = self._repository.secret(_SECRET)
         message = f"{purpose}\n{text}".encode("utf-8", "surrogateescape")
         return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
 

@@ -246,3 +246,22 @@ def test_idle_and_slow_clients_do_not_stop_it(tmp_path: Path) -> None:
 
     with serving(tmp_path) as server:
         assert max(asyncio.run(besieged(server))) < 2
+
+
+@pytest.mark.parametrize(
+    ("trusted", "limited"),
+    [({}, True), ({"ACCOUNTANT_TRUSTED_PROXIES": " , "}, True),
+     ({"ACCOUNTANT_TRUSTED_PROXIES": "192.0.2.7"}, True),
+     ({"ACCOUNTANT_TRUSTED_PROXIES": "192.0.2.7, 127.0.0.0/8"}, False)],
+)  # fmt: skip
+def test_a_forwarded_address_is_believed_only_of_proxies_that_were_named(
+    trusted: dict[str, str], limited: bool, tmp_path: Path
+) -> None:
+    """Else whoever names a new address in each request would have no limit."""
+    settings = {"ACCOUNTANT_RATE_LIMIT": "0.001", "ACCOUNTANT_RATE_BURST": "3"}
+    with serving(tmp_path, FORWARDED_ALLOW_IPS="*", **settings, **trusted) as server:
+        statuses = [
+            server.ask("GET", "/v1/methods", headers={"X-Forwarded-For": f"198.51.100.{at}"})[0]
+            for at in range(6)
+        ]
+        assert statuses == [200] * 3 + [429 if limited else 200] * 3

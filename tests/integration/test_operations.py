@@ -189,13 +189,14 @@ def test_the_log_tells_each_request_and_no_secret(
 
 
 def test_a_fault_is_logged_without_what_its_message_quotes(
-    app: FastAPI, http: TestClient, log: io.StringIO
+    app: FastAPI, http: TestClient, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
         raise RuntimeError("quotes a-secret")
 
-    app.state.repository.ping = broken
-    answer = http.get("/readyz", headers={"X-Request-ID": "mine-1"})
+    with monkeypatch.context() as patch:
+        patch.setattr(app.state.repository, "ping", broken)
+        answer = http.get("/readyz", headers={"X-Request-ID": "mine-1"})
     assert answer.json()["code"] == "internal-error"
     assert answer.headers["X-Request-ID"] == "mine-1"
     text = log.getvalue()
@@ -286,6 +287,20 @@ def test_a_wrong_setting_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError) as wrong:
         Settings()
     assert "a-secret" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("text", ["*", "proxy.example", "10.0.0.1/8", "127.0.0.1 10.0.0.1"])
+def test_proxies_are_named_by_address(text: str) -> None:
+    with pytest.raises(ValidationError, match="must be IP addresses or networks") as wrong:
+        Settings(trusted_proxies=text)
+    assert text not in str(wrong.value)
+
+
+def test_no_proxy_is_believed_unless_it_is_named() -> None:
+    assert Settings().trusted_proxies == ""
+    assert Settings(trusted_proxies=" 10.0.0.2 ,::1, 10.0.0.0/8,").trusted_proxies == (
+        "10.0.0.2,::1,10.0.0.0/8"
+    )
 
 
 # --- traces

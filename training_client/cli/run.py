@@ -127,7 +127,7 @@ def run(
                 until_settled.enter_context(held(folder))
                 keeping, known = _begun(approved, found, folder, checkpoint_every, console.print)
             planned = _planned(approved.budget, steps)
-            result = _trained(keeping, known, console, planned)
+            result = _trained(keeping, known, console, planned, accounting)
             keeping.settle(result)
     _tell(console, keeping, result, planned)
     if as_json:
@@ -269,11 +269,18 @@ def _planned(budget: Budget | LedgerBudget | Unclaimed, steps: int) -> int:
     return budget.reservation.steps_reserved if isinstance(budget, LedgerBudget) else steps
 
 
-def _trained(keeping: Keeping, known: Ingredients, console: Console, steps: int) -> training.Result:
+def _trained(
+    keeping: Keeping,
+    known: Ingredients,
+    console: Console,
+    steps: int,
+    accounting: AccountingService,
+) -> training.Result:
     """Train, and keep the model before anything else may fail."""
     with (
         shown(console, steps, "step") as bar,
         signals() as stop,
+        accounting.giving_up_when(stop),
         keeping.kept_if_it_stops(),
     ):
         result = training.train(

@@ -8,6 +8,7 @@ AccountingError
 ├── UnreachableTargetError     no allowed parameter reaches the target
 └── LedgerError                the ledger says no
     ├── BudgetExhaustedError       the plan does not fit in what is left
+    ├── DatasetSizeError           the mechanism is for another number of records
     ├── ReservationClosedError     the reservation has ended
     ├── ReservationOpenError       or has not
     ├── StaleSequenceError         the client has missed a grant
@@ -31,11 +32,13 @@ class AccountingError(Exception):
         status: the HTTP status it is answered with.
         detail: what happened and the way out.
         pointer: JSON pointer into the mechanism, where one part is to blame.
+        mechanism_at: JSON pointer of the mechanism in the request.
     """
 
     code: ClassVar[str] = "accounting-error"
     title: ClassVar[str] = "The question has no answer"
     status: ClassVar[int] = 422
+    mechanism_at: str = "/mechanism"
 
     def __init__(self, detail: str, pointer: str | None = None) -> None:
         self.detail = detail
@@ -101,6 +104,13 @@ class BudgetExhaustedError(LedgerError):
         self.steps = steps
         self.affordable: dict[str, Any] = {"steps": steps, "noise_multiplier": None}
         super().__init__(detail)
+
+
+class DatasetSizeError(LedgerError):
+    """The mechanism is for another number of records than the dataset has."""
+
+    code = "dataset-size-mismatch"
+    title = "The mechanism is for another number of records"
 
 
 class ReservationClosedError(LedgerError):

@@ -22,7 +22,13 @@ from accountant_service.accountants import (
 )
 from accountant_service.accountants.pld import pairs
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
+from accountant_service.guarantee import (
+    Assumption,
+    Guarantee,
+    Interval,
+    NeighbouringRelation,
+    Status,
+)
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
 from accountant_service.numerics import rounding
 from accountant_service.numerics import trade_off as enclosure
@@ -120,11 +126,15 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One method's ε at each step count (None where no ε is finite), with its weakest status."""
+    """One method's ε at each step count (None where no ε is finite), with its weakest status.
+
+    The assumptions are those of the longest run that has an ε.
+    """
 
     method: str
     epsilons: tuple[float | None, ...]
     status: Status
+    assumptions: tuple[Assumption, ...]
 
 
 def curve(
@@ -175,7 +185,8 @@ def _curve(
         return Inapplicable(method, error)
     statuses = [each.status for each in found if each and each.status is not Status.PROVEN]
     epsilons = tuple(each.epsilon if each else None for each in found)
-    return Curve(method, epsilons, statuses[-1] if statuses else Status.PROVEN)
+    assumptions = next((each.assumptions for each in reversed(found) if each), ())
+    return Curve(method, epsilons, statuses[-1] if statuses else Status.PROVEN, assumptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +202,7 @@ class TradeOff:
         mu: of the Gaussian mechanism whose trade-off is nearest.
         mu_error: the most its false-negative rate differs from the mechanism's, at any rate.
         mechanism_hash: the canonical hash of the mechanism.
+        assumptions: the hypotheses of the bounds.
     """
 
     false_positive_rates: tuple[float, ...]
@@ -201,6 +213,7 @@ class TradeOff:
     mu: float
     mu_error: float
     mechanism_hash: str
+    assumptions: tuple[Assumption, ...]
 
 
 def trade_off(
@@ -227,9 +240,10 @@ def trade_off(
     question = _question(mechanism, relation)
     referee = ACCOUNTANTS[DEFAULT_METHOD]
     rates = _false_positive_rates(points)
-    farthest = referee.epsilon(question, _FARTHEST_DELTA).epsilon  # it also checks the hypotheses
+    claim = referee.epsilon(question, _FARTHEST_DELTA)  # it also checks the hypotheses
+    farthest = claim.epsilon
     if not question.parts or farthest == 0.0:
-        return _blind(rates, prior, question)
+        return _blind(rates, prior, claim)
     releases, attained = pairs(question)
     at_prior = abs(math.log((1 - prior) / prior))
     epsilons = np.union1d(farthest * np.linspace(0.0, 1.0, _LINES) ** 2, [at_prior])
@@ -253,6 +267,7 @@ def trade_off(
         found.mu,
         found.mu_error,
         question.form.hash,
+        claim.assumptions,
     )
 
 
@@ -271,7 +286,7 @@ def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Arr
     return found
 
 
-def _blind(rates: Array, prior: float, question: Question) -> TradeOff:
+def _blind(rates: Array, prior: float, claim: Guarantee) -> TradeOff:
     """The trade-off where nothing can be learnt."""
     larger = max(prior, 1 - prior)
     blind, priors = 1 - rates, np.full_like(rates, prior)
@@ -284,7 +299,8 @@ def _blind(rates: Array, prior: float, question: Question) -> TradeOff:
         certain,
         0.0,
         0.0,
-        question.form.hash,
+        claim.mechanism_hash,
+        claim.assumptions,
     )
 
 

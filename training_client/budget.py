@@ -198,11 +198,10 @@ class Budget:
             )
 
     def _allow_up_to(self, ahead: int) -> None:
-        """Allow these steps, or the last that fits, which then ends the plan."""
+        """Allow these steps, or up to the last that fits."""
         found = self._fitting(ahead)
         if found is None:
-            self._end = ahead = self._last_fitting(self.allowed, ahead)
-            found = self._fitting(ahead) if ahead > self.allowed else None
+            ahead, found = self._last_fitting(self.allowed, ahead)
         if found is not None:
             self.allowed, self.spent = ahead, found.epsilon
 
@@ -221,7 +220,7 @@ class Budget:
         ahead = min(max(2 * fits, self.block), limit) if self.steps is None else limit
         while fits < limit and self._fitting(ahead) is not None:
             fits, ahead = ahead, min(2 * ahead, limit)
-        return fits if fits == limit else self._last_fitting(fits, ahead)
+        return fits if fits == limit else self._last_fitting(fits, ahead)[0]
 
     def _fitting(self, steps: int) -> Guarantee | None:
         """Return the guarantee of a plan of `steps` steps if that fits."""
@@ -233,12 +232,21 @@ class Budget:
             return None
         return found if found.epsilon <= self.epsilon else None
 
-    def _last_fitting(self, fits: int, refused: int) -> int:
-        """Return the last step that fits, between one that does and one that does not."""
+    def _last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
+        """Find the last step that fits, between one that does and one that does not.
+
+        Returns:
+            The step, and its guarantee if it is another than `fits`.
+        """
+        last = None
         while refused - fits > 1:
             middle = (fits + refused) // 2
-            fits, refused = (fits, middle) if self._fitting(middle) is None else (middle, refused)
-        return fits
+            found = self._fitting(middle)
+            if found is None:
+                refused = middle
+            else:
+                fits, last = middle, found
+        return fits, last
 
 
 @dataclass

@@ -35,7 +35,7 @@ Document = dict[str, Any]
 
 
 def with_steps(mechanism: Mechanism, steps: int) -> Mechanism:
-    """Return a plan with another number of steps; a plan that releases nothing as it is."""
+    """Return a plan with a number of steps of its own; a plan that releases nothing as it is."""
     if not canonical_form(mechanism).parts:
         return mechanism
     match mechanism:
@@ -68,7 +68,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # 7 MB, rarely
 
     policy = dataset.policy
-    plan = mechanisms.from_json(run.mechanism)
+    plan = with_steps(mechanisms.from_json(run.mechanism), run.steps_reserved)
     claim = certified(plan, policy.relation, policy.delta)
     key = Ed25519PrivateKey.from_private_bytes(seed)
     document = {

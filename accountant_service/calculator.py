@@ -23,7 +23,13 @@ from accountant_service.accountants import (
 from accountant_service.accountants.base import refusing_contradictions
 from accountant_service.accountants.pld import pairs
 from accountant_service.errors import AccountingError, BoundsContradictError
-from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
+from accountant_service.guarantee import (
+    Assumption,
+    Guarantee,
+    Interval,
+    NeighbouringRelation,
+    Status,
+)
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
 from accountant_service.numerics import rounding
 from accountant_service.numerics import trade_off as enclosure
@@ -129,12 +135,14 @@ class Curve:
         method: its name.
         epsilons: at each step count; None where no ε is finite.
         status: the weakest of all.
+        assumptions: of the longest run that has an ε.
         warnings: of any.
     """
 
     method: str
     epsilons: tuple[float | None, ...]
     status: Status
+    assumptions: tuple[Assumption, ...]
     warnings: tuple[str, ...] = ()
 
 
@@ -190,7 +198,8 @@ def _curve(
     epsilons = tuple(each.epsilon if each else None for each in found)
     warnings = dict.fromkeys(text for each in found if each for text in each.warnings)
     weakest = statuses[-1] if statuses else Status.PROVEN
-    return Curve(method, epsilons, weakest, tuple(warnings))
+    assumptions = next((each.assumptions for each in reversed(found) if each), ())
+    return Curve(method, epsilons, weakest, assumptions, tuple(warnings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +215,7 @@ class TradeOff:
         mu: of the Gaussian mechanism whose trade-off is nearest.
         mu_error: the most its false-negative rate differs from the mechanism's, at any rate.
         mechanism_hash: the canonical hash of the mechanism.
+        assumptions: the hypotheses of the bounds.
     """
 
     false_positive_rates: tuple[float, ...]
@@ -216,6 +226,7 @@ class TradeOff:
     mu: float
     mu_error: float
     mechanism_hash: str
+    assumptions: tuple[Assumption, ...]
 
 
 def trade_off(
@@ -242,9 +253,10 @@ def trade_off(
     question = _question(mechanism, relation)
     referee = ACCOUNTANTS[DEFAULT_METHOD]
     rates = _false_positive_rates(points)
-    farthest = referee.epsilon(question, _FARTHEST_DELTA).epsilon  # it also checks the hypotheses
+    claim = referee.epsilon(question, _FARTHEST_DELTA)  # it also checks the hypotheses
+    farthest = claim.epsilon
     if not question.parts or farthest == 0.0:
-        return _blind(rates, prior, question)
+        return _blind(rates, prior, claim)
     releases, attained = pairs(question), question.is_attained
     at_prior = abs(math.log((1 - prior) / prior))
     epsilons = np.union1d(farthest * np.linspace(0.0, 1.0, _LINES) ** 2, [at_prior])
@@ -269,6 +281,7 @@ def trade_off(
         found.mu,
         found.mu_error,
         question.form.hash,
+        claim.assumptions,
     )
 
 
@@ -287,7 +300,7 @@ def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Arr
     return found
 
 
-def _blind(rates: Array, prior: float, question: Question) -> TradeOff:
+def _blind(rates: Array, prior: float, claim: Guarantee) -> TradeOff:
     """The trade-off where nothing can be learnt."""
     larger = max(prior, 1 - prior)
     blind, priors = 1 - rates, np.full_like(rates, prior)
@@ -300,7 +313,8 @@ def _blind(rates: Array, prior: float, question: Question) -> TradeOff:
         certain,
         0.0,
         0.0,
-        question.form.hash,
+        claim.mechanism_hash,
+        claim.assumptions,
     )
 
 

@@ -9,6 +9,7 @@ AccountingError
 ├── BoundsContradictError      two proved bounds contradict each other
 └── LedgerError                the ledger says no
     ├── BudgetExhaustedError       the plan does not fit in what is left
+    ├── DatasetSizeError           the mechanism is for another number of records
     ├── ReservationClosedError     the reservation has ended
     ├── ReservationOpenError       or has not
     ├── StaleSequenceError         the client has missed a grant
@@ -33,11 +34,13 @@ class AccountingError(Exception):
         status: the HTTP status it is answered with.
         detail: what happened and the way out.
         pointer: JSON pointer into the mechanism, where one part is to blame.
+        mechanism_at: JSON pointer of the mechanism in the request.
     """
 
     code: ClassVar[str] = "accounting-error"
     title: ClassVar[str] = "The question has no answer"
     status: ClassVar[int] = 422
+    mechanism_at: str = "/mechanism"
 
     def __init__(self, detail: str, pointer: str | None = None) -> None:
         self.detail = detail
@@ -110,6 +113,13 @@ class BudgetExhaustedError(LedgerError):
         self.steps = steps
         self.affordable: dict[str, Any] = {"steps": steps, "noise_multiplier": None}
         super().__init__(detail)
+
+
+class DatasetSizeError(LedgerError):
+    """The mechanism is for another number of records than the dataset has."""
+
+    code = "dataset-size-mismatch"
+    title = "The mechanism is for another number of records"
 
 
 class ReservationClosedError(LedgerError):

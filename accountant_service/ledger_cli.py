@@ -15,6 +15,7 @@ from rich.table import Table
 
 from accountant_service import digits
 from accountant_service.errors import LedgerError
+from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, database, verification
 from accountant_service.ledger.keys import Keys, Scope
 from accountant_service.ledger.repository import Repository, connect, now
@@ -177,22 +178,47 @@ def verify_certificate(
 ) -> None:
     """Check a certificate's signature and compute its guarantee anew, without any server."""
     try:
-        document = json.load(file)
-    except ValueError as error:
-        document = {"format": str(error)}
-    faults, found = certificate.check(document if isinstance(document, dict) else {}, public_key)
+        document = certificate.read(file.read())
+    except (ValueError, RecursionError) as error:
+        document, faults, found = {}, [f"it is no certificate: {error}"], None
+    else:
+        faults, found = certificate.check(document, public_key)
     if as_json:
-        epsilon = None if found is None else found.epsilon
-        print(json.dumps({"faults": faults, "epsilon": epsilon}))
+        print(json.dumps(_checked(document, faults, found)))
     else:
         for fault in faults:
             print(fault, file=sys.stderr)
         if found is not None:
-            print(f"computed anew: ε = {digits.up(found.epsilon)} at δ = {found.delta:g}")
+            _tell_checked(_checked(document, faults, found), found)
             print(f"signed with {document.get('public_key')}")
         print("not valid" if faults else "valid")
     if faults:
         raise typer.Exit(1)
+
+
+def _checked(
+    document: certificate.Document, faults: list[str], found: Guarantee | None
+) -> dict[str, Any]:
+    """What was found of a certificate, for programs."""
+    return {
+        "faults": faults,
+        "epsilon": None if found is None else found.epsilon,
+        "steps_reserved": document.get("steps_reserved"),
+        "steps_granted": document.get("steps"),
+        "assumptions": [] if found is None else [each.statement for each in found.assumptions],
+        "not_covered": certificate.not_covered(document),
+    }
+
+
+def _tell_checked(checked: dict[str, Any], found: Guarantee) -> None:
+    print(f"computed anew: ε = {digits.up(found.epsilon)} at δ = {found.delta:g}")
+    reserved, granted = checked["steps_reserved"], checked["steps_granted"]
+    if reserved is not None:
+        print(f"it covers all {reserved} steps reserved; {granted} of them were granted")
+    for statement in checked["assumptions"]:
+        print(f"it assumes: {statement}")
+    for gap in checked["not_covered"]:
+        print(f"it does not cover {gap}")
 
 
 def _show(rows: list[dict[str, Any]], columns: list[str], title: str, as_json: bool) -> None:

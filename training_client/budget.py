@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Protocol
 
@@ -30,6 +30,8 @@ _OPEN: Final = "open"  # a reservation of which steps may be granted
 _POINTS_MAX: Final = 200  # of a curve
 _GIVING_UP_SECONDS: Final = 3.0
 _ASKING_MAX: Final = 0.0025  # of the time that the steps take
+_STEPS_MAX: Final = 10**9  # the service accounts for no more
+_NO_EPSILON: Final = "no-finite-epsilon"
 
 
 class Allowance(Protocol):
@@ -76,7 +78,10 @@ class Allowance(Protocol):
         ...
 
     def guarantee(self, steps: int) -> Guarantee:
-        """What the service claims of the first `steps` steps."""
+        """The claim about a run that stopped after `steps` steps: that of its whole plan.
+
+        Stopping may have looked at results, so the guarantee of the steps made claims too little.
+        """
         ...
 
     def commit(self) -> Json | None:
@@ -91,6 +96,10 @@ class Budget:
     Nothing is charged, so each block is as long as all before it: asking takes no part of a long
     run's time.
 
+    The plan that is claimed ends with `steps`, or with the last step that fits ε: no step after its
+    end is allowed. Wherever the run stops, the claim is of the whole plan. To claim less, say
+    beforehand with `steps` where the run ends.
+
     Attributes:
         service: who answers.
         plan: what a step costs.
@@ -99,7 +108,7 @@ class Budget:
         method: of accounting.
         before: what is released before the first step: it takes its part of ε, and every claim
             covers it.
-        steps: of the run, if that is known: of no more is asked at once.
+        steps: the last step of the plan, declared before the first; by default the last that fits.
         allowed: steps that the service has said fit, so far.
         spent: ε of the allowed steps.
     """
@@ -114,6 +123,7 @@ class Budget:
     steps: int | None = None
     allowed: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)
+    _end: int | None = field(default=None, init=False, repr=False, compare=False)  # once found
     _handed_out: HandedOut = field(default_factory=HandedOut, init=False, repr=False, compare=False)
 
     def begin(self) -> list[Json]:
@@ -161,7 +171,12 @@ class Budget:
         self._handed_out.take(step, self._allow)
 
     def guarantee(self, steps: int) -> Guarantee:
-        """What the service claims of the first `steps` steps, and of what came before."""
+        """See `Allowance`: of the plan and of what came before it."""
+        planned = max(self._planned_steps(), steps)
+        return _stopped(self.planned(planned), steps, planned)
+
+    def planned(self, steps: int) -> Guarantee:
+        """The service's guarantee of a plan of `steps` steps, and of what came before."""
         whole = composition(self.before, self.plan.mechanism(steps))
         return self.service.epsilon(whole, self.delta, self.method)
 
@@ -171,29 +186,68 @@ class Budget:
     def _allow(self, step: int) -> None:
         if step <= self.allowed:
             return
-        end = max(self.allowed, step - 1) + max(self.allowed, self.block)
-        if self.steps is not None:
-            end = max(step, min(end, self.steps))
-        ahead = self.guarantee(end)
-        if ahead.epsilon <= self.epsilon:
-            self.allowed, self.spent = end, ahead.epsilon
-        else:
-            self._allow_the_rest(end)
+        ahead = max(self.allowed, step - 1) + max(self.allowed, self.block)
+        ahead = min(ahead, self._limit if self._end is None else self._end)
+        if ahead > self.allowed:
+            self._allow_up_to(ahead)
         if step > self.allowed:
             raise BudgetExhaustedError(
-                f"step {step} would pass ε = {self.epsilon:g} at δ = {self.delta:g}: "
+                f"all {self.allowed} steps of the plan are made"
+                if self.allowed == self.steps
+                else f"step {step} would pass ε = {self.epsilon:g} at δ = {self.delta:g}: "
                 f"{self.allowed} steps fit"
             )
 
-    def _allow_the_rest(self, refused: int) -> None:
-        """The budget ends before a step that was refused: find the very last that fits."""
-        while refused - self.allowed > 1:
-            middle = (self.allowed + refused) // 2
-            claim = self.guarantee(middle)
-            if claim.epsilon <= self.epsilon:
-                self.allowed, self.spent = middle, claim.epsilon
-            else:
+    def _allow_up_to(self, ahead: int) -> None:
+        """Allow these steps, or up to the last that fits."""
+        found = self._fitting(ahead)
+        if found is None:
+            ahead, found = self._last_fitting(self.allowed, ahead)
+        if found is not None:
+            self.allowed, self.spent = ahead, found.epsilon
+
+    def _planned_steps(self) -> int:
+        """Return the last step of the plan; none after it is allowed from now on."""
+        if self._end is None:
+            self._end = self._find_end()
+        return self._end
+
+    @property
+    def _limit(self) -> int:
+        return _STEPS_MAX if self.steps is None else self.steps
+
+    def _find_end(self) -> int:
+        fits, limit = self.allowed, self._limit
+        ahead = min(max(2 * fits, self.block), limit) if self.steps is None else limit
+        while fits < limit and self._fitting(ahead) is not None:
+            fits, ahead = ahead, min(2 * ahead, limit)
+        return fits if fits == limit else self._last_fitting(fits, ahead)[0]
+
+    def _fitting(self, steps: int) -> Guarantee | None:
+        """Return the guarantee of a plan of `steps` steps if that fits."""
+        try:
+            found = self.planned(steps)
+        except ServiceRefusedError as error:
+            if error.code != _NO_EPSILON:
+                raise
+            return None
+        return found if found.epsilon <= self.epsilon else None
+
+    def _last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
+        """Find the last step that fits, between one that does and one that does not.
+
+        Returns:
+            The step, and its guarantee if it is another than `fits`.
+        """
+        last = None
+        while refused - fits > 1:
+            middle = (fits + refused) // 2
+            found = self._fitting(middle)
+            if found is None:
                 refused = middle
+            else:
+                fits, last = middle, found
+        return fits, last
 
 
 @dataclass
@@ -328,7 +382,7 @@ class LedgerBudget:
         with suppress(ServiceRefusedError):
             if not self.before and self._relation == ADD_OR_REMOVE_ONE:
                 return self.service.curve(self.plan.mechanism(steps), self.delta, points)
-        return [(steps, self.guarantee(steps).epsilon)]
+        return [(steps, self.planned(steps).epsilon)]
 
     def _renew(self) -> None:
         """Extend the lease. What is granted must be what was granted here, by nobody else."""
@@ -341,7 +395,12 @@ class LedgerBudget:
         self._renewed = time.monotonic()
 
     def guarantee(self, steps: int) -> Guarantee:
-        """See `Allowance`: of this run alone, with what came before it."""
+        """See `Allowance`: of all steps reserved, with what came before them."""
+        reserved = self.reservation.steps_reserved
+        return _stopped(self.planned(reserved), steps, reserved)
+
+    def planned(self, steps: int) -> Guarantee:
+        """The service's guarantee of a plan of `steps` steps, with what came before it."""
         whole = composition(self.before, self.plan.mechanism(steps))
         method = PLD if self._relation == ADD_OR_REMOVE_ONE else "subsampled_rdp"
         found = self.service.epsilon(whole, self.delta, method, self._relation)
@@ -413,3 +472,9 @@ class Unclaimed:
 
     def commit(self) -> None:
         """See `Allowance`: nothing is held."""
+
+
+def _stopped(claim: Guarantee, steps: int, planned: int) -> Guarantee:
+    """The claim of a plan, with both numbers of steps: those made and those planned."""
+    both = {"scope": "fixed_plan", "steps": steps, "steps_planned": planned}
+    return replace(claim, document={**claim.document, **both})

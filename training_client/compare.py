@@ -120,7 +120,7 @@ def run_all(
         objection is None,
         objective.measure,
         tuple(taken),
-        tuple(budget.guarantee(step).epsilon for step in taken),
+        tuple(budget.planned(step).epsilon for step in taken),
         tuple(step * budget.plan.sample_rate for step in taken),
         tuple(statistics.mean(score for _, score in column) for column in columns),
         tuple(each.test_score for each in results),

@@ -96,7 +96,7 @@ class Participant:
         ).whole()
 
     def guarantee(self) -> Guarantee:
-        """What the service claims of all contributions so far."""
+        """The claim about all contributions that this participant planned to make."""
         return self.budget.guarantee(self.steps)
 
 

@@ -104,7 +104,7 @@ def asked(
     if noise is None:
         budget.begin()  # or say so now, before any data is touched
         return budget
-    spent = budget.guarantee(wanted.steps).epsilon
+    spent = budget.planned(wanted.steps).epsilon
     if spent <= epsilon:
         say(
             f"{wanted.steps} steps at q = {wanted.sample_rate:g} with σ = {noise:g} take ε = "

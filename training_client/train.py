@@ -36,7 +36,7 @@ class Result:
 
     Attributes:
         steps: steps made.
-        guarantee: the service's claim about exactly these steps.
+        guarantee: the claim about the plan, whose end may not have been reached.
         test_score: the mean over the test set of what the objective measures.
         measure: what that is.
         stopped_by_budget: whether the budget, rather than the plan, ended the run.
@@ -79,7 +79,8 @@ def train(
         optimizer: makes the private steps; its plan is the budget's.
         budget: allows each step beforehand.
         objective: the loss, and what is measured on the test set.
-        steps_max: stop here even if budget is left; no limit by default.
+        steps_max: stop here even if budget is left; no limit by default. The claim stays that of
+            the budget's plan: to claim less, declare its end there.
         report: called after every step.
         stop: asked before every step; the run ends, and is accounted for, when it says so.
         evaluate_every: so many steps apart the test score is taken; never by default.

@@ -37,6 +37,20 @@ _DELTA_MAX: Final = 1 - 1e-9
 _DELTA_NEGLIGIBLE: Final = 1e-250  # no engine narrows a δ below it
 _SAMPLED_NOISE_MIN: Final = 0.004  # over the sensitivity: 3e5 quadrature nodes
 RATE_MIN: Final = 1e-30  # smaller products of sample rates are charged as this one
+_PARTITION: Final = Assumption(
+    "shuffled batches are a fixed partition, which has no neighbour with one record more or less: "
+    "use zero_out_one or replace_one",
+    True,
+    "arXiv 2403.17673, arXiv 2411.10614",
+)
+# The noisy sum is what is accounted for. A divisor that a record moves would show in the scale of
+# the noise, in every coordinate: with many of them two neighbours are told apart almost surely.
+_DIVISOR: Final = Assumption(
+    "the number of records is public: noisy sums are divided by a constant, the plan's expected "
+    "batch size, which is the same with and without the record",
+    True,
+    "arXiv 2605.15648; opacus issues 571 and 819",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,16 +390,14 @@ def _require_known_atoms(method: str, question: Question) -> None:
 
 def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
     """What the sampling asks of the neighbouring relation, whatever the method."""
-    if not any(atom.sampling == "shuffled" for atom, _ in question.form.parts):
-        return ()
-    return (
-        Assumption(
-            "shuffled batches are a fixed partition, which has no neighbour with one record more "
-            "or less: use zero_out_one or replace_one",
-            question.relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE,
-            "arXiv 2403.17673, arXiv 2411.10614",
-        ),
-    )
+    sampled = {atom.sampling for atom, _ in question.form.parts} - {"none"}
+    added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    found = []
+    if "shuffled" in sampled:
+        found.append(replace(_PARTITION, holds=not added))
+    if sampled and added:
+        found.append(_DIVISOR)
+    return tuple(found)
 
 
 def require_noise(method: str, question: Question, allowed: Sequence[str]) -> None:

@@ -79,13 +79,14 @@ def document(
     return body | {"errors": listed} if listed else body
 
 
-def of_accounting_error(error: AccountingError, mechanism_at: str = "/mechanism") -> dict[str, Any]:
+def of_accounting_error(error: AccountingError, mechanism_at: str | None = None) -> dict[str, Any]:
     """The problem of a question without an answer."""
     if isinstance(error, BoundsContradictError):
         _LOG.critical("%s", error.detail)  # with the question: a defect to be found
     errors = []
     if error.pointer is not None:
-        errors.append({"pointer": mechanism_at + error.pointer, "message": error.detail})
+        pointer = (mechanism_at or error.mechanism_at) + error.pointer
+        errors.append({"pointer": pointer, "message": error.detail})
     problem = document(error.status, error.code, error.title, error.detail, errors)
     if isinstance(error, BudgetExhaustedError):
         problem["affordable"] = error.affordable

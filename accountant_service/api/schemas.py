@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
-from pydantic.config import JsonDict
+from pydantic.config import JsonDict, JsonValue
 
 from accountant_service import mechanisms
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
@@ -258,6 +258,13 @@ class CertifiedDelta(_Strict):
     delta_upper: float
 
 
+_ASSUMPTIONS: Final[list[JsonValue]] = [
+    {
+        "statement": "each release is dominated by a pair of one-dimensional distributions",
+        "holds": True,
+        "source": "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11",
+    }
+]
 _GUARANTEE: Final[JsonDict] = {
     "epsilon": 1.51537,
     "delta": 1e-05,
@@ -268,13 +275,7 @@ _GUARANTEE: Final[JsonDict] = {
     "warnings": [],
     "neighbouring_relation": "add_or_remove_one",
     "sampling": "poisson",
-    "assumptions": [
-        {
-            "statement": "each release is dominated by a pair of one-dimensional distributions",
-            "holds": True,
-            "source": "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11",
-        }
-    ],
+    "assumptions": _ASSUMPTIONS,
     "optimal_order": None,
     "conversion": None,
     "mechanism_hash": "sha256:0000000000000000000000000000000000000000000000000000000000000000",
@@ -364,6 +365,7 @@ class CurveView(_Strict):
         default_factory=list,
         description="why a proved interval along the curve is wider than 1e-3, where one is",
     )
+    assumptions: list[AssumptionView]
 
 
 class CurveAnswer(_Strict):
@@ -404,6 +406,7 @@ class TradeOffAnswer(_Strict):
     posterior_upper: list[float]
     gaussian_dp: GaussianDpView
     mechanism_hash: str
+    assumptions: list[AssumptionView]
 
 
 class MethodView(_Strict):
@@ -443,6 +446,12 @@ class HealthAnswer(_Strict):
 
 
 # One example for every schema of the OpenAPI document that has none of its own.
+_CURVE: Final[JsonDict] = {
+    "method": "pld",
+    "status": "proven",
+    "epsilon": [1.0826, 1.51537],
+    "assumptions": _ASSUMPTIONS,
+}
 EXAMPLES: Final[JsonDict] = {
     "AssumptionView": {"statement": "q < 1/σ", "holds": True, "source": "papers/001, Theorem 3"},
     "CertifiedEpsilon": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
@@ -466,11 +475,8 @@ EXAMPLES: Final[JsonDict] = {
         "certified_reason": None,
         "guarantees": [_GUARANTEE],
     },
-    "CurveView": {"method": "pld", "status": "proven", "epsilon": [1.0826, 1.51537]},
-    "CurveAnswer": {
-        "steps": [500, 1000],
-        "curves": [{"method": "pld", "status": "proven", "epsilon": [1.0826, 1.51537]}],
-    },
+    "CurveView": _CURVE,
+    "CurveAnswer": {"steps": [500, 1000], "curves": [_CURVE]},
     "GaussianDpView": {"mu": 0.4065, "error": 0.0012},
     "IntervalView": {"lower": 0.1610, "upper": 0.1611},
     "TradeOffAnswer": {
@@ -484,6 +490,7 @@ EXAMPLES: Final[JsonDict] = {
         "posterior_upper": [0.5, 0.6667, 0.5],
         "gaussian_dp": {"mu": 0.4065, "error": 0.0012},
         "mechanism_hash": "sha256:" + 64 * "0",
+        "assumptions": _ASSUMPTIONS,
     },
     "MethodView": {
         "method": "zcdp",

@@ -7,7 +7,7 @@ from typing import Any
 
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.calculator import Comparison, Curve, Inapplicable, TradeOff
-from accountant_service.guarantee import Guarantee, Interval
+from accountant_service.guarantee import Assumption, Guarantee, Interval
 from accountant_service.solver import Solution
 
 Json = dict[str, Any]
@@ -25,15 +25,16 @@ def guarantee(claim: Guarantee) -> Json:
         "warnings": list(claim.warnings),
         "neighbouring_relation": claim.neighbouring_relation.value,
         "sampling": claim.sampling,
-        "assumptions": [
-            {"statement": a.statement, "holds": a.holds, "source": a.source}
-            for a in claim.assumptions
-        ],
+        "assumptions": _assumptions(claim.assumptions),
         "optimal_order": claim.optimal_order,
         "conversion": claim.conversion,
         "mechanism_hash": claim.mechanism_hash,
         "accountant_version": claim.accountant_version,
     }
+
+
+def _assumptions(assumptions: Sequence[Assumption]) -> list[Json]:
+    return [{"statement": a.statement, "holds": a.holds, "source": a.source} for a in assumptions]
 
 
 def _certified(claim: Guarantee) -> Json | None:
@@ -83,6 +84,7 @@ def curves(steps: Sequence[int], drawn: Sequence[Curve | Inapplicable]) -> Json:
                 "status": each.status.value,
                 "epsilon": list(each.epsilons),
                 "warnings": list(each.warnings),
+                "assumptions": _assumptions(each.assumptions),
             }
             for each in drawn
         ],
@@ -102,6 +104,7 @@ def trade_off(found: TradeOff, prior: float) -> Json:
         "posterior_upper": [each.upper for each in found.posteriors],
         "gaussian_dp": {"mu": found.mu, "error": found.mu_error},
         "mechanism_hash": found.mechanism_hash,
+        "assumptions": _assumptions(found.assumptions),
     }
 
 

@@ -3,11 +3,17 @@
 A certificate names what NIST SP 800-226 tells an evaluator to look for: the unit of privacy, the
 neighbouring relation, the trust model, the mechanism with all of its parameters, how composition is
 accounted, ε and δ, and what the claim covers.
+
+The claim of the run alone is that of the plan it reserved, however many of its steps were granted.
+A run may be stopped because of what its steps showed, and then ε of the steps granted claims too
+little (decision 0004). Certificates of format 1 made that claim and did not say how many steps were
+reserved; they are still read.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,12 +28,14 @@ from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelati
 from accountant_service.ledger.model import Dataset, Reservation
 from accountant_service.mechanisms import DpSgd, Mechanism, Repeated, canonical_form
 
-FORMAT: Final = "privacy-accountant-certificate/1"
+FORMAT: Final = "privacy-accountant-certificate/2"
+_STEPS_GRANTED_ONLY: Final = "privacy-accountant-certificate/1"
+_FORMATS: Final = (FORMAT, _STEPS_GRANTED_ONLY)
 Document = dict[str, Any]
 
 
-def executed(mechanism: Mechanism, steps: int) -> Mechanism:
-    """What a plan has released after so many granted steps: nothing, if it releases nothing."""
+def with_steps(mechanism: Mechanism, steps: int) -> Mechanism:
+    """Return a plan with a number of steps of its own; a plan that releases nothing as it is."""
     if not canonical_form(mechanism).parts:
         return mechanism
     match mechanism:
@@ -49,19 +57,19 @@ def certified(mechanism: Mechanism, relation: NeighbouringRelation, delta: float
 
 
 def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Document:
-    """The certificate of what a run was granted.
+    """Return the signed certificate of a run: the guarantee of its whole plan.
 
     Args:
         dataset: that it drew on.
-        run: a reservation.
+        run: a reservation that has ended.
         seed: 32 bytes of the signing key.
         issued_at: microseconds since 1970.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # 7 MB, rarely
 
     policy = dataset.policy
-    released = executed(mechanisms.from_json(run.mechanism), run.steps_granted)
-    claim = certified(released, policy.relation, policy.delta)
+    plan = with_steps(mechanisms.from_json(run.mechanism), run.steps_reserved)
+    claim = certified(plan, policy.relation, policy.delta)
     key = Ed25519PrivateKey.from_private_bytes(seed)
     document = {
         "format": FORMAT,
@@ -71,9 +79,10 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
         "privacy_unit": dataset.privacy_unit,
         "neighbouring_relation": policy.relation.value,
         "trust_model": "central: a trusted curator holds the data and adds the noise",
-        "mechanism": mechanisms.to_json(released),
+        "mechanism": mechanisms.to_json(plan),
         "mechanism_hash": claim.mechanism_hash,
         "sampling": claim.sampling,
+        "steps_reserved": run.steps_reserved,
         "steps": run.steps_granted,
         "guarantee": {
             "epsilon": claim.epsilon,
@@ -82,7 +91,8 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
             "status": claim.status.value,
             "certified": _interval(claim.certified),
             "scope": "fixed_plan",
-            "covers": "this run alone, its plan fixed in advance",
+            "covers": "this run alone: all steps reserved, wherever it stopped, as planned before",
+            "assumptions": [each.statement for each in claim.assumptions],
         },
         "budget": {
             "epsilon": policy.epsilon,
@@ -110,42 +120,103 @@ def _text(document: Document) -> bytes:
     return json.dumps(unsigned, sort_keys=True, separators=(",", ":")).encode()
 
 
+def read(text: str) -> Document:
+    """Return the JSON object in a text.
+
+    Raises:
+        ValueError: it is none, or a name is there twice: readers would differ about what it says.
+    """
+    document = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_number)
+    if not isinstance(document, dict):
+        raise ValueError("it must be a JSON object")
+    return document
+
+
+def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> Document:
+    names = [name for name, _ in pairs]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"the name {repeated[0]!r} is there more than once in one object")
+    return dict(pairs)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def not_covered(document: Document) -> list[str]:
+    """Return what a certificate leaves open that a reader may take it to say."""
+    if document.get("format") != _STEPS_GRANTED_ONLY:
+        return []
+    return [
+        f"a run that was to make more than these {document.get('steps')} steps and stopped early: "
+        "this format does not name the steps reserved. Ask the issuer for a new certificate"
+    ]
+
+
 def check(document: Document, public_key: str | None = None) -> tuple[list[str], Guarantee | None]:
     """What is wrong with a certificate, and the guarantee computed anew.
 
     Args:
         document: as it was read.
-        public_key: the issuer's, in hexadecimal, where it is known; else the document's own.
+        public_key: the issuer's, in hexadecimal of either case, where it is known; else the
+            document's own.
     """
+    if document.get("format") not in _FORMATS:
+        return [f"the format is not {FORMAT}"], None
+    try:
+        faults = _signature_faults(document, public_key)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return [f"it is no certificate: {error!r}"], None
+    try:
+        found = _recomputed(document)
+        return faults + _claim_faults(document, found), found
+    except (AccountingError, mechanisms.MechanismError, KeyError, TypeError, ValueError) as error:
+        return [*faults, f"its mechanism cannot be accounted for: {error}"], None
+
+
+def _signature_faults(document: Document, public_key: str | None) -> list[str]:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    faults: list[str] = []
+    faults = []
+    if public_key is not None and document["public_key"].lower() != public_key.lower():
+        faults.append("it is not signed with the given public key")
     try:
-        if document["format"] != FORMAT:
-            return [f"the format is not {FORMAT}"], None
-        if public_key is not None and document["public_key"] != public_key:
-            faults.append("it is not signed with the given public key")
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(document["public_key"]))
         key.verify(bytes.fromhex(document["signature"]), _text(document))
     except InvalidSignature:
         faults.append("the signature does not fit: the document was altered")
-    except (KeyError, TypeError, ValueError) as error:
-        return [f"it is no certificate: {error!r}"], None
-    try:
-        mechanism = mechanisms.from_json(document["mechanism"])
-        relation = NeighbouringRelation(document["neighbouring_relation"])
-        stated = document["guarantee"]
-        found = certified(mechanism, relation, float(stated["delta"]))
-        if found.mechanism_hash != document["mechanism_hash"]:
-            faults.append("the mechanism does not have the stated hash")
-        if found.status is not Status.PROVEN or stated["status"] != Status.PROVEN.value:
-            faults.append("the guarantee is not proven")
-        least = found.epsilon if found.certified is None else found.certified.lower
-        if not float(stated["epsilon"]) >= least:
-            faults.append(
-                f"ε is stated as {stated['epsilon']}, and is at least {digits.down(least)}"
-            )
-    except (AccountingError, mechanisms.MechanismError, KeyError, TypeError, ValueError) as error:
-        return [*faults, f"its mechanism cannot be accounted for: {error}"], None
-    return faults, found
+    return faults
+
+
+def _recomputed(document: Document) -> Guarantee:
+    mechanism = mechanisms.from_json(document["mechanism"])
+    relation = NeighbouringRelation(document["neighbouring_relation"])
+    return certified(mechanism, relation, float(document["guarantee"]["delta"]))
+
+
+def _claim_faults(document: Document, found: Guarantee) -> list[str]:
+    """What a certificate states otherwise than its mechanism was found to be."""
+    stated = document["guarantee"]
+    faults = _steps_faults(document)
+    if found.mechanism_hash != document["mechanism_hash"]:
+        faults.append("the mechanism does not have the stated hash")
+    if found.status is not Status.PROVEN or stated["status"] != Status.PROVEN.value:
+        faults.append("the guarantee is not proven")
+    least = found.epsilon if found.certified is None else found.certified.lower
+    if not float(stated["epsilon"]) >= least:
+        faults.append(f"ε is stated as {stated['epsilon']}, and is at least {digits.down(least)}")
+    return faults
+
+
+def _steps_faults(document: Document) -> list[str]:
+    """The claim must be of all the steps that were reserved."""
+    if document["format"] == _STEPS_GRANTED_ONLY:
+        return []
+    reserved, granted = int(document["steps_reserved"]), int(document["steps"])
+    plan = mechanisms.from_json(document["mechanism"])
+    whole = canonical_form(with_steps(plan, reserved)).hash == canonical_form(plan).hash
+    return [] if whole and 0 <= granted <= reserved else [
+        f"{reserved} steps reserved and {granted} granted are not those of its mechanism"
+    ]  # fmt: skip

@@ -12,6 +12,7 @@ is drawn; only what was never granted is ever released.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -22,6 +23,10 @@ from accountant_service.errors import (
     StaleSequenceError,
 )
 from accountant_service.ledger.filter import RenyiFilter, affordable_steps, cost
+
+
+class RuleError(ValueError):
+    """A number that no entry may have; the API's own bounds keep callers from it."""
 
 
 class State(StrEnum):
@@ -152,12 +157,85 @@ def room(dataset: Dataset) -> int:
     return max(dataset.policy.budget - dataset.balance.taken, 0)
 
 
+def entry(
+    number: int, kind: Kind, at: int, key: str, change: Balance, version: str
+) -> dict[str, Any]:
+    """Return what every entry says.
+
+    Args:
+        number: 1 for the first entry of a dataset.
+        kind: of the entry.
+        at: microseconds since 1970.
+        key: identifier of the key that wrote it.
+        change: what it adds to the balance.
+        version: of the accountant.
+
+    Raises:
+        RuleError: it is from before 1970.
+    """
+    _require(at >= 0, f"at must be at least 0, not {at}")
+    return {
+        "number": number,
+        "kind": kind.value,
+        "at": at,
+        "key": key,
+        "spent_micronats": change.spent,
+        "held_micronats": change.held,
+        "accountant_version": version,
+    }
+
+
+def created(dataset: Dataset) -> dict[str, Any]:
+    """Return what the first entry says of a dataset: all that never changes.
+
+    Raises:
+        RuleError: it has a number that no dataset may have.
+    """
+    policy = dataset.policy
+    _require(dataset.size >= 1, f"size must be at least 1, not {dataset.size}")
+    _require(0 < policy.epsilon < math.inf, f"epsilon must be above 0, not {policy.epsilon}")
+    _require(0 < policy.delta < 1, f"delta must be between 0 and 1, not {policy.delta}")
+    _require(1 < policy.order < math.inf, f"order must be above 1, not {policy.order}")
+    _require(dataset.created_at >= 0, f"created_at must be at least 0, not {dataset.created_at}")
+    return {
+        "name": dataset.name,
+        "size": dataset.size,
+        "privacy_unit": dataset.privacy_unit,
+        "neighbouring_relation": policy.relation.value,
+        "epsilon": policy.epsilon,
+        "delta": policy.delta,
+        "order": policy.order,
+        "budget_micronats": policy.budget,
+        "created_at": dataset.created_at,
+    }
+
+
+def described(change: Change) -> dict[str, Any]:
+    """Return what an entry says of a change, beside what all entries say."""
+    after = change.reservation
+    about: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
+    if change.kind is Kind.RESERVE:
+        about |= {
+            "mechanism": after.mechanism,
+            "mechanism_hash": after.mechanism_hash,
+            "unit_attonats": str(after.unit),
+            "purpose": after.purpose,
+        }
+    if change.kind in (Kind.RESERVE, Kind.RENEW):
+        about["expires_at"] = after.expires_at
+    return about
+
+
 def reserve(dataset: Dataset, plan: Reservation) -> Change:
     """Hold the whole plan.
 
     Raises:
         BudgetExhaustedError: it does not fit.
+        RuleError: it has a number that no reservation may have.
     """
+    _require(plan.steps_reserved >= 1, f"steps must be at least 1, not {plan.steps_reserved}")
+    _require(plan.unit >= 0, f"a step must cost at least 0, not {plan.unit} atto-nats")
+    _require(plan.expires_at >= 0, f"expires_at must be at least 0, not {plan.expires_at}")
     if not fits(dataset, plan.unit, plan.steps_reserved):
         possible = affordable_steps(plan.unit, room(dataset)) or 0
         raise BudgetExhaustedError(
@@ -179,8 +257,10 @@ def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
     Raises:
         ReservationClosedError: it is not open.
         StaleSequenceError: the client has missed a grant, or asks for one twice.
+        RuleError: there are fewer steps than 1.
     """
     _require_open(reservation)
+    _require(steps >= 1, f"steps must be at least 1, not {steps}")
     if sequence != reservation.steps_granted:
         raise StaleSequenceError(
             f"{reservation.steps_granted} steps are granted, not {sequence}: "
@@ -232,3 +312,8 @@ def _require_open(reservation: Reservation) -> None:
         raise ReservationClosedError(
             f"this reservation is {reservation.state}; reserve anew for more steps"
         )
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise RuleError(otherwise)

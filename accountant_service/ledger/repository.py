@@ -37,7 +37,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from accountant_service import __version__
 from accountant_service.errors import DatabaseAwayError, DatabaseReadOnlyError
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import chain
+from accountant_service.ledger import chain, model
 from accountant_service.ledger.filter import RenyiFilter
 from accountant_service.ledger.model import Balance, Change, Dataset, Kind, Reservation, State
 from accountant_service.ledger.tables import (
@@ -317,7 +317,7 @@ class Transaction:
                 spent=0, held=0, version=0, head=chain.GENESIS, created_at=dataset.created_at,
             )
         )  # fmt: skip
-        return self._append(dataset, Kind.CREATE, Balance(), key, creation(dataset))
+        return self._append(dataset, Kind.CREATE, Balance(), key, model.created(dataset))
 
     # --- reservations
 
@@ -361,34 +361,14 @@ class Transaction:
         else:
             moves = {f"new_{name}": value for name, value in values.items()}
             self.connection.execute(_RESERVATION_MOVES, {"of": after.identifier} | moves)
-        about: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
-        if change.kind is Kind.RESERVE:
-            about |= {
-                "mechanism": after.mechanism,
-                "mechanism_hash": after.mechanism_hash,
-                "unit_attonats": str(after.unit),
-                "purpose": after.purpose,
-            }
-        if change.kind in (Kind.RESERVE, Kind.RENEW):
-            about["expires_at"] = after.expires_at
+        about = model.described(change)
         return self._append(dataset, change.kind, change.balance, key, about)
 
     def _append(
         self, dataset: Dataset, kind: Kind, change: Balance, key: str, about: dict[str, Any]
     ) -> Dataset:
         balance, number = dataset.balance.plus(change), dataset.version + 1
-        body = chain.body_of(
-            {
-                "number": number,
-                "kind": kind.value,
-                "at": now(),
-                "key": key,
-                "spent_micronats": change.spent,
-                "held_micronats": change.held,
-                "accountant_version": __version__,
-                **about,
-            }
-        )
+        body = chain.body_of(model.entry(number, kind, now(), key, change, __version__) | about)
         head = chain.hash_of(dataset.head, body)
         self.connection.execute(
             _NEW_ENTRY,
@@ -529,22 +509,6 @@ class Transaction:
             {"at": row.at, "key": row.key_id, "action": row.action, "subject": row.subject}
             for row in rows
         ]
-
-
-def creation(dataset: Dataset) -> dict[str, Any]:
-    """What the first entry says of a dataset: all that never changes."""
-    policy = dataset.policy
-    return {
-        "name": dataset.name,
-        "size": dataset.size,
-        "privacy_unit": dataset.privacy_unit,
-        "neighbouring_relation": policy.relation.value,
-        "epsilon": policy.epsilon,
-        "delta": policy.delta,
-        "order": policy.order,
-        "budget_micronats": policy.budget,
-        "created_at": dataset.created_at,
-    }
 
 
 def _dataset_of(row: Any) -> Dataset:

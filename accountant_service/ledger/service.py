@@ -22,6 +22,7 @@ from accountant_service.errors import (
     AccountingError,
     BudgetExhaustedError,
     DatabaseAwayError,
+    DatasetSizeError,
     IdempotencyKeyRequiredError,
     IdempotencyKeyReusedError,
     NameTakenError,
@@ -30,7 +31,7 @@ from accountant_service.errors import (
     TooExpensiveError,
     UnknownSubjectError,
 )
-from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.guarantee import Assumption, Guarantee, NeighbouringRelation, Status
 from accountant_service.ledger import certificate, chain, model
 from accountant_service.ledger import filter as privacy_filter
 from accountant_service.ledger.keys import Scope, require, require_sight, require_unbound, sees
@@ -60,6 +61,11 @@ _NOISE_MAX: Final = 1e6
 _QUOTES_SECONDS_MAX: Final = 20.0
 _OWNERS_MAX: Final = 10_000
 _BURN_DOWN: Final = 2_000  # entries that a burn-down goes back
+_ONE_PLAN: Final = Assumption(
+    "all runs and their steps granted were planned before any result was seen",
+    False,
+    "decision 0004",
+)
 View = dict[str, Any]
 
 
@@ -162,7 +168,10 @@ class Ledger:
     ) -> Remembered:
         """A new dataset, its policy frozen."""
         require_unbound(request.key, Scope.OWNER)
-        step = None if planned is None else Plan.of(planned).step
+        step = None
+        if planned is not None:
+            _require_size(size, planned, "/planned_mechanism")
+            step = Plan.of(planned).step
         policy = privacy_filter.choose(epsilon, delta, relation, step)
         dataset = Dataset(
             uuid.uuid4().hex, name, size, privacy_unit, policy, Balance(), 0, chain.GENESIS, now()
@@ -250,21 +259,29 @@ class Ledger:
         }
 
     def running_total(self, key: KeyRecord, name: str) -> Guarantee:
-        """What has been granted to all runs so far, accounted as one plan.
+        """What has been granted to all runs so far, accounted as if it had been one plan.
 
-        Informative: the plan was not fixed in advance, so it is no guarantee; the budget is.
+        It is an estimate: runs are chosen, and stopped, after results were seen. The budget's claim
+        is the proven one.
         """
         require(key, Scope.OWNER, Scope.RUN)
         dataset = self._seen(key, name)
         with self._repository.reading() as reading:
             runs = reading.reservations(dataset)
         released = tuple(
-            certificate.executed(mechanisms.from_json(run.mechanism), run.steps_granted)
+            certificate.with_steps(mechanisms.from_json(run.mechanism), run.steps_granted)
             for run in runs
             if run.steps_granted
         )
         policy = dataset.policy
-        return certificate.certified(Composed(released), policy.relation, policy.delta)
+        found = certificate.certified(Composed(released), policy.relation, policy.delta)
+        return replace(
+            found,
+            status=Status.ESTIMATE,
+            assumptions=(*found.assumptions, _ONE_PLAN),
+            certified=None,
+            certified_reason=f"a hypothesis fails: {_ONE_PLAN.statement}",
+        )
 
     def reserve(
         self, request: Request, name: str, mechanism: Mechanism, lease: float, purpose: str
@@ -272,6 +289,7 @@ class Ledger:
         """Hold the whole plan, or say what would fit."""
         require(request.key, Scope.RUN)
         seen = self._seen(request.key, name)
+        _require_size(seen.size, mechanism)
         plan = Plan.of(mechanism)
         unit = seen.policy.unit_cost(plan.step)
         reservation = Reservation(
@@ -492,7 +510,20 @@ class Ledger:
         return found
 
 
+def _require_size(records: int, mechanism: Mechanism, at: str = "/mechanism") -> None:
+    """Refuse a mechanism for another number of records: its sample rate would be another."""
+    for pointer, size in mechanisms.sizes_other_than(records, mechanism):
+        error = DatasetSizeError(
+            f"the samples are drawn from {records} records, and dataset_size is {size}: "
+            "a rate is a batch size over the number of records there are",
+            pointer,
+        )
+        error.mechanism_at = at
+        raise error
+
+
 def _quote(dataset: Dataset, mechanism: Mechanism) -> Quote:
+    _require_size(dataset.size, mechanism)
     plan, policy = Plan.of(mechanism), dataset.policy
     unit = policy.unit_cost(plan.step)
     view = {

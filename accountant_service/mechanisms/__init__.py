@@ -2,6 +2,7 @@
 
 from accountant_service.mechanisms.canonical import Atom, CanonicalForm, canonical_form
 from accountant_service.mechanisms.codec import MechanismError, from_json, json_schema, to_json
+from accountant_service.mechanisms.sizes import sizes_other_than
 from accountant_service.mechanisms.tree import (
     Composed,
     DiagonalGaussian,
@@ -32,5 +33,6 @@ __all__ = [
     "canonical_form",
     "from_json",
     "json_schema",
+    "sizes_other_than",
     "to_json",
 ]

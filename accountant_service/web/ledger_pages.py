@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from accountant_service import mechanisms
 from accountant_service.api import problems
 from accountant_service.api.answering import CALLS
 from accountant_service.api.ledger_routes import Name, ledger_of
@@ -20,7 +19,6 @@ from accountant_service.api.problems import Problem
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import AccountingError, NameTakenError
 from accountant_service.ledger import service
-from accountant_service.ledger.certificate import executed
 from accountant_service.web.access import (
     Fields,
     FormHolder,
@@ -171,18 +169,17 @@ def _entries(ledger: TheLedger, session: TheSession, dataset: Json, before: int)
 
 @router.get("/runs/{identifier}")
 async def run(request: Request, identifier: Name, session: TheSession) -> Response:
-    """A run: how far it is, and what it costs by itself so far."""
+    """A run: how far it is, and what its plan costs by itself."""
     found = await run_in_threadpool(ledger_of(request).reservation, session.key, identifier)
     holder = await run_in_threadpool(ledger_of(request).dataset, session.key, found["dataset"])
-    guarantee = await _so_far(request, found, holder["budget"]["delta"])
+    guarantee = await _of_plan(request, found, holder["budget"]["delta"])
     return page(request, "run.html", run=found, delta=holder["budget"]["delta"], claim=guarantee)
 
 
-async def _so_far(request: Request, run: Json, delta: float) -> Json:
-    """The guarantee of the granted steps alone, or the problem of finding it."""
-    released = executed(mechanisms.from_json(run["mechanism"]), run["steps_granted"])
+async def _of_plan(request: Request, run: Json, delta: float) -> Json:
+    """The guarantee of all steps reserved, or the problem of finding it."""
     body = {
-        "mechanism": mechanisms.to_json(released),
+        "mechanism": run["mechanism"],
         "delta": delta,
         "neighbouring_relation": run["neighbouring_relation"],
     }

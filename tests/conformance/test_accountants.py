@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant_service import mechanisms, solver
+from accountant_service import calculator, mechanisms, solver
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.errors import AccountingError, MethodNotApplicableError
 from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
@@ -160,6 +160,33 @@ def test_shuffled_batches_are_not_proven_under_add_or_remove(method: str) -> Non
     claim = epsilon(method, shuffled, 1e-5)
     assert claim.status is Status.ESTIMATE
     assert any("shuffled" in a.statement and not a.holds for a in claim.assumptions)
+
+
+@every_method
+@pytest.mark.parametrize("relation", NeighbouringRelation)
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "none"])
+def test_sampled_runs_assume_a_public_number_of_records(
+    method: str, relation: NeighbouringRelation, sampling: str
+) -> None:
+    """Where a record more or less would move what sums are divided by, and nowhere else."""
+    sizes = {"dataset_size": 100, "batch_size": 100 if sampling == "none" else 1}
+    mechanism = {"kind": "dp_sgd", "noise_multiplier": 4.0, "steps": 10, "sampling": sampling}
+    claim = ask(method, mechanism | sizes, 1e-5, relation)
+    if isinstance(claim, AccountingError):
+        return
+    said = [each for each in claim.assumptions if "number of records is public" in each.statement]
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    assert [each.holds for each in said] == ([True] if added and sampling != "none" else [])
+
+
+def test_curves_and_trade_offs_say_what_they_assume() -> None:
+    mechanism = mechanisms.from_json(run(0.01, 2.0, 100))
+    assert isinstance(mechanism, DpSgd)
+    _, curves = calculator.curve(mechanism, 1e-5, METHODS, 2)
+    answers = [calculator.trade_off(mechanism, 0.5, 3), *curves]
+    for each in answers:
+        if not isinstance(each, calculator.Inapplicable):
+            assert "number of records is public" in str(each.assumptions)
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "adadp_rdp"])

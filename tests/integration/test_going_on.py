@@ -72,7 +72,39 @@ def test_a_run_whose_reservation_ended_keeps_what_it_was_charged_for(
     again = bench.train("run", "--resume")
     assert again.exit_code == 0, again.output
     assert "released" in again.output
-    assert bench.read("certificate.json")["steps"] == 50
+    certificate, claim = bench.read("certificate.json"), bench.read("privacy.json")
+    assert (certificate["steps_reserved"], certificate["steps"]) == (70, 50)
+    assert (claim["steps_planned"], claim["steps"]) == (70, 50)
+    assert claim["mechanism"]["steps"] == certificate["mechanism"]["steps"] == 70
+    assert claim["epsilon"] == certificate["guarantee"]["epsilon"]
+    assert "It is of all 70 steps planned" in again.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("ledger", [True, False])
+def test_a_run_that_is_asked_to_end_claims_its_plan(
+    ledger: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.give(8.0)
+    whole = bench.run(*USUAL, *(("--dataset", bench.name) if ledger else ("--epsilon", "8")))
+    assert whole.exit_code == 0, whole.output
+    planned = bench.read("privacy.json")
+    genuine, made = PrivateOptimizer.step, list[int]()
+
+    def interrupted(*of: Any) -> float:
+        made.append(1)
+        if len(made) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return genuine(*of)
+
+    monkeypatch.setattr(PrivateOptimizer, "step", interrupted)
+    done = bench.run(*USUAL, *(("--dataset", bench.name) if ledger else ("--epsilon", "8")))
+    assert done.exit_code == 130, done.output
+    claim = bench.read("privacy.json")
+    assert (claim["steps"], claim["steps_planned"]) == (3, 70)
+    assert claim["epsilon"] == planned["epsilon"]
+    assert "It is of all 70 steps planned" in done.output.replace("\n", " ")
+    if ledger:
+        assert bench.read("certificate.json")["guarantee"]["epsilon"] == planned["epsilon"]
     claim = bench.read("privacy.json")
     assert (claim["status"], claim["model_sha256"]) == ("proven", bench.digest())
     assert "checkpoint.pt" not in bench.left()

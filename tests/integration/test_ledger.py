@@ -31,6 +31,7 @@ from tests.databases import database
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 60}
 BUDGET = {"epsilon": 3.0, "delta": 1e-5}
+FIXTURES = Path(__file__).parents[1] / "contract" / "fixtures"
 SHUFFLED = RUN | {"sampling": "shuffled"}
 BAD = "invalid-request"
 Json = dict[str, Any]
@@ -140,15 +141,26 @@ def test_a_certificate_can_be_checked_by_anyone(admin: Caller, tmp_path: Path) -
     assert admin.get(path)[1]["code"] == "reservation-open"
     admin.post(f"/v1/reservations/{run['id']}/commit")
     status, document = admin.get(path)
-    assert (status, document["steps"], document["guarantee"]["scope"]) == (200, 200, "fixed_plan")
-    asked = {"mechanism": RUN | {"steps": 200}, "delta": BUDGET["delta"]}
+    assert (status, document["guarantee"]["scope"]) == (200, "fixed_plan")
+    assert (document["steps_reserved"], document["steps"]) == (300, 200)
+    asked = {"mechanism": RUN | {"steps": 300}, "delta": BUDGET["delta"]}
     alone = admin.post("/v1/epsilon", asked)[1]
     assert document["guarantee"]["epsilon"] == alone["epsilon"]
     assert document["mechanism_hash"] == alone["mechanism_hash"]
-    assert certificate.check(document, document["public_key"])[0] == []
+    assert document["budget"]["epsilon"] == BUDGET["epsilon"]
+    assert "the number of records is public" in str(document["guarantee"]["assumptions"])
+    for public_key in (document["public_key"], document["public_key"].upper()):
+        assert certificate.check(document, public_key)[0] == []
     file = tmp_path / "certificate.json"
     file.write_text(json.dumps(document))
-    assert CliRunner().invoke(cli.app, ["verify", str(file)]).exit_code == 0
+    command = ["verify", str(file), "--public-key", document["public_key"].upper()]
+    told = CliRunner().invoke(cli.app, command)
+    assert (told.exit_code, told.stderr) == (0, "")
+    assert "all 300 steps reserved; 200 of them were granted" in told.stdout
+    assert "it assumes: the number of records is public" in told.stdout
+    as_json = json.loads(CliRunner().invoke(cli.app, [*command, "--json"]).stdout)
+    assert (as_json["steps_reserved"], as_json["steps_granted"]) == (300, 200)
+    assert (as_json["faults"], as_json["not_covered"]) == ([], [])
     better = document | {"guarantee": document["guarantee"] | {"epsilon": 0.1}}
     shorter = document | {"mechanism": document["mechanism"] | {"steps": 20}}
     for altered in (better, shorter, document | {"dataset": "other"}, {}, {"format": 1}):
@@ -156,6 +168,142 @@ def test_a_certificate_can_be_checked_by_anyone(admin: Caller, tmp_path: Path) -
         file.write_text(json.dumps(altered))
         assert CliRunner().invoke(cli.app, ["verify", str(file)]).exit_code == 1
     assert certificate.check(document, "00" * 32)[0]
+
+
+@pytest.mark.parametrize("end", ["commit", "release", "expire"])
+def test_however_a_run_stops_its_certificate_claims_what_it_reserved(
+    end: str, admin: Caller
+) -> None:
+    admin.dataset(f"stopped-{end}")
+    lease = 1.0 if end == "expire" else 3600.0
+    run = admin.reserve(f"stopped-{end}", RUN | {"steps": 300}, lease_seconds=lease)
+    admin.grant(run["id"], 7, 0)
+    if end == "expire":
+        time.sleep(1.1)
+    else:
+        admin.post(f"/v1/reservations/{run['id']}/{end}")
+    document = admin.get(f"/v1/reservations/{run['id']}/certificate")[1]
+    plan = {"mechanism": run["mechanism"], "delta": BUDGET["delta"]}
+    whole = admin.post("/v1/epsilon", plan)[1]["epsilon"]
+    assert (document["guarantee"]["epsilon"], document["steps"]) == (whole, 7)
+    assert (document["mechanism"], document["mechanism_hash"]) == (
+        run["mechanism"],
+        run["mechanism_hash"],
+    )
+
+
+def test_an_end_declared_before_the_first_step_is_a_smaller_reservation(admin: Caller) -> None:
+    """The long plan is given up before anything was granted: the claim is of the short one."""
+    admin.dataset("declared")
+    long = admin.reserve("declared", RUN | {"steps": 300})
+    admin.post(f"/v1/reservations/{long['id']}/release")
+    short = admin.reserve("declared", RUN | {"steps": 20})
+    admin.grant(short["id"], 20, 0)
+    admin.post(f"/v1/reservations/{short['id']}/commit")
+    document = admin.get(f"/v1/reservations/{short['id']}/certificate")[1]
+    plan = {"mechanism": RUN | {"steps": 20}, "delta": BUDGET["delta"]}
+    assert document["guarantee"]["epsilon"] == admin.post("/v1/epsilon", plan)[1]["epsilon"]
+    assert admin.grant(short["id"], 1, 20)[1]["code"] == "reservation-closed"
+
+
+def test_steps_that_are_not_those_of_the_mechanism_are_found() -> None:
+    """Signed by whoever: the numbers of a certificate must fit each other."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    signer = {"public_key": key.public_key().public_bytes_raw().hex()}
+    text = (FIXTURES / "certificates" / "certificate-1-whole.json").read_text()
+    whole = certificate.read(text) | signer | {"format": certificate.FORMAT}
+    right = [(300, 300), (300, 0)]
+    for reserved, granted in (*right, (1500, 300), (20, 20), (300, 301), (300, -1)):
+        document = whole | {"steps_reserved": reserved, "steps": granted}
+        document["signature"] = key.sign(certificate._text(document)).hex()
+        faults, _ = certificate.check(document)
+        assert (faults == []) == ((reserved, granted) in right), (reserved, granted, faults)
+
+
+@pytest.mark.parametrize(
+    "inside", ['"steps": 300,', '"delta": 1e-05,', '"noise_multiplier": 1.1,', '"entries": 4,']
+)
+def test_a_name_that_is_there_twice_is_refused(inside: str, tmp_path: Path) -> None:
+    """At any depth: one reader takes the first value, another the last."""
+    text = (FIXTURES / "certificates" / "certificate-1-whole.json").read_text()
+    name = inside.split(":")[0]
+    at = text.index(name)
+    file = tmp_path / "certificate.json"
+    file.write_text(text[:at] + inside + text[at:])
+    told = CliRunner().invoke(cli.app, ["verify", str(file)])
+    assert told.exit_code == 1
+    assert f"the name {name[1:-1]!r} is there more than once" in told.stderr
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"format": NaN}', "[" * 100_000, ""])
+def test_what_is_no_json_object_is_no_certificate(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "certificate.json"
+    file.write_text(text)
+    told = CliRunner().invoke(cli.app, ["verify", str(file)])
+    assert told.exit_code == 1
+    assert "it is no certificate" in told.stderr
+
+
+NESTED = {"kind": "fixed_size_sampled", "dataset_size": 60_000, "batch_size": 600,
+          "mechanism": {"kind": "gaussian", "noise_multiplier": 2.0}}  # fmt: skip
+SIZED = {"kind": "dp_sgd", "noise_multiplier": 2.0, "dataset_size": 60_000, "batch_size": 600,
+         "steps": 10}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [10**9, 60_001, 59_999])
+@pytest.mark.parametrize(
+    ("wrap", "pointer"),
+    [
+        (lambda size: SIZED | {"dataset_size": size}, "/dataset_size"),
+        (lambda size: SIZED | {"dataset_size": size, "sampling": "fixed_size"}, "/dataset_size"),
+        (lambda size: NESTED | {"dataset_size": size}, "/dataset_size"),
+        (
+            lambda size: {
+                "kind": "composed",
+                "mechanisms": [
+                    SIZED,
+                    {"kind": "repeated", "count": 5, "mechanism": NESTED | {"dataset_size": size}},
+                ],
+            },
+            "/mechanisms/1/mechanism/dataset_size",
+        ),
+        (
+            lambda size: {
+                "kind": "poisson_sampled",
+                "sample_rate": 1,
+                "mechanism": SIZED | {"dataset_size": size},
+            },
+            "/mechanism/dataset_size",
+        ),
+    ],
+)
+def test_a_mechanism_for_another_number_of_records_is_refused(
+    wrap: Any, pointer: str, size: int, admin: Caller
+) -> None:
+    """A rate is a batch size over the number of records that there are, not one that is said."""
+    name = f"sized-{uuid.uuid4().hex}"
+    admin.dataset(name)
+    for path, body, at in (
+        (f"/v1/datasets/{name}/quotes", {"mechanism": wrap(size)}, "/mechanism"),
+        (f"/v1/datasets/{name}/reservations", {"mechanism": wrap(size)}, "/mechanism"),
+        (
+            "/v1/datasets",
+            {"name": "n" + name, "size": 60_000, "budget": BUDGET, "planned_mechanism": wrap(size)},
+            "/planned_mechanism",
+        ),
+    ):
+        status, problem = admin.post(path, body)
+        assert (status, problem["code"]) == (422, "dataset-size-mismatch"), path
+        assert [fault["pointer"] for fault in problem["errors"]] == [at + pointer]
+    _, batch = admin.post(f"/v1/datasets/{name}/quotes/batch", {"mechanisms": [wrap(size)]})
+    problem = batch["items"][0]["problem"]
+    assert problem["code"] == "dataset-size-mismatch"
+    assert problem["errors"][0]["pointer"] == "/mechanisms/0" + pointer
+    assert batch["together"]["fits"] is False
+    assert admin.get(f"/v1/datasets/{name}")[1]["version"] == 1
+    assert admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": wrap(60_000)})[0] == 200
 
 
 def test_what_does_not_fit_is_refused_with_what_would(admin: Caller) -> None:
@@ -227,6 +375,8 @@ def test_the_running_total_is_labelled_and_counts_what_was_granted(admin: Caller
     alone = admin.http.post("/v1/epsilon", json=whole).json()
     assert total["epsilon"] == alone["epsilon"]
     assert total["epsilon"] < admin.get("/v1/datasets/sum")[1]["spent"]["epsilon"]
+    assert (total["status"], total["certified"]) == ("estimate", None)  # runs may have been stopped
+    assert "planned before any result" in total["certified_reason"]
 
 
 def test_a_plan_of_no_steps_is_certified_as_nothing(admin: Caller) -> None:

@@ -440,7 +440,11 @@ def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
     assert "every 2s" not in text
     answer = admin.http.get(f"/runs/{run}/certificate")
     assert answer.headers["Content-Disposition"].startswith("attachment")
-    assert answer.json()["steps"] == 30
+    assert (answer.json()["steps_reserved"], answer.json()["steps"]) == (100, 30)
+    assert "for all 100 steps reserved, wherever it stops" in text
+    assert f"ε ≤ {digits.up(answer.json()['guarantee']['epsilon'])} at" in text
+    assert "It assumes" in text
+    assert "the number of records is public" in text
 
 
 def test_markup_is_text(admin: Person, run: str) -> None:

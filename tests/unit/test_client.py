@@ -196,6 +196,86 @@ def test_a_budget_is_not_spent_by_a_second_model_again() -> None:
     assert (result.steps, result.stopped_by_budget) == (20, True)
 
 
+def stopping_after(steps: int) -> dict[str, Any]:
+    """Ways of `train` to end a run early."""
+    asked = iter(range(steps + 1))
+    return {"stop": lambda: next(asked) == steps}
+
+
+@pytest.mark.parametrize("how", [stopping_after(3), {"steps_max": 3}], ids=["asked", "steps_max"])
+@pytest.mark.parametrize(("kind", "planned"), [("open", 20), ("declared", 12), ("ledger", 20)])
+def test_a_run_that_stops_early_claims_its_plan(
+    kind: str, planned: int, how: dict[str, Any], tmp_path: Path
+) -> None:
+    """ε = 2 allows 20 steps. Only an end that was declared before the first step counts."""
+    how = stopping_after(3) if "stop" in how else how
+    accounting = service(granting)
+    budget: Budget | LedgerBudget = Budget(accounting, PLAN, epsilon=2.0, delta=1e-5, block=7)
+    if kind == "ledger":
+        budget = held(accounting)
+        budget.block = 2
+    elif kind == "declared":
+        budget = replace(budget, steps=12)
+    model = training.mlp(5, 8, 2)
+    optimizer = make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1)
+    result = training.train(model, tiny_data(), optimizer, budget, **how)
+    assert result.steps == 3
+    assert result.guarantee.epsilon == pytest.approx(0.1 * planned)
+    said = result.guarantee.document
+    assert (said["steps"], said["steps_planned"], said["scope"]) == (3, planned, "fixed_plan")
+    assert said["mechanism"] == PLAN.mechanism(planned)
+    budget.commit = lambda: None  # type: ignore[method-assign]
+    settle(budget, 3, tmp_path)  # what the integrations end with
+    written = json.loads((tmp_path / "privacy.json").read_text())
+    assert written["epsilon"] == pytest.approx(0.1 * planned)
+    assert (written["steps"], written["steps_planned"]) == (3, planned)
+
+
+def test_no_step_is_made_after_an_end_that_was_declared() -> None:
+    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, steps=5)
+    budget.take(5)
+    with pytest.raises(BudgetExhaustedError, match="all 5 steps of the plan are made"):
+        budget.take(6)
+    assert budget.guarantee(5).epsilon == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("block", [1, 3, 50])
+@pytest.mark.parametrize("made", [0, 1, 19, 20])
+def test_what_is_claimed_does_not_depend_on_where_the_run_stopped(block: int, made: int) -> None:
+    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=block)
+    for step in range(1, made + 1):
+        budget.take(step)
+    assert budget.guarantee(made).epsilon == pytest.approx(2.0)
+    with pytest.raises(BudgetExhaustedError, match="20 steps fit"):
+        budget.allow(21)
+
+
+@pytest.mark.parametrize("cost", [0.0, 1e-12])
+def test_a_plan_without_an_end_in_sight_ends_where_the_service_does(cost: float) -> None:
+    def nearly_free(_: str, body: dict[str, Any]) -> httpx.Response:
+        steps = body["mechanism"]["steps"]
+        if steps > 10**9:
+            return httpx.Response(422, json={"code": "invalid-request"})
+        return httpx.Response(200, json=claim(cost * steps))
+
+    budget = Budget(service(nearly_free), PLAN, epsilon=2.0, delta=1e-5)
+    budget.take(1)
+    assert budget.guarantee(1).document["steps_planned"] == 10**9
+
+
+def test_a_plan_ends_before_no_epsilon_is_finite() -> None:
+    def noisy_up_to_70(_: str, body: dict[str, Any]) -> httpx.Response:
+        if body["mechanism"]["steps"] > 70:
+            return httpx.Response(422, json={"code": "no-finite-epsilon"})
+        return httpx.Response(200, json=claim(1.0))
+
+    budget = Budget(service(noisy_up_to_70), PLAN, epsilon=2.0, delta=1e-5)
+    budget.take(1)
+    assert budget.guarantee(1).document["steps_planned"] == 70
+    with pytest.raises(BudgetExhaustedError, match="70 steps fit"):
+        budget.allow(71)
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", ["clip_norm", "noise_multiplier"])
 def test_a_plan_without_a_guarantee_is_none(name: str, value: float) -> None:
@@ -320,10 +400,10 @@ def test_training_stops_before_the_step_that_would_pass_the_budget() -> None:
     assert [each.step for each in seen] == list(range(1, 21))
 
 
-def test_training_stops_at_its_plan_when_budget_is_left() -> None:
+def test_training_stops_before_its_budget_and_claims_all_of_it() -> None:
     result, _ = run(service(linear_accountant), steps_max=5)
     assert (result.steps, result.stopped_by_budget) == (5, False)
-    assert result.guarantee.epsilon == pytest.approx(0.5)
+    assert result.guarantee.epsilon == pytest.approx(2.0)
 
 
 def test_a_refused_step_leaves_the_parameters_untouched() -> None:
@@ -533,7 +613,7 @@ def test_a_run_that_is_asked_to_end_is_accounted_for() -> None:
     asked = iter([False, False, False, True])
     result, _ = run(service(linear_accountant), stop=lambda: next(asked))
     assert (result.steps, result.stopped_by_request) == (3, True)
-    assert result.guarantee.epsilon == pytest.approx(0.3)
+    assert result.guarantee.epsilon == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])

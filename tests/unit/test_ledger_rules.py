@@ -268,3 +268,25 @@ def test_ignoring_the_sequence_would_be_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_rounding_down_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "cost", lambda unit, steps: unit * steps // 10**12)
     assert fails()
+
+
+def plan_of(**fields: object) -> Reservation:
+    plan = Reservation("r", "d", State.OPEN, {}, "", 10**15, 10, 0, 0, "", "k")
+    return replace(plan, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [0, -1, -(10**12)])
+def test_no_rule_grants_or_reserves_less_than_a_step(steps: int) -> None:
+    dataset = Dataset("d", "d", 1, "record", POLICY, Balance(), 1, "", 0)
+    model.reserve(dataset, plan_of())
+    with pytest.raises(model.RuleError, match="steps must be at least 1"):
+        model.reserve(dataset, plan_of(steps_reserved=steps))
+    with pytest.raises(model.RuleError, match="steps must be at least 1"):
+        model.grant(plan_of(steps_granted=5), steps, 5)
+
+
+@pytest.mark.parametrize(("field", "value"), [("unit", -1), ("expires_at", -1)])
+def test_no_rule_reserves_at_a_negative_price_or_before_1970(field: str, value: int) -> None:
+    dataset = Dataset("d", "d", 1, "record", POLICY, Balance(), 1, "", 0)
+    with pytest.raises(model.RuleError, match=f"at least 0, not {value}"):
+        model.reserve(dataset, plan_of(**{field: value}))

@@ -314,6 +314,11 @@ def _tell(console: Console, keeping: Keeping, result: training.Result, planned: 
         f"Guarantee: ε = [bold]{up(claim.epsilon)}[/] at δ = {claim.delta:g}, {claim.status} by "
         f"{claim.method}; written with the model to {escape(str(keeping.folder))}/"
     )
+    reserved = claim.document["steps_planned"]
+    if result.steps < reserved:
+        console.print(
+            f"It is of all {reserved} steps planned: where a run ends may depend on what it showed."
+        )
 
 
 def _why(keeping: Keeping, result: training.Result) -> str:

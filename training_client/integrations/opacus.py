@@ -198,7 +198,11 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         )
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
-        """ε of the history, proven, rounded up."""
+        """ε of the steps made so far, proven for a run that was planned to end here, rounded up.
+
+        Whoever stops after looking at results has no such plan: `settle` writes the claim that
+        covers the steps reserved.
+        """
         return self._epsilon(self.history, delta) if self.history else 0.0
 
     def _epsilon(self, history: list[tuple[float, float, int]], delta: float) -> float:

@@ -1,0 +1,354 @@
+"""Histories that were forged and hashed anew: `accountant ledger verify` names the entry.
+
+Whoever can write to the database can make every hash fit. What they cannot do unseen is to write an
+entry that the ledger's rules do not write. A whole history that follows the rules is not found:
+against that head hashes are kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import chain, database
+from accountant_service.ledger.filter import RenyiFilter, cost
+from accountant_service.ledger.service import Plan
+from accountant_service.ledger.verification import Report, verify
+from accountant_service.mechanisms import from_json, to_json
+
+HISTORY = Path(__file__).parents[1] / "contract" / "fixtures" / "ledger-0001.sql"
+SIZED = {"kind": "dp_sgd", "noise_multiplier": 2.0, "batch_size": 600, "steps": 15}
+CLOSED = {"commit": "committed", "release": "released", "expire": "expired"}
+Json = dict[str, Any]
+Entries = list[Json]
+Edit = Callable[[Entries], Any]
+
+
+class Forger:
+    """A ledger file whose history can be replaced, with everything that can be made to fit it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._kept, self._file = folder / "kept.db", folder / "forged.db"
+        with closing(sqlite3.connect(self._kept)) as connection:
+            connection.executescript(HISTORY.read_text())
+            bodies = connection.execute(
+                "SELECT body FROM entry JOIN dataset ON id = dataset WHERE name = 'patients' "
+                "ORDER BY number"
+            )
+            self.entries: Entries = [json.loads(body) for (body,) in bodies]
+
+    def forged(self, entries: Entries, **columns: Any) -> Report:
+        """What `verify` says of these entries instead, hashed and added up anew.
+
+        Args:
+            entries: of the dataset.
+            columns: of the dataset's row, other than they were.
+        """
+        shutil.copy(self._kept, self._file)
+        with closing(sqlite3.connect(self._file)) as connection:
+            found = connection.execute("SELECT id FROM dataset WHERE name = 'patients'")
+            identifier = str(found.fetchone()[0])
+            self._write(connection, identifier, entries)
+            for name, value in columns.items():
+                update = f"UPDATE dataset SET {name} = ? WHERE id = ?"
+                connection.execute(update, (value, identifier))
+            connection.commit()
+        repository = database.open_repository(f"sqlite:///{self._file}")
+        try:
+            return verify(repository)
+        finally:
+            repository.close()
+
+    def _write(self, connection: sqlite3.Connection, identifier: str, entries: Entries) -> None:
+        head = chain.GENESIS
+        connection.execute("DELETE FROM entry WHERE dataset = ?", (identifier,))
+        for number, entry in enumerate(entries, 1):
+            body = chain.body_of(entry)
+            head = chain.hash_of(head, body)
+            row = (identifier, number, body, head)
+            connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?)", row)
+        sums = [sum(map(_amount(name), entries)) for name in ("spent_micronats", "held_micronats")]
+        connection.execute(
+            "UPDATE dataset SET spent = ?, held = ?, version = ?, head = ? WHERE id = ?",
+            (*sums, len(entries), head, identifier),
+        )
+        for each in {str(entry.get("reservation")) for entry in entries}:
+            own = [entry for entry in entries if str(entry.get("reservation")) == each]
+            self._fit(connection, each, own)
+
+    def _fit(self, connection: sqlite3.Connection, identifier: str, own: Entries) -> None:
+        """Make the row of a reservation what its entries say."""
+        grants = [entry for entry in own if entry.get("kind") == "grant"]
+        ends = [CLOSED[entry["kind"]] for entry in own if str(entry.get("kind")) in CLOSED]
+        leases = [entry["expires_at"] for entry in own if "expires_at" in entry]
+        connection.execute(
+            "UPDATE reservation SET steps_granted = ?, state = ? WHERE id = ?",
+            (
+                sum(map(_amount("steps"), grants)),
+                [*ends, "open"][-1 if not ends else 0],
+                identifier,
+            ),
+        )
+        if leases and type(leases[-1]) is int:
+            connection.execute(
+                "UPDATE reservation SET expires_at = ? WHERE id = ?", (leases[-1], identifier)
+            )
+
+
+def _amount(name: str) -> Callable[[Json], int]:
+    def read(entry: Json) -> int:
+        value = entry.get(name)
+        return value if type(value) is int and abs(value) < 2**62 else 0
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def forger(tmp_path_factory: pytest.TempPathFactory) -> Forger:
+    return Forger(tmp_path_factory.mktemp("forged"))
+
+
+def renumbered(entries: Entries) -> Entries:
+    return [entry | {"number": number} for number, entry in enumerate(entries, 1)]
+
+
+def first(entries: Entries, kind: str) -> int:
+    return next(at for at, entry in enumerate(entries) if entry["kind"] == kind)
+
+
+def inserted(like: str, **fields: Any) -> Edit:
+    """An edit that adds a changed copy of the first entry of a kind right after it."""
+
+    def edit(entries: Entries) -> Entries:
+        at = first(entries, like)
+        return [*entries[: at + 1], entries[at] | fields, *entries[at + 1 :]]
+
+    return edit
+
+
+def appended(like: str, **fields: Any) -> Edit:
+    def edit(entries: Entries) -> Entries:
+        return [*entries, entries[first(entries, like)] | fields]
+
+    return edit
+
+
+def changed(which: str, **fields: Any) -> Edit:
+    def edit(entries: Entries) -> Entries:
+        at = first(entries, which)
+        return [*entries[:at], entries[at] | fields, *entries[at + 1 :]]
+
+    return edit
+
+
+def without(kind: str, *names: str) -> Edit:
+    def edit(entries: Entries) -> Entries:
+        at = first(entries, kind)
+        less = {name: value for name, value in entries[at].items() if name not in names}
+        return [*entries[:at], less, *entries[at + 1 :]]
+
+    return edit
+
+
+def deleted(kind: str) -> Edit:
+    def edit(entries: Entries) -> Entries:
+        at = first(entries, kind)
+        return entries[:at] + entries[at + 1 :]
+
+    return edit
+
+
+def swapped(kind: str) -> Edit:
+    """With the entry after it."""
+
+    def edit(entries: Entries) -> Entries:
+        at = first(entries, kind)
+        return [*entries[:at], entries[at + 1], entries[at], *entries[at + 2 :]]
+
+    return edit
+
+
+def refunded(entries: Entries) -> Entries:
+    """A grant of as many steps less than nothing, at what they cost: nothing else is wrong."""
+    grant = [entry for entry in entries if entry["kind"] == "grant"][-1]
+    back = {
+        "steps": -grant["steps"],
+        "spent_micronats": -grant["spent_micronats"],
+        "held_micronats": -grant["held_micronats"],
+    }
+    return [*entries, grant | back]
+
+
+def freed_early(entries: Entries) -> Entries:
+    """A lease that is said to have ended before it did."""
+    at = first(entries, "expire")
+    return [*entries[:at], entries[at] | {"at": entries[0]["at"]}, *entries[at + 1 :]]
+
+
+EDITS: dict[str, Edit] = {
+    "created again, with negative spend": appended("create", spent_micronats=-1000),
+    "created again": inserted("create"),
+    "not created": deleted("create"),
+    "created with spend": changed("create", spent_micronats=5),
+    "created for another size": changed("create", size=1),
+    "steps granted back": refunded,
+    "no steps granted": inserted("grant", steps=0, spent_micronats=0, held_micronats=0),
+    "granted twice": inserted("grant"),
+    "granted more than reserved": changed("grant", steps=10**6),
+    "granted for less": changed("grant", spent_micronats=0, held_micronats=0),
+    "granted to nobody": changed("grant", reservation="0" * 32),
+    "grant deleted": deleted("grant"),
+    "steps as text": changed("grant", steps="50"),
+    "steps as a fraction": changed("grant", steps=50.0),
+    "steps as a truth value": changed("grant", steps=True),
+    "no number of steps": changed("grant", steps=None),
+    "endless steps": changed("grant", steps=math.inf),
+    "a field more": changed("grant", refund=3),
+    "a field less": without("grant", "key"),
+    "reserved twice": inserted("reserve"),
+    "reserved after it ended": appended("reserve"),
+    "reservation deleted": deleted("reserve"),
+    "granted before it was reserved": swapped("reserve"),
+    "reserved for less": changed("reserve", held_micronats=1),
+    "reserved at a negative price": changed("reserve", unit_attonats="-5", held_micronats=-1),
+    "reserved at a lower price": changed("reserve", unit_attonats="1", held_micronats=1),
+    "price written otherwise": changed("reserve", unit_attonats="+7"),
+    "another mechanism": changed("reserve", mechanism={"kind": "gaussian", "noise_multiplier": 1}),
+    "no mechanism": changed("reserve", mechanism={"kind": "gaussian"}),
+    "shuffled batches": changed(
+        "reserve",
+        mechanism={"kind": "dp_sgd", "noise_multiplier": 9, "sample_rate": 0.1, "steps": 200}
+        | {"sampling": "shuffled"},
+    ),
+    "another hash": changed("reserve", mechanism_hash="sha256:0"),
+    "fewer steps than the mechanism's": changed("reserve", steps=10),
+    "purpose without words": changed("reserve", purpose=None),
+    "lease before time": changed("reserve", expires_at=-1),
+    "lease in words": changed("reserve", expires_at="never"),
+    "lease shortened": changed("renew", expires_at=1),
+    "renewed at a price": changed("renew", held_micronats=-5),
+    "committed twice": inserted("commit", steps=0, held_micronats=0),
+    "released after the commit": inserted("commit", kind="release", steps=0, held_micronats=0),
+    "granted after the commit": appended("grant"),
+    "renewed after the commit": appended("renew"),
+    "committed and more given back": changed("commit", held_micronats=-(10**6)),
+    "released and more given back": changed("release", spent_micronats=-5),
+    "expired early": freed_early,
+    "expired twice": inserted("expire"),
+    "before time": changed("grant", at=-1),
+    "at no time": changed("grant", at=None),
+    "at half a microsecond": changed("grant", at=0.5),
+    "at no number": changed("grant", at=math.nan),
+    "by nobody": changed("grant", key=None),
+    "of no version": changed("grant", accountant_version=2),
+    "of no kind": changed("grant", kind="refund"),
+    "out of order": changed("grant", number=40),
+}
+
+
+def test_a_ledger_made_before_verifies(forger: Forger) -> None:
+    report = forger.forged(forger.entries)
+    assert (report.faults, report.datasets, report.entries) == ([], 2, 17)
+    assert {entry["kind"] for entry in forger.entries} >= {*CLOSED, "create", "renew", "grant"}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_forged_entry_is_named(name: str, forger: Forger) -> None:
+    edited = EDITS[name](copy.deepcopy(forger.entries))
+    entries = edited if name == "out of order" else renumbered(edited)
+    at = next(
+        number
+        for number, (was, entry) in enumerate(
+            zip([*forger.entries, None], entries, strict=False), 1
+        )
+        if was is None or chain.body_of(was) != chain.body_of(entry)
+    )
+    faults = forger.forged(entries).faults
+    named = [int(number) for fault in faults for number in re.findall(r": entry (\d+)", fault)]
+    later = name in ("grant deleted", "reservation deleted", "granted before it was reserved")
+    assert named if later else at in named, faults
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**62), 2**62),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+# another of these is another history that follows the rules
+FREE: dict[str, Callable[[Any], bool]] = {
+    "at": lambda value: type(value) is int and value >= 0,
+    "expires_at": lambda value: type(value) is int and value >= 0,
+    "key": lambda value: type(value) is str,
+    "purpose": lambda value: type(value) is str,
+    "accountant_version": lambda value: type(value) is str,
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), value=VALUES)
+def test_no_field_of_an_entry_can_be_changed_against_the_rules(
+    data: st.DataObject, value: Any, forger: Forger
+) -> None:
+    entries = copy.deepcopy(forger.entries)
+    at = data.draw(st.integers(0, len(entries) - 1))
+    name = data.draw(st.sampled_from(sorted(entries[at])))
+    assume(name not in FREE or not FREE[name](value))
+    assume((name, entries[at]["kind"]) != ("reservation", "reserve"))  # the row of none fits
+    assume(chain.body_of({"": value}) != chain.body_of({"": entries[at][name]}))
+    entries[at][name] = value
+    faults = forger.forged(entries).faults
+    assert any(f": entry {at + 1}" in fault for fault in faults), faults
+
+
+def test_numbers_that_no_dataset_may_have_are_named(forger: Forger) -> None:
+    """In the dataset's row and in its first entry alike."""
+    for column, name, value in (
+        ("size", "size", 0),
+        ("epsilon", "epsilon", -1.0),
+        ("delta", "delta", 2.0),
+        ("rdp_order", "order", 0.5),
+        ("created_at", "created_at", -5),
+    ):
+        entries = copy.deepcopy(forger.entries)
+        entries[0][name] = value
+        faults = forger.forged(entries, **{column: value}).faults
+        assert any(f"no dataset is created so: {name}" in each for each in faults), faults
+
+
+@pytest.mark.parametrize(("size", "named"), [(10**9, True), (60_000, False), (59_999, False)])
+def test_a_mechanism_for_more_records_than_there_are_is_named(
+    size: int, named: bool, forger: Forger
+) -> None:
+    """It was believed once: the rate, and so the charge, was too small. Fewer cost more."""
+    plan = Plan.of(from_json(SIZED | {"dataset_size": size}))
+    order = forger.entries[0]["order"]
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    unit = RenyiFilter(order, 4.0, 1e-5, relation).unit_cost(plan.step)
+    reserved = forger.entries[first(forger.entries, "reserve")] | {
+        "reservation": "f" * 32,
+        "mechanism": to_json(plan.mechanism),
+        "mechanism_hash": plan.whole.hash,
+        "steps": plan.steps,
+        "unit_attonats": str(unit),
+        "held_micronats": cost(unit, plan.steps),
+    }
+    faults = forger.forged(renumbered([*forger.entries, reserved])).faults
+    at = len(forger.entries) + 1
+    assert [f"entry {at}: /dataset_size of" in each for each in faults] == [named] * named + [False]

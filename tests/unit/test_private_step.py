@@ -23,6 +23,7 @@ from torch import nn
 
 from training_client import elements
 from training_client import train as training
+from training_client.budget import NoBudget
 from training_client.clipping import (
     Clipper,
     Loss,
@@ -48,6 +49,11 @@ def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     examples = 3 * torch.randn(size, 6, generator=generator, dtype=torch.float64)
     return examples, torch.randint(0, 4, (size,), generator=generator)
+
+
+def unbudgeted(plan: Plan) -> NoBudget:
+    """As many steps as a test makes."""
+    return NoBudget(plan, 10**9, "it is a test")
 
 
 def model(*, bias: bool = True) -> nn.Module:
@@ -116,7 +122,7 @@ def test_an_empty_batch_still_gets_noise() -> None:
     net = model()
     plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=1.0, noise_multiplier=2.0)
     before = [p.clone() for p in net.parameters()]
-    optimizer = make_optimizer("dp_sgd", net, plan, learning_rate=1.0)
+    optimizer = make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=1.0)
     optimizer.step(*batch(0), training.cross_entropy)
     assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
@@ -221,7 +227,7 @@ def test_without_noise_and_clipping_it_is_plain_descent() -> None:
     private, plain = model(), model()
     examples, labels = batch()
     plan = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1e12, noise_multiplier=1e-30)
-    optimizer = make_optimizer("dp_sgd", private, plan, learning_rate=0.3, momentum=0.9)
+    optimizer = make_optimizer("dp_sgd", private, unbudgeted(plan), learning_rate=0.3, momentum=0.9)
     reference = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=0.9)
     for _ in range(5):
         optimizer.step(examples, labels, training.cross_entropy)
@@ -237,7 +243,7 @@ def test_sums_are_divided_by_the_expected_batch_size() -> None:
     plan = Plan(dataset_size=1000, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1e-30)
     sums, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, Transform(1.0))
     before = [p.detach().clone() for p in net.parameters()]
-    make_optimizer("dp_sgd", net, plan, learning_rate=1.0).step(
+    make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=1.0).step(
         examples, labels, training.cross_entropy
     )
     for old, new, total in zip(before, net.parameters(), sums, strict=True):
@@ -929,7 +935,7 @@ def test_an_update_changes_nothing_that_is_still_to_be_summed() -> None:
     torch.manual_seed(3)
     net, examples, labels = Borrowing(), torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
     plan = Plan(dataset_size=100, sample_rate=0.04, clip_norm=1.0, noise_multiplier=1e-9)
-    private_sum = PrivateSum(net, plan)
+    private_sum = PrivateSum(net, unbudgeted(plan))
     whole = private_sum.release(examples, labels, training.cross_entropy, Transform(1.0)).whole()
     wanted = joined(whole)
     released = private_sum.release(examples, labels, training.cross_entropy, Transform(1.0))
@@ -981,7 +987,7 @@ def test_convolutions_in_another_order_of_memory_are_clipped_too() -> None:
 def test_no_physical_batch_is_refused() -> None:
     plan = Plan(dataset_size=100, sample_rate=0.04, clip_norm=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="physical_batch_size"):
-        PrivateSum(model(), plan, physical_batch_size=-1)
+        PrivateSum(model(), unbudgeted(plan), physical_batch_size=-1)
 
 
 @pytest.mark.parametrize("number", [math.inf, math.nan])
@@ -1086,7 +1092,11 @@ def test_a_copy_adds_other_noise(copied: Callable[[Any], Any]) -> None:
 def test_a_copied_optimizer_and_sampler_draw_anew() -> None:
     plan = Plan(dataset_size=100, sample_rate=0.5, clip_norm=1.0, noise_multiplier=1.0)
     net = model()
-    whole = net, make_optimizer("dp_sgd", net, plan, learning_rate=1.0), PoissonSampler(100, 0.5)
+    whole = (
+        net,
+        make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=1.0),
+        PoissonSampler(100, 0.5),
+    )
     copies = [copy.deepcopy(whole) for _ in range(2)]
     for _, optimizer, _ in copies:
         optimizer.step(*batch(), training.cross_entropy)

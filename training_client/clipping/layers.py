@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import nn
@@ -11,6 +12,15 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from training_client.clipping.gradients import ExampleGradients, HeldGradients, OuterProducts
 from training_client.clipping.products import full_precision
 from training_client.errors import UnsupportedModelError
+
+_SPREAD: Final = {  # by name: some of them take long to import, or are not everywhere
+    "DataParallel",
+    "DistributedDataParallel",
+    "DifferentiallyPrivateDistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+    "DeepSpeedEngine",
+}
 
 Sampler = Callable[[nn.Module, list[torch.Tensor], torch.Tensor], dict[torch.Tensor, torch.Tensor]]
 
@@ -44,6 +54,11 @@ def trained_layers(model: nn.Module) -> list[nn.Module]:
 def _problem(module: nn.Module) -> str | None:
     """Why a module cannot be part of a private model; None if it can."""
     own = list(module.parameters(recurse=False))
+    if _SPREAD & {kind.__name__ for kind in type(module).__mro__}:
+        return (
+            "shares examples or parameters out over devices or processes, each of which would be a "
+            "run of its own: give the model that it wraps, in one process"
+        )
     if isinstance(module, _BatchNorm):
         return (
             "normalises over the batch, so that one example moves the gradients of others: use "

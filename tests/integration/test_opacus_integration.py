@@ -428,6 +428,7 @@ def test_of_two_processes_one_asks_and_a_refusal_stops_both(tmp_path: Path) -> N
     assert second[12].startswith("refused, untouched True")
     assert second[13:16] == ["at the gate", "step 1 allowed", "step 12 allowed"]
     assert second[16].startswith("step 13 refused: step 13 would pass ε = 1.25")
+    assert second[17].startswith("natively: 2 processes train")
 
 
 def test_processes_that_each_draw_from_all_records_are_refused(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
 
 from training_client.data import Dataset
 from training_client.errors import BudgetExhaustedError
+from training_client.evaluation import evaluating
 from training_client.models import CLASSES, Objective, cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer
 from training_client.processor import fit_for_training
@@ -18,6 +20,8 @@ from training_client.sampling import PoissonSampler
 from training_client.service import Guarantee
 
 __all__ = ["Progress", "Result", "cross_entropy", "mlp", "score", "train"]
+
+_EXAMPLES_SCORED: Final = 1000  # at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +130,9 @@ def train(
 
 @torch.no_grad()
 def score(model: nn.Module, data: Dataset, objective: Objective = CLASSES) -> float:
-    """The mean over the test set of what the objective measures."""
-    return float(objective.score(model(data.test_examples), data.test_labels).mean())
+    """Return the mean over the test set of what the objective measures, in evaluation mode."""
+    examples = torch.split(data.test_examples, _EXAMPLES_SCORED)
+    labels = torch.split(data.test_labels, _EXAMPLES_SCORED)
+    with evaluating(model):
+        found = [objective.score(model(x), y) for x, y in zip(examples, labels, strict=True)]
+    return float(torch.cat(found).mean())

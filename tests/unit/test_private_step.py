@@ -305,8 +305,24 @@ def test_poisson_batches_pass_a_chi_square_test() -> None:
     ("net", "name"),
     [
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
-        (nn.Sequential(nn.LSTM(6, 4)), "LSTM"),
-        (nn.Sequential(nn.Linear(6, 6), nn.MultiheadAttention(6, 2)), "MultiheadAttention"),
+        *(
+            (
+                nn.Sequential(kind(6, 4)),
+                rf"layer 0 \({kind.__name__}\).* Opacus' DP{kind.__name__} ",
+            )
+            for kind in (nn.RNN, nn.LSTM, nn.GRU)
+        ),
+        (
+            nn.TransformerEncoderLayer(6, 2),
+            r"layer self_attn \(MultiheadAttention\).*scaled_dot_product_attention",
+        ),
+        (
+            nn.Sequential(nn.EmbeddingBag(5, 4)),
+            r"layer 0 \(EmbeddingBag\).*take Embedding and a sum",
+        ),
+        (nn.Sequential(nn.Embedding(5, 4, sparse=True)), r"layer 0 \(Embedding\).*sparse=False"),
+        (nn.Embedding(5, 4, scale_grad_by_freq=True), r"\(root\).*scale_grad_by_freq=False"),
+        (nn.Sequential(nn.ConvTranspose1d(2, 3, 2)), r"layer 0 \(ConvTranspose1d\).*freeze it"),
         (nn.Sequential(nn.ReLU()), "no layer"),
         (
             nn.Sequential(nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3, track_running_stats=True)),
@@ -319,8 +335,51 @@ def test_poisson_batches_pass_a_chi_square_test() -> None:
     ],
 )
 def test_other_layers_are_named_and_refused(net: nn.Module, name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=name):
+    with pytest.raises(UnsupportedModelError, match=name) as refused:
         Clipper(net)
+    assert "install" not in str(refused.value)  # Opacus is there
+
+
+class Tokens(nn.Module):
+    """What a transformer begins with; positions are the same of every example."""
+
+    def __init__(self, *, expanded: bool) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.tokens, self.positions = nn.Embedding(9, 5, padding_idx=0), nn.Embedding(6, 5)
+        self.last, self.expanded = nn.Linear(5, 4), expanded
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(examples.shape[1])[None]
+        if self.expanded:
+            positions = positions.expand_as(examples)
+        embedded = self.tokens(examples) + self.positions(positions)
+        found: torch.Tensor = self.last(embedded.tanh().mean(1))
+        return found
+
+
+def test_the_padding_of_an_embedding_has_no_gradient() -> None:
+    net, (_, labels) = Tokens(expanded=True).double(), batch()
+    examples = torch.randint(0, 9, (32, 6), generator=torch.Generator().manual_seed(1))
+    assert bool((examples == 0).any())
+    for clip_norm in (0.1, 1e9):
+        sums, _ = sum_clipped(
+            Clipper(net), examples, labels, training.cross_entropy, Transform(clip_norm)
+        )
+        each = per_example(net, examples, labels)
+        norms = torch.sqrt(sum(g.flatten(1).square().sum(1) for g in each))  # type: ignore[arg-type]
+        weights = (clip_norm * (1 - 1e-6) / norms).clamp_max(1.0)
+        for found, gradient in zip(sums, each, strict=True):
+            exact = torch.einsum("b,b...->...", weights, gradient)
+            assert torch.allclose(found, exact, rtol=1e-9, atol=1e-12)
+        assert not bool(sums[0][0].any())
+
+
+def test_what_all_examples_share_is_to_be_expanded() -> None:
+    net, examples = Tokens(expanded=False), torch.randint(0, 9, (32, 6))
+    message = r"layer positions \(Embedding.* applied to 1 rows, of 32 examples.*position ids"
+    with pytest.raises(UnsupportedModelError, match=message):
+        sum_clipped(Clipper(net), examples, batch()[1], training.cross_entropy, Transform(1.0))
 
 
 def test_without_opacus_other_layers_are_refused_with_the_way_out(
@@ -418,7 +477,7 @@ class Transposed(nn.Module):
             training.cross_entropy,
             "depends on others",
         ),
-        (Transposed(), training.cross_entropy, "depends on others|more than one row"),
+        (Transposed(), training.cross_entropy, "depends on others|is applied to"),
     ],
 )
 def test_what_mixes_examples_is_refused(net: nn.Module, loss: Loss, message: str) -> None:
@@ -546,7 +605,7 @@ def test_a_clip_is_in_full_precision_whatever_the_model_ran_in() -> None:
 def test_a_layer_applied_twice_is_refused() -> None:
     layer = nn.Linear(6, 6).double()
     net = nn.Sequential(layer, layer)
-    with pytest.raises(UnsupportedModelError, match="twice"):
+    with pytest.raises(UnsupportedModelError, match=r"layer 0 \(Linear.*twice.*a layer of its own"):
         sum_clipped(Clipper(net), *batch(), training.cross_entropy, Transform(1.0))
 
 
@@ -562,7 +621,9 @@ def test_more_rows_than_examples_are_refused() -> None:
             return self.layer(examples.reshape(-1, 3)).reshape(len(examples), -1)
 
     examples, labels = batch()
-    with pytest.raises(UnsupportedModelError, match="more than one row"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"layer layer \(Linear.* is applied to 64 rows, of 32 examples"
+    ):
         sum_clipped(
             Clipper(Patches()), examples.float(), labels, training.cross_entropy, Transform(1.0)
         )

@@ -56,7 +56,7 @@ def test_a_loop_of_one_s_own_makes_the_steps_that_fit_and_no_other() -> None:
 
 
 def test_no_step_is_taken_twice() -> None:
-    """Neither by `train`, which takes each before its batch is drawn, nor by a step after `take`."""
+    """`train` takes each before its batch is drawn, and a step after `take` takes none."""
     allowance = budget()
     optimizer = make_optimizer("dp_sgd", mlp(5, 8, 2), allowance)
     assert training.train(mlp(5, 8, 2), tiny_data(), optimizer, steps_max=3).steps == 3

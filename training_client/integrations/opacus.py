@@ -48,6 +48,7 @@ from training_client.integrations.checks import (
 )
 from training_client.integrations.draws import Draws
 from training_client.integrations.ranks import on_rank_zero
+from training_client.integrations.skipped import require_finite, require_usual_precision
 from training_client.service import AccountingService
 
 NAME: Final = "remote"
@@ -152,11 +153,14 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         def before_step(optimizer: DPOptimizer) -> None:
             require_one_batch(optimizer)
             require_no_skipped_steps(optimizer)
+            require_usual_precision(optimizer)
             runs = plan_of(optimizer, loader)
+            require_finite(optimizer)
             draws.require_unused()
-            self.step(noise_multiplier=runs.noise_multiplier, sample_rate=runs.sample_rate)
             draws.use()
+            self.step(noise_multiplier=runs.noise_multiplier, sample_rate=runs.sample_rate)
 
+        before_step.counts_draws = True  # type: ignore[attr-defined]
         return before_step
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:

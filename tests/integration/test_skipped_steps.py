@@ -26,6 +26,7 @@ from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from accelerate import Accelerator
     from accelerate.data_loader import prepare_data_loader
     from accelerate.optimizer import AcceleratedOptimizer
     from opacus import PrivacyEngine
@@ -52,6 +53,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # inputs are data
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),  # Lightning
 ]
+
+
+@pytest.fixture(autouse=True)
+def _accelerated() -> None:
+    """What wraps loaders and optimizers wants one."""
+    Accelerator(cpu=True)
 
 
 @pytest.fixture

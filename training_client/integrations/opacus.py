@@ -13,14 +13,14 @@ processes rank 0 asks, and all get its answer. `get_epsilon`, `get_noise_multipl
 
 What is charged is read off the sampler and the optimizer. A loader that does not sample by Poisson
 is refused by `make_private`; a step without noise, with an infinite or an adaptive norm, with ghost
-clipping, over several batches (also those that a program adds up by `signal_skip_step`), or for
-which no batch is left, when it is about to be made.
+clipping, of parameters in half precision, with a gradient that is not finite, over several batches
+(also those that a program adds up by `signal_skip_step`), or for which no batch is left, when it is
+about to be made. A batch or a part of one that has no step is refused when the next is drawn.
 
 What is not seen here is the loop. Batches are counted as the sampler draws them, which is an upper
-bound on those that the loop was given, for workers draw ahead and a loop may leave one unused: a
-second step of a batch is refused only if it makes more steps than batches. And of a batch that
-`BatchMemoryManager` splits the loop must take every part to the optimizer. The callbacks for
-Lightning and Hugging Face are told of each batch, and refuse both.
+bound on those that the loop was given, for workers draw ahead: a second step of a batch is refused
+only if it makes more steps than batches. The callbacks for Lightning and Hugging Face are told of
+each batch, and refuse it.
 
 A checkpoint never rewinds what this process has made. A fresh process knows only what the
 checkpoint says: steps that were made after it was written are not counted, unless a ledger granted

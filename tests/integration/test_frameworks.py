@@ -384,13 +384,16 @@ def test_a_part_has_no_step_but_that_of_its_batch(service: AccountingService) ->
 def test_a_question_permits_one_step_and_looking_ahead_none(service: AccountingService) -> None:
     private, gate = Private(), StepGate(budget(service))
     gate.guard(private.optimizer, private.loader)
+    batch = next(iter(private.loader))
     gate.look_ahead()
     with pytest.raises(NoGuaranteeError, match="step 1 has no batch of its own"):
-        step(private)
+        step(private, batch)
     gate.ask()
-    step(private)
+    with pytest.raises(NoGuaranteeError, match="step 1 was left out"):
+        gate.ask()
+    step(private, batch)
     with pytest.raises(NoGuaranteeError, match="step 2 has no batch of its own"):
-        step(private)
+        step(private, batch)
     assert private.sgd.made == gate.steps == 1
     assert private.untouched_since
 

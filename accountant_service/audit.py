@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy import special
 
 from accountant_service import calculator, mechanisms
 from accountant_service.guarantee import Guarantee
@@ -42,7 +43,7 @@ class Finding:
 
 def findings() -> Iterator[Finding]:
     """Every claim of the audit, recomputed now."""
-    for audit in (_moments_accountant, _adadp, _pigdo, _a_ddp, _adadps, _peers):
+    for audit in (_moments_accountant, _adadp, _pigdo, _a_ddp, _adadps, _peers, _divisors):
         yield from audit()
 
 
@@ -222,6 +223,53 @@ class Figure:
     logarithmic: bool = False
     logarithmic_x: bool = False
     lowest: float | None = None
+
+
+def _divisors() -> Iterator[Finding]:
+    """What a divisor that follows the number of records reveals; here every gradient is 0."""
+    for source, divisor, sampling, noise, ratio, parameters in (
+        (
+            "opacus #571; arXiv 2605.15648",
+            "qN, with N = 10 000 or 9 999 counted from the records",
+            0.01,
+            1.0,
+            10_000 / 9_999,
+            10**6,
+        ),
+        ("opacus #819", "⌊qN⌋, with N = 10 000 or 9 999", 0.01, 1.0, 100 / 99, 10**6),
+        ("arXiv 2605.15648", "the batch drawn, of 101 or 100 records", 1.0, 10.0, 101 / 100, 10**4),
+    ):
+        claim = _ask("pld", sampling, noise, 1)
+        lower = divisor_lower_bound(ratio, parameters, _DELTA)
+        yield Finding(
+            source,
+            f"the noisy sum may be divided by {divisor}; here one step at q = {sampling:g}, "
+            f"σ = {noise:g}, {parameters:_} parameters".replace("_", " "),
+            f"accounted for the sum alone: ε = {claim.epsilon:.4f}",
+            f"ε ≥ {math.floor(lower * 1e5) / 1e5:.5f}",
+            "refuted",
+            "The noise is divided too: its variance tells the divisor. Divide by a constant.",
+        )
+
+
+def divisor_lower_bound(ratio: float, parameters: int, delta: float) -> float:
+    """Return a lower bound of ε at δ where a record changes the divisor of the noise.
+
+    The means of the noise of d parameters are then 0, and its deviations differ by a ratio r > 1.
+    With P the law of the wider one, Q of the other, and A the event that the sum of squares is at
+    least t, P(A) ≤ e^ε·Q(A) + δ for every t: any t gives a bound.
+
+    Args:
+        ratio: r, of the divisors.
+        parameters: d.
+        delta: δ.
+    """
+    slip = 1e-6  # of the computed tails, relative
+    thresholds = parameters + np.linspace(-10.0, 12.0, 4401) * math.sqrt(2 * parameters)
+    wider = (1 - slip) * special.chdtrc(parameters, thresholds / ratio**2) - delta
+    narrower = (1 + slip) * special.chdtrc(parameters, thresholds)
+    tells = (wider > 0) & (narrower > 0)
+    return max(0.0, float(np.log(wider[tells] / narrower[tells]).max()))
 
 
 def figures() -> Iterator[Figure]:

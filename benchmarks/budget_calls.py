@@ -68,10 +68,10 @@ def measured(
     start = time.perf_counter()
     budget = reserved(accounting, wanted, dataset, lambda _: None)
     asking = time.perf_counter() - start
-    optimizer = make_optimizer("dp_sgd", mlp(inputs, 1000, 10), budget.plan)
-    for step in range(1, steps + 1):
+    optimizer = make_optimizer("dp_sgd", mlp(inputs, 1000, 10), budget)
+    for _ in range(steps):
         asked = time.perf_counter()
-        budget.take(step)
+        optimizer.take()
         asking += time.perf_counter() - asked
         optimizer.step(examples, labels, cross_entropy)
     asked = time.perf_counter()

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from training_client.budget import Unclaimed
+from training_client.budget import NoBudget
 from training_client.distributed import Participant, train_together
 from training_client.optimizers import OPTIMIZERS, PUBLIC_BATCH_SIZE, AdaDp, make_optimizer
 from training_client.plan import Plan
@@ -115,6 +115,10 @@ def ordinary(case: Case, device: str) -> Step:
     return step
 
 
+def _measured(plan: Plan) -> NoBudget:
+    return NoBudget(plan, 10**9, "it is measured")
+
+
 def private(name: str, case: Case, device: str) -> Step:
     net, (examples, targets) = case.model(device), case.data(device)
     known, _, kind = name.partition(" ")
@@ -130,7 +134,7 @@ def private(name: str, case: Case, device: str) -> Step:
         public = tuple(each[:PUBLIC_BATCH_SIZE].clone() for each in case.data(device))
     options["sparse_inputs"] = case.sparse
     options |= {"state": state.get(kind, kind), "public": public}
-    optimizer = make_optimizer(known, net, plan, **options)
+    optimizer = make_optimizer(known, net, _measured(plan), **options)
     for _ in range(2 if isinstance(optimizer, AdaDp) else 0):
         optimizer.step(examples, targets, cross_entropy)
     assert not local or optimizer.half_axes is not None
@@ -141,8 +145,8 @@ def differently(name: str, case: Case, device: str) -> Step:
     """DP-SGD with the model's passes in half the bits, or compiled by PyTorch."""
     net, (examples, targets) = case.model(device), case.data(device)
     model = torch.compile(net) if name == COMPILED else net
-    plan = Plan(60_000, case.batch / 60_000, 1.0, 1.0)
-    optimizer = make_optimizer("dp_sgd", model, plan, sparse_inputs=case.sparse)  # type: ignore[arg-type]
+    allowance = _measured(Plan(60_000, case.batch / 60_000, 1.0, 1.0))
+    optimizer = make_optimizer("dp_sgd", model, allowance, sparse_inputs=case.sparse)  # type: ignore[arg-type]
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=name == BF16):
@@ -182,7 +186,7 @@ def opacus(name: str, case: Case, device: str) -> Step:
 
 def together(case: Case, device: str) -> Step:
     net, (examples, targets) = case.model(device), case.data(device)
-    allowance = Unclaimed(Plan(case.batch, 1.0, 1.0, 1.0), 10**9, "it is measured")
+    allowance = _measured(Plan(case.batch, 1.0, 1.0, 1.0))
     people = [Participant("one", net, examples, targets, allowance, sparse_inputs=case.sparse)]
     return lambda: train_together(net, people, cross_entropy, learning_rate=0.1, rounds_max=1)
 

@@ -35,7 +35,7 @@ _NO_EPSILON: Final = "no-finite-epsilon"
 
 
 class Allowance(Protocol):
-    """What the training loop asks before every step.
+    """What an optimizer asks before every step.
 
     It hands out each step once: who begins later goes on after `made`, and two who began together
     cannot both make the same step.
@@ -425,8 +425,8 @@ class LedgerBudget:
 
 
 @dataclass(frozen=True)
-class Unclaimed:
-    """So many steps of which nothing is claimed: asked of nobody, charged to nobody.
+class NoBudget:
+    """A fixed number of steps without a privacy claim: nobody is asked, and nothing is charged.
 
     Attributes:
         plan: what a step does.

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from training_client.budget import Allowance, Budget, Unclaimed
+from training_client.budget import Allowance, Budget, NoBudget
 from training_client.data import Dataset
 from training_client.errors import DataError
 from training_client.models import CLASSES, RECONSTRUCTION, Objective
@@ -75,7 +75,7 @@ class Curve:
 
 def run_all(
     name: str,
-    make: Callable[[], tuple[nn.Module, PrivateOptimizer]],
+    make: Callable[[Allowance], tuple[nn.Module, PrivateOptimizer]],
     data: Dataset,
     budget: Budget,
     steps: int,
@@ -89,7 +89,8 @@ def run_all(
 
     Args:
         name: what the curve is called.
-        make: a new model and its optimizer; models of one seed are alike across optimizers.
+        make: a new model and its optimizer, with an allowance; models of one seed are alike across
+            optimizers.
         data: private training set and test set; labels are what `objective` aims at.
         budget: of each run; they are compared, not released together.
         steps: of a run.
@@ -102,15 +103,13 @@ def run_all(
     limits: dict[str, Any] = {"steps_max": steps, "evaluate_every": every}
     results = []
     for seed in range(seeds):
-        torch.manual_seed(seed)
-        model, optimizer = make()
         own: Allowance = replace(budget)  # with nothing taken yet: it hands out each step once
         if objection is not None:
-            own = Unclaimed(budget.plan, steps, objection)
+            own = NoBudget(budget.plan, steps, objection)
+        torch.manual_seed(seed)
+        model, optimizer = make(own)
         told = partial(report, seed * steps)
-        results.append(
-            train(model, data, optimizer, own, objective=objective, report=told, **limits)
-        )
+        results.append(train(model, data, optimizer, objective=objective, report=told, **limits))
     taken = [step for step, _ in results[0].scores]
     columns = zip(*(each.scores for each in results), strict=True)
     return Curve(

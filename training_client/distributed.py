@@ -60,13 +60,17 @@ class Participant:
                 f"{name} has {len(examples)} records, the plan is for {budget.plan.dataset_size}"
             )
         self.name, self.budget = name, budget
-        self.steps = budget.made
         self._model = copy.deepcopy(model)
         self._examples, self._targets = examples, targets
         self._private_sum = PrivateSum(
-            self._model, budget.plan, generator, physical_batch_size, sparse_inputs=sparse_inputs
+            self._model, budget, generator, physical_batch_size, sparse_inputs=sparse_inputs
         )
         self._sampler = PoissonSampler.of(budget.plan, len(examples), sampler)
+
+    @property
+    def steps(self) -> int:
+        """Contributions that count as made."""
+        return self._private_sum.steps
 
     def contribute(
         self, parameters: Sequence[torch.Tensor], loss: Loss
@@ -82,10 +86,9 @@ class Participant:
             ServiceError: no usable answer about the budget; nothing was computed.
         """
         try:
-            self.budget.take(self.steps + 1)
+            self._private_sum.take()
         except BudgetExhaustedError:
             return None
-        self.steps += 1
         with torch.no_grad():
             for own, given in zip(self._model.parameters(), parameters, strict=True):
                 own.copy_(given)

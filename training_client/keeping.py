@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from training_client.budget import Budget, LedgerBudget, Unclaimed
+from training_client.budget import Budget, LedgerBudget, NoBudget
 from training_client.checkpoint import NAME as CHECKPOINT
 from training_client.checkpoint import Checkpoint
 from training_client.claims import (
@@ -55,7 +55,7 @@ class Keeping:
     """
 
     recipe: Recipe
-    budget: Budget | LedgerBudget | Unclaimed
+    budget: Budget | LedgerBudget | NoBudget
     model: nn.Module
     optimizer: PrivateOptimizer
     projection: Projection | None

@@ -1,6 +1,7 @@
 """The only code that sees private data and lets anything out: a clipped sum with noise.
 
-Everything after it is post-processing, everything before it must be known without the batch.
+Everything after it is post-processing, everything before it must be known without the batch. So it
+is here that an allowance is asked: there is no release without a step of it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from functools import partial
 import torch
 from torch import nn
 
+from training_client.budget import Allowance
 from training_client.clipping import Affine, Block, Clipper, Loss, Sum, Transform
 from training_client.clipping.blocks import split
-from training_client.errors import DataError
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.noise import FreshGenerator, gaussian_like
 from training_client.plan import Plan
+from training_client.processes import require_one_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +99,75 @@ class Release:
 
 
 class PrivateSum:
-    """Releases noisy means of clipped gradients, as a plan says.
+    """Releases noisy means of clipped gradients, one for each step of an allowance.
 
     Attributes:
-        plan: what each release does and costs.
+        allowance: that covers the releases.
         clipper: sums what is clipped.
+        steps: that count as made; those of an earlier run with the allowance are among them.
 
     Args:
         model: whose gradients.
-        plan: what each release does and costs.
+        allowance: see above; its plan says what each release does and costs.
         generator: of the noise, on the model's device; seeded by the operating system by default.
         physical_batch_size: see `Clipper`.
         sparse_inputs: see `Clipper`.
+
+    Raises:
+        NoGuaranteeError: there is no allowance, or several processes train.
+        UnsupportedModelError: a layer cannot be clipped.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        allowance: Allowance,
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
         *,
         sparse_inputs: bool = False,
     ) -> None:
-        self.plan = plan
+        require_one_process()
+        if not hasattr(allowance, "take"):
+            raise NoGuaranteeError(
+                f"expected an allowance that covers the steps, got {type(allowance).__name__}: "
+                "give a Budget or a LedgerBudget, or NoBudget(plan, steps, reason) for steps "
+                "without a privacy claim"
+            )
+        self.allowance = allowance
         self.clipper = Clipper(model, physical_batch_size, sparse_inputs=sparse_inputs)
         self._device = self.clipper.parameters[0].device
         self._generator = generator or FreshGenerator(self._device)
+        self.steps = allowance.made
+        self._taken = False  # the last of them, and it has no release yet
+        self._begun = False  # its batch was looked at
+
+    @property
+    def plan(self) -> Plan:
+        """What each release does and costs."""
+        return self.allowance.plan
+
+    def take(self) -> None:
+        """Take the next step from the allowance, for one release.
+
+        To be called before the batch is drawn: what is drawn is then charged, whatever becomes of
+        it. A release for which no step was taken takes one.
+
+        Raises:
+            BudgetExhaustedError: the allowance covers no further step.
+            NoGuaranteeError: another run took the step, the step before has no release, or several
+                processes train.
+            ServiceError: no usable answer.
+        """
+        require_one_process()
+        if self._taken:
+            raise NoGuaranteeError(
+                f"step {self.steps} was taken and not made: what stopped it may be a record of its "
+                "batch, and no noise hides that. Begin a new run, with an optimizer of its own"
+            )
+        self.allowance.take(self.steps + 1)
+        self.steps += 1
+        self._taken, self._begun = True, False
 
     def release(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
@@ -130,11 +175,16 @@ class PrivateSum:
         """Of one Poisson batch (which may be empty: the noise is added all the same).
 
         Raises:
+            BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
             DataError: the examples are on another device than the model.
         """
         if examples.device != self._device:
             raise DataError(f"the examples are on {examples.device}, the model on {self._device}")
+        if not self._taken or self._begun:
+            self.take()
+        self._begun = True
         total = self.summed(examples, targets, loss, transform)
+        self._taken = False
         size = self.plan.expected_batch_size
         return Release(
             total.mean_loss,

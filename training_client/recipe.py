@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from training_client.budget import Allowance, NoBudget
 from training_client.data import Dataset, check, declared_public, is_sparse, load, train_size
 from training_client.errors import DataError
 from training_client.models import MODELS, Objective, make_model, require, side_information
@@ -172,13 +173,14 @@ class Recipe:
             first = first.projected(
                 Projection(torch.eye(found.private.inputs, self.pca.components))
             )
-        replace(self, warm_start=0).make(plan, first)
+        nothing = NoBudget(plan, 0, "it is a rehearsal")
+        replace(self, warm_start=0).make(nothing, first)
 
-    def make(self, plan: Plan, known: Ingredients) -> tuple[nn.Module, PrivateOptimizer]:
+    def make(self, allowance: Allowance, known: Ingredients) -> tuple[nn.Module, PrivateOptimizer]:
         """A new model, warm if that is asked for, and its optimizer.
 
         Args:
-            plan: what each step does and costs.
+            allowance: of the optimizer.
             known: projected and aimed.
         """
         model = make_model(self.model, known.private, self.hidden)
@@ -190,7 +192,7 @@ class Recipe:
         if self.side_information and known.private.frequencies is not None:
             options["side_information"] = side_information(model, known.private.frequencies)
         made = make_optimizer(
-            self.optimizer, model, plan, state=self.state, public=public, **options
+            self.optimizer, model, allowance, state=self.state, public=public, **options
         )
         return model, made
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
 
-from training_client.budget import Allowance, Unclaimed
 from training_client.data import Dataset
-from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.errors import BudgetExhaustedError
+from training_client.evaluation import evaluating
 from training_client.models import CLASSES, Objective, cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer
 from training_client.processor import fit_for_training
@@ -19,6 +20,8 @@ from training_client.sampling import PoissonSampler
 from training_client.service import Guarantee
 
 __all__ = ["Progress", "Result", "cross_entropy", "mlp", "score", "train"]
+
+_EXAMPLES_SCORED: Final = 1000  # at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,6 @@ def train(
     model: nn.Module,
     data: Dataset,
     optimizer: PrivateOptimizer,
-    budget: Allowance,
     *,
     objective: Objective = CLASSES,
     steps_max: int | None = None,
@@ -76,8 +78,7 @@ def train(
     Args:
         model: on the device of `data`; what `optimizer` updates.
         data: the private training set, and a test set; labels are what `objective` aims at.
-        optimizer: makes the private steps; its plan is the budget's.
-        budget: allows each step beforehand.
+        optimizer: makes the private steps that its allowance covers.
         objective: the loss, and what is measured on the test set.
         steps_max: stop here even if budget is left; no limit by default. The claim stays that of
             the budget's plan: to claim less, declare its end there.
@@ -89,20 +90,13 @@ def train(
     Raises:
         DataError: the loss of public examples became no number; or the sampler draws otherwise
             than the plan says.
-        NoGuaranteeError: another run took steps of this budget meanwhile; or a budget was to
-            account for what no theorem covers.
+        NoGuaranteeError: another run took steps of this budget meanwhile, or several processes
+            train.
         ServiceError: the service gave no usable answer; no step was made without one.
     """
-    if optimizer.plan != budget.plan:
-        raise ValueError("the optimizer runs another plan than the budget accounts for")
-    if not (optimizer.source.proven or isinstance(budget, Unclaimed)):
-        raise NoGuaranteeError(
-            f"state {optimizer.source.state!r} is made of private gradients: no theorem covers it, "
-            "and no budget; train it as `Unclaimed`"
-        )
-    plan = optimizer.plan
-    sampler = PoissonSampler.of(plan, len(data.train_labels), sampler)
-    done, exhausted, requested = budget.made, False, False
+    budget = optimizer.allowance
+    sampler = PoissonSampler.of(budget.plan, len(data.train_labels), sampler)
+    done, exhausted, requested = optimizer.steps_made, False, False
     scores = []
     with fit_for_training():
         for step in itertools.count(done + 1):
@@ -112,7 +106,7 @@ def train(
             if steps_max is not None and step > steps_max:
                 break
             try:
-                budget.take(step)
+                optimizer.take()  # before the batch is drawn
             except BudgetExhaustedError:
                 exhausted = True
                 break
@@ -137,5 +131,9 @@ def train(
 
 @torch.no_grad()
 def score(model: nn.Module, data: Dataset, objective: Objective = CLASSES) -> float:
-    """The mean over the test set of what the objective measures."""
-    return float(objective.score(model(data.test_examples), data.test_labels).mean())
+    """Return the mean over the test set of what the objective measures, in evaluation mode."""
+    examples = torch.split(data.test_examples, _EXAMPLES_SCORED)
+    labels = torch.split(data.test_labels, _EXAMPLES_SCORED)
+    with evaluating(model):
+        found = [objective.score(model(x), y) for x, y in zip(examples, labels, strict=True)]
+    return float(torch.cat(found).mean())

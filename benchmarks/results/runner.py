@@ -18,7 +18,7 @@ from torch import nn
 from benchmarks.results.experiments import FIRST_SEED, TUNING_SEED, Experiment, Method
 from benchmarks.results.store import Store, identity
 from benchmarks.results.tasks import TASKS, Task, held_out
-from training_client.budget import Unclaimed
+from training_client.budget import NoBudget
 from training_client.data import Dataset
 from training_client.distributed import Participant, train_together
 from training_client.models import side_information
@@ -118,8 +118,7 @@ def _together(job: Job, task: Task, model: nn.Module, data: Dataset) -> Callable
     for user in range(task.users):
         own = data.rows(slice(user * size, (user + 1) * size))
         noises, batches = (torch.Generator().manual_seed(each) for each in _seeds(job, user))
-        # seeded as all else here, and never a release: there is nothing to ask a service about
-        allowance = Unclaimed(plan, job.experiment.steps, "it is seeded")
+        allowance = _seeded(job, plan)
         people.append(
             Participant(
                 f"user {user}", model, own.train_examples, own.train_labels, allowance,
@@ -128,6 +127,11 @@ def _together(job: Job, task: Task, model: nn.Module, data: Dataset) -> Callable
         )  # fmt: skip
     loss, rate = task.objective.loss, job.learning_rate
     return lambda: train_together(model, people, loss, learning_rate=rate, rounds_max=1)
+
+
+def _seeded(job: Job, plan: Plan) -> NoBudget:
+    """Steps whose noise is seeded: never a release, so there is nothing to ask a service about."""
+    return NoBudget(plan, job.experiment.steps, "it is seeded")
 
 
 def _seeds(job: Job, user: int) -> tuple[int, int]:
@@ -198,10 +202,11 @@ def _stepper(
     options = dict(method.options)
     if method.side_information and data.frequencies is not None:
         options["side_information"] = side_information(model, data.frequencies)
+    plan = Plan(len(data.train_labels), task.sample_rate, method.clip_norm, noise)
     return make_optimizer(
         method.optimizer,
         model,
-        Plan(len(data.train_labels), task.sample_rate, method.clip_norm, noise),
+        _seeded(job, plan),
         learning_rate=job.learning_rate,
         state=method.state,
         public=public,

@@ -19,7 +19,7 @@ from torch import nn
 
 from accountant_service import calculator, mechanisms
 from training_client import train as training
-from training_client.budget import Unclaimed
+from training_client.budget import NoBudget
 from training_client.canaries import Verdict, audit, p_value
 from training_client.distributed import Participant, train_together
 from training_client.optimizers import OPTIMIZERS, AdaDp, PrivateOptimizer, make_optimizer
@@ -68,7 +68,7 @@ def audited(
     optimizer: PrivateOptimizer = make_optimizer(
         name,
         net,
-        PLAN,
+        NoBudget(PLAN, STEPS, "it is attacked"),
         learning_rate=0.1,
         state=state,
         public=public,
@@ -90,7 +90,7 @@ def audited_participant(*, cut: float = 1.0) -> Verdict:
     examples = 10.0 * torch.diag(took_part.float())
     targets = torch.ones(CANARIES, dtype=torch.long)
     person = Participant(
-        "one", net, examples, targets, Unclaimed(PLAN, STEPS, "it is attacked"), generator
+        "one", net, examples, targets, NoBudget(PLAN, STEPS, "it is attacked"), generator
     )
     person._private_sum.plan = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
     train_together(net, [person], training.cross_entropy, learning_rate=0.1, rounds_max=STEPS)

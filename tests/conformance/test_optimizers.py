@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.test_private_step import batch, model, per_example, sum_clipped
+from tests.unit.test_private_step import batch, model, per_example, sum_clipped, unbudgeted
 from training_client import train as training
-from training_client.budget import Unclaimed
+from training_client.budget import NoBudget
 from training_client.clipping import Added, Affine, Block, Clipper, Loss, Sum, Transform
 from training_client.clipping.allowances import WEIGHTED, rounding
 from training_client.clipping.blocks import blocks_of
@@ -66,7 +66,7 @@ def made(name: str, net: nn.Module, plan: Plan, **options: Any) -> PrivateOptimi
     if known != name:
         boxed = {"box": True, "threshold": 0.0}
         options |= boxed if OPTIMIZERS[known].printed == "box" else {"own_squares": True}
-    return make_optimizer(known, net, plan, **{"public": PUBLIC} | options)
+    return make_optimizer(known, net, unbudgeted(plan), **{"public": PUBLIC} | options)
 
 
 def like(net: nn.Module, seed: int) -> list[torch.Tensor]:
@@ -404,7 +404,7 @@ def made_at_once(optimizer: PrivateOptimizer) -> Callable[..., Release]:
 
 
 def test_a_release_is_taken_once() -> None:
-    private_sum = PrivateSum(model(), PLAN)
+    private_sum = PrivateSum(model(), unbudgeted(PLAN))
     ways: list[Callable[[Release], object]] = [Release.whole, lambda r: r.each(lambda _: None)]
     for take in ways:
         for again in ways:
@@ -672,7 +672,7 @@ def test_side_information_scales_gradients_before_the_clip() -> None:
         net, (examples, labels) = model(), batch()
         known = [torch.full_like(p, size) for p in net.parameters()]
         before = [p.detach().clone() for p in net.parameters()]
-        AdaDps(net, QUIET, learning_rate=0.1, side_information=known).step(
+        AdaDps(net, unbudgeted(QUIET), learning_rate=0.1, side_information=known).step(
             examples, labels, training.cross_entropy
         )
         found.append([b - p.detach() for b, p in zip(before, net.parameters(), strict=True)])
@@ -814,8 +814,10 @@ def test_a_leak_is_found_in_any_optimizer(kind: str, place: str) -> None:
             kinds = {"number": float(total), "array": total.numpy(), "list": [[[[[total]]]]]}
             PLACES[place](self).anything = kinds.get(kind, total)
 
-    assert not same(*states_after_a_replay(lambda: Leaky(model(), PLAN, learning_rate=0.1)))
-    assert same(*states_after_a_replay(lambda: AdaDp(model(), PLAN, learning_rate=0.1)))
+    assert not same(
+        *states_after_a_replay(lambda: Leaky(model(), unbudgeted(PLAN), learning_rate=0.1))
+    )
+    assert same(*states_after_a_replay(lambda: AdaDp(model(), unbudgeted(PLAN), learning_rate=0.1)))
 
 
 @pytest.mark.parametrize("sound", [True, False])
@@ -843,7 +845,7 @@ def after_rounds(
     """What there is after four rounds that release the same on any data."""
     torch.manual_seed(5)
     net = model()
-    person = kind("one", net, examples, labels, Unclaimed(PLAN, 4, "it is attacked"))
+    person = kind("one", net, examples, labels, NoBudget(PLAN, 4, "it is attacked"))
     genuine, seeds = person._private_sum.summed, iter(range(4))
 
     def summed(*of: Any) -> Sum:
@@ -869,7 +871,7 @@ def half_axes(noise: float, steps: int = 200) -> list[float | None]:
     """The length of AdaDP's half axes, step by step, under so much noise."""
     optimizer = AdaDp(
         model(),
-        replace(PLAN, noise_multiplier=noise),
+        unbudgeted(replace(PLAN, noise_multiplier=noise)),
         learning_rate=1e-3,
         threshold=0.0,
         generator=torch.Generator().manual_seed(5),  # the mistake shows under most noise, not all
@@ -895,7 +897,7 @@ def test_what_noise_leaves_in_the_squares_is_known() -> None:
     """R is the variance of E′ about E[g²] where there is no gradient: of 20 000 coordinates."""
     net = nn.Linear(2000, 10, bias=False, dtype=torch.float64)
     optimizer = AdaDp(
-        net, replace(PLAN, noise_multiplier=2.0), learning_rate=0.0, threshold=math.inf
+        net, unbudgeted(replace(PLAN, noise_multiplier=2.0)), learning_rate=0.0, threshold=math.inf
     )
     empty = torch.zeros(0, 2000, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
     for _ in range(50):
@@ -954,7 +956,7 @@ def test_names_and_states_that_do_not_exist_are_named() -> None:
     with pytest.raises(ValueError, match="it has privatised"):
         made("dp_sgd", net, PLAN, state="raw")
     with pytest.raises(ValueError, match="public data"):
-        make_optimizer("adadps", net, PLAN)
+        make_optimizer("adadps", net, unbudgeted(PLAN))
 
 
 @pytest.mark.parametrize("name", ["adadps", "dp_adam_pub", "adadp", "pi_adam"])
@@ -974,7 +976,8 @@ def test_public_losses_that_are_no_numbers_are_refused(name: str) -> None:
 
 
 def made_with(name: str, net: nn.Module, public: tuple[torch.Tensor, ...]) -> PrivateOptimizer:
-    return make_optimizer(name, net, PLAN, state="public", public=public, **OPTIONS.get(name, {}))
+    options = OPTIONS.get(name, {})
+    return make_optimizer(name, net, unbudgeted(PLAN), state="public", public=public, **options)
 
 
 def test_a_model_on_another_device_than_its_data_is_refused() -> None:
@@ -988,12 +991,12 @@ def test_a_model_on_another_device_than_its_data_is_refused() -> None:
 def test_side_information_that_sums_may_overflow_with_is_refused(wrong: float) -> None:
     net = model()
     known = [torch.ones_like(each) for each in net.parameters()]
-    AdaDps(net, PLAN, learning_rate=0.1, side_information=known)
+    AdaDps(net, unbudgeted(PLAN), learning_rate=0.1, side_information=known)
     with pytest.raises(ValueError, match="shaped like the parameters"):
-        AdaDps(net, PLAN, learning_rate=0.1, side_information=known[::-1])
+        AdaDps(net, unbudgeted(PLAN), learning_rate=0.1, side_information=known[::-1])
     known[1].view(-1)[-1] = wrong
     with pytest.raises(ValueError, match=r"side information from 1e-18 to 1e\+18"):
-        AdaDps(net, PLAN, learning_rate=0.1, side_information=known)
+        AdaDps(net, unbudgeted(PLAN), learning_rate=0.1, side_information=known)
 
 
 @pytest.mark.parametrize("wrong", [{"beta": 0.0}, {"threshold": -1.0}, {"epsilon": 0.0}])

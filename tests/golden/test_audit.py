@@ -10,10 +10,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy import special
 
 from accountant_service import calculator, mechanisms
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.accountants.verdict import epsilon as judged_epsilon
+from accountant_service.audit import divisor_lower_bound
 from accountant_service.guarantee import Guarantee, Status
 from tests.helpers import REPLACE, delta, epsilon, question, run
 
@@ -184,6 +186,41 @@ def test_dp_accounting_at_tiny_delta_is_below_the_truth() -> None:
     claim = judged("pld", 0.001, 2.0, 100_000, 1e-12)
     assert claim.certified is not None
     assert 1.114537 < claim.certified.lower <= 1.115697 <= claim.certified.upper
+
+
+def tail(freedom: int, at: float) -> float:
+    """P(χ² ≥ at), of an even number of degrees: that of a Poisson variable below half of it."""
+    terms = np.arange(freedom // 2)
+    logarithms = terms * math.log(at / 2) - at / 2 - special.gammaln(terms + 1.0)
+    return float(np.exp(special.logsumexp(logarithms)))
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "ratio", "parameters", "bound"),
+    [
+        (0.01, 1.0, 10_000 / 9_999, 10**6, 0.49789),
+        (0.01, 1.0, 100 / 99, 10**6, 74.59598),
+        (1.0, 10.0, 101 / 100, 10**4, 6.70627),
+    ],
+)
+def test_a_divisor_that_a_record_changes_is_no_part_of_the_claim(
+    rate: float, noise: float, ratio: float, parameters: int, bound: float
+) -> None:
+    """opacus #571 and #819, arXiv 2605.15648: the noise is divided as the sum is."""
+    claim = judged("pld", rate, noise, 1)
+    assert claim.certified is not None
+    assert claim.certified.upper < bound <= divisor_lower_bound(ratio, parameters, 1e-5)
+    widths = (-1.0, 0.0, 1.0, 2.0, 3.0, 3.5, 4.0)
+    around = [parameters + k * math.sqrt(2 * parameters) for k in widths]
+    shown = [
+        math.log((wide - 1e-5) / narrow)
+        for at in around
+        if (wide := tail(parameters, at / ratio**2)) > 1e-5 and (narrow := tail(parameters, at)) > 0
+    ]
+    assert max(shown) <= divisor_lower_bound(ratio, parameters, 1e-5) + 1e-5
+    if parameters == 10**6 and ratio < 1.001:
+        assert max(shown) > claim.certified.upper  # one of these thresholds is enough
+    assert divisor_lower_bound(1.0, parameters, 1e-5) == 0.0
 
 
 def test_the_numbers_of_the_engine_section() -> None:

@@ -113,6 +113,8 @@ class InLightning:
         resume: bool = False,
         by_hand: int = 0,
         data: Any = None,
+        methods: dict[str, Any] | None = None,
+        epochs: int = 20,
         **options: Any,
     ) -> None:
         class Module(pytorch_lightning.LightningModule):
@@ -131,9 +133,11 @@ class InLightning:
             def configure_optimizers(self) -> Any:
                 return private.optimizer
 
+        for name, method in (methods or {}).items():
+            setattr(Module, name, method)
         saving = ModelCheckpoint(folder / ("after" if resume else "before"), save_last=True)
         trainer = pytorch_lightning.Trainer(
-            max_epochs=20,
+            max_epochs=epochs,
             max_steps=steps_max,
             accumulate_grad_batches=accumulate,
             callbacks=[lightning.PrivacyCallback(allowance, folder), saving],
@@ -170,6 +174,7 @@ class InHuggingFace:
         resume: bool = False,
         by_hand: int = 0,
         more: list[Any] | None = None,
+        **options: Any,
     ) -> None:
         class Trainer(transformers.Trainer):
             def get_train_dataloader(self) -> Any:
@@ -190,6 +195,7 @@ class InHuggingFace:
             use_cpu=True,
             report_to=[],
             disable_tqdm=True,
+            **options,
         )
         callbacks = [huggingface.PrivacyCallback(allowance, folder), *(more or [])]
         trainer = Trainer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import warnings
 from collections.abc import Iterator
@@ -48,6 +47,7 @@ with warnings.catch_warnings():
 
 PLAN = Plan(RECORDS, BATCH / RECORDS, 1.0, 1.0)
 FITS = 37
+LIMITED = {"limit_train_batches": 9}
 DELTA = 1e-5
 
 pytestmark = [
@@ -180,13 +180,14 @@ def test_what_the_plan_does_not_describe_is_refused(
 def test_batches_whose_steps_were_skipped_are_refused(service: AccountingService) -> None:
     private, gate = Private(), StepGate(budget(service))
     gate.guard(private.optimizer, private.loader)
-    for _ in range(2):
-        gate.ask()
-        private.optimizer.signal_skip_step()
-        step(private)
+    batch = next(iter(private.loader))
     gate.ask()
+    private.optimizer.signal_skip_step()
+    step(private, batch)
     with pytest.raises(NoGuaranteeError, match=r"signal_skip_step.*BatchMemoryManager"):
-        step(private)
+        step(private, batch)
+    with pytest.raises(NoGuaranteeError, match="step 1 was left out"):
+        gate.ask()
     assert (private.sgd.made, gate.steps) == (0, 0)
 
 
@@ -245,37 +246,58 @@ class Watched:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_ends_within_a_batch_leaves_nothing_to_the_next(
+def test_an_epoch_of_parts_is_of_whole_batches(
     workers: int, framework: Any, service: AccountingService, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """It has as many parts as are expected, and more are needed: a record would count twice."""
+    """Each batch that is drawn has its step, however many parts it has."""
     private = Private(workers=workers)
     watched = Watched(private, monkeypatch)
     private.loader = parts_of(private)
     framework.fit(private, budget(service), tmp_path)
     assert private.sgd.made == FITS
-    assert len(watched.summed) == FITS < len(watched.drawn)
-    assert watched.of_one_batch_each
+    assert watched.summed == watched.drawn[:FITS]
+
+
+def test_there_are_no_more_parts_than_a_loader_says() -> None:
+    private = Private()
+    parts = parts_of(private)
+    for _ in range(5):
+        found = sum(1 for part in parts if step(private, part) is None)
+        assert RECORDS / 4 < found <= len(parts) < 2 * found
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("after", [1, 7])
-def test_a_loop_that_is_left_within_a_batch_leaves_nothing_to_the_next(
-    after: int, workers: int, service: AccountingService, monkeypatch: pytest.MonkeyPatch
+def test_a_pass_that_was_left_within_a_batch_is_the_last(
+    workers: int, service: AccountingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Which batch that is depends on the sizes of those before: it may not be dropped unseen."""
     private, gate = Private(workers=workers), StepGate(budget(service))
     watched, parts = Watched(private, monkeypatch), parts_of(private)
     gate.guard(private.optimizer, parts)
-    for _ in range(4):
-        for part in itertools.islice(parts, after):
-            gate.ask()
-            step(private, part)
     for part in parts:
         gate.ask()
         step(private, part)
-    assert len(watched.summed) >= RECORDS / BATCH
-    assert watched.of_one_batch_each
+        if private.sgd.made and private.optimizer._is_last_step_skipped:
+            break
+    with pytest.raises(NoGuaranteeError, match="ended within a batch"):
+        next(iter(parts))
+    with pytest.raises(NoGuaranteeError, match="ended within a batch"):
+        gate.settle("nowhere")
+    assert watched.summed == watched.drawn[: private.sgd.made]
+
+
+@pytest.mark.parametrize(("limit", "name"), [({"steps_max": 9}, "max_steps"), (LIMITED, "limit")])
+def test_parts_are_not_counted_as_steps(
+    limit: dict[str, Any], name: str, framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    if limit is LIMITED and isinstance(framework, InHuggingFace):
+        pytest.skip("it is Lightning's")
+    private = Private()
+    private.loader = parts_of(private)
+    with pytest.raises(NoGuaranteeError, match=f"{name}.*counts parts of split batches"):
+        framework.fit(private, budget(service), tmp_path, **limit)
+    assert private.sgd.made == 0
 
 
 def test_a_part_that_is_passed_over_is_refused(service: AccountingService) -> None:
@@ -287,10 +309,8 @@ def test_a_part_that_is_passed_over_is_refused(service: AccountingService) -> No
     gate.ask()
     step(private, next(following))
     next(following)
-    gate.ask()
-    next(following)
     with pytest.raises(NoGuaranteeError, match="passed over"):
-        gate.ask()
+        next(following)
 
 
 def test_of_two_passes_the_first_ends(service: AccountingService) -> None:
@@ -364,14 +384,16 @@ def test_a_part_has_no_step_but_that_of_its_batch(service: AccountingService) ->
 def test_a_question_permits_one_step_and_looking_ahead_none(service: AccountingService) -> None:
     private, gate = Private(), StepGate(budget(service))
     gate.guard(private.optimizer, private.loader)
+    batch = next(iter(private.loader))
     gate.look_ahead()
     with pytest.raises(NoGuaranteeError, match="step 1 has no batch of its own"):
-        step(private)
+        step(private, batch)
     gate.ask()
-    gate.ask()
-    step(private)
+    with pytest.raises(NoGuaranteeError, match="step 1 was left out"):
+        gate.ask()
+    step(private, batch)
     with pytest.raises(NoGuaranteeError, match="step 2 has no batch of its own"):
-        step(private)
+        step(private, batch)
     assert private.sgd.made == gate.steps == 1
     assert private.untouched_since
 

@@ -17,9 +17,10 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from training_client.budget import Budget
-from training_client.errors import BudgetExhaustedError
+from training_client.budget import Budget, NoBudget
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations import opacus as integration
+from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.service import AccountingService
 
@@ -80,11 +81,21 @@ def ask_at_the_gate() -> None:
             say(f"step {gate.steps + 1} refused: {error}")
 
 
+def train_natively() -> None:
+    """The engine here would make a run in each of the processes."""
+    budget = NoBudget(Plan(400, 0.25, 1.0, 1.0), 1, "it is a test")
+    try:
+        make_optimizer("dp_sgd", nn.Linear(6, 2), budget)
+    except NoGuaranteeError as error:
+        say(f"natively: {error}")
+
+
 integration.connect(epsilon=1.25, block=10, transport=httpx.MockTransport(answer))
 distributed.init_process_group("gloo", init_method=f"file://{FOLDER}/meet", rank=RANK, world_size=2)
 try:
     train()
     say("at the gate")
     ask_at_the_gate()
+    train_natively()
 finally:
     distributed.destroy_process_group()

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from training_client import cli, compare
 from training_client import train as training
-from training_client.budget import Budget, LedgerBudget, Unclaimed
+from training_client.budget import Allowance, Budget, LedgerBudget, NoBudget
 from training_client.claims import settle
 from training_client.cli.progress import signals
 from training_client.clipping.sparse import Sparse
@@ -187,9 +187,9 @@ def test_a_budget_is_not_spent_by_a_second_model_again() -> None:
     made: list[int] = []
     for steps_max in (12, None):
         model = training.mlp(5, 8, 2)
-        optimizer = make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1)
+        optimizer = make_optimizer("dp_sgd", model, budget, learning_rate=0.1)
         result = training.train(
-            model, tiny_data(), optimizer, budget, steps_max=steps_max,
+            model, tiny_data(), optimizer, steps_max=steps_max,
             report=lambda now: made.append(now.step),
         )  # fmt: skip
     assert made == list(range(1, 21))
@@ -298,9 +298,9 @@ def tiny_data() -> Dataset:
 
 def run(accounting: AccountingService, **more: Any) -> tuple[training.Result, torch.nn.Module]:
     model = training.mlp(5, 8, 2)
-    optimizer = make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1)
     budget = Budget(accounting, PLAN, epsilon=2.0, delta=1e-5, block=7)
-    return training.train(model, tiny_data(), optimizer, budget, **more), model
+    optimizer = make_optimizer("dp_sgd", model, budget, learning_rate=0.1)
+    return training.train(model, tiny_data(), optimizer, **more), model
 
 
 def test_retries_what_passes_and_gives_up_with_a_way_out() -> None:
@@ -418,8 +418,8 @@ def test_a_refused_step_leaves_the_parameters_untouched() -> None:
     with pytest.raises(BudgetExhaustedError) as caught:
         budget.allow(1)
     assert caught.value.exit_code == 3
-    optimizer = make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1)
-    training.train(model, tiny_data(), optimizer, budget)
+    optimizer = make_optimizer("dp_sgd", model, budget, learning_rate=0.1)
+    training.train(model, tiny_data(), optimizer)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -440,12 +440,12 @@ def test_without_an_answer_no_step_is_made() -> None:
 
 
 def test_code_and_claim_come_from_one_plan() -> None:
-    model = training.mlp(5, 8, 2)
-    other = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=0.5)
-    optimizer = make_optimizer("dp_sgd", model, other, learning_rate=0.1)
+    """What an optimizer runs is what its allowance accounts for: it is given no plan besides."""
     budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
-    with pytest.raises(ValueError, match="another plan"):
-        training.train(model, tiny_data(), optimizer, budget)
+    optimizer = make_optimizer("dp_sgd", training.mlp(5, 8, 2), budget)
+    assert optimizer.plan is budget.plan
+    with pytest.raises(NoGuaranteeError, match=r"expected an allowance.*got Plan.*NoBudget"):
+        make_optimizer("dp_sgd", training.mlp(5, 8, 2), PLAN)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", ["dataset_size", "sample_rate", "clip_norm", "noise_multiplier"])
@@ -509,8 +509,7 @@ def test_steps_are_charged_before_they_are_made_whatever_answers_are_lost() -> N
     result = training.train(
         model,
         tiny_data(),
-        make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1),
-        budget,
+        make_optimizer("dp_sgd", model, budget, learning_rate=0.1),
         report=seen,
     )
     assert made == list(range(1, 21))
@@ -641,17 +640,14 @@ def test_public_rows_are_not_trained_on() -> None:
 
 @pytest.mark.parametrize("ledger", [False, True])
 def test_no_budget_accounts_for_what_no_theorem_covers(ledger: bool) -> None:
-    """Raw state is trained as `Unclaimed`, or not at all: code and claim cannot differ."""
+    """Raw state is trained with a `NoBudget`, or not at all: code and claim cannot differ."""
     model = training.mlp(5, 8, 2)
-    optimizer = make_optimizer("adadp", model, PLAN, state="raw")
-    before = [each.clone() for each in model.parameters()]
     accounting = service(granting)
     budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
     with pytest.raises(NoGuaranteeError, match="raw"):
-        training.train(model, tiny_data(), optimizer, budget)
-    assert all(map(torch.equal, before, model.parameters()))
-    unclaimed = Unclaimed(PLAN, 3, "raw")
-    assert training.train(model, tiny_data(), optimizer, unclaimed).guarantee.status == "none"
+        make_optimizer("adadp", model, budget, state="raw")
+    optimizer = make_optimizer("adadp", model, NoBudget(PLAN, 3, "raw"), state="raw")
+    assert training.train(model, tiny_data(), optimizer).guarantee.status == "none"
 
 
 def test_a_ledger_s_budget_is_for_the_plan_that_is_run() -> None:
@@ -670,7 +666,7 @@ def test_batches_are_drawn_as_they_are_charged(records: int, rate: float) -> Non
     sampler = PoissonSampler(records, rate)
     budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
     with pytest.raises(DataError, match="is what is charged"):
-        training.train(model, data, make_optimizer("dp_sgd", model, PLAN), budget, sampler=sampler)
+        training.train(model, data, make_optimizer("dp_sgd", model, budget), sampler=sampler)
     with pytest.raises(DataError, match="is what is charged"):
         Participant("a", model, data.train_examples, data.train_labels, budget, sampler=sampler)
     assert (budget.made, budget.allowed) == (0, 0)
@@ -722,8 +718,8 @@ def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
         public = (torch.rand(40, 5, generator=generator), torch.randint(0, 2, (40,)))
         options = choose("mnist", "adadp", state, physical_batch_size=rows, model="mlp", hidden=8)
         optimizer = make_optimizer(
-            "adadp", model, PLAN, state=state, public=public, generator=generator, threshold=0.0,
-            **options.options,
+            "adadp", model, NoBudget(PLAN, 3, "it is a test"), state=state, public=public,
+            generator=generator, threshold=0.0, **options.options,
         )  # fmt: skip
         model.register_forward_pre_hook(seen)
         torch.manual_seed(2)  # which public examples a step takes
@@ -757,7 +753,8 @@ def test_zeros_are_left_out_of_data_that_are_known_to_have_many(
     recipe = choose(data, "dp_sgd", size=20, model="mlp", hidden=20, pca=pca)
     examples, labels = torch.rand(20, 150), torch.arange(20) % 2
     _, optimizer = recipe.make(
-        PLAN, Ingredients(Dataset(examples, labels, examples, labels, 2), None)
+        NoBudget(PLAN, 1, "it is a test"),
+        Ingredients(Dataset(examples, labels, examples, labels, 2), None),
     )
     optimizer.step(examples, labels, training.cross_entropy)
     assert bool(used) == few
@@ -766,7 +763,7 @@ def test_zeros_are_left_out_of_data_that_are_known_to_have_many(
 def test_raw_gradients_that_are_no_number_end_the_run() -> None:
     """They would stay in the state for good."""
     model = training.mlp(5, 8, 2)
-    optimizer = make_optimizer("adadp", model, PLAN, state="raw")
+    optimizer = make_optimizer("adadp", model, NoBudget(PLAN, 3, "raw"), state="raw")
     examples = torch.rand(4, 5)
     examples[2, 3] = math.nan
     with pytest.raises(DataError, match="private examples has become nan"):
@@ -778,9 +775,9 @@ def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
     for name, objection in (("dp_sgd", None), ("adadp", "made of raw gradients")):
         budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=7)
 
-        def make(name: str = name) -> tuple[torch.nn.Module, Any]:
+        def make(allowance: Allowance, name: str = name) -> tuple[torch.nn.Module, Any]:
             model = training.mlp(5, 8, 2)
-            return model, make_optimizer(name, model, PLAN)
+            return model, make_optimizer(name, model, allowance)
 
         curves.append(compare.run_all(name, make, tiny_data(), budget, 20, 2, objection=objection))
     assert curves[0].epsilons == pytest.approx([0.1 * step for step in curves[0].steps])
@@ -870,5 +867,5 @@ def test_a_budget_shows_no_less_than_what_is_spent(refused: bool) -> None:
 
 def test_a_certificate_of_another_run_does_not_outlast_a_claim(tmp_path: Path) -> None:
     (tmp_path / "certificate.json").write_text("{}")
-    settle(Unclaimed(PLAN, 3, "nobody was asked"), 3, tmp_path)
+    settle(NoBudget(PLAN, 3, "nobody was asked"), 3, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["privacy.json"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from training_client import elements
+from training_client.budget import NoBudget
 from training_client.clipping import gradients, rows
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
@@ -187,7 +188,7 @@ def test_an_optimizer_is_the_same_without_compiled_loops(
         optimizer = make_optimizer(
             name,
             net,
-            Plan(400, 0.1, 1.0, 0.1),
+            NoBudget(Plan(400, 0.1, 1.0, 0.1), 10**9, "it is a test"),
             public=(examples[:8], labels[:8]),
             generator=torch.Generator().manual_seed(1),
             **({"threshold": 0.0} if name == "adadp" else {}),

@@ -23,6 +23,7 @@ from torch import nn
 
 from training_client import elements
 from training_client import train as training
+from training_client.budget import NoBudget
 from training_client.clipping import (
     Clipper,
     Loss,
@@ -48,6 +49,11 @@ def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     examples = 3 * torch.randn(size, 6, generator=generator, dtype=torch.float64)
     return examples, torch.randint(0, 4, (size,), generator=generator)
+
+
+def unbudgeted(plan: Plan) -> NoBudget:
+    """As many steps as a test makes."""
+    return NoBudget(plan, 10**9, "it is a test")
 
 
 def model(*, bias: bool = True) -> nn.Module:
@@ -116,7 +122,7 @@ def test_an_empty_batch_still_gets_noise() -> None:
     net = model()
     plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=1.0, noise_multiplier=2.0)
     before = [p.clone() for p in net.parameters()]
-    optimizer = make_optimizer("dp_sgd", net, plan, learning_rate=1.0)
+    optimizer = make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=1.0)
     optimizer.step(*batch(0), training.cross_entropy)
     assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
@@ -221,7 +227,7 @@ def test_without_noise_and_clipping_it_is_plain_descent() -> None:
     private, plain = model(), model()
     examples, labels = batch()
     plan = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1e12, noise_multiplier=1e-30)
-    optimizer = make_optimizer("dp_sgd", private, plan, learning_rate=0.3, momentum=0.9)
+    optimizer = make_optimizer("dp_sgd", private, unbudgeted(plan), learning_rate=0.3, momentum=0.9)
     reference = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=0.9)
     for _ in range(5):
         optimizer.step(examples, labels, training.cross_entropy)
@@ -237,7 +243,7 @@ def test_sums_are_divided_by_the_expected_batch_size() -> None:
     plan = Plan(dataset_size=1000, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1e-30)
     sums, _ = sum_clipped(Clipper(net), examples, labels, training.cross_entropy, Transform(1.0))
     before = [p.detach().clone() for p in net.parameters()]
-    make_optimizer("dp_sgd", net, plan, learning_rate=1.0).step(
+    make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=1.0).step(
         examples, labels, training.cross_entropy
     )
     for old, new, total in zip(before, net.parameters(), sums, strict=True):
@@ -299,8 +305,24 @@ def test_poisson_batches_pass_a_chi_square_test() -> None:
     ("net", "name"),
     [
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
-        (nn.Sequential(nn.LSTM(6, 4)), "LSTM"),
-        (nn.Sequential(nn.Linear(6, 6), nn.MultiheadAttention(6, 2)), "MultiheadAttention"),
+        *(
+            (
+                nn.Sequential(kind(6, 4)),
+                rf"layer 0 \({kind.__name__}\).* Opacus' DP{kind.__name__} ",
+            )
+            for kind in (nn.RNN, nn.LSTM, nn.GRU)
+        ),
+        (
+            nn.TransformerEncoderLayer(6, 2),
+            r"layer self_attn \(MultiheadAttention\).*scaled_dot_product_attention",
+        ),
+        (
+            nn.Sequential(nn.EmbeddingBag(5, 4)),
+            r"layer 0 \(EmbeddingBag\).*take Embedding and a sum",
+        ),
+        (nn.Sequential(nn.Embedding(5, 4, sparse=True)), r"layer 0 \(Embedding\).*sparse=False"),
+        (nn.Embedding(5, 4, scale_grad_by_freq=True), r"\(root\).*scale_grad_by_freq=False"),
+        (nn.Sequential(nn.ConvTranspose1d(2, 3, 2)), r"layer 0 \(ConvTranspose1d\).*freeze it"),
         (nn.Sequential(nn.ReLU()), "no layer"),
         (
             nn.Sequential(nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3, track_running_stats=True)),
@@ -313,8 +335,51 @@ def test_poisson_batches_pass_a_chi_square_test() -> None:
     ],
 )
 def test_other_layers_are_named_and_refused(net: nn.Module, name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=name):
+    with pytest.raises(UnsupportedModelError, match=name) as refused:
         Clipper(net)
+    assert "install" not in str(refused.value)  # Opacus is there
+
+
+class Tokens(nn.Module):
+    """What a transformer begins with; positions are the same of every example."""
+
+    def __init__(self, *, expanded: bool) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.tokens, self.positions = nn.Embedding(9, 5, padding_idx=0), nn.Embedding(6, 5)
+        self.last, self.expanded = nn.Linear(5, 4), expanded
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(examples.shape[1])[None]
+        if self.expanded:
+            positions = positions.expand_as(examples)
+        embedded = self.tokens(examples) + self.positions(positions)
+        found: torch.Tensor = self.last(embedded.tanh().mean(1))
+        return found
+
+
+def test_the_padding_of_an_embedding_has_no_gradient() -> None:
+    net, (_, labels) = Tokens(expanded=True).double(), batch()
+    examples = torch.randint(0, 9, (32, 6), generator=torch.Generator().manual_seed(1))
+    assert bool((examples == 0).any())
+    for clip_norm in (0.1, 1e9):
+        sums, _ = sum_clipped(
+            Clipper(net), examples, labels, training.cross_entropy, Transform(clip_norm)
+        )
+        each = per_example(net, examples, labels)
+        norms = torch.sqrt(sum(g.flatten(1).square().sum(1) for g in each))  # type: ignore[arg-type]
+        weights = (clip_norm * (1 - 1e-6) / norms).clamp_max(1.0)
+        for found, gradient in zip(sums, each, strict=True):
+            exact = torch.einsum("b,b...->...", weights, gradient)
+            assert torch.allclose(found, exact, rtol=1e-9, atol=1e-12)
+        assert not bool(sums[0][0].any())
+
+
+def test_what_all_examples_share_is_to_be_expanded() -> None:
+    net, examples = Tokens(expanded=False), torch.randint(0, 9, (32, 6))
+    message = r"layer positions \(Embedding.* applied to 1 rows, of 32 examples.*position ids"
+    with pytest.raises(UnsupportedModelError, match=message):
+        sum_clipped(Clipper(net), examples, batch()[1], training.cross_entropy, Transform(1.0))
 
 
 def test_without_opacus_other_layers_are_refused_with_the_way_out(
@@ -412,7 +477,7 @@ class Transposed(nn.Module):
             training.cross_entropy,
             "depends on others",
         ),
-        (Transposed(), training.cross_entropy, "depends on others|more than one row"),
+        (Transposed(), training.cross_entropy, "depends on others|is applied to"),
     ],
 )
 def test_what_mixes_examples_is_refused(net: nn.Module, loss: Loss, message: str) -> None:
@@ -540,7 +605,7 @@ def test_a_clip_is_in_full_precision_whatever_the_model_ran_in() -> None:
 def test_a_layer_applied_twice_is_refused() -> None:
     layer = nn.Linear(6, 6).double()
     net = nn.Sequential(layer, layer)
-    with pytest.raises(UnsupportedModelError, match="twice"):
+    with pytest.raises(UnsupportedModelError, match=r"layer 0 \(Linear.*twice.*a layer of its own"):
         sum_clipped(Clipper(net), *batch(), training.cross_entropy, Transform(1.0))
 
 
@@ -556,7 +621,9 @@ def test_more_rows_than_examples_are_refused() -> None:
             return self.layer(examples.reshape(-1, 3)).reshape(len(examples), -1)
 
     examples, labels = batch()
-    with pytest.raises(UnsupportedModelError, match="more than one row"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"layer layer \(Linear.* is applied to 64 rows, of 32 examples"
+    ):
         sum_clipped(
             Clipper(Patches()), examples.float(), labels, training.cross_entropy, Transform(1.0)
         )
@@ -929,7 +996,7 @@ def test_an_update_changes_nothing_that_is_still_to_be_summed() -> None:
     torch.manual_seed(3)
     net, examples, labels = Borrowing(), torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
     plan = Plan(dataset_size=100, sample_rate=0.04, clip_norm=1.0, noise_multiplier=1e-9)
-    private_sum = PrivateSum(net, plan)
+    private_sum = PrivateSum(net, unbudgeted(plan))
     whole = private_sum.release(examples, labels, training.cross_entropy, Transform(1.0)).whole()
     wanted = joined(whole)
     released = private_sum.release(examples, labels, training.cross_entropy, Transform(1.0))
@@ -981,7 +1048,7 @@ def test_convolutions_in_another_order_of_memory_are_clipped_too() -> None:
 def test_no_physical_batch_is_refused() -> None:
     plan = Plan(dataset_size=100, sample_rate=0.04, clip_norm=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="physical_batch_size"):
-        PrivateSum(model(), plan, physical_batch_size=-1)
+        PrivateSum(model(), unbudgeted(plan), physical_batch_size=-1)
 
 
 @pytest.mark.parametrize("number", [math.inf, math.nan])
@@ -1086,7 +1153,11 @@ def test_a_copy_adds_other_noise(copied: Callable[[Any], Any]) -> None:
 def test_a_copied_optimizer_and_sampler_draw_anew() -> None:
     plan = Plan(dataset_size=100, sample_rate=0.5, clip_norm=1.0, noise_multiplier=1.0)
     net = model()
-    whole = net, make_optimizer("dp_sgd", net, plan, learning_rate=1.0), PoissonSampler(100, 0.5)
+    whole = (
+        net,
+        make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=1.0),
+        PoissonSampler(100, 0.5),
+    )
     copies = [copy.deepcopy(whole) for _ in range(2)]
     for _, optimizer, _ in copies:
         optimizer.step(*batch(), training.cross_entropy)

@@ -86,7 +86,7 @@ def compare(
                 wanted = Wanted.of(recipe, batch_size, clip_norm, steps)
                 budget = asked(accounting, wanted, epsilon, delta, console.print)
                 known = _known(recipe, data_dir, device)
-                make = partial(recipe.make, budget.plan, known)
+                make = partial(recipe.make, known=known)
                 with shown(console, steps * seeds, f"{name}, step") as bar:
 
                     def report(before: int, now: Progress, bar: Report = bar) -> None:

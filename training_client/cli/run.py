@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from training_client import train as training
-from training_client.budget import Budget, LedgerBudget, Unclaimed
+from training_client.budget import Budget, LedgerBudget, NoBudget
 from training_client.checkpoint import Checkpoint, understood
 from training_client.claims import CERTIFICATE, PCA_CERTIFICATE, PRIVACY, clear, write_json
 from training_client.cli import options as take
@@ -45,7 +45,7 @@ class _Approved:
     """
 
     recipe: Recipe
-    budget: Budget | LedgerBudget | Unclaimed
+    budget: Budget | LedgerBudget | NoBudget
     kept: Checkpoint | None = None
 
 
@@ -115,7 +115,7 @@ def run(
             said = bool(given(context).keys() & {"epsilon", "delta"})
             spending = _Spending(service, dataset, epsilon, delta, noise_multiplier, said)
             budget = (
-                _unclaimed(accounting, recipe, wanted, spending, console.print)
+                _without_claim(accounting, recipe, wanted, spending, console.print)
                 if no_guarantee
                 else _allowed(accounting, recipe, wanted, spending, console.print)
             )
@@ -172,9 +172,9 @@ def _allowed(
     return asked(accounting, wanted, of.epsilon, of.delta, say, of.noise)
 
 
-def _unclaimed(
+def _without_claim(
     accounting: AccountingService, recipe: Recipe, wanted: Wanted, of: _Spending, say: Say
-) -> Budget | Unclaimed:
+) -> Budget | NoBudget:
     """Steps of which nothing is claimed; a budget all the same, if nothing speaks against one."""
     if of.dataset is not None:
         raise NoGuaranteeError("a ledger charges no run without a guarantee: leave out --dataset")
@@ -184,9 +184,9 @@ def _unclaimed(
     if of.service == take.NOBODY and of.said:
         raise DataError("nobody is asked what a run spends: leave out --epsilon and --delta")
     if of.service == take.NOBODY:
-        return Unclaimed(wanted.plan(of.noise or 0.0), wanted.steps, why_not or "")
+        return NoBudget(wanted.plan(of.noise or 0.0), wanted.steps, why_not or "")
     budget = asked(accounting, wanted, of.epsilon, of.delta, say, of.noise)
-    return budget if why_not is None else Unclaimed(budget.plan, wanted.steps, why_not)
+    return budget if why_not is None else NoBudget(budget.plan, wanted.steps, why_not)
 
 
 def _why_not(recipe: Recipe, of: _Spending) -> str | None:
@@ -229,7 +229,7 @@ def _begun(
             say(f"What an earlier run was charged for is in {escape(str(earlier))}")
     projection = _projection(approved, found, folder)
     known = found.projected(projection).aimed(recipe.objective)
-    model, optimizer = recipe.make(approved.budget.plan, known)
+    model, optimizer = recipe.make(approved.budget, known)
     if kept is not None:
         with understood(folder):
             model.load_state_dict(kept.model)
@@ -264,7 +264,7 @@ def _projection(approved: _Approved, known: Ingredients, folder: Path) -> Projec
     return pca.fit(known.private.train_examples)
 
 
-def _planned(budget: Budget | LedgerBudget | Unclaimed, steps: int) -> int:
+def _planned(budget: Budget | LedgerBudget | NoBudget, steps: int) -> int:
     """The steps of the whole run, whatever was asked for when it is resumed."""
     return budget.reservation.steps_reserved if isinstance(budget, LedgerBudget) else steps
 
@@ -287,7 +287,6 @@ def _trained(
             keeping.model,
             known.private,
             keeping.optimizer,
-            keeping.budget,
             objective=keeping.recipe.objective,
             steps_max=steps,
             report=keeping.reporting(lambda now: bar(now.step, in_words(now))),
@@ -307,7 +306,7 @@ def _tell(console: Console, keeping: Keeping, result: training.Result, planned: 
         shown_score = f"{result.test_accuracy:.2%}"
     console.print(f"Test {result.measure} [bold]{shown_score}[/]")
     claim = result.guarantee
-    if isinstance(keeping.budget, Unclaimed):
+    if isinstance(keeping.budget, NoBudget):
         console.print(f"[bold red]No guarantee[/]: {keeping.budget.reason}.")
         return
     console.print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import nn
@@ -11,6 +12,29 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from training_client.clipping.gradients import ExampleGradients, HeldGradients, OuterProducts
 from training_client.clipping.products import full_precision
 from training_client.errors import UnsupportedModelError
+
+_SPREAD: Final = {  # by name: some of them take long to import, or are not everywhere
+    "DataParallel",
+    "DistributedDataParallel",
+    "DifferentiallyPrivateDistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+    "DeepSpeedEngine",
+}
+
+_RECURRENT: Final = (
+    "take a layer that sees a sequence at once, train Opacus' DP{name} with Opacus "
+    "(docs/how-to/frameworks.md)"
+)
+_INSTEAD: Final[dict[type[nn.Module], str]] = {
+    nn.EmbeddingBag: "take Embedding and a sum or mean over the tokens",
+    nn.MultiheadAttention: (
+        "take Linear layers for queries, keys and values with "
+        "torch.nn.functional.scaled_dot_product_attention, train Opacus' DPMultiheadAttention with "
+        "Opacus (docs/how-to/frameworks.md)"
+    ),
+    **{kind: _RECURRENT.format(name=kind.__name__) for kind in (nn.RNN, nn.LSTM, nn.GRU)},
+}
 
 Sampler = Callable[[nn.Module, list[torch.Tensor], torch.Tensor], dict[torch.Tensor, torch.Tensor]]
 
@@ -42,8 +66,12 @@ def trained_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _problem(module: nn.Module) -> str | None:
-    """Why a module cannot be part of a private model; None if it can."""
-    own = list(module.parameters(recurse=False))
+    """Return why a module cannot be part of a private model; None if it can."""
+    if _SPREAD & {kind.__name__ for kind in type(module).__mro__}:
+        return (
+            "shares examples or parameters out over devices or processes, each of which would be a "
+            "run of its own: give the model that it wraps, in one process"
+        )
     if isinstance(module, _BatchNorm):
         return (
             "normalises over the batch, so that one example moves the gradients of others: use "
@@ -53,6 +81,7 @@ def _problem(module: nn.Module) -> str | None:
         return "keeps statistics of examples, without noise: use track_running_stats=False"
     if getattr(module, "inplace", False):
         return "overwrites an output that is needed: use inplace=False"
+    own = list(module.parameters(recurse=False))
     trained = [p for p in own if p.requires_grad]
     if not trained:
         return None
@@ -63,12 +92,33 @@ def _problem(module: nn.Module) -> str | None:
             f"has parameters of {own[0].dtype}, in which noise is lost by rounding: keep them in "
             "float32 and run the model under torch.autocast"
         )
-    if type(module) is not nn.Linear and type(module) not in _samplers():
+    return _unclippable(module)
+
+
+def _unclippable(module: nn.Module) -> str | None:
+    """Return why the gradients of a module's own parameters cannot be clipped; None if they can."""
+    if isinstance(module, nn.Embedding) and module.scale_grad_by_freq:
         return (
-            "has parameters that cannot be clipped here: Linear layers can, and what Opacus has a "
-            "grad sampler for (pip install 'privacy-accountant[opacus]')"
+            "divides gradients by how often a batch has a token, so that one example moves the "
+            "gradients of others: use scale_grad_by_freq=False"
         )
+    if isinstance(module, nn.Embedding) and module.sparse:
+        return "has sparse gradients, which are not clipped here: use sparse=False"
+    if type(module) in _INSTEAD:
+        return f"cannot be clipped here: {_INSTEAD[type(module)]}, or freeze it"
+    if type(module) is not nn.Linear and type(module) not in _samplers():
+        return f"has parameters that cannot be clipped here: {_way_out()}, or freeze it"
     return None
+
+
+def _way_out() -> str:
+    """Return which layers to take in the place of one that cannot be clipped."""
+    if _samplers():
+        return "take layers that are Linear, or that Opacus has a grad sampler for"
+    return (
+        "take Linear layers, or install Opacus, which has grad samplers for others (pip install "
+        "'privacy-accountant[opacus]')"
+    )
 
 
 def _samplers() -> dict[type[nn.Module], Sampler]:
@@ -111,4 +161,6 @@ def gradients_of(
         )
     with full_precision(gradient.device):
         held = sampler(layer, [inputs], gradient)
+    if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+        held[layer.weight][:, layer.padding_idx] = 0.0  # as PyTorch has it, and Opacus has not
     return {parameter: HeldGradients(each) for parameter, each in held.items()}

@@ -67,6 +67,7 @@ class Passed:
 class _Seen:
     """What a forward pass went through: layers' inputs, and where their outputs' gradients are."""
 
+    model: nn.Module
     examples: int
     inputs: dict[nn.Module, torch.Tensor] = field(default_factory=dict)
     edges: dict[nn.Module, GradientEdge] = field(default_factory=dict)
@@ -74,13 +75,25 @@ class _Seen:
     def remember(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """A forward hook."""
         if layer in self.inputs:
-            raise UnsupportedModelError(f"{layer} is applied twice in one forward pass")
+            raise self._refused(
+                layer, "is applied twice in one forward pass: give each use a layer of its own"
+            )
         if len(inputs) != 1 or not isinstance(output, torch.Tensor):
-            raise UnsupportedModelError(f"{layer} is not called with one tensor, to give another")
-        if len(inputs[0]) != self.examples or len(output) != self.examples:
-            raise UnsupportedModelError(f"{layer} is applied to more than one row an example")
+            raise self._refused(layer, "is not called with one tensor, to give another")
+        rows = {len(inputs[0]), len(output)}
+        if rows != {self.examples}:
+            raise self._refused(
+                layer,
+                f"is applied to {min(rows - {self.examples})} rows, of {self.examples} examples: "
+                "give it one row or sequence of each example, in the first dimension; what all "
+                "examples share, such as position ids, is expanded to as many",
+            )
         self.inputs[layer] = inputs[0].detach()
         self.edges[layer] = get_gradient_edge(output)
+
+    def _refused(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
+        name = next(name for name, each in self.model.named_modules() if each is layer)
+        return UnsupportedModelError(f"layer {name or '(root)'} ({layer}) {problem}")
 
 
 @torch.enable_grad()
@@ -107,7 +120,7 @@ def pass_through(
         UnsupportedModelError: a layer is called in another way than once with one tensor, the loss
             is not one an example, or the pass changes what the model keeps.
     """
-    seen = _Seen(len(examples))
+    seen = _Seen(model, len(examples))
     with _watched(seen, layers), _unchanged(model) as kept:
         losses = loss(model(examples), targets)
     if losses.shape != (len(examples),):

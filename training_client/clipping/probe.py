@@ -19,6 +19,7 @@ from training_client.clipping.allowances import rounding
 from training_client.clipping.blocks import blocks_of
 from training_client.clipping.passes import Passed
 from training_client.errors import UnsupportedModelError
+from training_client.evaluation import evaluating
 
 _EXAMPLES: Final = 32
 _ALTERED: Final = -3.0
@@ -52,7 +53,7 @@ def require_apart(
     with _as_before(few.device):
         there = run(_altered(few, kept), _altered(labels, kept))
     _require_alike(here, kept, there, kept)
-    with _as_before(few.device), _evaluating(model):
+    with _as_before(few.device), evaluating(model):
         here, there = run(few, labels), run(few[kept], labels[kept])
     _require_alike(here, kept, there, kept[kept])
 
@@ -109,18 +110,6 @@ def _as_before(device: torch.device) -> Iterator[None]:
     """What is drawn within is drawn again afterwards."""
     with torch.random.fork_rng([] if device.type == "cpu" else [device]):
         yield
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and the like; then each module as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _altered(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,9 @@ from opacus.utils.uniform_sampler import (
 )
 
 from training_client.errors import NoGuaranteeError
-from training_client.integrations.ranks import world_size
 from training_client.integrations.splitting import flags_of
 from training_client.plan import Plan
+from training_client.processes import world_size
 
 _POISSON: Final = (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
 _TOLERANCE: Final = 1e-9  # what floating point may do to a number on its way

@@ -11,14 +11,16 @@ from opacus.optimizers import DPOptimizer
 
 from training_client.budget import Allowance
 from training_client.claims import settle
-from training_client.errors import NoGuaranteeError
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.checks import (
     require_no_skipped_steps,
     require_one_batch,
     require_plan,
 )
+from training_client.integrations.draws import Draws
 from training_client.integrations.ranks import on_rank_zero
-from training_client.integrations.splitting import Parts, ends_batch
+from training_client.integrations.skipped import require_finite, require_usual_precision
+from training_client.integrations.splitting import Parts, ends_batch, require_finished
 
 
 class StepGate:
@@ -45,6 +47,7 @@ class StepGate:
         self._optimizer: Any = None
         self._loader: Any = None
         self._permitted = False  # a step of the batch at hand
+        self._draws: Draws | None = None
         self._parts = Parts()
         self._next: Callable[[DPOptimizer], None] | None = None
 
@@ -60,6 +63,8 @@ class StepGate:
             NoGuaranteeError: what runs is not what the allowance's plan says.
         """
         require_plan(optimizer, loader, self._allowance.plan)
+        require_usual_precision(optimizer)
+        self._draws = Draws(loader)
         self.steps = max(self.steps, self._allowance.resumed(made))
         self._optimizer, self._loader = optimizer, loader
         if optimizer.step_hook != self._before_step:
@@ -69,15 +74,20 @@ class StepGate:
     def ask(self) -> None:
         """Return if a step may be made of the batch at hand; the optimizer takes it with the step.
 
-        To be called once the batch, or the part of one, is drawn. Asking again before the step
-        permits no second one.
+        To be called once for each batch, or part of one, when it is drawn.
 
         Raises:
             BudgetExhaustedError: it may not.
-            NoGuaranteeError: another run has made it; or an earlier part of a batch has no step.
+            NoGuaranteeError: another run has made it; or an earlier batch, or part of one, has no
+                step.
             ServiceError: no usable answer.
         """
-        self.look_ahead()
+        self._require_made()
+        try:
+            self.look_ahead()
+        except BudgetExhaustedError:
+            self._end_draws()
+            raise
         if self._optimizer is not None:
             self._parts.require_each_taken(self._optimizer, self._loader)
             self._permitted = ends_batch(self._optimizer, self._loader)
@@ -96,8 +106,13 @@ class StepGate:
         """Commit, and write what may be said of the run.
 
         Raises:
+            NoGuaranteeError: the last batch has no step, or was not finished; nothing is claimed.
             ServiceError: no usable answer.
         """
+        self._require_made()
+        if self._optimizer is not None:
+            require_finished(self._optimizer)
+        self._end_draws()
         on_rank_zero(partial(settle, self._allowance, self.steps, folder))
 
     def _before_step(self, optimizer: DPOptimizer) -> None:
@@ -105,11 +120,26 @@ class StepGate:
         require_plan(optimizer, self._loader, self._allowance.plan)
         self._require_permitted()
         require_no_skipped_steps(optimizer)
-        on_rank_zero(partial(self._allowance.take, self.steps + 1))
+        require_finite(optimizer)
         self._permitted = False
+        if self._draws is not None and not hasattr(self._next, "counts_draws"):
+            self._draws.use()
+        on_rank_zero(partial(self._allowance.take, self.steps + 1))
         self.steps += 1
         if self._next is not None:
             self._next(optimizer)
+
+    def _end_draws(self) -> None:
+        if self._draws is not None:
+            self._draws.end()
+
+    def _require_made(self) -> None:
+        if self._permitted:
+            raise NoGuaranteeError(
+                f"step {self.steps + 1} was left out after its batch was drawn, perhaps for what "
+                "is in it, and no noise hides that: return a loss from every training_step, call "
+                "the optimizer for every batch, and let nothing skip one"
+            )
 
     def _require_permitted(self) -> None:
         if not self._permitted:

@@ -15,9 +15,11 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training_client.budget import Allowance
-from training_client.errors import BudgetExhaustedError
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.checks import require_no_accumulation
 from training_client.integrations.gate import StepGate
+from training_client.integrations.skipped import require_no_scaler
+from training_client.integrations.splitting import require_whole_passes
 
 
 class PrivacyCallback(TrainerCallback):
@@ -56,6 +58,15 @@ class PrivacyCallback(TrainerCallback):
         """
         require_no_accumulation(args.gradient_accumulation_steps)
         optimizer = running["optimizer"]
+        limit = "max_steps" if args.max_steps > 0 else None
+        require_whole_passes(running["train_dataloader"], limit)
+        require_no_scaler(True if args.fp16 else None, "fp16=True")
+        require_no_scaler(getattr(optimizer, "scaler", None), "accelerate")
+        if args.auto_find_batch_size:
+            raise NoGuaranteeError(
+                "auto_find_batch_size=True begins again where a batch was too large, and that step "
+                "is left out: set it to False, and have batches split by Opacus' BatchMemoryManager"
+            )
         own = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self.gate.guard(own, running["train_dataloader"], made=state.global_step)
         self.gate.look_ahead()

@@ -11,7 +11,7 @@ The callback works with `lightning.pytorch` as with `pytorch_lightning`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
@@ -19,6 +19,10 @@ from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.checks import require_no_accumulation
 from training_client.integrations.gate import StepGate
+from training_client.integrations.skipped import require_no_scaler
+from training_client.integrations.splitting import require_whole_passes
+
+_PRECISIONS: Final = ("32-true", "64-true", "bf16-mixed")
 
 
 class PrivacyCallback(Callback):
@@ -90,6 +94,16 @@ class PrivacyCallback(Callback):
 
     def _guard(self, trainer: Trainer, made: int = 0) -> None:
         require_no_accumulation(trainer.accumulate_grad_batches)
+        limited = trainer.max_steps != -1 or trainer.limit_train_batches != 1.0
+        limit = "max_steps or limit_train_batches" if limited else None
+        require_whole_passes(trainer.train_dataloader, limit)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        require_no_scaler(scaler, f'precision="{trainer.precision}"')
+        if trainer.precision not in _PRECISIONS:
+            raise NoGuaranteeError(
+                f'precision="{trainer.precision}" may skip steps, or lose noise by rounding: take '
+                f"one of {', '.join(_PRECISIONS)}"
+            )
         if len(trainer.optimizers) != 1:
             raise NoGuaranteeError(f"one optimizer is accounted for, not {len(trainer.optimizers)}")
         self.gate.guard(trainer.optimizers[0], trainer.train_dataloader, made)

@@ -13,14 +13,14 @@ processes rank 0 asks, and all get its answer. `get_epsilon`, `get_noise_multipl
 
 What is charged is read off the sampler and the optimizer. A loader that does not sample by Poisson
 is refused by `make_private`; a step without noise, with an infinite or an adaptive norm, with ghost
-clipping, over several batches (also those that a program adds up by `signal_skip_step`), or for
-which no batch is left, when it is about to be made.
+clipping, of parameters in half precision, with a gradient that is not finite, over several batches
+(also those that a program adds up by `signal_skip_step`), or for which no batch is left, when it is
+about to be made. A batch or a part of one that has no step is refused when the next is drawn.
 
 What is not seen here is the loop. Batches are counted as the sampler draws them, which is an upper
-bound on those that the loop was given, for workers draw ahead and a loop may leave one unused: a
-second step of a batch is refused only if it makes more steps than batches. And of a batch that
-`BatchMemoryManager` splits the loop must take every part to the optimizer. The callbacks for
-Lightning and Hugging Face are told of each batch, and refuse both.
+bound on those that the loop was given, for workers draw ahead: a second step of a batch is refused
+only if it makes more steps than batches. The callbacks for Lightning and Hugging Face are told of
+each batch, and refuse it.
 
 A checkpoint never rewinds what this process has made. A fresh process knows only what the
 checkpoint says: steps that were made after it was written are not counted, unless a ledger granted
@@ -48,6 +48,7 @@ from training_client.integrations.checks import (
 )
 from training_client.integrations.draws import Draws
 from training_client.integrations.ranks import on_rank_zero
+from training_client.integrations.skipped import require_finite, require_usual_precision
 from training_client.service import AccountingService
 
 NAME: Final = "remote"
@@ -152,11 +153,14 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         def before_step(optimizer: DPOptimizer) -> None:
             require_one_batch(optimizer)
             require_no_skipped_steps(optimizer)
+            require_usual_precision(optimizer)
             runs = plan_of(optimizer, loader)
+            require_finite(optimizer)
             draws.require_unused()
-            self.step(noise_multiplier=runs.noise_multiplier, sample_rate=runs.sample_rate)
             draws.use()
+            self.step(noise_multiplier=runs.noise_multiplier, sample_rate=runs.sample_rate)
 
+        before_step.counts_draws = True  # type: ignore[attr-defined]
         return before_step
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:

@@ -7,14 +7,9 @@ from typing import Any, TypeVar
 
 from torch import distributed
 
+from training_client.processes import world_size
+
 T = TypeVar("T")
-
-
-def world_size() -> int:
-    """How many processes train together."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 1
-    return distributed.get_world_size()
 
 
 def on_rank_zero(ask: Callable[[], T]) -> T:

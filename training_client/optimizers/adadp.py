@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import nn
 
+from training_client.budget import Allowance
 from training_client.clipping import Block, Transform
 from training_client.elements import inverse_roots, over_root, sums_of_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Gradients, Released, Step
-from training_client.plan import Plan
 from training_client.private_sum import Part
 
 _FLOOR: Final = 1e-3  # of the root mean square half axis: no coordinate is cut off for good
@@ -42,7 +42,7 @@ class AdaDp(PrivateOptimizer):
 
     Args:
         model: the model to train.
-        plan: what each step does and costs; its clip norm is C.
+        allowance: allows each step; the clip norm of its plan is C.
         learning_rate: η > 0.
         beta: β > 0, the local clipping factor.
         threshold: G ≥ 0, the local clipping threshold.
@@ -60,7 +60,7 @@ class AdaDp(PrivateOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        allowance: Allowance,
         *,
         learning_rate: float,
         beta: float = 1.5,
@@ -73,7 +73,7 @@ class AdaDp(PrivateOptimizer):
         adaptive_rate: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(model, plan, **options)
+        super().__init__(model, allowance, **options)
         if not (beta > 0 and threshold >= 0 and epsilon > 0):
             raise ValueError("expected beta > 0, threshold ≥ 0 and epsilon > 0")
         self.learning_rate, self.beta, self.threshold = learning_rate, beta, threshold

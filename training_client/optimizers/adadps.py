@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final, Literal
 import torch
 from torch import nn
 
+from training_client.budget import Allowance
 from training_client.clipping import Block, Transform, joined
 from training_client.elements import inverse_roots
 from training_client.optimizers.base import PrivateOptimizer, require_alike
 from training_client.optimizers.source import Gradients, Source, Step
-from training_client.plan import Plan
 from training_client.private_sum import Part
 
 Statistic = Literal["rmsprop", "adam", "adagrad"]
@@ -94,7 +94,7 @@ class AdaDps(_WithStatistics):
 
     Args:
         model: the model to train.
-        plan: what each step does and costs; its clip norm is C, of ∇/A.
+        allowance: allows each step; the clip norm of its plan is C, of ∇/A.
         learning_rate: η > 0.
         momentum: of the noisy mean.
         statistic: of the gradients of `source`, which should be public.
@@ -110,7 +110,7 @@ class AdaDps(_WithStatistics):
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        allowance: Allowance,
         *,
         learning_rate: float,
         momentum: float = 0.0,
@@ -120,7 +120,7 @@ class AdaDps(_WithStatistics):
         epsilon: float = 1e-3,
         **options: Any,
     ) -> None:
-        super().__init__(model, plan, **options)
+        super().__init__(model, allowance, **options)
         shapes = [each.shape for each in side_information or self.parameters]
         if shapes != [each.shape for each in self.parameters]:
             raise ValueError("expected side information shaped like the parameters")
@@ -165,7 +165,7 @@ class PublicPreconditioner(_WithStatistics):
 
     Args:
         model: the model to train.
-        plan: what each step does and costs.
+        allowance: allows each step, and says by its plan what a step does and costs.
         source: public gradients.
         learning_rate: η > 0.
         first: β₁, of a moving mean of noisy gradients with its bias corrected; 0 is DP-R-Pub.
@@ -179,7 +179,7 @@ class PublicPreconditioner(_WithStatistics):
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        allowance: Allowance,
         source: Source,
         *,
         learning_rate: float,
@@ -188,7 +188,7 @@ class PublicPreconditioner(_WithStatistics):
         epsilon: float = 1e-3,
         **options: Any,
     ) -> None:
-        super().__init__(model, plan, source=source, **options)
+        super().__init__(model, allowance, source=source, **options)
         self.learning_rate, self.first = learning_rate, first
         statistic: Statistic = "adam" if first else "rmsprop"
         self.statistics = Statistics(self.zeros(), statistic, decay, epsilon)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from training_client.budget import Allowance
 from training_client.errors import DataError
 from training_client.optimizers.base import PrivateOptimizer, require_alike
 from training_client.optimizers.source import Step
-from training_client.plan import Plan
 
 
 class AfterNoise(PrivateOptimizer):
@@ -22,7 +22,7 @@ class AfterNoise(PrivateOptimizer):
 
     Args:
         model: the model to train.
-        plan: what each step does and costs.
+        allowance: allows each step, and says by its plan what a step does and costs.
         make: the ordinary optimizer, given the parameters.
         options: see `PrivateOptimizer`.
     """
@@ -30,11 +30,11 @@ class AfterNoise(PrivateOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        allowance: Allowance,
         make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         **options: Any,
     ) -> None:
-        super().__init__(model, plan, **options)
+        super().__init__(model, allowance, **options)
         self.ordinary = make(self.parameters)
 
     @property

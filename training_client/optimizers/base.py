@@ -8,22 +8,26 @@ noisy sums, unless its state comes from elsewhere (`source`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import nn
 
+from training_client.budget import Allowance, NoBudget
 from training_client.clipping import Block, Loss, Transform
-from training_client.errors import DataError
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.optimizers.source import Noisy, Source, Step
 from training_client.plan import Plan
 from training_client.private_sum import PrivateSum
 
 
 class PrivateOptimizer(ABC):
-    """Makes private steps on a model, as its plan says.
+    """Makes the private steps that an allowance covers, as its plan says.
+
+    Each step is taken from the allowance before anything is computed from its batch.
 
     Attributes:
+        allowance: that covers the steps.
         parameters: what is trained.
         blocks: of all their numbers.
         size: how many numbers that is.
@@ -31,11 +35,16 @@ class PrivateOptimizer(ABC):
 
     Args:
         model: the model to train.
-        plan: what each step does and costs.
+        allowance: a `Budget` or `LedgerBudget`; a `NoBudget` for steps without a privacy claim.
         source: where the gradients come from that state is made of; noisy ones by default.
         generator: of the noise, on the model's device; seeded by the operating system by default.
         physical_batch_size: so many examples are clipped at a time; all by default.
         sparse_inputs: most numbers of examples are 0; see `Clipper`.
+
+    Raises:
+        NoGuaranteeError: a budget is to account for state that no theorem covers, or several
+            processes train.
+        UnsupportedModelError: a layer cannot be clipped.
     """
 
     kept: ClassVar[tuple[str, ...]] = ()  # attributes that are its state
@@ -44,17 +53,22 @@ class PrivateOptimizer(ABC):
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        allowance: Allowance,
         *,
         source: Source | None = None,
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
         sparse_inputs: bool = False,
     ) -> None:
-        self.source = source or Noisy()
+        self.source, self.allowance = source or Noisy(), allowance
         self.private_sum = PrivateSum(
-            model, plan, generator, physical_batch_size, sparse_inputs=sparse_inputs
+            model, allowance, generator, physical_batch_size, sparse_inputs=sparse_inputs
         )
+        if not (self.source.proven or isinstance(allowance, NoBudget)):
+            raise NoGuaranteeError(
+                f"state {self.source.state!r} is made of private gradients: no theorem covers it, "
+                "and no budget; train it with a NoBudget"
+            )
         self.parameters = self.private_sum.clipper.parameters
         self.blocks = self.private_sum.clipper.blocks
         self.size = self.private_sum.clipper.size
@@ -64,6 +78,35 @@ class PrivateOptimizer(ABC):
         """What each step does and costs."""
         return self.private_sum.plan
 
+    @property
+    def steps_made(self) -> int:
+        """Steps that count as made."""
+        return self.private_sum.steps
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """Refuse what handles ordinary optimizers, such as a GradScaler.
+
+        Raises:
+            NoGuaranteeError: always.
+        """
+        raise NoGuaranteeError(
+            "a private optimizer has no param_groups. A GradScaler skips a step where one record's "
+            "gradient is infinite, which no noise hides: call step() without it, and train in "
+            "float32, or under torch.autocast in bfloat16"
+        )
+
+    def take(self) -> None:
+        """Take the next step from the allowance before its batch is drawn; else `step` does.
+
+        Raises:
+            BudgetExhaustedError: the allowance covers no further step.
+            NoGuaranteeError: another run took the step, the step before was not finished, or
+                several processes train.
+            ServiceError: no usable answer; no batch may be drawn.
+        """
+        self.private_sum.take()
+
     def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> float:
         """One step on one Poisson batch (which may be empty: the noise is added all the same).
 
@@ -71,6 +114,7 @@ class PrivateOptimizer(ABC):
             The batch's mean loss, for the data owner's eyes only.
 
         Raises:
+            BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
             DataError: the examples are on another device than the model.
         """
         with torch.no_grad():

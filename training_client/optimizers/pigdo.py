@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from training_client.budget import Allowance
 from training_client.clipping import Block, Transform
 from training_client.elements import inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.source import Gradients, Noisy, Step
-from training_client.plan import Plan
 from training_client.private_sum import Part
 
 Rule = Literal["adam", "rmsprop", "adagrad"]
@@ -36,7 +36,7 @@ class PiGdo(PrivateOptimizer):
 
     Args:
         model: the model to train.
-        plan: what each step does and costs; its clip norm is C.
+        allowance: allows each step; the clip norm of its plan is C.
         rule: the row of Table 1.
         learning_rate: η > 0.
         betas: β₁ and β₂.
@@ -53,7 +53,7 @@ class PiGdo(PrivateOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        allowance: Allowance,
         rule: Rule,
         *,
         learning_rate: float,
@@ -62,7 +62,7 @@ class PiGdo(PrivateOptimizer):
         own_squares: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(model, plan, **options)
+        super().__init__(model, allowance, **options)
         if own_squares and isinstance(self.source, Noisy):
             raise ValueError(
                 "with own squares what is released does not tell the mean gradient that state is "

@@ -10,13 +10,13 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
+from training_client.budget import Allowance
 from training_client.optimizers.adadp import AdaDp
 from training_client.optimizers.adadps import AdaDps, PublicPreconditioner
 from training_client.optimizers.after_noise import AfterNoise
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.pigdo import PiGdo, Rule
 from training_client.optimizers.source import PUBLIC_BATCH_SIZE, Noisy, Public, Raw, Source
-from training_client.plan import Plan
 
 Make = Callable[..., PrivateOptimizer]
 
@@ -26,7 +26,7 @@ class Entry:
     """An optimizer that can be asked for by name.
 
     Attributes:
-        make: called with model, plan, learning_rate, and options.
+        make: called with model, allowance, learning_rate, and options.
         title: what it does.
         source: where it comes from.
         learning_rate: a start for MNIST.
@@ -44,16 +44,20 @@ class Entry:
 
 
 def _after(optimizer: Callable[..., torch.optim.Optimizer]) -> Make:
-    def make(model: nn.Module, plan: Plan, *, learning_rate: float, **options: Any) -> AfterNoise:
+    def make(
+        model: nn.Module, allowance: Allowance, *, learning_rate: float, **options: Any
+    ) -> AfterNoise:
         ordinary = {name: options.pop(name) for name in ("momentum",) if name in options}
-        return AfterNoise(model, plan, partial(optimizer, lr=learning_rate, **ordinary), **options)
+        return AfterNoise(
+            model, allowance, partial(optimizer, lr=learning_rate, **ordinary), **options
+        )
 
     return make
 
 
 def _pi(rule: Rule, title: str) -> Entry:
-    def make(model: nn.Module, plan: Plan, **options: Any) -> PiGdo:
-        return PiGdo(model, plan, rule, **options)
+    def make(model: nn.Module, allowance: Allowance, **options: Any) -> PiGdo:
+        return PiGdo(model, allowance, rule, **options)
 
     return Entry(make, title, "papers/001", 3.0, _ANY, "own_squares")
 
@@ -118,7 +122,7 @@ def source_of(
 def make_optimizer(
     name: str,
     model: nn.Module,
-    plan: Plan,
+    allowance: Allowance,
     *,
     learning_rate: float | None = None,
     state: str | None = None,
@@ -131,7 +135,7 @@ def make_optimizer(
     Args:
         name: of `OPTIMIZERS`.
         model: the model to train.
-        plan: what each step does and costs.
+        allowance: allows each step, and says by its plan what a step does and costs.
         learning_rate: the entry's own by default.
         state: where its state comes from; the entry's first by default.
         public: examples and targets, if that is public.
@@ -150,7 +154,7 @@ def make_optimizer(
         raise ValueError(f"{name} has no state {state!r}; it has {', '.join(entry.states)}")
     return entry.make(
         model,
-        plan,
+        allowance,
         learning_rate=entry.learning_rate if learning_rate is None else learning_rate,
         source=source_of(state, public, public_batch_size),
         **options,

@@ -186,7 +186,10 @@ def upper_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
 
 
 def lower_profile(releases: Composition, aim: Aim, spacing: float, log_delta: float) -> Profile:
-    """Tail masses of the attacker's events A_t: its δ(ε) is a lower bound."""
+    """Tail masses of the attacker's events A_t within the window: its δ(ε) is a lower bound.
+
+    Mass from outside the window that was wrapped around is taken from P, and left in Q.
+    """
     reach = reach_for(sum(count for _, count in releases), log_delta)
     limit = cells_max(len(releases))
     cut = [
@@ -207,7 +210,6 @@ def lower_profile(releases: Composition, aim: Aim, spacing: float, log_delta: fl
     p_weights, q_weights = p.weights(), q.weights()
     p_tails = _tail_sums((p.mass - p.error) * p_weights) - aliases * p_weights
     q_tails = _tail_sums((np.maximum(q.mass, 0.0) + q.error) * q_weights)
-    q_tails = q_tails + math.exp(q.log_above) * q_weights[-1]
     return Profile(p_tails, q_tails, p.log_scale - p.rounding, q.log_scale + q.rounding)
 
 

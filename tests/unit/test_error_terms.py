@@ -393,6 +393,45 @@ def test_moments_are_as_exact_as_they_say() -> None:
         assert found.moment_error < 1e-16 + 1e-12 * abs(found.log_moment)
 
 
+def test_a_moment_near_one_counts_what_lies_beyond_the_last_node() -> None:
+    """A window that closes near the mode: beyond it n counts, and e^growth does not."""
+    law = WindowedLoss(0.1, 2.0, (Window(0.05, 0.005, -1),), 10.0)
+    assert law._high < 3
+    spacing, _ = law._rule(np.array([2.0]), 1.0)
+    z = law._nodes_at(spacing)
+    loss = law._loss(z)
+    growth = 2.0 * loss + law._log_windows(loss)
+    beyond = law._normal_mass_beyond(float(z[-1]), spacing)
+    excess, error = tilted_loss.Integrand(z, spacing, growth, 0 * z, beyond).excess()
+    fine = np.arange(-14.0, 14.0, 2.0**-12)
+    loss = law._loss(fine)
+    exact = 2.0**-12 * math.fsum(
+        np.exp(2.0 * loss + law._log_windows(loss) - 0.5 * fine**2) / math.sqrt(2 * math.pi)
+    )
+    assert error < 1e-12
+    assert abs(excess - (exact - 1)) < error + 1e-13
+
+
+def test_quadrature_of_the_normal_density() -> None:
+    """∫ n·e^growth = 1 is integrated well, and n itself badly, with so wide a spacing."""
+    z = np.arange(-30.0, 31.0, 2.0)
+    integrand = tilted_loss.Integrand(z, 2.0, 0.25 * z * z - 0.5 * math.log(2), 0 * z)
+    excess, error = integrand.excess()
+    assert 1e-3 < abs(excess) <= error
+
+
+def test_the_sum_that_weights_are_divided_by() -> None:
+    """An atom at loss 0 is off by a thousandth: it moves φ only through the sum of all weights."""
+    off = 1e-3
+    found = tilted_loss.Nodes(
+        np.array([0.5, 0.5]), np.array([0.0, 1.0]), np.array([off, 0.0]), 0.0, 0.0, 0.0, 0.0
+    )
+    rise, error = found.characteristic(FREQUENCIES)
+    true = 0.5 / (1 + 0.5 * off) * np.expm1(1j * FREQUENCIES)
+    assert (np.abs(rise - true) <= error).all()
+    assert (np.abs(rise - true) > 1e-6).any()
+
+
 def test_distances_of_pairs(monkeypatch: Patch) -> None:
     """Two atoms a distance of 1 apart, seen a thousandth further apart."""
     fault = 1.0009
@@ -697,3 +736,102 @@ def test_rounding_of_tilted_masses(monkeypatch: Patch, side: str) -> None:
         "0 * terms",
     )
     check(monkeypatch, term, holds)
+
+
+MU, COUNT, DELTA, SPACING = 1.0, 50, 1e-5, 2e-4
+PAIR = [(Release(GaussianRatio(MU / math.sqrt(COUNT))), COUNT)]
+
+
+def lattice_holds(side: str) -> Callable[[], bool]:
+    """Whether a lattice's bound of ε is on the right side of the closed form, and not vacuous."""
+    exact = float(gaussian.epsilon(DELTA, MU))
+
+    def holds() -> bool:
+        aim = lattice.Aim("removing", 4.0, exact)
+        make = lattice.upper_profile if side == "upper" else lattice.lower_profile
+        found = make(PAIR, aim, SPACING, math.log(DELTA)).epsilon(DELTA)
+        return found >= exact if side == "upper" else found <= exact
+
+    return holds
+
+
+@pytest.mark.parametrize("side", ["upper", "lower"])
+@pytest.mark.parametrize(
+    ("text", "enlarged"),
+    [
+        ("rounding += step.count * 4 * _EPS * abs(log_moment)", "rounding += 2e-4"),
+        ("_EPS * (4 * (1 + tilt) * reach + size)", "2e-4"),
+    ],
+    ids=["product", "weights"],
+)
+def test_rounding_of_the_scale(monkeypatch: Patch, side: str, text: str, enlarged: str) -> None:
+    """A composed mass is off by 1e-4, inward for P and for Q."""
+    genuine = lattice._Tilted
+
+    def off(*args: Any) -> Any:
+        found = genuine(*args)
+        inward = -1e-4 if side == "upper" or found.tilt > 4.5 else 1e-4
+        return replace(found, log_scale=found.log_scale + inward)
+
+    monkeypatch.setattr(lattice, "_Tilted", off)
+    absent = "rounding += 0.0" if text.startswith("rounding") else "0.0"
+    term = Term(lattice._compose, text, enlarged, absent)
+    check(monkeypatch, term, lattice_holds(side))
+
+
+@pytest.mark.parametrize("side", ["upper", "lower"])
+@pytest.mark.parametrize(
+    ("text", "enlarged", "absent"),
+    [
+        ("error = eta * total_norm", "error = 1e-8", "error = 0.0"),
+        (
+            "error += step.count * (eta * own * partner + 8 * _EPS * total_norm)",
+            "error += 1e-8",
+            "error += 0.0",
+        ),
+    ],
+    ids=["transform back", "transforms and powers"],
+)
+def test_rounding_of_transforms(
+    monkeypatch: Patch, side: str, text: str, enlarged: str, absent: str
+) -> None:
+    """Every point of the inverse transform is off by 1e-8, towards a smaller or a larger δ."""
+    genuine = lattice.fft
+
+    class Off:
+        rfft = staticmethod(genuine.rfft)
+        next_fast_len = staticmethod(genuine.next_fast_len)
+
+        @staticmethod
+        def irfft(*args: Any) -> Any:
+            return genuine.irfft(*args) + (-0.9e-8 if side == "upper" else 0.9e-8)
+
+    monkeypatch.setattr(lattice, "fft", Off)
+    check(monkeypatch, Term(lattice._convolve, text, enlarged, absent), lattice_holds(side))
+
+
+@pytest.mark.parametrize(
+    ("side", "function", "text", "absent", "window"),
+    [
+        (
+            "upper",
+            lattice.upper_profile,
+            "slack = infinite + math.exp(min(tilted.log_above + top, 0.0))",
+            "slack = infinite",
+            (-3.0, 4.5),
+        ),
+        ("lower", lattice.lower_profile, " - aliases * p_weights", "", (3.5, 6.0)),
+    ],
+    ids=["P above", "P wrapped around"],
+)
+def test_mass_outside_the_window(
+    monkeypatch: Patch,
+    side: str,
+    function: Any,
+    text: str,
+    absent: str,
+    window: tuple[float, float],
+) -> None:
+    """With a narrow window, what lies beyond it matters."""
+    monkeypatch.setattr(lattice._Moments, "window", lambda _: window)
+    check(monkeypatch, Term(function, text, text, absent), lattice_holds(side))

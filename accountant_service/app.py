@@ -13,6 +13,7 @@ from accountant_service import __version__, mechanisms
 from accountant_service.api import ledger_routes, ledger_schemas, monitoring, problems
 from accountant_service.api.access import Access, AddressLimit
 from accountant_service.api.answering import Answerer
+from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.limits import Limiter
 from accountant_service.api.routes import build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
@@ -43,12 +44,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     repository = open_repository(settings.database)
     watcher = monitoring.Watcher(repository, metrics)
 
+    ledger, keys = Ledger(repository, _counting(metrics)), Keys(repository)
+    async_ledger = AsyncLedger(ledger, keys, settings)
+
     closing = ExitStack()  # the last first
-    for each in (repository, watcher, answerer):
+    for each in (repository, watcher, answerer, async_ledger):
         closing.callback(each.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        answerer.prepare()
         with closing:
             yield
 
@@ -62,8 +67,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings, app.state.metrics = settings, metrics
     app.state.answerer, app.state.watcher = answerer, watcher
-    app.state.repository, app.state.keys = repository, Keys(repository)
-    app.state.ledger = Ledger(repository, _counting(metrics))
+    app.state.repository, app.state.keys = repository, keys
+    app.state.ledger, app.state.async_ledger = ledger, async_ledger
     guards = [] if settings.open_computation else [Depends(ledger_routes.may_compute)]
     app.include_router(build_router(guards))
     app.include_router(ledger_routes.router)

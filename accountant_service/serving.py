@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from accountant_service import logs
 from accountant_service.app import create_app
+from accountant_service.connections import PatientProtocol
 from accountant_service.ledger.database import open_repository
 from accountant_service.settings import Settings
 
@@ -44,6 +45,7 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
     options: dict[str, Any] = {
         "host": host,
         "port": port,
+        "http": PatientProtocol,
         "log_config": None,
         "log_level": settings.log_level,
         "access_log": False,

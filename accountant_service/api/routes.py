@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Annotated, Any, ClassVar, Final
 
 from fastapi import APIRouter, Request
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json, to_json
-from starlette.responses import Response
+from pydantic import BaseModel
+from pydantic_core import to_json
+from starlette.responses import Response, StreamingResponse
 
 from accountant_service.api import problems, schemas, views
-from accountant_service.api.answering import CALLS, Answerer
+from accountant_service.api.answering import CALLS, READ_HERE_BYTES, Answerer, Item
 from accountant_service.api.problems import Problem
-from accountant_service.errors import AccountingError, TooExpensiveError
+from accountant_service.api.schemas import Unread
+from accountant_service.errors import TooExpensiveError
 
+_LOG: Final = logging.getLogger(__name__)
 _BATCH_SECONDS_MAX: Final = 30.0
 _DRAINED_BODIES: Final = 64
+_PIECE_BYTES: Final = 1 << 16
 
 
 class _StrictRequest(Request):
-    """A request whose body is bounded in size and depth and holds finite numbers only."""
+    """A request whose body is bounded in size and depth and holds finite numbers only.
+
+    A large body is read by a computation process, where its work holds up no other request.
+    """
+
+    model: type[BaseModel] | None = None
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = _parse(await self._bounded_body())
+            self._json = await self._understood(await self._bounded_body())
         return self._json
+
+    async def _understood(self, body: bytes) -> Any:
+        if len(body) <= READ_HERE_BYTES or self.model is None:
+            return problems.parse(body)
+        return await _answerer(self).read(asker(self), self.model, body)
 
     async def body(self) -> bytes:
         return await self._bounded_body()
@@ -60,24 +73,62 @@ class _StrictRequest(Request):
         return bytes(body)
 
 
-def _parse(body: bytes) -> Any:
-    try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise Problem(400, f"the body is not JSON this service reads: {error}") from None
+class _UnreadRequest(_StrictRequest):
+    """One whose large body is left to the computation process that answers it."""
+
+    async def _understood(self, body: bytes) -> Any:
+        return problems.parse(body) if len(body) <= READ_HERE_BYTES else Unread(body)
 
 
 class StrictRoute(APIRoute):
     """A route that reads its body through `_StrictRequest`."""
 
+    request_class: ClassVar[type[_StrictRequest]] = _StrictRequest
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the request before FastAPI reads it."""
         handler = super().get_route_handler()
+        model: Any = self.body_field.field_info.annotation if self.body_field else None
 
         async def strict(request: Request) -> Response:
-            return await handler(_StrictRequest(request.scope, request.receive))
+            wrapped = self.request_class(request.scope, request.receive)
+            wrapped.model = model
+            return await handler(wrapped)
 
         return strict
+
+
+class _ComputationRoute(StrictRoute):
+    request_class = _UnreadRequest
+
+
+async def while_connected(request: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
+    """Wait for an answer, unless the client goes away.
+
+    Raises:
+        Problem: 499, it has gone; nobody reads this.
+    """
+    answered = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise Problem(499, "the client has gone")
+        return answered.result()
+    finally:
+        answered.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has closed the connection; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def asker(request: Request) -> str:
+    """Who asks, for taking turns: the address."""
+    return request.client.host if request.client else "unknown"
 
 
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -106,7 +157,7 @@ def build_router(guards: Sequence[Depends] = ()) -> APIRouter:
     Args:
         guards: what must pass before anything is computed.
     """
-    router = APIRouter(route_class=StrictRoute)
+    router = APIRouter(route_class=_ComputationRoute)
     for path, call in CALLS.items():
         router.add_api_route(
             path,
@@ -149,34 +200,83 @@ def build_router(guards: Sequence[Depends] = ()) -> APIRouter:
 
 def _endpoint(path: str, model: type[BaseModel]) -> Callable[..., Awaitable[Response]]:
     async def endpoint(ask: Any, request: Request) -> Response:
-        return _json(await _answerer(request).answer(path, ask))
+        answerer = _answerer(request)
+        known = answerer.known(path, ask)
+        if known is None:
+            known = await while_connected(request, answerer.answer(asker(request), path, ask))
+        return _json(known)
 
-    endpoint.__annotations__ = {"ask": model, "request": Request, "return": Response}
+    question = Annotated[model, schemas.UNREAD_PASSES]  # type: ignore[valid-type]
+    endpoint.__annotations__ = {"ask": question, "request": Request, "return": Response}
     return endpoint
 
 
-async def batch(ask: schemas.BatchRequest, request: Request) -> Response:
+async def batch(
+    ask: Annotated[schemas.BatchRequest, schemas.UNREAD_PASSES], request: Request
+) -> Response:
     """Answer many questions in order, each with its own answer or problem."""
-    deadline = time.monotonic() + _BATCH_SECONDS_MAX
-    answerer = _answerer(request)
-    results = [await _answer_item(answerer, item, deadline) for item in ask.requests]
-    return _json(to_json({"results": results}))
+    answerer, who = _answerer(request), asker(request)
+    if isinstance(ask, Unread):
+        items = await answerer.split(who, ask.raw)
+    else:
+        items = [(item.path, item.body) for item in ask.requests]
+    answers = _results(answerer, who, items, request.app.state.settings.batch_bytes_max)
+    return StreamingResponse(_pieces(answers), media_type="application/json")
 
 
-async def _answer_item(
-    answerer: Answerer, item: schemas.BatchItem, deadline: float
-) -> dict[str, Any]:
+async def _pieces(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The answer to a batch in pieces, each sent before the next is made.
+
+    So no more than a piece waits in memory for a client that reads slowly or not at all.
+    """
+    piece, separator = bytearray(b'{"results":['), b""
+    async for answer in answers:
+        piece += separator + answer
+        separator = b","
+        if len(piece) >= _PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece + b"]}")
+
+
+async def _results(
+    answerer: Answerer, who: str, items: Sequence[Item], bytes_max: int
+) -> AsyncIterator[bytes]:
+    """Each item's answer, until the time or the bytes of a batch are used up."""
+    deadline, left = time.monotonic() + _BATCH_SECONDS_MAX, bytes_max
+    for path, body in items:
+        await asyncio.sleep(0)  # what is known already must not hold up other requests
+        limit = _used_up(deadline, left, bytes_max)
+        if limit is None:
+            answer = await _answer_item(answerer, who, path, body)
+        else:
+            error = TooExpensiveError(f"the batch has used its {limit}: send the rest in another")
+            answer = _result_of(error)
+        left -= len(answer)
+        yield answer
+
+
+def _used_up(deadline: float, left: int, bytes_max: int) -> str | None:
+    if time.monotonic() > deadline:
+        return f"{_BATCH_SECONDS_MAX:g} s"
+    return f"{bytes_max} bytes" if left <= 0 else None
+
+
+async def _answer_item(answerer: Answerer, who: str, path: str, body: Any) -> bytes:
     try:
-        if item.path not in CALLS:
+        if path not in CALLS:
             raise Problem(404, "a batch answers " + ", ".join(CALLS))
-        if time.monotonic() > deadline:
-            limit = f"the batch has used its {_BATCH_SECONDS_MAX:g} s"
-            raise TooExpensiveError(f"{limit}: send the rest in another one")
-        ask = CALLS[item.path].request.model_validate(item.body)
-        return {"status": 200, "body": json.loads(await answerer.answer(item.path, ask))}
-    except (Problem, AccountingError, ValidationError) as error:
-        problem = problems.of_error(error)
-        return {"status": problem["status"], "body": problem}
+        ask = body if isinstance(body, Unread) else CALLS[path].request.model_validate(body)
+        return b'{"status":200,"body":%b}' % await answerer.answer(who, path, ask)
+    except Exception as error:
+        return _result_of(error)
+
+
+def _result_of(error: Exception) -> bytes:
+    problem = problems.of_error(error)
+    if problem["status"] == 500:
+        _LOG.error("unexpected failure", exc_info=error)
+    return to_json({"status": problem["status"], "body": problem})
 
 
 async def methods() -> Response:

@@ -56,7 +56,7 @@ class Settings(BaseSettings):
         "or key, half of them",
     )
     batch_bytes_max: int = Field(
-        default=16 << 20, ge=1, description="bytes of the answers to one batch"
+        default=2 << 20, ge=1, description="bytes of the answers to one batch"
     )
     unread_seconds_max: float = Field(
         default=20.0,

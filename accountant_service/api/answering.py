@@ -32,6 +32,7 @@ from accountant_service.settings import Settings
 Json = dict[str, Any]
 Item = tuple[str, Json | Unread]  # of a batch: a path and a body
 READ_HERE_BYTES: Final = 4096  # a larger body is read by a computation process
+_BATCHES: Final = 16  # answered at the same time, of one address one after another
 _NICENESS: Final = 15  # strangers' questions give way to all else
 
 
@@ -200,13 +201,15 @@ class Answerer:
         self._cache = _Cache(settings.cache_entries, settings.cache_bytes_max)
         self._running: dict[Hashable, _Running] = {}
         count, waiting = settings.computation_processes, settings.waiting_max
-        self.processes = Processes(count, settings.computation_seconds_max, _NICENESS)
+        self._processes = Processes(count, settings.computation_seconds_max, _NICENESS)
         limits = Limits(count, count, waiting, waiting // 2)
-        self.turns = Turns(limits, "too many questions are waiting; try again")
+        self._turns = Turns(limits, "too many questions are waiting; try again")
+        batches = Limits(_BATCHES, 1, 4 * _BATCHES, _BATCHES)
+        self.batches = Turns(batches, "too many batches are waiting; try again")
 
     def prepare(self) -> None:
         """Import what computations need, in the background."""
-        self.processes.prepare()
+        self._processes.prepare()
 
     def known(self, path: str, ask: BaseModel | Unread) -> bytes | None:
         """The answer to a question that was asked before."""
@@ -262,10 +265,10 @@ class Answerer:
     async def _compute(
         self, running: _Running, who: str, path: str, ask: BaseModel | Unread
     ) -> bytes:
-        async with self.turns.turn(who):
+        async with self._turns.turn(who):
             running.begun = True
             with self._metrics.computations.labels(path).time():
-                answer: bytes = await self.processes.run(compute, path, ask)
+                answer: bytes = await self._processes.run(compute, path, ask)
         return answer
 
     def _finish(self, key: Hashable, running: _Running, task: asyncio.Task[bytes]) -> None:
@@ -276,18 +279,18 @@ class Answerer:
 
     async def split(self, who: str, raw: bytes) -> list[Item]:
         """The questions of a large batch."""
-        async with self.turns.turn(who):
-            found: list[Item] = await self.processes.run(split_batch, raw)
+        async with self._turns.turn(who):
+            found: list[Item] = await self._processes.run(split_batch, raw)
         return found
 
     async def read(self, who: str, model: type[BaseModel], raw: bytes) -> Any:
         """A large body, read by a computation process."""
-        async with self.turns.turn(who):
-            return await self.processes.run(problems.read, model, raw)
+        async with self._turns.turn(who):
+            return await self._processes.run(problems.read, model, raw)
 
     def close(self) -> None:
         """Kill the computation processes."""
-        self.processes.close()
+        self._processes.close()
 
 
 def _key(path: str, ask: BaseModel | Unread) -> tuple[str, Hashable]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Final
 
 from fastapi import APIRouter, Request
@@ -14,12 +16,14 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from accountant_service.api import problems, schemas, views
 from accountant_service.api.answering import CALLS, READ_HERE_BYTES, Answerer, Item
 from accountant_service.api.problems import Problem
 from accountant_service.api.schemas import Unread
 from accountant_service.errors import TooExpensiveError
+from accountant_service.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
 _BATCH_SECONDS_MAX: Final = 30.0
@@ -215,13 +219,65 @@ async def batch(
     ask: Annotated[schemas.BatchRequest, schemas.UNREAD_PASSES], request: Request
 ) -> Response:
     """Answer many questions in order, each with its own answer or problem."""
-    answerer, who = _answerer(request), asker(request)
-    if isinstance(ask, Unread):
-        items = await answerer.split(who, ask.raw)
-    else:
-        items = [(item.path, item.body) for item in ask.requests]
-    answers = _results(answerer, who, items, request.app.state.settings.batch_bytes_max)
-    return StreamingResponse(_pieces(answers), media_type="application/json")
+    return _BatchResponse(_answerer(request), asker(request), ask, request.app.state.settings)
+
+
+class _BatchResponse(StreamingResponse):
+    """The answer to a batch, made while it is sent, once it is the asker's turn."""
+
+    def __init__(
+        self, answerer: Answerer, who: str, ask: schemas.BatchRequest | Unread, settings: Settings
+    ) -> None:
+        super().__init__((), media_type="application/json")
+        self._answerer, self._who, self._ask = answerer, who, ask
+        self._ahead, self._bytes_max = settings.computation_processes, settings.batch_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._answerer.batches.turn(self._who):
+            items = await self._items()
+            async with aclosing(self._results(items)) as results:
+                self.body_iterator = _pieces(results)
+                await super().__call__(scope, receive, send)
+
+    async def _items(self) -> Sequence[Item]:
+        if isinstance(self._ask, Unread):
+            return await self._answerer.split(self._who, self._ask.raw)
+        return [(item.path, item.body) for item in self._ask.requests]
+
+    async def _results(self, items: Sequence[Item]) -> AsyncGenerator[bytes]:
+        """Each item's result, until the time or the bytes of a batch are used up.
+
+        Some items are answered ahead, as many as there are computation processes.
+        """
+        deadline, left = time.monotonic() + _BATCH_SECONDS_MAX, self._bytes_max
+        missing = len(items)
+        async with aclosing(self._answers(items)) as answers:
+            async for answer in answers:
+                left -= len(answer)
+                missing -= 1
+                yield answer
+                if left <= 0 or time.monotonic() > deadline:
+                    break
+        limit = f"{_BATCH_SECONDS_MAX:g} s" if left > 0 else f"{self._bytes_max} bytes"
+        error = TooExpensiveError(f"the batch has used its {limit}: send the rest in another one")
+        refusal = _result_of(error)
+        for _ in range(missing):
+            yield refusal
+
+    async def _answers(self, items: Sequence[Item]) -> AsyncGenerator[bytes]:
+        """Each item's result."""
+        running: deque[asyncio.Task[bytes]] = deque()
+        try:
+            for path, body in items:
+                answer = _answer_item(self._answerer, self._who, path, body)
+                running.append(asyncio.create_task(answer))
+                if len(running) > self._ahead:
+                    yield await running.popleft()
+            while running:
+                yield await running.popleft()
+        finally:
+            for task in running:
+                task.cancel()
 
 
 async def _pieces(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -237,29 +293,6 @@ async def _pieces(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield bytes(piece)
             piece.clear()
     yield bytes(piece + b"]}")
-
-
-async def _results(
-    answerer: Answerer, who: str, items: Sequence[Item], bytes_max: int
-) -> AsyncIterator[bytes]:
-    """Each item's answer, until the time or the bytes of a batch are used up."""
-    deadline, left = time.monotonic() + _BATCH_SECONDS_MAX, bytes_max
-    for path, body in items:
-        await asyncio.sleep(0)  # what is known already must not hold up other requests
-        limit = _used_up(deadline, left, bytes_max)
-        if limit is None:
-            answer = await _answer_item(answerer, who, path, body)
-        else:
-            error = TooExpensiveError(f"the batch has used its {limit}: send the rest in another")
-            answer = _result_of(error)
-        left -= len(answer)
-        yield answer
-
-
-def _used_up(deadline: float, left: int, bytes_max: int) -> str | None:
-    if time.monotonic() > deadline:
-        return f"{_BATCH_SECONDS_MAX:g} s"
-    return f"{bytes_max} bytes" if left <= 0 else None
 
 
 async def _answer_item(answerer: Answerer, who: str, path: str, body: Any) -> bytes:

@@ -103,11 +103,8 @@ class Turns:
 
     def _admit(self) -> None:
         """Give free places to those who wait."""
-        for who in list(self._waiting):
-            if self._working.total() >= self._limits.at_once:
-                return
-            if self._may_work(who):
-                self._admit_one(who)
+        while (who := next(filter(self._may_work, self._waiting), None)) is not None:
+            self._admit_one(who)
 
     def _admit_one(self, who: str) -> None:
         queue = self._waiting.pop(who)

@@ -15,7 +15,7 @@ from accountant_service.api.access import Access, AddressLimit
 from accountant_service.api.answering import Answerer
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.limits import Limiter
-from accountant_service.api.routes import build_router
+from accountant_service.api.routes import ROOM_BYTES, Room, build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.keys import Keys
@@ -67,6 +67,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings, app.state.metrics = settings, metrics
     app.state.answerer, app.state.watcher = answerer, watcher
+    app.state.room = Room(ROOM_BYTES)
     app.state.repository, app.state.keys = repository, keys
     app.state.ledger, app.state.async_ledger = ledger, async_ledger
     guards = [] if settings.open_computation else [Depends(ledger_routes.may_compute)]

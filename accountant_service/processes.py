@@ -33,8 +33,8 @@ from accountant_service.forking import FORK_SERVER
 _LOG: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 0.1  # between two signals, should the first be swallowed
 _GRACE_SECONDS: Final = 2  # from the first signal to the kill
-_DATA_BYTES_MAX: Final = 1 << 30
-_RETIRES_AT_BYTES: Final = 256 << 20  # what a process may keep from one computation to the next
+_DATA_BYTES_MAX: Final = 1 << 29
+_RETIRES_AT_BYTES: Final = 160 << 20  # what a process may keep from one computation to the next
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -204,7 +204,7 @@ class Answerer:
         self._processes = Processes(count, settings.computation_seconds_max, _NICENESS)
         limits = Limits(count, count, waiting, waiting // 2)
         self._turns = Turns(limits, "too many questions are waiting; try again")
-        batches = Limits(_BATCHES, 1, 4 * _BATCHES, _BATCHES)
+        batches = Limits(_BATCHES, 1, _BATCHES, _BATCHES // 2)
         self.batches = Turns(batches, "too many batches are waiting; try again")
 
     def prepare(self) -> None:

@@ -29,6 +29,7 @@ _LOG: Final = logging.getLogger(__name__)
 _BATCH_SECONDS_MAX: Final = 30.0
 _DRAINED_BODIES: Final = 64
 _PIECE_BYTES: Final = 1 << 16
+ROOM_BYTES: Final = 1 << 26  # for large bodies
 
 
 class _StrictRequest(Request):
@@ -38,6 +39,7 @@ class _StrictRequest(Request):
     """
 
     model: type[BaseModel] | None = None
+    held = 0  # bytes of a large body, counted by the application's `Room`
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
@@ -69,12 +71,47 @@ class _StrictRequest(Request):
         async for chunk in self.stream():
             size += len(chunk)
             if size <= limit:
+                self._hold(len(chunk) if size > READ_HERE_BYTES else 0)
                 body += chunk
             elif size > limit * _DRAINED_BODIES:  # a client this far off gets a closed socket
                 break
         if size > limit:  # read to its end, or the client could not read the answer
             raise Problem(413, f"a body may have at most {limit} bytes")
         return bytes(body)
+
+    def _hold(self, size: int) -> None:
+        self.app.state.room.take(size)
+        self.held += size
+
+    def let_go(self) -> None:
+        """The body is not needed any more."""
+        self.app.state.room.give_back(self.held)
+
+
+class Room:
+    """Memory for large bodies, however many connections send one.
+
+    Args:
+        size: bytes of all of them together.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def take(self, size: int) -> None:
+        """Count bytes that have come.
+
+        Raises:
+            Problem: 503, there is no room for them.
+        """
+        if size > self._left:
+            headers = {"Retry-After": "2", "Connection": "close"}
+            raise Problem(503, "too many large bodies are coming in; try again", headers)
+        self._left -= size
+
+    def give_back(self, size: int) -> None:
+        """Count bytes that are not needed any more."""
+        self._left += size
 
 
 class _UnreadRequest(_StrictRequest):
@@ -97,7 +134,10 @@ class StrictRoute(APIRoute):
         async def strict(request: Request) -> Response:
             wrapped = self.request_class(request.scope, request.receive)
             wrapped.model = model
-            return await handler(wrapped)
+            try:
+                return await handler(wrapped)
+            finally:
+                wrapped.let_go()
 
         return strict
 

@@ -26,6 +26,7 @@ from accountant_service.errors import (
     NameTakenError,
     NoFiniteEpsilonError,
     ReservationOpenError,
+    TooExpensiveError,
     UnknownSubjectError,
 )
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
@@ -56,6 +57,7 @@ _ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # who expires leases
 _NOISE_MAX: Final = 1e6
+_PLAN_BYTES_MAX: Final = 1 << 17
 _OWNERS_MAX: Final = 10_000
 _BURN_DOWN: Final = 2_000  # entries that a burn-down goes back
 View = dict[str, Any]
@@ -417,15 +419,24 @@ class Ledger:
         It goes back from the balance as it stands, so a record of any length costs the same.
         """
         dataset = self.seen(key, name)
-        with self._repository.reading() as reading:
-            rows = reading.entries(dataset, max(dataset.version - _BURN_DOWN, 0), _BURN_DOWN)
-        entries = [json.loads(row.body) for row in rows if row.number <= dataset.version]
         balance, after = dataset.balance, []
-        for entry in reversed(entries):
-            after.append((entry["at"], balance))
-            balance = balance.plus(Balance(-entry["spent_micronats"], -entry["held_micronats"]))
+        for at, change in reversed(self._changes(dataset, max(dataset.version - _BURN_DOWN, 0))):
+            after.append((at, balance))
+            balance = balance.plus(Balance(-change.spent, -change.held))
         stride = -(-len(after) // points) or 1
         return [_point(dataset, at, balance) for at, balance in after[::stride][::-1]]
+
+    def _changes(self, dataset: Dataset, number: int) -> list[tuple[int, Balance]]:
+        """When the entries after a number were made and what they changed, page by page."""
+        found: list[tuple[int, Balance]] = []
+        with self._repository.reading() as reading:
+            while number < dataset.version:
+                rows = reading.entries(dataset, number, min(PAGE, dataset.version - number))
+                for entry in (json.loads(row.body) for row in rows):
+                    change = Balance(entry["spent_micronats"], entry["held_micronats"])
+                    found.append((entry["at"], change))
+                number += len(rows)
+        return found
 
     def _write(
         self,
@@ -511,10 +522,20 @@ class Charge:
 
 
 def charge_of(policy: RenyiFilter, mechanism: Mechanism) -> Charge:
-    """The charge of a plan."""
+    """The charge of a plan.
+
+    Raises:
+        AccountingError: it cannot be charged, or is too large to be kept and answered each time.
+    """
     plan = Plan.of(mechanism)
-    unit = policy.unit_cost(plan.step)
-    return Charge(mechanisms.to_json(plan.mechanism), plan.whole.hash, unit, plan.steps)
+    described = mechanisms.to_json(plan.mechanism)
+    size = len(json.dumps(described))
+    if size > _PLAN_BYTES_MAX:
+        raise TooExpensiveError(
+            f"a plan that is reserved may have {_PLAN_BYTES_MAX} bytes as JSON and this one has "
+            f"{size}: put equal releases into one `repeated`, or reserve it in parts"
+        )
+    return Charge(described, plan.whole.hash, policy.unit_cost(plan.step), plan.steps)
 
 
 def quote(dataset: Dataset, mechanism: Mechanism) -> Quote:

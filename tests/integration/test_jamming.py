@@ -32,7 +32,7 @@ from tests.helpers import gaussian, run
 RUN = run(0.01, 1.1, 1000)
 QUESTION = {"mechanism": RUN, "delta": 1e-5}
 # more than the few bytes that are read on the event loop
-LARGE = {"kind": "composed", "mechanisms": [gaussian(50 + k / 1000) for k in range(200)]}
+LARGE = {"kind": "composed", "mechanisms": [gaussian(50 + k / 1000) for k in range(180)]}
 ENDLESS = {"delta": 1e-5, "epsilon": 2, "noise_multiplier": 0.01, "steps": 1000}  # for 30 s
 
 
@@ -257,7 +257,7 @@ def test_a_large_plan_is_reserved_and_quoted(tmp_path: Path) -> None:
         assert http.post("/v1/datasets/d/quotes", json=plan, headers=key).json()["fits"]
         wrong = {"mechanism": LARGE | {"mechanisms": [*LARGE["mechanisms"], {"kind": "no"}]}}
         refused = http.post("/v1/datasets/d/quotes", json=wrong, headers=key)
-        assert refused.json()["errors"][0]["pointer"] == "/mechanism/mechanisms/200/kind"
+        assert refused.json()["errors"][0]["pointer"] == "/mechanism/mechanisms/180/kind"
 
 
 def test_the_loop_goes_on_between_the_items_of_a_batch() -> None:
@@ -521,6 +521,36 @@ def test_a_lock_held_for_long_is_answered_with_when_to_come_back(
         assert all(answer.status_code == 503 for answer in answers)
         assert all(int(answer.headers["Retry-After"]) >= 1 for answer in answers)
         assert http.post(path, json=body, headers=key | once).status_code == 200
+
+
+def test_a_plan_too_large_to_be_answered_with_each_grant_is_not_reserved(tmp_path: Path) -> None:
+    parts = [gaussian(50 + k / 10000) for k in range(4000)]
+    plan = {"mechanism": {"kind": "composed", "mechanisms": parts}}
+    with service(tmp_path) as http:
+        key = admin(http)
+        write(http, key, "/v1/datasets", dataset("d"))
+        once = {"Idempotency-Key": "once"}
+        refused = http.post("/v1/datasets/d/reservations", json=plan, headers=key | once)
+        assert (refused.status_code, refused.json()["code"]) == (422, "too-expensive")
+        assert "131072 bytes" in refused.json()["detail"]
+
+
+def test_large_bodies_have_bounded_room_and_small_ones_always(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accountant_service.app.ROOM_BYTES", 10_000)
+    body = {"mechanism": LARGE, "delta": 1e-5}
+    with service(tmp_path) as http:
+        for _ in range(3):  # the room is given back
+            assert http.post("/v1/epsilon", json=body).status_code == 200
+        room = http.app.state.room  # type: ignore[attr-defined]
+        room.take(9_000)
+        answer = http.post("/v1/epsilon", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (503, "busy")
+        assert answer.headers["Retry-After"]
+        assert http.post("/v1/epsilon", json=QUESTION).status_code == 200
+        room.give_back(9_000)
+        assert http.post("/v1/epsilon", json=body).status_code == 200
 
 
 def test_the_serving_process_computes_nothing(tmp_path: Path) -> None:

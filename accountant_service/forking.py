@@ -34,25 +34,24 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    def start(self) -> socket.socket:
-        """Start the server unless it runs; it imports its modules in the background."""
+    def start(self) -> None:
+        """Start the server unless it was started; it imports its modules in the background."""
         with self._turn:
-            if self._socket is None or self._process is None or self._process.poll() is not None:
-                self._socket = self._started()
-            return self._socket
+            self._started()
 
     def _started(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, sys.path))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=os.environ | dict.fromkeys(_THREADS, "1") | {"PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the service, which then closes the connection
-        )
-        theirs.close()
-        return ours
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair()
+            path = os.pathsep.join(filter(None, sys.path))
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=os.environ | dict.fromkeys(_THREADS, "1") | {"PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the service, which then lets go of it
+                )
+        return self._socket
 
     def fork(self, *arguments: Any) -> tuple[int, Connection]:
         """Start a process that runs `processes.compute` with these arguments.
@@ -61,17 +60,25 @@ class ForkServer:
             Its number, and the connection to it.
 
         Raises:
-            OSError: the server has died; another one is started the next time.
+            OSError: the server dies again and again.
         """
-        to_server = self.start()
+        request = pickle.dumps(arguments)
+        with self._turn:
+            try:
+                return self._forked(request)
+            except OSError:  # it was killed, perhaps for memory
+                self._socket = None
+                return self._forked(request)
+
+    def _forked(self, request: bytes) -> tuple[int, Connection]:
         ours, theirs = socket.socketpair()
-        with theirs, self._turn:
-            socket.send_fds(to_server, [pickle.dumps(arguments)], [theirs.fileno()])
+        with ours, theirs:
+            to_server = self._started()
+            socket.send_fds(to_server, [request], [theirs.fileno()])
             answer = to_server.recv(8)
-        if not answer:
-            ours.close()
-            raise OSError("the server that forks computation processes has died")
-        return int.from_bytes(answer, "big"), Connection(ours.detach())
+            if not answer:
+                raise BrokenPipeError("the server that forks computation processes has ended")
+            return int.from_bytes(answer, "big"), Connection(ours.detach())
 
     def close(self) -> None:
         """End the server, once its last process has ended."""

@@ -28,8 +28,14 @@ def worker() -> FastAPI:
     """The application of one of several workers, in a process of its own."""
     settings = Settings()
     logs.configure(settings.log_level)
+    return _ready(create_app(settings))
+
+
+def _ready(app: FastAPI) -> FastAPI:
+    """The application in a process that serves nothing else."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    return create_app(settings)
+    app.state.answerer.prepare()
+    return app
 
 
 def serve(host: str, port: int, workers: int | None = None) -> None:
@@ -60,8 +66,7 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
         "forwarded_allow_ips": settings.trusted_proxies,
     }
     if workers == 1:
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        uvicorn.run(create_app(settings), **options)
+        uvicorn.run(_ready(create_app(settings)), **options)
         return
     open_repository(settings.database).close()  # fails here, once, rather than in each worker
     with _shared_metrics():

@@ -22,6 +22,7 @@ from accountant_service.api.schemas import EpsilonRequest, Unread
 from accountant_service.api.turns import Limits, Turns
 from accountant_service.app import create_app
 from accountant_service.errors import AccountingError, BudgetExhaustedError, TooExpensiveError
+from accountant_service.forking import FORK_SERVER
 from accountant_service.ledger.keys import Scope
 from accountant_service.metrics import Metrics
 from accountant_service.processes import ComputationFailedError, Processes
@@ -131,6 +132,21 @@ def test_a_fault_in_a_computation_is_told_without_its_values(processes: Processe
     ) as f:
         asyncio.run(processes.run(fail))
     assert "a-secret" not in str(f.value)
+
+
+def test_the_server_that_forks_them_is_replaced_when_it_dies() -> None:
+    async def three() -> list[int]:
+        found = []
+        for number in range(3):
+            processes = Processes(1, seconds=5, niceness=0)
+            found.append(await processes.run(abs, number))
+            processes.close()
+            assert FORK_SERVER._process is not None
+            FORK_SERVER._process.kill()
+            FORK_SERVER._process.wait()
+        return found
+
+    assert asyncio.run(three()) == [0, 1, 2]
 
 
 def test_closing_ends_what_still_computes() -> None:

@@ -67,6 +67,7 @@ look: $(READY)  ## run the service on the ledger that the demonstration left
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/accounting.py $(BENCH_OPTIONS)
 	$(BIN)/python benchmarks/http.py
+	$(BIN)/python benchmarks/responsive.py
 
 clean:  ## remove what make made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs

@@ -13,8 +13,9 @@ from accountant_service import __version__, mechanisms
 from accountant_service.api import ledger_routes, ledger_schemas, monitoring, problems
 from accountant_service.api.access import Access, AddressLimit
 from accountant_service.api.answering import Answerer
+from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.limits import Limiter
-from accountant_service.api.routes import build_router
+from accountant_service.api.routes import ROOM_BYTES, Room, build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.housekeeping import Housekeeping
@@ -44,9 +45,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     repository = open_repository(settings.database)
     watcher = monitoring.Watcher(repository, metrics)
 
+    ledger, keys = Ledger(repository, _counting(metrics)), Keys(repository)
+    async_ledger = AsyncLedger(ledger, keys, settings)
+
     closing = ExitStack()  # the last first
     housekeeping = Housekeeping(repository, settings.idempotency_days)
-    for each in (repository, watcher, answerer, housekeeping):
+    for each in (repository, watcher, answerer, async_ledger, housekeeping):
         closing.callback(each.close)
 
     @asynccontextmanager
@@ -65,8 +69,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings, app.state.metrics = settings, metrics
     app.state.answerer, app.state.watcher = answerer, watcher
-    app.state.repository, app.state.keys = repository, Keys(repository)
-    app.state.ledger = Ledger(repository, _counting(metrics))
+    app.state.room = Room(ROOM_BYTES)
+    app.state.repository, app.state.keys = repository, keys
+    app.state.ledger, app.state.async_ledger = ledger, async_ledger
     guards = [] if settings.open_computation else [Depends(ledger_routes.may_compute)]
     app.include_router(build_router(guards))
     app.include_router(ledger_routes.router)

@@ -47,6 +47,14 @@ class AccountingError(Exception):
         self.pointer = pointer
         super().__init__(detail)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as it stands: a subclass may take other arguments than the detail."""
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[AccountingError], args: tuple[Any, ...]) -> AccountingError:
+    return kind.__new__(kind, *args)
+
 
 class MethodNotApplicableError(AccountingError):
     """The method has no formula for this mechanism."""

@@ -50,14 +50,32 @@ class Settings(BaseSettings):
     cache_entries: int = Field(
         default=4096, ge=0, description="answers kept for identical questions, by each worker"
     )
+    cache_bytes_max: int = Field(
+        default=64 << 20, ge=0, description="bytes of these answers, by each worker"
+    )
     workers: int = Field(default=1, ge=1, le=64, description="processes that serve")
-    worker_threads: int = Field(
+    computation_processes: int = Field(
         default_factory=lambda: os.cpu_count() or 1,
         ge=1,
-        description="questions computed at the same time, by each worker; by default one a core",
+        description="questions computed at the same time, by each worker, each in a process of "
+        "its own; by default one a core",
+    )
+    computation_seconds_max: float = Field(
+        default=10.0, gt=0, description="CPU seconds that one computation may take"
     )
     waiting_max: int = Field(
-        default=256, ge=1, description="questions waiting for a thread before new ones get 503"
+        default=256,
+        ge=2,
+        description="questions waiting for a process before new ones get 503; from one address "
+        "or key, half of them",
+    )
+    batch_bytes_max: int = Field(
+        default=2 << 20, ge=1, description="bytes of the answers to one batch"
+    )
+    unread_seconds_max: float = Field(
+        default=20.0,
+        gt=0,
+        description="seconds a client may leave an answer unread before it is cut off",
     )
     body_bytes_max: int = Field(default=1 << 20, ge=1024, description="largest request body")
     body_seconds_max: float = Field(

@@ -2,16 +2,16 @@
 
 Each request type knows its key (the meaning of the question, by canonical hash) and its answer.
 Identical questions share one computation, also while it runs; answers are kept in a bounded
-cache. Threads do the work: numpy releases the interpreter in its array loops, and the event loop
-stays free.
+cache. Computation processes do the work, that of different askers in turns. A large body is read
+there as well; it is recognised by its bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,13 +21,19 @@ from pydantic_core import to_json
 
 from accountant_service import calculator, solver
 from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.api import schemas, views
-from accountant_service.api.problems import Problem
+from accountant_service.api import problems, schemas, views
+from accountant_service.api.schemas import Unread
+from accountant_service.api.turns import Limits, Turns
 from accountant_service.mechanisms import DpSgd, canonical_form
 from accountant_service.metrics import Metrics
+from accountant_service.processes import Processes
 from accountant_service.settings import Settings
 
 Json = dict[str, Any]
+Item = tuple[str, Json | Unread]  # of a batch: a path and a body
+READ_HERE_BYTES: Final = 4096  # a larger body is read by a computation process
+_BATCHES: Final = 16  # answered at the same time, of one address one after another
+_NICENESS: Final = 15  # strangers' questions give way to all else
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +135,61 @@ CALLS: Final[Mapping[str, Call]] = {
 }
 
 
+def _read(path: str, unread: Unread) -> Any:
+    """The question in a body that the serving process left unread."""
+    return problems.read(CALLS[path].request, unread.raw)
+
+
+def compute(path: str, ask: BaseModel | Unread) -> bytes:
+    """The JSON answer to one question: what a computation process runs."""
+    call = CALLS[path]
+    return to_json(call.answer(_read(path, ask) if isinstance(ask, Unread) else ask))
+
+
+def split_batch(raw: bytes) -> list[Item]:
+    """The questions of a batch, the large ones as bytes."""
+    asked = problems.read(schemas.BatchRequest, raw)
+    return [(item.path, _small_or_unread(item.body)) for item in asked.requests]
+
+
+def _small_or_unread(body: Json) -> Json | Unread:
+    text = to_json(body)
+    return body if len(text) <= READ_HERE_BYTES else Unread(text)
+
+
+class _Cache:
+    """The latest answers, bounded in number and size."""
+
+    def __init__(self, entries: int, size: int) -> None:
+        self._entries, self._size = entries, size
+        self._answers: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._used = 0
+
+    def find(self, key: Hashable) -> bytes | None:
+        known = self._answers.get(key)
+        if known is not None:
+            self._answers.move_to_end(key)
+        return known
+
+    def keep(self, key: Hashable, answer: bytes) -> None:
+        self._used += len(answer) - len(self._answers.pop(key, b""))
+        self._answers[key] = answer
+        while len(self._answers) > self._entries or self._used > self._size:
+            _, dropped = self._answers.popitem(last=False)
+            self._used -= len(dropped)
+
+
+class _Running:
+    """A computation, and how many wait for it."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[bytes]
+        self.waiting = 0
+        self.begun = False
+
+
 class Answerer:
-    """The cache, and the threads behind it.
+    """The cache, and the computation processes behind it.
 
     Args:
         settings: how much of each.
@@ -139,53 +198,102 @@ class Answerer:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._cache: OrderedDict[Hashable, bytes] = OrderedDict()
-        self._running: dict[Hashable, asyncio.Future[bytes]] = {}
-        self._entries = settings.cache_entries
-        self._waiting_max = settings.waiting_max
-        self._threads = ThreadPoolExecutor(settings.worker_threads, "accounting")
+        self._cache = _Cache(settings.cache_entries, settings.cache_bytes_max)
+        self._running: dict[Hashable, _Running] = {}
+        count, waiting = settings.computation_processes, settings.waiting_max
+        self._processes = Processes(count, settings.computation_seconds_max, _NICENESS)
+        limits = Limits(count, count, waiting, waiting // 2)
+        self._turns = Turns(limits, "too many questions are waiting; try again")
+        batches = Limits(_BATCHES, 1, _BATCHES, _BATCHES // 2)
+        self.batches = Turns(batches, "too many batches are waiting; try again")
 
-    async def answer(self, path: str, ask: BaseModel) -> bytes:
+    def prepare(self) -> None:
+        """Import what computations need, in the background."""
+        self._processes.prepare()
+
+    def known(self, path: str, ask: BaseModel | Unread) -> bytes | None:
+        """The answer to a question that was asked before."""
+        return self._known(_key(path, ask))
+
+    def _known(self, key: tuple[str, Hashable]) -> bytes | None:
+        answer = self._cache.find(key)
+        if answer is not None:
+            self._metrics.cache_hits.labels(key[0]).inc()
+        return answer
+
+    async def answer(self, who: str, path: str, ask: BaseModel | Unread) -> bytes:
         """The JSON answer to one question, from the cache if it was asked before.
+
+        A computation that nobody waits for any more is not begun; once begun it is finished.
+
+        Args:
+            who: asks: questions of different askers take turns.
+            path: of the endpoint.
+            ask: its body.
 
         Raises:
             AccountingError: the question has no answer.
             Problem: 503, too many questions are waiting already.
         """
-        key = (path, CALLS[path].key(ask))
-        known = self._cache.get(key)
+        key = _key(path, ask)
+        known = self._known(key)
         if known is not None:
-            self._metrics.cache_hits.labels(path).inc()
-            self._cache.move_to_end(key)
             return known
         running = self._running.get(key)
         if running is None:
-            running = self._start(key, partial(self._compute, path, ask))
+            running = self._start(key, who, path, ask)
         else:
             self._metrics.cache_hits.labels(path).inc()
-        return await asyncio.shield(running)
+        return await self._wait(key, running)
 
-    def _compute(self, path: str, ask: BaseModel) -> bytes:
-        with self._metrics.computations.labels(path).time():
-            return to_json(CALLS[path].answer(ask))
+    async def _wait(self, key: Hashable, running: _Running) -> bytes:
+        running.waiting += 1
+        try:
+            return await asyncio.shield(running.task)
+        finally:
+            running.waiting -= 1
+            if not running.waiting and not running.begun and not running.task.done():
+                self._running.pop(key, None)
+                running.task.cancel()
 
-    def _start(self, key: Hashable, compute: Callable[[], bytes]) -> asyncio.Future[bytes]:
-        if len(self._running) >= self._waiting_max:
-            raise Problem(503, "too many questions are waiting; try again", {"Retry-After": "2"})
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, compute)
-        self._running[key] = future
-        future.add_done_callback(partial(self._finish, key))
-        return future
+    def _start(self, key: Hashable, who: str, path: str, ask: BaseModel | Unread) -> _Running:
+        running = self._running[key] = _Running()
+        running.task = asyncio.create_task(self._compute(running, who, path, ask))
+        running.task.add_done_callback(partial(self._finish, key, running))
+        return running
 
-    def _finish(self, key: Hashable, future: asyncio.Future[bytes]) -> None:
-        self._running.pop(key, None)
-        if future.cancelled() or future.exception() is not None:
-            return
-        self._cache[key] = future.result()
-        if len(self._cache) > self._entries:
-            self._cache.popitem(last=False)
+    async def _compute(
+        self, running: _Running, who: str, path: str, ask: BaseModel | Unread
+    ) -> bytes:
+        async with self._turns.turn(who):
+            running.begun = True
+            with self._metrics.computations.labels(path).time():
+                answer: bytes = await self._processes.run(compute, path, ask)
+        return answer
+
+    def _finish(self, key: Hashable, running: _Running, task: asyncio.Task[bytes]) -> None:
+        if self._running.get(key) is running:
+            del self._running[key]
+        if not task.cancelled() and task.exception() is None:
+            self._cache.keep(key, task.result())
+
+    async def split(self, who: str, raw: bytes) -> list[Item]:
+        """The questions of a large batch."""
+        async with self._turns.turn(who):
+            found: list[Item] = await self._processes.run(split_batch, raw)
+        return found
+
+    async def read(self, who: str, model: type[BaseModel], raw: bytes) -> Any:
+        """A large body, read by a computation process."""
+        async with self._turns.turn(who):
+            return await self._processes.run(problems.read, model, raw)
 
     def close(self) -> None:
-        """Let running computations finish, start no more."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """Kill the computation processes."""
+        self._processes.close()
+
+
+def _key(path: str, ask: BaseModel | Unread) -> tuple[str, Hashable]:
+    if isinstance(ask, Unread):
+        return path, hashlib.sha256(ask.raw).digest()
+    return path, CALLS[path].key(ask)

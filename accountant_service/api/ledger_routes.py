@@ -7,17 +7,18 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Header, Path, Request
 from pydantic import BaseModel
 from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from accountant_service import mechanisms
 from accountant_service.api import ledger_schemas as bodies
 from accountant_service.api import problems, schemas, views
+from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import UnknownSubjectError
 from accountant_service.ledger import service
 from accountant_service.ledger.keys import Keys, Scope, require, require_unbound
 from accountant_service.ledger.repository import KeyRecord, Remembered, now
-from accountant_service.ledger.service import Ledger
 
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": schemas.ProblemView, "description": description}
@@ -42,30 +43,30 @@ def keys_of(request: Request) -> Keys:
     return found
 
 
-def ledger_of(request: Request) -> Ledger:
+def ledger_of(request: Request) -> AsyncLedger:
     """The application's ledger."""
-    found: Ledger = request.app.state.ledger
+    found: AsyncLedger = request.app.state.async_ledger
     return found
 
 
-def authenticated(
+async def authenticated(
     request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
 ) -> KeyRecord:
     """Whose request this is."""
     scheme, _, token = (authorization or "").partition(" ")
-    key = keys_of(request).authenticate(token if scheme.lower() == "bearer" else None)
+    key = await ledger_of(request).authenticate(token if scheme.lower() == "bearer" else None)
     request.app.state.key_limiter.admit(key.identifier)
     return key
 
 
-def may_compute(key: Annotated[KeyRecord, Depends(authenticated)]) -> None:
+async def may_compute(key: Annotated[KeyRecord, Depends(authenticated)]) -> None:
     """For computations that are not left open: a key of any scope."""
     require(key, *Scope)
 
 
 Key = Annotated[KeyRecord, Depends(authenticated)]
 Name = Annotated[str, Path(max_length=200, pattern=bodies.NAME_PATTERN)]
-TheLedger = Annotated[Ledger, Depends(ledger_of)]
+TheLedger = Annotated[AsyncLedger, Depends(ledger_of)]
 Idempotency = Annotated[
     str | None,
     Header(
@@ -77,6 +78,13 @@ Idempotency = Annotated[
 def _write(request: Request, key: KeyRecord, idempotency: str | None, body: Any) -> service.Request:
     call = f"{request.method} {request.url.path}"
     return service.Request(key, idempotency, call, body)
+
+
+async def _large_write(
+    request: Request, key: KeyRecord, idempotency: str | None, body: BaseModel
+) -> service.Request:
+    """A write whose body may hold a large mechanism."""
+    return _write(request, key, idempotency, await run_in_threadpool(_raw, body))
 
 
 def _answer(answer: Remembered) -> Response:
@@ -96,7 +104,7 @@ def _raw(body: BaseModel) -> Any:
 
 
 @router.post("/v1/datasets", status_code=201, response_model=bodies.DatasetView)
-def create_dataset(
+async def create_dataset(
     body: bodies.DatasetRequest,
     request: Request,
     key: Key,
@@ -104,9 +112,9 @@ def create_dataset(
     idempotency_key: Idempotency = None,
 ) -> Response:
     """Give a dataset a privacy budget, for good."""
-    write = _write(request, key, idempotency_key, _raw(body))
+    write = await _large_write(request, key, idempotency_key, body)
     return _answer(
-        ledger.create_dataset(
+        await ledger.create_dataset(
             write, body.name, body.size, body.budget.epsilon, body.budget.delta,
             body.neighbouring_relation, body.privacy_unit, body.planned_mechanism,
         )
@@ -114,27 +122,27 @@ def create_dataset(
 
 
 @router.get("/v1/datasets", response_model=bodies.DatasetsView)
-def datasets(key: Key, ledger: TheLedger) -> Response:
+async def datasets(key: Key, ledger: TheLedger) -> Response:
     """The datasets this key may see."""
-    return _json({"items": ledger.datasets(key)})
+    return _json({"items": await ledger.datasets(key)})
 
 
 @router.get("/v1/datasets/{name}", response_model=bodies.DatasetView)
-def dataset(name: Name, key: Key, ledger: TheLedger) -> Response:
+async def dataset(name: Name, key: Key, ledger: TheLedger) -> Response:
     """A dataset: its budget, what is spent, held and left."""
-    return _json(ledger.dataset(key, name))
+    return _json(await ledger.dataset(key, name))
 
 
 @router.post("/v1/datasets/{name}/quotes", response_model=bodies.QuoteView)
-def quote(name: Name, body: bodies.QuoteRequest, key: Key, ledger: TheLedger) -> Response:
+async def quote(name: Name, body: bodies.QuoteRequest, key: Key, ledger: TheLedger) -> Response:
     """Whether a plan would fit, and what would; charges nothing."""
-    return _json(_quote_view(ledger.quote(key, name, body.mechanism)))
+    return _json(_quote_view(await ledger.quote(key, name, body.mechanism)))
 
 
 @router.post("/v1/datasets/{name}/quotes/batch", response_model=bodies.QuotesView)
-def quotes(name: Name, body: bodies.QuotesRequest, key: Key, ledger: TheLedger) -> Response:
+async def quotes(name: Name, body: bodies.QuotesRequest, key: Key, ledger: TheLedger) -> Response:
     """Quotes of several plans, each by itself and all together; charges nothing."""
-    found, together = ledger.quotes(key, name, body.mechanisms)
+    found, together = await ledger.quotes(key, name, body.mechanisms)
     items = [
         _quote_view(each)
         if isinstance(each, service.Quote)
@@ -151,16 +159,16 @@ def _quote_view(quote: service.Quote) -> dict[str, Any]:
 
 
 @router.get("/v1/datasets/{name}/running-total", response_model=dict[str, Any])
-def running_total(name: Name, key: Key, ledger: TheLedger) -> Response:
+async def running_total(name: Name, key: Key, ledger: TheLedger) -> Response:
     """All that was granted so far, accounted as one plan: informative, not a guarantee."""
-    found = views.guarantee(ledger.running_total(key, name))
+    found = views.guarantee(await ledger.running_total(key, name))
     return _json(found | {"scope": "running_total"})
 
 
 @router.post(
     "/v1/datasets/{name}/reservations", status_code=201, response_model=bodies.ReservationView
 )
-def reserve(
+async def reserve(
     name: Name,
     body: bodies.ReservationRequest,
     request: Request,
@@ -169,24 +177,26 @@ def reserve(
     idempotency_key: Idempotency = None,
 ) -> Response:
     """Hold budget for a whole plan."""
-    write = _write(request, key, idempotency_key, _raw(body))
-    return _answer(ledger.reserve(write, name, body.mechanism, body.lease_seconds, body.purpose))
+    write = await _large_write(request, key, idempotency_key, body)
+    return _answer(
+        await ledger.reserve(write, name, body.mechanism, body.lease_seconds, body.purpose)
+    )
 
 
 @router.get("/v1/reservations/{identifier}", response_model=bodies.ReservationView)
-def reservation(identifier: Name, key: Key, ledger: TheLedger) -> Response:
+async def reservation(identifier: Name, key: Key, ledger: TheLedger) -> Response:
     """A reservation as it stands."""
-    return _json(ledger.reservation(key, identifier))
+    return _json(await ledger.reservation(key, identifier))
 
 
 @router.get("/v1/reservations/{identifier}/certificate", response_model=dict[str, Any])
-def certificate(identifier: Name, key: Key, ledger: TheLedger) -> Response:
+async def certificate(identifier: Name, key: Key, ledger: TheLedger) -> Response:
     """What may be published about a run that has ended; check it with `accountant verify FILE`."""
-    return _json(ledger.certificate(key, identifier))
+    return _json(await ledger.certificate(key, identifier))
 
 
 @router.post("/v1/reservations/{identifier}/grants", response_model=bodies.ReservationView)
-def grant(
+async def grant(
     identifier: Name,
     body: bodies.GrantRequest,
     request: Request,
@@ -196,11 +206,11 @@ def grant(
 ) -> Response:
     """Charge the next steps, before their noise is drawn."""
     write = _write(request, key, idempotency_key, _raw(body))
-    return _answer(ledger.grant(write, identifier, body.steps, body.sequence))
+    return _answer(await ledger.grant(write, identifier, body.steps, body.sequence))
 
 
 @router.post("/v1/reservations/{identifier}/commit", response_model=bodies.ReservationView)
-def commit(
+async def commit(
     identifier: Name,
     body: bodies.NothingRequest,
     request: Request,
@@ -209,11 +219,13 @@ def commit(
     idempotency_key: Idempotency = None,
 ) -> Response:
     """The run is done; what was never granted is free again."""
-    return _answer(ledger.commit(_write(request, key, idempotency_key, _raw(body)), identifier))
+    return _answer(
+        await ledger.commit(_write(request, key, idempotency_key, _raw(body)), identifier)
+    )
 
 
 @router.post("/v1/reservations/{identifier}/release", response_model=bodies.ReservationView)
-def release(
+async def release(
     identifier: Name,
     body: bodies.NothingRequest,
     request: Request,
@@ -222,11 +234,13 @@ def release(
     idempotency_key: Idempotency = None,
 ) -> Response:
     """The run is given up; what was never granted is free again."""
-    return _answer(ledger.release(_write(request, key, idempotency_key, _raw(body)), identifier))
+    return _answer(
+        await ledger.release(_write(request, key, idempotency_key, _raw(body)), identifier)
+    )
 
 
 @router.post("/v1/reservations/{identifier}/renew", response_model=bodies.ReservationView)
-def renew(
+async def renew(
     identifier: Name,
     body: bodies.RenewRequest,
     request: Request,
@@ -236,13 +250,13 @@ def renew(
 ) -> Response:
     """Extend the lease."""
     write = _write(request, key, idempotency_key, _raw(body))
-    return _answer(ledger.renew(write, identifier, body.lease_seconds))
+    return _answer(await ledger.renew(write, identifier, body.lease_seconds))
 
 
 @router.get("/v1/datasets/{name}/entries", response_model=bodies.EntriesView)
-def entries(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
+async def entries(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
     """The append-only record, page by page."""
-    return _json(ledger.entries(key, name, cursor))
+    return _json(await ledger.entries(key, name, cursor))
 
 
 @router.post("/v1/keys", status_code=201, response_model=bodies.NewKeyView, tags=["keys"])

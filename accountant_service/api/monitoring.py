@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy import event
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from accountant_service.api.ledger_routes import authenticated
@@ -28,15 +29,16 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/metrics", response_class=Response, include_in_schema=False)
-def metrics(
+async def metrics(
     request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
 ) -> Response:
     """Every metric; with a key of scope `monitor` or `owner`, also what is left of each budget."""
     state = request.app.state
-    key = None if authorization is None else authenticated(request, authorization)
+    key = None if authorization is None else await authenticated(request, authorization)
     if key is not None:
         require(key, Scope.MONITOR, Scope.OWNER)
-    text = state.metrics.exposition(_Budgets(state.watcher, key))
+    budgets = _Budgets(state.watcher, key)
+    text = await run_in_threadpool(state.metrics.exposition, budgets)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -70,7 +72,7 @@ class Watcher:
 
     def close(self) -> None:
         """Ask no more."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class _Budgets(Collector):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-from pydantic_core import to_json
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 from starlette.types import Scope
@@ -22,6 +22,7 @@ from accountant_service.errors import (
     DatabaseAwayError,
 )
 from accountant_service.mechanisms import MechanismError
+from accountant_service.processes import AnswerError
 
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
@@ -58,6 +59,48 @@ class Problem(HTTPException):
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(status, detail, headers)
+
+
+class RefusedError(HTTPException, AnswerError):
+    """A body refused by a computation process, which wrote the problem.
+
+    Attributes:
+        problem: the body of the answer.
+    """
+
+    def __init__(self, problem: dict[str, Any]) -> None:
+        super().__init__(int(problem["status"]), problem["detail"])
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RefusedError, (self.problem,)
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse(body: bytes) -> Any:
+    """A body as JSON.
+
+    Raises:
+        Problem: 400, it is none.
+    """
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Problem(400, f"the body is not JSON this service reads: {error}") from None
+
+
+def read(model: type[Body], body: bytes) -> Body:
+    """A body as what it means, in a computation process.
+
+    Raises:
+        RefusedError: it cannot be read.
+    """
+    try:
+        return model.model_validate(parse(body))
+    except (Problem, ValidationError) as error:
+        raise RefusedError(of_error(error)) from None
 
 
 def document(
@@ -115,6 +158,8 @@ def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def of_error(error: Exception) -> dict[str, Any]:
     """The problem of any failure."""
     match error:
+        case RefusedError():
+            return error.problem
         case AccountingError():
             return of_accounting_error(error)
         case RequestValidationError():

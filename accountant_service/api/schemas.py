@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.config import JsonDict, JsonValue
 
 from accountant_service import mechanisms
@@ -42,6 +51,22 @@ _RUN: Final[JsonDict] = {
     "sample_rate": 0.01,
     "steps": 1000,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A body too large to be read in the serving process: a computation process reads it.
+
+    Attributes:
+        raw: as it came.
+    """
+
+    raw: bytes
+
+
+UNREAD_PASSES: Final = WrapValidator(
+    lambda value, read: value if isinstance(value, Unread) else read(value)
+)
 
 
 class _Strict(BaseModel):

@@ -50,7 +50,8 @@ from accountant_service.ledger.tables import (
     SECRET,
 )
 
-_BUSY_SECONDS: Final = 20.0
+_BUSY_SECONDS: Final = 20.0  # for SQLite's one writer
+_LOCK_SECONDS: Final = 5.0  # for a row of PostgreSQL
 _READING: Final = "ledger_reading"  # an execution option of connections that only read
 # no answer, or not in time; a statement the database refuses is a fault of this service instead
 _AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError)
@@ -113,17 +114,21 @@ def connect(url: str) -> Engine:
     """An engine for an SQLite or a PostgreSQL URL, with what durability and races ask for."""
     if url.startswith("sqlite"):
         engine = create_engine(
-            url, connect_args={"timeout": _BUSY_SECONDS}, hide_parameters=True
+            url,
+            pool_size=8,
+            max_overflow=16,
+            connect_args={"timeout": _BUSY_SECONDS},
+            hide_parameters=True,
         )  # the text of an error quotes no parameter
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     asked = make_url(url).query.get("options", "")
-    timeouts = f"-c lock_timeout={int(1000 * _BUSY_SECONDS)} -c statement_timeout=30000"
+    timeouts = f"-c lock_timeout={int(1000 * _LOCK_SECONDS)} -c statement_timeout=30000"
     engine = create_engine(
         url,
         pool_size=8,
-        max_overflow=8,
+        max_overflow=16,
         pool_timeout=10,
         pool_pre_ping=True,
         hide_parameters=True,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from accountant_service.errors import (
 from accountant_service.guarantee import Assumption, Guarantee, NeighbouringRelation, Status
 from accountant_service.ledger import certificate, chain, model
 from accountant_service.ledger import filter as privacy_filter
+from accountant_service.ledger.filter import RenyiFilter
 from accountant_service.ledger.keys import Scope, require, require_sight, require_unbound, sees
 from accountant_service.ledger.model import Balance, Dataset, Kind, Reservation, State
 from accountant_service.ledger.repository import (
@@ -58,7 +58,7 @@ _ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # who expires leases
 _NOISE_MAX: Final = 1e6
-_QUOTES_SECONDS_MAX: Final = 20.0
+_PLAN_BYTES_MAX: Final = 1 << 17
 _OWNERS_MAX: Final = 10_000
 _BURN_DOWN: Final = 2_000  # entries that a burn-down goes back
 _ONE_PLAN: Final = Assumption(
@@ -129,10 +129,12 @@ class Quote:
     Attributes:
         view: whether it fits, what would, and ε of the filter after it.
         guarantee: of the plan alone; None if it has no finite ε.
+        micronats: what the plan costs.
     """
 
     view: View
     guarantee: Guarantee | None
+    micronats: int
 
 
 def _ignore(_: Kind, __: int) -> None:
@@ -168,11 +170,14 @@ class Ledger:
     ) -> Remembered:
         """A new dataset, its policy frozen."""
         require_unbound(request.key, Scope.OWNER)
-        step = None
-        if planned is not None:
-            _require_size(size, planned, "/planned_mechanism")
-            step = Plan.of(planned).step
-        policy = privacy_filter.choose(epsilon, delta, relation, step)
+        policy = choose_policy(size, epsilon, delta, relation, planned)
+        return self.add_dataset(request, name, size, privacy_unit, policy)
+
+    def add_dataset(
+        self, request: Request, name: str, size: int, privacy_unit: str, policy: RenyiFilter
+    ) -> Remembered:
+        """A new dataset with a policy that was chosen for it."""
+        require_unbound(request.key, Scope.OWNER)
         dataset = Dataset(
             uuid.uuid4().hex, name, size, privacy_unit, policy, Balance(), 0, chain.GENESIS, now()
         )
@@ -194,16 +199,24 @@ class Ledger:
 
     def dataset(self, key: KeyRecord, name: str) -> View:
         """One of them, with what is due expired."""
-        require(key, Scope.OWNER, Scope.RUN)
-        dataset = self._seen(key, name)
+        found, due = self.look(key, name)
+        return self.expire(name) if due else found
+
+    def look(self, key: KeyRecord, name: str) -> tuple[View, bool]:
+        """One of them as it was last written, and whether a lease of it has ended since."""
+        dataset = self.seen(key, name)
         with self._repository.reading() as reading:
             due = reading.due(dataset, now())
-        if due:
-            with self._repository.transaction() as transaction:
-                dataset = self._current(transaction, name)
-        return dataset_view(dataset)
+        return dataset_view(dataset), bool(due)
 
-    def _seen(self, key: KeyRecord, name: str) -> Dataset:
+    def expire(self, name: str) -> View:
+        """Expire the leases of a dataset that have ended."""
+        with self._repository.transaction() as transaction:
+            return dataset_view(self._current(transaction, name))
+
+    def seen(self, key: KeyRecord, name: str, *scopes: Scope) -> Dataset:
+        """A dataset that the key may see, for one of the scopes (owner or run by default)."""
+        require(key, *(scopes or (Scope.OWNER, Scope.RUN)))
         require_sight(key, name, f"dataset {name!r}")
         with self._repository.reading() as reading:
             dataset = reading.dataset(name)
@@ -224,82 +237,43 @@ class Ledger:
 
     # --- plans
 
-    def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> Quote:
-        """Whether a plan would fit, and what would; charges nothing."""
-        require(key, Scope.OWNER, Scope.RUN)
-        return _quote(self._seen(key, name), mechanism)
-
-    def quotes(
-        self, key: KeyRecord, name: str, plans: Sequence[Mechanism]
-    ) -> tuple[list[Quote | AccountingError], View]:
-        """Quotes of several plans, each as if it were the only one; and of all of them together.
-
-        A plan that cannot be charged at all has its error in its place.
-        """
-        require(key, Scope.OWNER, Scope.RUN)
-        dataset = self._seen(key, name)
-        items: list[Quote | AccountingError] = []
-        total, chargeable = dataset.balance.taken, True
-        deadline = time.monotonic() + _QUOTES_SECONDS_MAX
-        for mechanism in plans:
-            try:
-                if time.monotonic() > deadline:
-                    raise TooExpensiveError(
-                        f"the quotes before this took {_QUOTES_SECONDS_MAX:g} s: send fewer at once"
-                    )
-                items.append(_quote(dataset, mechanism))
-                plan = Plan.of(mechanism)
-                total += privacy_filter.cost(dataset.policy.unit_cost(plan.step), plan.steps)
-            except AccountingError as error:
-                items.append(error)
-                chargeable = False
-        return items, {
-            "fits": chargeable and total <= dataset.policy.budget,
-            "epsilon_after": dataset.policy.epsilon_of(total) if chargeable else None,
-        }
-
-    def running_total(self, key: KeyRecord, name: str) -> Guarantee:
-        """What has been granted to all runs so far, accounted as if it had been one plan.
-
-        It is an estimate: runs are chosen, and stopped, after results were seen. The budget's claim
-        is the proven one.
-        """
-        require(key, Scope.OWNER, Scope.RUN)
-        dataset = self._seen(key, name)
+    def released(self, key: KeyRecord, name: str) -> tuple[RenyiFilter, list[Reservation]]:
+        """The policy of a dataset, and the reservations of which steps were granted."""
+        dataset = self.seen(key, name)
         with self._repository.reading() as reading:
             runs = reading.reservations(dataset)
-        released = tuple(
-            certificate.with_steps(mechanisms.from_json(run.mechanism), run.steps_granted)
-            for run in runs
-            if run.steps_granted
-        )
-        policy = dataset.policy
-        found = certificate.certified(Composed(released), policy.relation, policy.delta)
-        return replace(
-            found,
-            status=Status.ESTIMATE,
-            assumptions=(*found.assumptions, _ONE_PLAN),
-            certified=None,
-            certified_reason=f"a hypothesis fails: {_ONE_PLAN.statement}",
-        )
+        return dataset.policy, [run for run in runs if run.steps_granted]
 
     def reserve(
         self, request: Request, name: str, mechanism: Mechanism, lease: float, purpose: str
     ) -> Remembered:
         """Hold the whole plan, or say what would fit."""
+        seen = self.seen(request.key, name, Scope.RUN)
+        charge = charge_of(seen, mechanism)
+        try:
+            return self.hold(request, seen, charge, lease, purpose)
+        except BudgetExhaustedError as error:
+            current = self.seen(request.key, name, Scope.RUN)
+            error.affordable = affordable(current, Plan.of(mechanism), charge.unit)
+            raise
+
+    def hold(
+        self, request: Request, seen: Dataset, charge: Charge, lease: float, purpose: str
+    ) -> Remembered:
+        """Hold a plan whose charge is known; see `reserve`.
+
+        Raises:
+            BudgetExhaustedError: without the noise with which the plan would fit.
+        """
         require(request.key, Scope.RUN)
-        seen = self._seen(request.key, name)
-        _require_size(seen.size, mechanism)
-        plan = Plan.of(mechanism)
-        unit = seen.policy.unit_cost(plan.step)
         reservation = Reservation(
             uuid.uuid4().hex,
             seen.identifier,
             State.OPEN,
-            mechanisms.to_json(plan.mechanism),
-            plan.whole.hash,
-            unit,
-            plan.steps,
+            charge.mechanism,
+            charge.mechanism_hash,
+            charge.unit,
+            charge.steps,
             0,
             now() + int(1e6 * lease),
             purpose,
@@ -307,30 +281,26 @@ class Ledger:
         )
 
         def act(transaction: Transaction) -> tuple[int, View]:
-            dataset = self._current(transaction, name)
+            dataset = self._current(transaction, seen.name)
             change = model.reserve(dataset, reservation)
             transaction.apply(dataset, change, request.key.identifier)
             return 201, reservation_view(change.reservation, dataset)
 
-        try:
-            return self._write(request, Kind.RESERVE, act)
-        except BudgetExhaustedError as error:
-            error.affordable = affordable(self._seen(request.key, name), plan, unit)
-            raise
+        return self._write(request, Kind.RESERVE, act)
 
     # --- runs
 
     def reservation(self, key: KeyRecord, identifier: str) -> View:
         """A reservation as it stands."""
-        require(key, Scope.OWNER, Scope.RUN)
-        dataset, reservation = self._found(key, identifier)
-        if reservation.state is State.OPEN and reservation.expires_at <= now():
-            with self._repository.transaction() as transaction:
-                self._current(transaction, dataset.name)
-            dataset, reservation = self._found(key, identifier)
+        dataset, reservation = self.found(key, identifier)
+        if is_due(reservation):
+            self.expire(dataset.name)
+            dataset, reservation = self.found(key, identifier)
         return reservation_view(reservation, dataset)
 
-    def _found(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
+    def found(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
+        """A reservation as it was last written, and its dataset."""
+        require(key, Scope.OWNER, Scope.RUN)
         subject = f"reservation {identifier!r}"
         with self._repository.reading() as reading:
             reservation = reading.reservation(identifier)
@@ -382,7 +352,7 @@ class Ledger:
         steps: int = 0,
     ) -> Remembered:
         require(request.key, Scope.RUN)
-        owner, subject = self._owner(identifier), f"reservation {identifier!r}"
+        owner, subject = self.owner(identifier), f"reservation {identifier!r}"
 
         def act(transaction: Transaction) -> tuple[int, View]:
             dataset = transaction.dataset_by_id(owner, lock=True)
@@ -390,7 +360,7 @@ class Ledger:
             if dataset is None or reservation is None:
                 raise UnknownSubjectError(f"there is no {subject}")
             require_sight(request.key, dataset.name, subject)
-            if reservation.state is State.OPEN and reservation.expires_at <= now():
+            if is_due(reservation):
                 reservation = replace(reservation, state=State.EXPIRED)
             change = decide(reservation)
             if change is None:
@@ -400,9 +370,13 @@ class Ledger:
 
         return self._write(request, kind, act, steps)
 
-    def _owner(self, identifier: str) -> str:
+    def known_owner(self, identifier: str) -> str | None:
+        """The dataset of a reservation, if it was looked up before."""
+        return self._owners.get(identifier)
+
+    def owner(self, identifier: str) -> str:
         """The dataset of a reservation, which never changes: looked up once."""
-        found = self._owners.get(identifier)
+        found = self.known_owner(identifier)
         if found is None:
             with self._repository.reading() as reading:
                 reservation = reading.reservation(identifier)
@@ -416,19 +390,22 @@ class Ledger:
     def certificate(self, key: KeyRecord, identifier: str) -> View:
         """What may be published about a run that has ended, signed."""
         self.reservation(key, identifier)  # expires what is due
-        dataset, reservation = self._found(key, identifier)
+        return certificate.issue(*self.ended(key, identifier), now())
+
+    def ended(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation, bytes]:
+        """A run that has ended, its dataset, and the key that signs certificates."""
+        dataset, reservation = self.found(key, identifier)
         if reservation.state is State.OPEN:
             raise ReservationOpenError("commit or release the reservation first")
         with self._repository.transaction() as transaction:
             seed = transaction.secret(_SIGNING_KEY)
-        return certificate.issue(dataset, reservation, seed, now())
+        return dataset, reservation, seed
 
     # --- the record
 
     def entries(self, key: KeyRecord, name: str, cursor: str) -> View:
         """A page of the append-only record."""
-        require(key, Scope.OWNER, Scope.RUN)
-        dataset = self._seen(key, name)
+        dataset = self.seen(key, name)
         after = int(cursor) if cursor.isdecimal() and len(cursor) < 19 else 0
         with self._repository.reading() as reading:
             rows = reading.entries(dataset, after, PAGE + 1)
@@ -438,8 +415,7 @@ class Ledger:
 
     def runs(self, key: KeyRecord, name: str, skip: int, limit: int) -> list[View]:
         """A page of a dataset's reservations, open ones first."""
-        require(key, Scope.OWNER, Scope.RUN)
-        dataset = self._seen(key, name)
+        dataset = self.seen(key, name)
         with self._repository.reading() as reading:
             return [reservation_view(run, dataset) for run in reading.runs(dataset, skip, limit)]
 
@@ -448,17 +424,25 @@ class Ledger:
 
         It goes back from the balance as it stands, so a record of any length costs the same.
         """
-        require(key, Scope.OWNER, Scope.RUN)
-        dataset = self._seen(key, name)
-        with self._repository.reading() as reading:
-            rows = reading.entries(dataset, max(dataset.version - _BURN_DOWN, 0), _BURN_DOWN)
-        entries = [json.loads(row.body) for row in rows if row.number <= dataset.version]
+        dataset = self.seen(key, name)
         balance, after = dataset.balance, []
-        for entry in reversed(entries):
-            after.append((entry["at"], balance))
-            balance = balance.plus(Balance(-entry["spent_micronats"], -entry["held_micronats"]))
+        for at, change in reversed(self._changes(dataset, max(dataset.version - _BURN_DOWN, 0))):
+            after.append((at, balance))
+            balance = balance.plus(Balance(-change.spent, -change.held))
         stride = -(-len(after) // points) or 1
         return [_point(dataset, at, balance) for at, balance in after[::stride][::-1]]
+
+    def _changes(self, dataset: Dataset, number: int) -> list[tuple[int, Balance]]:
+        """When the entries after a number were made and what they changed, page by page."""
+        found: list[tuple[int, Balance]] = []
+        with self._repository.reading() as reading:
+            while number < dataset.version:
+                rows = reading.entries(dataset, number, min(PAGE, dataset.version - number))
+                for entry in (json.loads(row.body) for row in rows):
+                    change = Balance(entry["spent_micronats"], entry["held_micronats"])
+                    found.append((entry["at"], change))
+                number += len(rows)
+        return found
 
     def _write(
         self,
@@ -522,21 +506,120 @@ def _require_size(records: int, mechanism: Mechanism, at: str = "/mechanism") ->
         raise error
 
 
-def _quote(dataset: Dataset, mechanism: Mechanism) -> Quote:
+def is_due(reservation: Reservation) -> bool:
+    """Whether a reservation is open although its lease has ended."""
+    return reservation.state is State.OPEN and reservation.expires_at <= now()
+
+
+# --- the calculations, which need no database: the service makes them in processes of their own
+
+
+def choose_policy(
+    size: int,
+    epsilon: float,
+    delta: float,
+    relation: NeighbouringRelation,
+    planned: Mechanism | None,
+) -> RenyiFilter:
+    """The policy of a dataset of this size with this budget.
+
+    Raises:
+        AccountingError: the planned mechanism cannot be charged, or is for another size.
+    """
+    step = None
+    if planned is not None:
+        _require_size(size, planned, "/planned_mechanism")
+        step = Plan.of(planned).step
+    return privacy_filter.choose(epsilon, delta, relation, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a plan costs under one policy.
+
+    Attributes:
+        mechanism: the plan, as JSON.
+        mechanism_hash: its canonical hash.
+        unit: atto-nats a step.
+        steps: how many.
+    """
+
+    mechanism: Any
+    mechanism_hash: str
+    unit: int
+    steps: int
+
+
+def charge_of(dataset: Dataset, mechanism: Mechanism) -> Charge:
+    """The charge of a plan.
+
+    Raises:
+        AccountingError: it cannot be charged, is for another number of records, or is too large to
+            be kept and answered each time.
+    """
+    _require_size(dataset.size, mechanism)
+    plan = Plan.of(mechanism)
+    described = mechanisms.to_json(plan.mechanism)
+    size = len(json.dumps(described))
+    if size > _PLAN_BYTES_MAX:
+        raise TooExpensiveError(
+            f"a plan that is reserved may have {_PLAN_BYTES_MAX} bytes as JSON and this one has "
+            f"{size}: put equal releases into one `repeated`, or reserve it in parts"
+        )
+    return Charge(described, plan.whole.hash, dataset.policy.unit_cost(plan.step), plan.steps)
+
+
+def quote(dataset: Dataset, mechanism: Mechanism) -> Quote:
+    """Whether a plan would fit, and what would."""
     _require_size(dataset.size, mechanism)
     plan, policy = Plan.of(mechanism), dataset.policy
     unit = policy.unit_cost(plan.step)
+    micronats = privacy_filter.cost(unit, plan.steps)
     view = {
         "fits": model.fits(dataset, unit, plan.steps),
         "affordable": affordable(dataset, plan, unit),
-        "epsilon_after": policy.epsilon_of(
-            dataset.balance.taken + privacy_filter.cost(unit, plan.steps)
-        ),
+        "epsilon_after": policy.epsilon_of(dataset.balance.taken + micronats),
     }
     try:
-        return Quote(view, certificate.certified(plan.mechanism, policy.relation, policy.delta))
+        guarantee = certificate.certified(plan.mechanism, policy.relation, policy.delta)
+        return Quote(view, guarantee, micronats)
     except NoFiniteEpsilonError:  # it does not fit, and this is no fault of the question
-        return Quote(view, None)
+        return Quote(view, None, micronats)
+
+
+def together(dataset: Dataset, quotes: Sequence[Quote | AccountingError]) -> View:
+    """Whether all plans would fit, one after the other."""
+    costs = [each.micronats for each in quotes if isinstance(each, Quote)]
+    chargeable, total = len(costs) == len(quotes), dataset.balance.taken + sum(costs)
+    return {
+        "fits": chargeable and total <= dataset.policy.budget,
+        "epsilon_after": dataset.policy.epsilon_of(total) if chargeable else None,
+    }
+
+
+def running_total(policy: RenyiFilter, runs: Sequence[Reservation]) -> Guarantee:
+    """What has been granted to all runs so far, accounted as if it had been one plan.
+
+    It is an estimate: runs are chosen, and stopped, after results were seen. The budget's claim is
+    the proven one.
+    """
+    released = tuple(
+        certificate.with_steps(mechanisms.from_json(run.mechanism), run.steps_granted)
+        for run in runs
+    )
+    found = certificate.certified(Composed(released), policy.relation, policy.delta)
+    return replace(
+        found,
+        status=Status.ESTIMATE,
+        assumptions=(*found.assumptions, _ONE_PLAN),
+        certified=None,
+        certified_reason=f"a hypothesis fails: {_ONE_PLAN.statement}",
+    )
+
+
+def what_fits(dataset: Dataset, mechanism: Mechanism, unit: int) -> View:
+    """What of a plan would fit; see `affordable`."""
+    return affordable(dataset, Plan.of(mechanism), unit)
 
 
 def affordable(dataset: Dataset, plan: Plan, unit: int) -> View:

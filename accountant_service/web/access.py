@@ -7,10 +7,10 @@ from urllib.parse import parse_qsl, quote
 
 from fastapi import Depends, Request
 
+from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.ledger_routes import ledger_of
 from accountant_service.errors import DatabaseAwayError, ForbiddenError, UnauthenticatedError
 from accountant_service.ledger.repository import KeyRecord
-from accountant_service.ledger.service import Ledger
 from accountant_service.web.sessions import COOKIE, Session, Sessions
 
 _FIELDS_MAX: Final = 100
@@ -67,7 +67,7 @@ async def fields(request: Request) -> Fields:
 
 SentFields = Annotated[Fields, Depends(fields)]
 TheSession = Annotated[Session, Depends(required_session)]
-TheLedger = Annotated[Ledger, Depends(ledger_of)]
+TheLedger = Annotated[AsyncLedger, Depends(ledger_of)]
 
 
 def first(sent: Fields, name: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -16,8 +16,8 @@ from starlette.responses import Response
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems
 from accountant_service.api.answering import CALLS, Answerer
-from accountant_service.api.problems import Problem
-from accountant_service.api.routes import StrictRoute
+from accountant_service.api.routes import StrictRoute, asker
+from accountant_service.api.schemas import Unread
 from accountant_service.errors import AccountingError
 from accountant_service.web import questions, snippets
 from accountant_service.web.access import optional_session, required_session
@@ -37,8 +37,9 @@ async def calculator(request: Request) -> Response:
     await run_in_threadpool(optional_session if is_open else required_session, request)
     form = _checked(questions.read(request.query_params))
     ready = set(form.problems) <= {"epsilon"}  # a wrong target leaves the run's own answers
-    answers = await _answers(request.app.state.answerer, form) if ready else {}
-    return page(request, "calculator.html", form=form, **_context(request, form, answers))
+    answers = await _answers(request, form) if ready else {}
+    context = _context(request, form, answers)
+    return await run_in_threadpool(page, request, "calculator.html", form=form, **context)
 
 
 def _context(request: Request, form: Form, answers: Json) -> Json:
@@ -85,17 +86,19 @@ def _snippets(request: Request, form: Form) -> Json:
     }
 
 
-async def _answers(answerer: Answerer, form: Form) -> Json:
+async def _answers(request: Request, form: Form) -> Json:
     """Every question of the page, asked at once, with its answer or its problem."""
     bodies = form.bodies
-    found = await asyncio.gather(*(_ask(answerer, path, body) for path, body in bodies.items()))
+    found = await asyncio.gather(*(ask(request, path, body) for path, body in bodies.items()))
     return dict(zip(bodies, found, strict=True))
 
 
-async def _ask(answerer: Answerer, path: str, body: Json) -> Json:
+async def ask(request: Request, path: str, body: Json | Unread) -> Json:
+    """The answer to a question, or its problem."""
+    answerer: Answerer = request.app.state.answerer
     try:
-        ask = CALLS[path].request.model_validate(body)
-        answer: Json = json.loads(await answerer.answer(path, ask))
+        question = body if isinstance(body, Unread) else CALLS[path].request.model_validate(body)
+        answer: Json = json.loads(await answerer.answer(asker(request), path, question))
         return answer
-    except (ValidationError, AccountingError, Problem) as error:
+    except (ValidationError, AccountingError, HTTPException) as error:
         return problems.of_error(error)

@@ -8,17 +8,18 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
+from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import problems
-from accountant_service.api.answering import CALLS
-from accountant_service.api.ledger_routes import Name, ledger_of
+from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import DatasetRequest
-from accountant_service.api.problems import Problem
 from accountant_service.api.routes import StrictRoute
-from accountant_service.errors import AccountingError, NameTakenError
+from accountant_service.api.schemas import Unread
+from accountant_service.errors import NameTakenError
 from accountant_service.ledger import service
+from accountant_service.ledger.service import Ledger
 from accountant_service.web.access import (
     Fields,
     FormHolder,
@@ -27,7 +28,9 @@ from accountant_service.web.access import (
     TheSession,
     first,
 )
+from accountant_service.web.calculator_page import ask
 from accountant_service.web.rendering import HEADERS, page
+from accountant_service.web.sessions import Session
 
 Json = dict[str, Any]
 _WARN_FROM: Final = 0.8  # of the budget
@@ -55,9 +58,10 @@ def _shares(dataset: Json) -> Json:
 
 
 @router.get("/datasets")
-def datasets(request: Request, session: TheSession, ledger: TheLedger) -> Response:
+async def datasets(request: Request, session: TheSession, ledger: TheLedger) -> Response:
     """Every dataset that the key may see, with its budget as a bar."""
-    return _datasets_page(request, ledger.datasets(session.key))
+    found = await ledger.datasets(session.key)
+    return await run_in_threadpool(_datasets_page, request, found)
 
 
 def _datasets_page(request: Request, found: list[Json], **context: Any) -> Response:
@@ -69,7 +73,7 @@ def _datasets_page(request: Request, found: list[Json], **context: Any) -> Respo
 
 
 @router.post("/datasets")
-def create_dataset(
+async def create_dataset(
     request: Request, holder: FormHolder, sent: SentFields, ledger: TheLedger
 ) -> Response:
     """Give a dataset a privacy budget, for good."""
@@ -77,15 +81,16 @@ def create_dataset(
     try:
         asked = DatasetRequest.model_validate(body)
         write = service.Request(holder, first(sent, "once")[:_ONCE_MAX], "POST /datasets", body)
-        ledger.create_dataset(
+        await ledger.create_dataset(
             write, asked.name, asked.size, asked.budget.epsilon, asked.budget.delta,
             asked.neighbouring_relation, asked.privacy_unit, None,
         )  # fmt: skip
     except (ValidationError, NameTakenError) as error:
-        return _datasets_page(
-            request, ledger.datasets(holder), texts=_typed(sent), problems=_faults(error),
-            status=422,
-        )  # fmt: skip
+        found = await ledger.datasets(holder)
+        typed, faults = _typed(sent), _faults(error)
+        return await run_in_threadpool(
+            _datasets_page, request, found, texts=typed, problems=faults, status=422
+        )
     return RedirectResponse(f"/datasets/{asked.name}", _SEE_OTHER)
 
 
@@ -128,7 +133,7 @@ def _faults(error: ValidationError | NameTakenError) -> dict[str, str]:
 
 
 @router.get("/datasets/{name}")
-def dataset(
+async def dataset(
     request: Request,
     name: Name,
     session: TheSession,
@@ -137,7 +142,15 @@ def dataset(
     runs: str = "",
 ) -> Response:
     """A dataset: its budget, its runs, ε over time, and the record, newest first."""
-    found = ledger.dataset(session.key, name)
+    found = await ledger.dataset(session.key, name)
+    return await run_in_threadpool(_dataset_page, request, session, found, before, runs)
+
+
+def _dataset_page(
+    request: Request, session: Session, found: Json, before: str, runs: str
+) -> Response:
+    ledger: Ledger = request.app.state.ledger
+    name = found["name"]
     first_run = _whole(runs, 0)
     shown = ledger.runs(session.key, name, first_run, _RUNS + 1)
     return page(
@@ -157,7 +170,7 @@ def _whole(text: str, otherwise: int) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else otherwise
 
 
-def _entries(ledger: TheLedger, session: TheSession, dataset: Json, before: int) -> Json:
+def _entries(ledger: Ledger, session: Session, dataset: Json, before: int) -> Json:
     """A page of the record that ends before a number, newest first."""
     end = min(before, dataset["version"] + 1)
     start = max(end - 1 - _ENTRIES, 0)
@@ -168,33 +181,31 @@ def _entries(ledger: TheLedger, session: TheSession, dataset: Json, before: int)
 
 
 @router.get("/runs/{identifier}")
-async def run(request: Request, identifier: Name, session: TheSession) -> Response:
+async def run(
+    request: Request, identifier: Name, session: TheSession, ledger: TheLedger
+) -> Response:
     """A run: how far it is, and what its plan costs by itself."""
-    found = await run_in_threadpool(ledger_of(request).reservation, session.key, identifier)
-    holder = await run_in_threadpool(ledger_of(request).dataset, session.key, found["dataset"])
-    guarantee = await _of_plan(request, found, holder["budget"]["delta"])
-    return page(request, "run.html", run=found, delta=holder["budget"]["delta"], claim=guarantee)
+    found = await ledger.reservation(session.key, identifier)
+    delta = (await ledger.dataset(session.key, found["dataset"]))["budget"]["delta"]
+    claim = await ask(request, "/v1/epsilon", await run_in_threadpool(_of_plan, found, delta))
+    return await run_in_threadpool(page, request, "run.html", run=found, delta=delta, claim=claim)
 
 
-async def _of_plan(request: Request, run: Json, delta: float) -> Json:
-    """The guarantee of all steps reserved, or the problem of finding it."""
+def _of_plan(run: Json, delta: float) -> Unread:
+    """The question that asks for the guarantee of all steps reserved."""
     body = {
         "mechanism": run["mechanism"],
         "delta": delta,
         "neighbouring_relation": run["neighbouring_relation"],
     }
-    try:
-        ask = CALLS["/v1/epsilon"].request.model_validate(body)
-        answer: Json = json.loads(await request.app.state.answerer.answer("/v1/epsilon", ask))
-        return answer
-    except (ValidationError, AccountingError, Problem) as error:
-        return problems.of_error(error)
+    return Unread(to_json(body))
 
 
 @router.get("/runs/{identifier}/certificate")
-def certificate(identifier: Name, session: TheSession, ledger: TheLedger) -> Response:
+async def certificate(identifier: Name, session: TheSession, ledger: TheLedger) -> Response:
     """The certificate of a run that has ended, as a file."""
-    text = json.dumps(ledger.certificate(session.key, identifier), indent=2, ensure_ascii=False)
+    found = await ledger.certificate(session.key, identifier)
+    text = json.dumps(found, indent=2, ensure_ascii=False)
     headers = {
         **HEADERS,
         "Content-Disposition": f'attachment; filename="certificate-{identifier}.json"',

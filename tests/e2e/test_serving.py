@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ KINDS = pytest.mark.parametrize(
 )
 NOTHING: Mapping[str, str] = {}
 # about two seconds of work on one core
-SLOW = {
+SLOW: dict[str, Any] = {
     "mechanism": {
         "kind": "composed",
         "mechanisms": [
@@ -265,3 +265,97 @@ def test_a_forwarded_address_is_believed_only_of_proxies_that_were_named(
             for at in range(6)
         ]
         assert statuses == [200] * 3 + [429 if limited else 200] * 3
+
+
+# --- clients and computations that would hold it up
+
+ENDLESS = {"delta": 1e-5, "epsilon": 2, "noise_multiplier": 0.01, "steps": 1000}
+RUN = SLOW["mechanism"]["mechanisms"][0]
+TRADE_OFF = {"path": "/v1/trade-off", "body": {"mechanism": RUN, "points": 1000}}
+
+
+@contextmanager
+def unread(server: Server, path: str, body: Any) -> Iterator[socket.socket]:
+    """A client that asks and does not read."""
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        yield client
+
+
+def computing(server: Server) -> list[int]:
+    """The processes that the server's processes started for computations."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"accountant_service.forking" not in (folder / "cmdline").read_bytes():
+                continue
+            environment = (folder / "environ").read_bytes()
+            if f"TMPDIR={server.temporary}".encode() in environment:
+                found.append(int(folder.name))
+    return found
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.05)
+    return holds()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_it_stops_in_time_whatever_is_in_flight(workers: str, tmp_path: Path) -> None:
+    settings = {"ACCOUNTANT_SHUTDOWN_SECONDS": "2", "ACCOUNTANT_COMPUTATION_SECONDS_MAX": "300"}
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(tmp_path, "--workers", workers, **settings))
+        for _ in range(4):
+            stack.enter_context(unread(server, "/v1/sample-rate", ENDLESS))
+        batch = {"requests": [TRADE_OFF] * 200}
+        stack.enter_context(unread(server, "/v1/batch", batch))
+        assert eventually(lambda: len(computing(server)) >= 2), "nothing is being computed"
+        time.sleep(1)
+        begun = time.monotonic()
+        assert server.stop() in (0, -signal.SIGTERM)
+        assert time.monotonic() - begun < 8
+        assert eventually(lambda: not computing(server))
+        assert "Traceback" not in server.log
+
+
+def test_computations_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    with serving(tmp_path, ACCOUNTANT_COMPUTATION_SECONDS_MAX="2") as server:
+        with unread(server, "/v1/sample-rate", ENDLESS):
+            assert eventually(lambda: len(computing(server)) >= 2)
+            server.process.kill()
+            server.process.wait()
+        assert eventually(lambda: not computing(server))
+
+
+def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
+    batch = {"requests": [TRADE_OFF] * 1000}
+    with (
+        serving(
+            tmp_path, ACCOUNTANT_UNREAD_SECONDS_MAX="1", ACCOUNTANT_BATCH_BYTES_MAX=str(1 << 27)
+        ) as server,
+        unread(server, "/v1/batch", batch) as client,
+    ):
+        assert eventually(lambda: server.total("accountant_requests_in_progress") == 2)
+        assert eventually(lambda: server.total("accountant_requests_in_progress") == 1)
+        client.settimeout(20)
+        last = b""
+        with suppress(ConnectionResetError):
+            while piece := client.recv(1 << 16):
+                last = piece
+        assert not last.endswith(b"0\r\n\r\n"), "it was sent to its end"
+
+
+@pytest.mark.slow
+def test_grants_stay_quick_whatever_strangers_ask(tmp_path: Path) -> None:
+    from benchmarks import responsive
+
+    measured = responsive.measure(tmp_path, 3.0)
+    if responsive.has_postgresql():
+        measured.grants["locked row"] = responsive.locked_row(tmp_path, 3.0)
+    assert not measured.faults(), measured

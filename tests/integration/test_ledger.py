@@ -17,13 +17,14 @@ from sqlalchemy import QueuePool, create_engine
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
-from accountant_service import cli
+from accountant_service import cli, mechanisms
 from accountant_service.app import create_app
 from accountant_service.errors import DatabaseAwayError, NoFiniteEpsilonError
-from accountant_service.ledger import certificate, chain
+from accountant_service.ledger import certificate, chain, service
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.model import Dataset, Reservation
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.verification import verify
 from accountant_service.settings import Settings
@@ -351,6 +352,13 @@ def test_quotes_of_many_plans(admin: Caller) -> None:
     assert admin.get("/v1/datasets/planning")[1]["version"] == 1  # nothing was charged
 
 
+def stored(admin: Caller, name: str) -> tuple[Dataset, list[Reservation]]:
+    """A dataset and its reservations as the database has them."""
+    with admin.http.app.state.repository.reading() as reading:  # type: ignore[attr-defined]
+        dataset = reading.dataset(name)
+        return dataset, reading.reservations(dataset)
+
+
 def test_a_quote_without_a_finite_epsilon_is_a_quote(
     admin: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,8 +367,9 @@ def test_a_quote_without_a_finite_epsilon_is_a_quote(
 
     monkeypatch.setattr(certificate, "certified", infinite)
     admin.dataset("endless")
-    status, found = admin.post("/v1/datasets/endless/quotes", {"mechanism": RUN})
-    assert (status, found["fits"], found["guarantee"]) == (200, True, None)
+    found = service.quote(stored(admin, "endless")[0], mechanisms.from_json(RUN))
+    assert found.view["fits"]
+    assert found.guarantee is None
 
 
 def test_the_running_total_is_labelled_and_counts_what_was_granted(admin: Caller) -> None:
@@ -398,12 +407,12 @@ def test_what_pld_finds_too_much_is_certified_by_renyi(
     for noise in (1.0, 2.0):
         run = admin.reserve("many", RUN | {"noise_multiplier": noise})["id"]
         admin.grant(run, 10, 0)
-    status, total = admin.get("/v1/datasets/many/running-total")
-    assert (status, total["method"]) == (200, "subsampled_rdp")
+    dataset, runs = stored(admin, "many")
+    assert service.running_total(dataset.policy, runs).method == "subsampled_rdp"
 
 
 def test_quotes_that_take_too_long_say_so(admin: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accountant_service.ledger.service._QUOTES_SECONDS_MAX", -1.0)
+    monkeypatch.setattr("accountant_service.api.async_ledger._QUOTES_SECONDS_MAX", -1.0)
     admin.dataset("slow")
     _, found = admin.post("/v1/datasets/slow/quotes/batch", {"mechanisms": [RUN]})
     assert found["items"][0]["problem"]["code"] == "too-expensive"

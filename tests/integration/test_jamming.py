@@ -1,0 +1,592 @@
+"""Hostile but well-formed requests: what each may take, and whom it may hold up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.types import Message
+
+from accountant_service.api import routes
+from accountant_service.api.answering import READ_HERE_BYTES, Answerer, _Cache, compute
+from accountant_service.api.problems import Problem
+from accountant_service.api.schemas import EpsilonRequest, Unread
+from accountant_service.api.turns import Limits, Turns
+from accountant_service.app import create_app
+from accountant_service.errors import AccountingError, BudgetExhaustedError, TooExpensiveError
+from accountant_service.forking import FORK_SERVER
+from accountant_service.ledger.keys import Scope
+from accountant_service.metrics import Metrics
+from accountant_service.processes import ComputationFailedError, Processes
+from accountant_service.settings import Settings
+from tests.databases import database
+from tests.helpers import gaussian, run
+
+RUN = run(0.01, 1.1, 1000)
+QUESTION = {"mechanism": RUN, "delta": 1e-5}
+# more than the few bytes that are read on the event loop
+LARGE = {"kind": "composed", "mechanisms": [gaussian(50 + k / 1000) for k in range(180)]}
+ENDLESS = {"delta": 1e-5, "epsilon": 2, "noise_multiplier": 0.01, "steps": 1000}  # for 30 s
+
+
+def service(folder: Path, **settings: Any) -> TestClient:
+    url = settings.pop("database_url", f"sqlite:///{folder}/ledger.db")
+    return TestClient(create_app(Settings(database_url=url, **settings)))
+
+
+# --- computation processes: what runs in them
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def swallow() -> None:
+    while True:
+        try:
+            spin()
+        except Exception:
+            continue
+
+
+def one_long_instruction() -> None:
+    10 ** (10**9)
+
+
+def hoard() -> None:
+    _ = [bytes(100 << 20) for _ in range(100)]
+
+
+def die() -> None:
+    os.kill(os.getpid(), 9)
+
+
+def priority() -> int:
+    return os.nice(0)
+
+
+def refuse() -> None:
+    raise BudgetExhaustedError("too much", 3)
+
+
+def fail() -> None:
+    raise KeyError("a-secret")
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    found = Processes(1, seconds=0.2, niceness=7)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("work", [spin, swallow, one_long_instruction, hoard, die])
+def test_a_computation_that_takes_too_much_is_ended_and_its_process_replaced(
+    processes: Processes, work: Any
+) -> None:
+    async def both() -> int:
+        with pytest.raises(TooExpensiveError):
+            await processes.run(work)
+        found: int = await processes.run(abs, -3)
+        return found
+
+    assert asyncio.run(both()) == 3
+
+
+def test_the_deadline_counts_the_time_of_one_computation_alone(processes: Processes) -> None:
+    async def many() -> None:
+        for _ in range(5):
+            await processes.run(busy_for, 0.1)
+
+    asyncio.run(many())
+
+
+def busy_for(seconds: float) -> None:
+    begun = time.process_time()
+    while time.process_time() < begun + seconds:
+        pass
+
+
+def test_computations_give_way_to_the_server(processes: Processes) -> None:
+    assert asyncio.run(processes.run(priority)) == min(os.nice(0) + 7, 19)
+
+
+def test_the_ledgers_no_arrives_whole(processes: Processes) -> None:
+    with pytest.raises(BudgetExhaustedError) as refused:
+        asyncio.run(processes.run(refuse))
+    assert (refused.value.detail, refused.value.steps) == ("too much", 3)
+
+
+def test_a_fault_in_a_computation_is_told_without_its_values(processes: Processes) -> None:
+    with pytest.raises(
+        ComputationFailedError, match=r"KeyError at .*test_jamming.py:\d+ fail"
+    ) as f:
+        asyncio.run(processes.run(fail))
+    assert "a-secret" not in str(f.value)
+
+
+def test_the_server_that_forks_them_is_replaced_when_it_dies() -> None:
+    async def three() -> list[int]:
+        found = []
+        for number in range(3):
+            processes = Processes(1, seconds=5, niceness=0)
+            found.append(await processes.run(abs, number))
+            processes.close()
+            assert FORK_SERVER._process is not None
+            FORK_SERVER._process.kill()
+            FORK_SERVER._process.wait()
+        return found
+
+    assert asyncio.run(three()) == [0, 1, 2]
+
+
+def test_closing_ends_what_still_computes() -> None:
+    processes = Processes(1, seconds=60, niceness=0)
+
+    async def closed() -> float:
+        running = asyncio.ensure_future(processes.run(spin))
+        await asyncio.sleep(1.0)
+        begun = time.monotonic()
+        processes.close()
+        with pytest.raises(AccountingError):
+            await running
+        return time.monotonic() - begun
+
+    assert asyncio.run(closed()) < 1
+
+
+# --- turns
+
+
+def test_askers_take_turns_however_much_each_asks() -> None:
+    done: list[str] = []
+
+    async def work(turns: Turns, who: str) -> None:
+        async with turns.turn(who):
+            await asyncio.sleep(0)
+            done.append(who)
+
+    async def rush() -> None:
+        turns = Turns(Limits(1, 1, 100, 100), "full")
+        await asyncio.gather(*(work(turns, who) for who in "aaaaaaaab"))
+
+    asyncio.run(rush())
+    assert done.index("b") <= 2
+
+
+def test_one_asker_leaves_room_for_others() -> None:
+    async def rush() -> None:
+        turns = Turns(Limits(3, 2, 100, 100), "full")
+        hold = asyncio.Event()
+
+        async def work() -> None:
+            async with turns.turn("a"):
+                await hold.wait()
+
+        working = [asyncio.create_task(work()) for _ in range(9)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(1), turns.turn("b"):
+            hold.set()
+        await asyncio.gather(*working)
+
+    asyncio.run(rush())
+
+
+def test_who_comes_when_too_many_wait_or_waits_too_long_is_told() -> None:
+    async def rush() -> None:
+        turns = Turns(Limits(1, 1, 3, 2, seconds=0.05), "full")
+        async with turns.turn("a"):
+            waits = [asyncio.create_task(turns._wait(who)) for who in "aabbb"]
+            found = await asyncio.gather(*waits, return_exceptions=True)
+        assert [type(each) for each in found] == [Problem] * 5
+        async with turns.turn("a"):  # nothing is left of those who gave up
+            assert turns._count() == 0
+
+    asyncio.run(rush())
+
+
+def test_a_turn_is_passed_on_by_who_gives_up() -> None:
+    async def rush() -> None:
+        turns = Turns(Limits(1, 1, 9, 9), "full")
+
+        async def work(who: str) -> None:
+            async with turns.turn(who):
+                await asyncio.sleep(0.01)
+
+        working = [asyncio.create_task(work(who)) for who in "abcabc"]
+        await asyncio.sleep(0)
+        for each in working[:4]:
+            each.cancel()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*working, return_exceptions=True)
+        assert not turns._working
+        assert not turns._waiting
+
+    asyncio.run(rush())
+
+
+# --- the event loop
+
+
+def test_a_large_body_is_read_by_a_computation_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The serving process neither validates nor canonicalises it."""
+
+    def here(*_: Any) -> None:
+        raise AssertionError("in the serving process")
+
+    body = {"mechanism": LARGE, "delta": 1e-5}
+    assert len(json.dumps(body)) > READ_HERE_BYTES
+    with service(tmp_path) as http:
+        monkeypatch.setattr("accountant_service.api.answering.canonical_form", here)
+        monkeypatch.setattr("accountant_service.mechanisms.canonical.canonical_form", here)
+        monkeypatch.setattr("accountant_service.api.problems.read", here)
+        monkeypatch.setattr("accountant_service.api.problems.parse", here)
+        answer = http.post("/v1/epsilon", json=body)
+        assert answer.status_code == 200, answer.text
+        batch = {"requests": [{"path": "/v1/epsilon", "body": body}]}
+        assert http.post("/v1/batch", json=batch).json()["results"][0]["body"] == answer.json()
+        bad = http.post("/v1/epsilon", json=body | {"delta": 2})
+        assert (bad.status_code, bad.json()["errors"][0]["pointer"]) == (422, "/delta")
+        raw = b"[" * 10_000
+        headers = {"Content-Type": "application/json"}
+        assert http.post("/v1/epsilon", content=raw, headers=headers).status_code == 400
+
+
+def test_a_large_plan_is_reserved_and_quoted(tmp_path: Path) -> None:
+    with service(tmp_path) as http:
+        key = admin(http)
+        write(http, key, "/v1/datasets", dataset("d"))
+        plan = {"mechanism": LARGE}
+        made = write(http, key, "/v1/datasets/d/reservations", plan)
+        assert made["mechanism"] == LARGE
+        assert http.post("/v1/datasets/d/quotes", json=plan, headers=key).json()["fits"]
+        wrong = {"mechanism": LARGE | {"mechanisms": [*LARGE["mechanisms"], {"kind": "no"}]}}
+        refused = http.post("/v1/datasets/d/quotes", json=wrong, headers=key)
+        assert refused.json()["errors"][0]["pointer"] == "/mechanism/mechanisms/180/kind"
+
+
+def test_the_loop_goes_on_between_the_items_of_a_batch() -> None:
+    """Whatever else is ready runs after each item, also where all are known."""
+    answerer = Answerer(Settings(), Metrics())
+    asked = EpsilonRequest.model_validate(QUESTION)
+    answerer._cache.keep(("/v1/epsilon", answerer_key(asked)), compute("/v1/epsilon", asked))
+    items = [("/v1/epsilon", QUESTION)] * 200
+    rounds = 0
+
+    async def count() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    async def batch() -> int:
+        counting = asyncio.create_task(count())
+        response = routes._BatchResponse(answerer, "a", Unread(b""), Settings())
+        found = [each async for each in response._results(items)]
+        counting.cancel()
+        return len(found)
+
+    assert asyncio.run(batch()) == 200
+    assert rounds > 50
+
+
+def answerer_key(asked: Any) -> Any:
+    from accountant_service.api.answering import CALLS
+
+    return CALLS["/v1/epsilon"].key(asked)
+
+
+def test_a_batch_ends_at_its_bytes_with_a_problem_for_the_rest(tmp_path: Path) -> None:
+    item = {"path": "/v1/epsilon", "body": QUESTION}
+    with service(tmp_path, batch_bytes_max=5000) as http:
+        answer = http.post("/v1/batch", json={"requests": [item] * 100})
+        results = answer.json()["results"]
+    assert len(results) == 100
+    answered = [each for each in results if each["status"] == 200]
+    assert 1 <= len(answered) < 10
+    assert {each["body"]["code"] for each in results[len(answered) :]} == {"too-expensive"}
+    assert "5000 bytes" in results[-1]["body"]["detail"]
+
+
+def test_a_client_that_does_not_read_holds_a_piece_of_its_answer_only() -> None:
+    """The rest of a batch is made when the first pieces have been sent."""
+    answerer = Answerer(Settings(), Metrics())
+    made = 0
+
+    async def answers() -> Any:
+        nonlocal made
+        for _ in range(1000):
+            made += 1
+            yield b'"' + b"x" * 100_000 + b'"'
+
+    async def unread() -> None:
+        response = routes._BatchResponse(answerer, "a", Unread(b""), Settings())
+        sent = 0
+
+        async def send(message: Message) -> None:
+            nonlocal sent
+            sent += 1
+            if sent > 3:
+                await asyncio.Event().wait()
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        response._items = items  # type: ignore[method-assign]
+        response._results = lambda _: answers()  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await response({"type": "http", "asgi": {}}, receive, send)
+
+    async def items() -> list[Any]:
+        return []
+
+    asyncio.run(unread())
+    assert made <= 4
+
+
+def test_the_cache_is_bounded_in_bytes() -> None:
+    cache = _Cache(100, 1000)
+    for number in range(50):
+        cache.keep(number, b"x" * 99)
+    assert [number for number in range(50) if cache.find(number)] == list(range(40, 50))
+    cache.keep("huge", b"x" * 2000)
+    assert cache.find("huge") is None
+
+
+def test_a_question_nobody_waits_for_is_not_begun() -> None:
+    answerer = Answerer(Settings(computation_processes=1), Metrics())
+    begun: list[str] = []
+
+    async def slow(_: Any, path: str, ask: Any) -> bytes:
+        begun.append(ask.raw.decode())
+        await asyncio.sleep(0.2)
+        return b"{}"
+
+    answerer._processes.run = slow  # type: ignore[method-assign]
+
+    async def rush() -> None:
+        asks = [
+            asyncio.create_task(answerer.answer("a", "/v1/epsilon", Unread(text)))
+            for text in (b"first", b"second", b"third")
+        ]
+        await asyncio.sleep(0.05)
+        asks[1].cancel()
+        await asyncio.gather(*asks, return_exceptions=True)
+
+    asyncio.run(rush())
+    assert begun == ["first", "third"]
+
+
+def test_a_question_whose_client_has_gone_is_given_up() -> None:
+    given_up = False
+
+    async def answer() -> bytes:
+        nonlocal given_up
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            given_up = True
+            raise
+        return b""
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def ask() -> None:
+        request = routes.Request({"type": "http"}, receive)
+        with pytest.raises(Problem):
+            await routes.while_connected(request, answer())
+        await asyncio.sleep(0)
+
+    asyncio.run(ask())
+    assert given_up
+
+
+def test_an_endless_question_is_refused_as_too_expensive(tmp_path: Path) -> None:
+    with service(tmp_path, computation_seconds_max=0.5) as http:
+        begun = time.monotonic()
+        answer = http.post("/v1/sample-rate", json=ENDLESS)
+        assert (answer.status_code, answer.json()["code"]) == (422, "too-expensive")
+        assert time.monotonic() - begun < 20
+        assert http.post("/v1/epsilon", json=QUESTION).status_code == 200
+
+
+# --- the ledger
+
+
+def admin(http: TestClient, *datasets: str) -> dict[str, str]:
+    token, _ = http.app.state.keys.create([Scope.ADMIN])  # type: ignore[attr-defined]
+    return {"Authorization": f"Bearer {token}"}
+
+
+def dataset(name: str) -> dict[str, Any]:
+    return {"name": name, "size": 60_000, "budget": {"epsilon": 8.0, "delta": 1e-5}}
+
+
+def write(http: TestClient, key: dict[str, str], path: str, body: Any) -> Any:
+    answer = http.post(path, json=body, headers=key | {"Idempotency-Key": os.urandom(8).hex()})
+    assert answer.status_code < 300, answer.text
+    return answer.json()
+
+
+def test_quotes_of_one_key_leave_another_keys_alone(tmp_path: Path) -> None:
+    """One key's calculations never take every process, and keys take turns at them."""
+    with service(tmp_path, computation_processes=2) as http:
+        greedy, other = admin(http), admin(http)
+        write(http, greedy, "/v1/datasets", dataset("d"))
+        write(http, other, "/v1/datasets", dataset("e"))
+        plans = {
+            "mechanisms": [run(0.01 + k / 1e5, 0.8, 5000) for k in range(25)],
+        }
+        alone = seconds_of(lambda: quote(http, other, "e", 1))
+        with ThreadPoolExecutor(12) as clients:
+            path = "/v1/datasets/d/quotes/batch"
+            rush = [clients.submit(http.post, path, json=plans, headers=greedy) for _ in range(12)]
+            time.sleep(0.5)
+            begun = time.monotonic()
+            quote(http, other, "e", 2)
+            took = time.monotonic() - begun
+            unfinished = sum(not each.done() for each in rush)
+            assert unfinished >= 10, "the rush was over too early to tell"
+            assert {each.result().status_code for each in rush} == {200}
+        assert took < max(1.0, 20 * alone)
+
+
+def quote(http: TestClient, key: dict[str, str], name: str, number: int) -> None:
+    plan = {"mechanism": run(0.02, 1.0 + number / 100, 100)}
+    assert http.post(f"/v1/datasets/{name}/quotes", json=plan, headers=key).status_code == 200
+
+
+def seconds_of(act: Any) -> float:
+    begun = time.monotonic()
+    act()
+    return time.monotonic() - begun
+
+
+def test_grants_that_wait_for_one_row_leave_another_dataset_alone(tmp_path: Path) -> None:
+    with (
+        database("postgresql", tmp_path) as url,
+        service(tmp_path, database_url=url) as http,
+        ThreadPoolExecutor(40) as clients,
+    ):
+        key = admin(http)
+        runs = []
+        for name in ("locked", "free"):
+            write(http, key, "/v1/datasets", dataset(name))
+            path = f"/v1/datasets/{name}/reservations"
+            runs.append(write(http, key, path, {"mechanism": run(0.001, 2.0, 1000)})["id"])
+
+        def grant(which: int, sequence: int = 0) -> Any:
+            once = {"Idempotency-Key": os.urandom(8).hex()}
+            body = {"steps": 1, "sequence": sequence}
+            return http.post(
+                f"/v1/reservations/{runs[which]}/grants", json=body, headers=key | once
+            )
+
+        engine = http.app.state.repository.engine  # type: ignore[attr-defined]
+        with engine.connect() as holder:
+            holder.exec_driver_sql("SELECT * FROM dataset WHERE name = 'locked' FOR UPDATE")
+            waiting = [clients.submit(grant, 0) for _ in range(40)]
+            time.sleep(1.0)
+            begun = time.monotonic()
+            for sequence in range(5):
+                assert grant(1, sequence).status_code == 200
+            assert time.monotonic() - begun < 2
+            view = http.get("/v1/datasets/locked", headers=key)  # reading waits for no lock
+            assert view.json()["spent"]["micronats"] == 0
+            holder.rollback()
+        found = [each.result() for each in waiting]
+        assert {each.status_code for each in found} <= {200, 409, 503}
+        assert sum(each.status_code == 200 for each in found) == 1
+
+
+def test_a_lock_held_for_long_is_answered_with_when_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accountant_service.ledger.repository._LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("accountant_service.api.async_ledger._WRITE_WAIT_SECONDS_MAX", 0.5)
+    with database("postgresql", tmp_path) as url, service(tmp_path, database_url=url) as http:
+        key = admin(http)
+        write(http, key, "/v1/datasets", dataset("d"))
+        identifier = write(http, key, "/v1/datasets/d/reservations", {"mechanism": RUN})["id"]
+        path = f"/v1/reservations/{identifier}/grants"
+        engine = http.app.state.repository.engine  # type: ignore[attr-defined]
+        with engine.connect() as holder, ThreadPoolExecutor(12) as clients:
+            holder.exec_driver_sql("SELECT * FROM dataset FOR UPDATE")
+            body, once = {"steps": 1, "sequence": 0}, {"Idempotency-Key": "once"}
+            asked = [
+                clients.submit(http.post, path, json=body, headers=key | once) for _ in range(12)
+            ]
+            answers = [each.result() for each in asked]
+        codes = {answer.json()["code"] for answer in answers}
+        assert codes == {"database-away", "busy"}
+        assert all(answer.status_code == 503 for answer in answers)
+        assert all(int(answer.headers["Retry-After"]) >= 1 for answer in answers)
+        assert http.post(path, json=body, headers=key | once).status_code == 200
+
+
+def test_a_plan_too_large_to_be_answered_with_each_grant_is_not_reserved(tmp_path: Path) -> None:
+    parts = [gaussian(50 + k / 10000) for k in range(4000)]
+    plan = {"mechanism": {"kind": "composed", "mechanisms": parts}}
+    with service(tmp_path) as http:
+        key = admin(http)
+        write(http, key, "/v1/datasets", dataset("d"))
+        once = {"Idempotency-Key": "once"}
+        refused = http.post("/v1/datasets/d/reservations", json=plan, headers=key | once)
+        assert (refused.status_code, refused.json()["code"]) == (422, "too-expensive")
+        assert "131072 bytes" in refused.json()["detail"]
+
+
+def test_large_bodies_have_bounded_room_and_small_ones_always(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accountant_service.app.ROOM_BYTES", 10_000)
+    body = {"mechanism": LARGE, "delta": 1e-5}
+    with service(tmp_path) as http:
+        for _ in range(3):  # the room is given back
+            assert http.post("/v1/epsilon", json=body).status_code == 200
+        room = http.app.state.room  # type: ignore[attr-defined]
+        room.take(9_000)
+        answer = http.post("/v1/epsilon", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (503, "busy")
+        assert answer.headers["Retry-After"]
+        assert http.post("/v1/epsilon", json=QUESTION).status_code == 200
+        room.give_back(9_000)
+        assert http.post("/v1/epsilon", json=body).status_code == 200
+
+
+def test_the_serving_process_computes_nothing(tmp_path: Path) -> None:
+    """Policies, charges, quotes, totals and certificates are calculated elsewhere."""
+    plans = [
+        {"kind": "composed", "mechanisms": [run(1e-3, j + i / 50, 999) for i in range(25, 65)]}
+        for j in range(8)
+    ]
+    with service(tmp_path) as http:
+        key = admin(http)
+        write(http, key, "/v1/datasets", dataset("d"))
+        begun, used = time.monotonic(), time.process_time()
+        made = write(http, key, "/v1/datasets/d/reservations", {"mechanism": RUN})["id"]
+        grant = {"steps": 1000, "sequence": 0}
+        write(http, key, f"/v1/reservations/{made}/grants", grant)
+        write(http, key, f"/v1/reservations/{made}/commit", {})
+        for path in ("datasets/d/running-total", f"reservations/{made}/certificate"):
+            assert http.get(f"/v1/{path}", headers=key).status_code == 200
+        quotes = http.post("/v1/datasets/d/quotes/batch", json={"mechanisms": plans}, headers=key)
+        assert quotes.status_code == 200
+        took, used = time.monotonic() - begun, time.process_time() - used
+    assert took > 1, "too little work to tell"
+    assert used < 0.3 * took

@@ -40,7 +40,7 @@ from accountant_service.numerics.saddle_point import SaddlePoint
 from accountant_service.numerics.special import Array, ComplexArray
 from accountant_service.numerics.tilted_loss import TiltedLoss, UndampedError, tilted_loss
 
-_UNDERFLOW: Final = 1e-300  # more than any δ that is computed as zero
+_UNDERFLOW: Final = 1e-300  # more than any δ, or Q of an attack, that is computed as zero
 _EPS: Final = float(np.finfo(float).eps)
 _BLOCKS_PER_OCTAVE: Final = 8
 _OCTAVES: Final = 24
@@ -187,7 +187,7 @@ class Contour:
         accused = np.exp(exponent - slip) * np.maximum(total - error, 0.0)
         exponent = np.minimum(self.log_scale - (tilt + 1) * thresholds, 600.0)
         total, error = self.innocent.at(thresholds)
-        innocent = np.exp(exponent + slip) * np.maximum(total + error, 0.0)
+        innocent = np.exp(exponent + slip) * np.maximum(total + error, 0.0) + _UNDERFLOW
         accused = accused - self._aliases(thresholds, self.line.attack_blur)
         return np.minimum(innocent, 1.0), np.clip(accused, 0.0, 1.0)
 

@@ -37,6 +37,7 @@ _EFFORTS: Final = (
     Effort(math.log(1e-8), blur=0.0, work=1 << 18),
     Effort(math.log(1e-5), blur=0.0, work=1 << 20),
 )
+_UNDERFLOW: Final = 1e-300  # more than any Q of an attack that is computed as zero
 _SLACK: Final = 1e-12  # for the rounding of lines and chords
 _PROBITS: Final = np.linspace(-8.0, 8.0, 16001)  # where the Gaussian trade-off is compared
 
@@ -69,7 +70,7 @@ class LatticeReader:
         """See `Reader`: of some of the lower profile's own events, whatever the thresholds."""
         every = np.linspace(0, len(self.lower.p) - 1, 8 * len(thresholds)).astype(int)
         accused = np.clip(self.lower.p[every], 0.0, None) * math.exp(self.lower.log_scale_p)
-        innocent = self.lower.q[every] * math.exp(self.lower.log_scale_q)
+        innocent = self.lower.q[every] * math.exp(self.lower.log_scale_q) + _UNDERFLOW
         return np.minimum(innocent, 1.0), np.minimum(accused, 1.0)
 
 

@@ -82,6 +82,15 @@ def test_attacks_are_what_neyman_and_pearson_allow_and_no_less() -> None:
             assert accused == pytest.approx(stats.norm.sf(scaled - mu / 2), rel=1e-5)
 
 
+def test_no_attack_is_said_never_to_accuse_the_innocent() -> None:
+    """Q of an attack that double precision cannot hold was 0, which no attack on noise attains."""
+    pair = [(Release(GaussianRatio(35.0)), 1)]
+    saddle = saddle_point.of_epsilon(pair, "removing", 800.0)
+    innocent, accused = contour(pair, saddle, CHEAP).attacks(np.array([800.0]))
+    assert accused[0] > 1e-6
+    assert innocent[0] > 0
+
+
 def test_the_decay_bounds_the_characteristic_function_everywhere() -> None:
     rng = random.Random(3)
     closest = -math.inf

@@ -76,7 +76,7 @@ def audited(
         **options,
     )
     less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
-    optimizer.private_sum.plan = less
+    optimizer.private_sum.allowance = NoBudget(less, STEPS, "it is attacked")
     for _ in range(STEPS):
         optimizer.step(examples, targets, training.cross_entropy)
     if isinstance(optimizer, AdaDp) and optimizer.adaptive_noise:
@@ -92,7 +92,8 @@ def audited_participant(*, cut: float = 1.0) -> Verdict:
     person = Participant(
         "one", net, examples, targets, NoBudget(PLAN, STEPS, "it is attacked"), generator
     )
-    person._private_sum.plan = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
+    less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
+    person._private_sum.allowance = NoBudget(less, STEPS, "it is attacked")
     train_together(net, [person], training.cross_entropy, learning_rate=0.1, rounds_max=STEPS)
     return judged(net, took_part)
 

@@ -363,6 +363,20 @@ def test_a_client_that_does_not_read_holds_a_piece_of_its_answer_only() -> None:
     assert made <= 4
 
 
+def test_a_batch_pauses_after_each_piece() -> None:
+    async def answers() -> Any:
+        for _ in range(20):
+            yield b"x" * routes._PIECE_BYTES
+
+    async def seconds() -> float:
+        begun = time.monotonic()
+        pieces = [piece async for piece in routes._pieces(answers())]
+        assert len(pieces) == 21
+        return time.monotonic() - begun
+
+    assert asyncio.run(seconds()) >= 20 * routes._PAUSE_SECONDS
+
+
 def test_the_cache_is_bounded_in_bytes() -> None:
     cache = _Cache(100, 1000)
     for number in range(50):

@@ -67,7 +67,7 @@ class ForkServer:
             try:
                 return self._forked(request)
             except OSError:  # it was killed, perhaps for memory
-                self._socket = None
+                self._forget()
                 return self._forked(request)
 
     def _forked(self, request: bytes) -> tuple[int, Connection]:
@@ -81,13 +81,16 @@ class ForkServer:
             return int.from_bytes(answer, "big"), Connection(ours.detach())
 
     def close(self) -> None:
-        """End the server, once its last process has ended."""
+        """End the server; the processes that still compute end after that."""
         with self._turn:
-            if self._socket is not None and self._process is not None:
-                self._socket.close()
-                self._socket = None
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(2.0)
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._socket = None
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(2.0)
 
 
 FORK_SERVER: Final = ForkServer()

@@ -61,6 +61,7 @@ class Processes:
         self._idle: deque[_Process] = deque()
         self._started: set[_Process] = set()
         self._turn = threading.Lock()
+        self._closed = False
         self._threads: ThreadPoolExecutor | None = None  # each waits for one process
 
     def prepare(self) -> None:
@@ -75,6 +76,7 @@ class Processes:
             ComputationFailedError: it raised neither an `AccountingError` nor an `AnswerError`.
         """
         if self._threads is None:
+            self._closed = False
             self._threads = ThreadPoolExecutor(self._count, "computing")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._call, (function, arguments))
@@ -100,8 +102,11 @@ class Processes:
             return self._idle.pop()  # the last one used has the warmest caches
         process = _Process(self._seconds, self._niceness)
         with self._turn:
-            self._started.add(process)
-        return process
+            if not self._closed:
+                self._started.add(process)
+                return process
+        process.kill()
+        raise ComputationFailedError("the service stops")
 
     def _end(self, process: _Process) -> None:
         with self._turn:
@@ -110,6 +115,8 @@ class Processes:
 
     def close(self) -> None:
         """Kill the processes, whatever they compute."""
+        with self._turn:
+            self._closed = True
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)

@@ -149,15 +149,21 @@ def test_the_server_that_forks_them_is_replaced_when_it_dies() -> None:
     assert asyncio.run(three()) == [0, 1, 2]
 
 
-def test_closing_ends_what_still_computes() -> None:
+@pytest.mark.parametrize("forked", [True, False])
+def test_closing_ends_what_still_computes(forked: bool) -> None:
+    """Also a process that is only being forked."""
     processes = Processes(1, seconds=60, niceness=0)
 
     async def closed() -> float:
+        await processes.run(abs, -1)
+        processes.close()
         running = asyncio.ensure_future(processes.run(spin))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0)
+        if forked:
+            await asyncio.sleep(0.5)
         begun = time.monotonic()
         processes.close()
-        with pytest.raises(AccountingError):
+        with pytest.raises((AccountingError, ComputationFailedError, asyncio.CancelledError)):
             await running
         return time.monotonic() - begun
 
@@ -355,6 +361,20 @@ def test_a_client_that_does_not_read_holds_a_piece_of_its_answer_only() -> None:
 
     asyncio.run(unread())
     assert made <= 4
+
+
+def test_a_batch_pauses_after_each_piece() -> None:
+    async def answers() -> Any:
+        for _ in range(20):
+            yield b"x" * routes._PIECE_BYTES
+
+    async def seconds() -> float:
+        begun = time.monotonic()
+        pieces = [piece async for piece in routes._pieces(answers())]
+        assert len(pieces) == 21
+        return time.monotonic() - begun
+
+    assert asyncio.run(seconds()) >= 20 * routes._PAUSE_SECONDS
 
 
 def test_the_cache_is_bounded_in_bytes() -> None:

@@ -349,7 +349,9 @@ def _print(answer: Json, as_json: bool) -> None:
         table.add_row("one step more", f"ε = {digits.up(answer['next']['epsilon'], 10)}")
         if answer["undecided"]:
             margin = digits.up(answer["undecided"]["margin"], 2)
-            table.add_row("undecided", f"one step more may fit: its ε is within {margin} of the target")
+            table.add_row(
+                "undecided", f"one step more may fit: its ε is within {margin} of the target"
+            )
     console.print(table)
 
 

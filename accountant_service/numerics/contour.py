@@ -110,7 +110,7 @@ class Contour:
         """Lower and upper bounds of δ at each real ε (which may be negative)."""
         tilt = self.line.tilt
         exponent = np.minimum(self.log_scale - tilt * epsilons, 600.0)  # past it δ ≤ 1 says more
-        slip = self.log_slip + 4 * _EPS * (1 + np.abs(tilt * epsilons))
+        slip = self.log_slip + 4 * _EPS * (1 + np.abs(self.log_scale) + np.abs(tilt * epsilons))
         total, error = self.above.at(epsilons)
         upper = np.exp(exponent + slip) * np.maximum(total + error, 0.0) + _UNDERFLOW
         upper += self.left_out.delta(epsilons)
@@ -181,7 +181,8 @@ class Contour:
             Upper bounds of Q of the event, and lower bounds of P of it.
         """
         tilt = self.line.tilt
-        slip = self.log_slip + 4 * _EPS * (1 + (tilt + 1) * np.abs(thresholds))
+        reach = np.abs(self.log_scale) + (tilt + 1) * np.abs(thresholds)
+        slip = self.log_slip + 4 * _EPS * (1 + reach)
         exponent = np.minimum(self.log_scale - tilt * thresholds, 600.0)
         total, error = self.accused.at(thresholds)
         accused = np.exp(exponent - slip) * np.maximum(total - error, 0.0)

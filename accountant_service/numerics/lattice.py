@@ -34,6 +34,7 @@ from accountant_service.numerics.special import (
 
 _EPS: Final = float(np.finfo(float).eps)
 _BLOCKS_MAX: Final = 4096  # of which a release's moments are taken
+_LOG_SIZE_MAX: Final = 50.0  # of a transform of masses, which may sum to a little more than 1
 _UNDERFLOW: Final = 1e-300  # what a vanishing transform counts as
 _LOG_WRAP: Final = -30.0  # natural log of the tilted mass allowed outside the window
 _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond the cells
@@ -420,12 +421,12 @@ def _convolve(steps: Sequence[_Steps], first: int, size: int) -> tuple[Array, fl
     product = np.exp(log_size + 1j * angle)
     mass = np.roll(fft.irfft(product, size), shift)
     eta = 7 * _EPS * math.log2(size)
-    total_norm = _norm(np.exp(np.minimum(log_size, 0.0)), size)
+    total_norm = _norm(np.exp(np.minimum(log_size, _LOG_SIZE_MAX)), size)
     error = eta * total_norm
     for magnitude, step in zip(magnitudes, steps, strict=True):
         partner = 1.0
         if magnitude is not None:
-            partner = _norm(np.exp(np.minimum(log_size - magnitude, 0.0)), size)
+            partner = _norm(np.exp(np.minimum(log_size - magnitude, _LOG_SIZE_MAX)), size)
         own = float(np.linalg.norm(step.mass))
         error += step.count * (eta * own * partner + 8 * _EPS * total_norm)
     return mass, error

@@ -54,7 +54,7 @@ _RENYI_TILTS: Final = np.geomspace(0.1, 3e3, 80)  # times 1/top
 _STILL: Final = 0.003  # of the top, up to which losses hardly turn
 _COMMON_TILTS: Final = np.geomspace(1.0, 300.0, 40)  # the same, for the common outcomes
 _SLIP_MAX: Final = 1e-9  # of one factor
-_LOG_SLIP_MAX: Final = 1e-6  # of a composition: what the bounds of the decay have to spare
+_LOG_SLIP_MAX: Final = 1e-6  # of a composition: its decay is bounded with so much to spare
 _SKETCH: Final = 1500  # nodes on which a division is chosen
 
 
@@ -321,16 +321,16 @@ class _OnLine:
                     self.rare, self.still, self.counts, strict=True
                 )
             ]
-            total: Array = np.sum(log_sizes, axis=0) - self.log_scale + 1e-6
-            return np.minimum(total, 0.0)
+            total: Array = np.sum(log_sizes, axis=0) - self.log_scale
+            return np.minimum(total, 0.0) + _LOG_SLIP_MAX
         order = np.array([self.order])
         rows, whole = [], 0.0
         for common, rare, count in zip(self.common, self.rare, self.counts, strict=True):
             either = float(np.logaddexp(common.log_moments(order), rare.log_moments(order))[0])
             whole += count * either
             rows.append(math.log(count) + rare.log_decay(self.order, edges) - either)
-        bound: Array = log_sum_exp(np.array(rows), axis=0) + whole - self.log_scale + 1e-6
-        return np.minimum(bound, 0.0)
+        bound: Array = log_sum_exp(np.array(rows), axis=0) + whole - self.log_scale
+        return np.minimum(bound, 0.0) + _LOG_SLIP_MAX
 
     def _log_decay_of_one(
         self, whole: WindowedLoss, still: WindowedLoss, turning: WindowedLoss, edges: Array

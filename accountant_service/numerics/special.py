@@ -85,6 +85,8 @@ def _deviance(x: Array, mean: Array | float) -> Array:
     """
     ratio = mean / x
     far = ratio < 0.5
+    if not np.any(far):
+        return -x * log1p_minus((mean - x) / x)
     apart = mean - x - x * np.log(np.where(far, ratio, 1.0))
     return np.where(far, apart, -x * log1p_minus(np.where(far, 0.0, (mean - x) / x)))
 

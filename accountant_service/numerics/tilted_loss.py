@@ -184,7 +184,9 @@ class TiltedSampledGaussian:
         steepest = np.maximum(order * loss[:-1], order * loss[1:])
         log_density = -0.5 * nearest**2 + steepest - self._log_share(left) - math.log(mu)
         density = np.exp(np.minimum(log_density - LOG_SQRT_TWO_PI - self._log_moment, 600.0))
-        density *= 1 + 4 * _MISSING_MAX  # K may be less than its upper bound by so much
+        # K may be less than its upper bound: by what is left out, and by the rounding up of log K
+        density *= 1 + 4 * _MISSING_MAX
+        density *= math.exp(2 * rounding.MARGIN * abs(self._log_moment))
         # all of the law, then what lies above each cell's lower edge
         self._mass_above = np.append(1.0, np.cumsum(mass[::-1])[::-1])
         highest = np.maximum.accumulate(density[::-1])[::-1]
@@ -245,10 +247,8 @@ class TiltedSampledGaussian:
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def _nodes(self, frequency: float) -> Nodes:
-        spacing = self._spacing(frequency)
-        low, high = self._limits()
-        count = math.ceil((high - low) / spacing) + 1
-        z: Array = low + spacing * np.arange(count, dtype=float)
+        spacing = representable(self._spacing(frequency))
+        z = multiples(spacing, *self._limits())
         loss = self._loss(z)
         off = loss_rounding(loss, self._rate, self._mu)
         growth = self._order * loss
@@ -278,23 +278,36 @@ def growth_rounding(order: float, loss: Array, loss_error: Array) -> Array:
     return rounding
 
 
+def representable(spacing: float) -> float:
+    """Return the spacing rounded down to 24 bits, so that its multiples are exact doubles."""
+    rounded = np.float32(spacing)
+    return float(rounded if float(rounded) <= spacing else np.nextafter(rounded, np.float32(0)))
+
+
+def multiples(spacing: float, low: float, high: float) -> Array:
+    """Return the multiples of a representable spacing from at most `low` to at least `high`.
+
+    They are exact: a trapezoidal rule whose nodes were rounded would be another rule.
+    """
+    first, last = math.floor(low / spacing), math.ceil(high / spacing)
+    return spacing * np.arange(first, last + 1, dtype=float)
+
+
 @dataclass(frozen=True, slots=True)
 class Integrand:
     """The integrand n(z)·e^{growth(z)} at the nodes of a trapezoidal rule.
 
     Attributes:
-        z: the nodes.
+        z: the nodes, from −13 or less to 13 or more; multiples of the spacing.
         spacing: their distance κ.
-        growth: at each node.
+        growth: at each node; −∞ where e^growth counts as 0.
         growth_error: bound of the absolute error of each growth.
-        beyond: κ·Σ n(z) over further nodes of the same rule, on which e^growth counts as 0.
     """
 
     z: Array
     spacing: float
     growth: Array
     growth_error: Array
-    beyond: float = 0.0
 
     @property
     def exponent(self) -> Array:
@@ -324,8 +337,8 @@ class Integrand:
         error = scale * float(
             (self.growth_error * size + (self.normal_error + _SUM_ROUNDING) * np.abs(terms)).sum()
         )
-        error += _SUM_ROUNDING * self.beyond + 3 * math.exp(-2 * (math.pi / self.spacing) ** 2)
-        return scale * float(terms.sum()) - self.beyond, error + _NORMAL_TAILS
+        error += 3 * math.exp(-2 * (math.pi / self.spacing) ** 2) + _NORMAL_TAILS
+        return scale * float(terms.sum()), error
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +366,7 @@ class Nodes:
     @property
     def moment_error(self) -> float:
         """A bound of the error of `log_moment`."""
-        return self.missing + self.moment_rounding
+        return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
 
     def measure(self, frequencies: Array) -> tuple[ComplexArray, Array]:
         """Return the rise, and a bound of its error as that of a measure relative to e^log_moment.
@@ -387,7 +400,7 @@ class Nodes:
         # their sum, by which all are divided
         relative = self._relative()
         error = np.minimum(frequencies * float(relative @ np.abs(self.loss)), 2 * relative.sum())
-        error += frequencies * self.loss_error + 2 * self.missing
+        error += frequencies * self.loss_error + 2.2 * self.missing  # 2x/(1 − x) for x ≤ 0.09
         error += relative.sum() * np.abs(rise)
         lost = np.abs(1 + rise) < 1e-300
         rise[lost] = -1 + 1e-16

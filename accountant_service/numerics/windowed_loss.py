@@ -39,7 +39,9 @@ from accountant_service.numerics.tilted_loss import (
     growth_rounding,
     log_least_masses,
     loss_rounding,
+    multiples,
     nodes,
+    representable,
 )
 
 _EPS: Final = float(np.finfo(float).eps)
@@ -276,9 +278,10 @@ class WindowedLoss:
         z = self._edges()
         about = log_sum_exp(self._exponent(z[1:], orders) + np.log(np.diff(z))) - LOG_SQRT_TWO_PI
         needed = growth - about[:, None] - _LOG_ERROR
-        spacing = np.min(np.max(2 * math.pi * self._heights / np.maximum(needed, 1.0), axis=1))
-        if not spacing * _NODES_MAX > self._high - self._low:
+        widest = np.min(np.max(2 * math.pi * self._heights / np.maximum(needed, 1.0), axis=1))
+        if not widest * _NODES_MAX > self._high - self._low:
             raise UndampedError
+        spacing = representable(float(widest))
         decrease = 2 * math.pi * self._heights / spacing
         quadrature = (growth + math.log(2) - decrease - np.log(-np.expm1(-decrease))).min(axis=1)
         real, flat = np.zeros(1), self._loss(np.array([self._high]))
@@ -306,18 +309,13 @@ class WindowedLoss:
             error = error + window.slip(loss, loss_error)
         return error
 
-    def _nodes_at(self, spacing: float) -> Array:
-        count = math.ceil((self._high - self._low) / spacing) + 1
-        z: Array = self._low + spacing * np.arange(count, dtype=float)
-        return z
-
     def log_moments(self, orders: Array) -> Array:
         """Upper bounds of log K(a) for each order a in (0, order]."""
         return self._once("moments", orders, lambda: self._log_moments(orders))
 
     def _log_moments(self, orders: Array) -> Array:
         spacing, log_left_out = self._rule(orders, 0.0)
-        z = self._nodes_at(spacing)
+        z = multiples(spacing, self._low, self._high)
         loss = self._loss(z)
         exponent = self._exponent(z, orders)
         loss_error = loss_rounding(loss, self._rate, self._mu)
@@ -336,19 +334,11 @@ class WindowedLoss:
         """The nodes for frequencies up to this one."""
         orders = np.array([order])
         spacing, log_left_out = self._rule(orders, frequency)
-        z = self._nodes_at(spacing)
+        z = multiples(spacing, self._low, max(self._high, _REACH))
         loss = self._loss(z)
         loss_error = loss_rounding(loss, self._rate, self._mu)
-        integrand = Integrand(
-            z,
-            spacing,
-            order * loss + self._log_windows(loss),
-            self._growth_error(loss, loss_error, order),
-            self._normal_mass_beyond(float(z[-1]), spacing),
-        )
+        growth = order * loss + self._log_windows(loss)
+        growth[z >= self._high + spacing] = -math.inf  # where all windows have closed
+        error = self._growth_error(loss, loss_error, order)
+        integrand = Integrand(z, spacing, growth, error)
         return nodes(integrand, loss, loss_error, float(log_left_out[0]))
-
-    def _normal_mass_beyond(self, last: float, spacing: float) -> float:
-        """κ·Σ n(z) over the nodes of the same rule that follow the last one."""
-        z = np.arange(last + spacing, _REACH, spacing)
-        return spacing / math.sqrt(2 * math.pi) * float(np.exp(-0.5 * z * z).sum())

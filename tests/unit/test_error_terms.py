@@ -15,6 +15,7 @@ import random
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import FunctionType
 from typing import Any
 
@@ -398,11 +399,10 @@ def test_a_moment_near_one_counts_what_lies_beyond_the_last_node() -> None:
     law = WindowedLoss(0.1, 2.0, (Window(0.05, 0.005, -1),), 10.0)
     assert law._high < 3
     spacing, _ = law._rule(np.array([2.0]), 1.0)
-    z = law._nodes_at(spacing)
+    z = tilted_loss.multiples(spacing, -13.0, 13.0)
     loss = law._loss(z)
-    growth = 2.0 * loss + law._log_windows(loss)
-    beyond = law._normal_mass_beyond(float(z[-1]), spacing)
-    excess, error = tilted_loss.Integrand(z, spacing, growth, 0 * z, beyond).excess()
+    growth = np.where(z < law._high + spacing, 2.0 * loss + law._log_windows(loss), -np.inf)
+    excess, error = tilted_loss.Integrand(z, spacing, growth, 0 * z).excess()
     fine = np.arange(-14.0, 14.0, 2.0**-12)
     loss = law._loss(fine)
     exact = 2.0**-12 * math.fsum(
@@ -410,6 +410,29 @@ def test_a_moment_near_one_counts_what_lies_beyond_the_last_node() -> None:
     )
     assert error < 1e-12
     assert abs(excess - (exact - 1)) < error + 1e-13
+
+
+def test_a_moment_of_a_hundred_thousand_nodes() -> None:
+    """The nodes beyond the last window were stepped by a rounded spacing: 5 times the error."""
+    edge = 4.0915073371871726e-05
+    windows = (Window(edge, 0.1 * edge, -1), Window(2 * edge, 0.14 * edge, -1))
+    law = WindowedLoss(0.005819331240093667, 1 / 0.47017073846520147, windows, 28.345020488910894)
+    found = law.nodes(28.345020488910894, 1878129.568292951)
+    coarse = law.nodes(28.345020488910894, 1000.0)  # another rule for the same moment
+    assert abs(found.log_moment - coarse.log_moment) <= found.moment_error + coarse.moment_error
+    spacing, _ = law._rule(np.array([28.345020488910894]), 1878129.568292951)
+    z = tilted_loss.multiples(spacing, -13.0, 13.0)
+    assert (np.diff(z) == spacing).all()
+
+
+@pytest.mark.parametrize("spacing", [0.3, 1 / 3, 2.34e-4, math.pi])
+def test_nodes_are_exact_multiples(spacing: float) -> None:
+    rounded = tilted_loss.representable(spacing)
+    assert spacing * (1 - 2e-7) < rounded <= spacing
+    z = tilted_loss.multiples(rounded, -13.0, 400.0)
+    assert z[0] <= -13.0
+    assert z[-1] >= 400.0
+    assert all(Fraction(value) % Fraction(rounded) == 0 for value in z[:: max(1, len(z) // 50)])
 
 
 def test_quadrature_of_the_normal_density() -> None:
@@ -594,7 +617,7 @@ def test_slip_of_moments_in_attacks(monkeypatch: Patch, side: str, shift: float)
     def holds() -> bool:
         return attack() <= exact if side == "accused" else attack() >= exact
 
-    text = "slip = self.log_slip + 4 * _EPS * (1 + (tilt + 1) * np.abs(thresholds))"
+    text = "slip = self.log_slip + 4 * _EPS * (1 + reach)"
     term = Term(contour.Contour.attacks, text, text, text.replace("self.log_slip", "0.0"))
     check(monkeypatch, term, holds)
 
@@ -614,10 +637,9 @@ def test_rounding_of_exponents(monkeypatch: Patch, bound: str) -> None:
             return bool(high[0] <= true[1] and low[1] >= true[0])
         return bool(low[0] >= true[0] * (1 - 1e-9) and high[1] <= true[1] * (1 + 1e-9))
 
-    name = "epsilons" if bound == "delta" else "thresholds"
-    factor = f"np.abs(tilt * {name})" if bound == "delta" else f"(tilt + 1) * np.abs({name})"
-    text = f"4 * _EPS * (1 + {factor})"
-    term = Term(getattr(contour.Contour, bound), text, f"1e-4 + 0 * {name}", f"0 * {name}")
+    terms = "np.abs(self.log_scale) + np.abs(tilt * epsilons)" if bound == "delta" else "reach"
+    text = f"4 * _EPS * (1 + {terms})"
+    term = Term(getattr(contour.Contour, bound), text, "1e-4", "0.0")
     check(monkeypatch, term, holds)
 
 

@@ -63,6 +63,7 @@ SAMPLE_RATE = (
     "/v1/sample-rate",
     {"delta": 1e-5, "epsilon": 2, "noise_multiplier": 0.01, "steps": 1000},
 )
+HARD = ("/v1/noise-multiplier", {"sample_rate": 1e-8, "steps": 10**8, "epsilon": 0.5, "delta": 1e-10})
 OPEN_ATTACKS: dict[str, tuple[str, Json]] = {
     "batches of 1000 trade-offs": BATCH,
     "a tree of 9900 releases": (
@@ -70,6 +71,7 @@ OPEN_ATTACKS: dict[str, tuple[str, Json]] = {
         {"mechanism": {"kind": "composed", "mechanisms": RELEASES}, "delta": 1e-5},
     ),
     "sample rate at σ = .01": SAMPLE_RATE,
+    "noise for 1e8 rare steps": HARD,
     "compare at σ = .01, 1e-7": (
         "/v1/compare",
         {"mechanism": run(0.01, 0.01, 1000), "delta": 1e-5, "tolerance": 1e-7},
@@ -293,7 +295,7 @@ def _measure(service: Service, seconds: float) -> Measured:
             held.enter_context(unread(service.port, *BATCH))
         time.sleep(seconds)
         peaks.append(service.memory_mb())
-        with attacked(service, *SAMPLE_RATE):
+        with attacked(service, *HARD):
             begun = time.perf_counter()
             service.process.send_signal(signal.SIGTERM)
             service.process.wait(120)

@@ -269,7 +269,7 @@ def test_a_forwarded_address_is_believed_only_of_proxies_that_were_named(
 
 # --- clients and computations that would hold it up
 
-ENDLESS = {"delta": 1e-5, "epsilon": 2, "noise_multiplier": 0.01, "steps": 1000}
+ENDLESS = {"sample_rate": 1e-8, "steps": 10**8, "epsilon": 0.5, "delta": 1e-10}
 RUN = SLOW["mechanism"]["mechanisms"][0]
 TRADE_OFF = {"path": "/v1/trade-off", "body": {"mechanism": RUN, "points": 1000}}
 
@@ -312,7 +312,7 @@ def test_it_stops_in_time_whatever_is_in_flight(workers: str, tmp_path: Path) ->
     with ExitStack() as stack:
         server = stack.enter_context(serving(tmp_path, "--workers", workers, **settings))
         for _ in range(4):
-            stack.enter_context(unread(server, "/v1/sample-rate", ENDLESS))
+            stack.enter_context(unread(server, "/v1/noise-multiplier", ENDLESS))
         batch = {"requests": [TRADE_OFF] * 200}
         stack.enter_context(unread(server, "/v1/batch", batch))
         assert eventually(lambda: len(computing(server)) >= 2), "nothing is being computed"
@@ -326,7 +326,7 @@ def test_it_stops_in_time_whatever_is_in_flight(workers: str, tmp_path: Path) ->
 
 def test_computations_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path, ACCOUNTANT_COMPUTATION_SECONDS_MAX="2") as server:
-        with unread(server, "/v1/sample-rate", ENDLESS):
+        with unread(server, "/v1/noise-multiplier", ENDLESS):
             assert eventually(lambda: len(computing(server)) >= 2)
             server.process.kill()
             server.process.wait()

@@ -217,8 +217,8 @@ def test_a_run_that_stops_early_claims_its_plan(
     elif kind == "declared":
         budget = replace(budget, steps=12)
     model = training.mlp(5, 8, 2)
-    optimizer = make_optimizer("dp_sgd", model, PLAN, learning_rate=0.1)
-    result = training.train(model, tiny_data(), optimizer, budget, **how)
+    optimizer = make_optimizer("dp_sgd", model, budget, learning_rate=0.1)
+    result = training.train(model, tiny_data(), optimizer, **how)
     assert result.steps == 3
     assert result.guarantee.epsilon == pytest.approx(0.1 * planned)
     said = result.guarantee.document

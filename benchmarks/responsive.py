@@ -63,7 +63,10 @@ SAMPLE_RATE = (
     "/v1/sample-rate",
     {"delta": 1e-5, "epsilon": 2, "noise_multiplier": 0.01, "steps": 1000},
 )
-HARD = ("/v1/noise-multiplier", {"sample_rate": 1e-8, "steps": 10**8, "epsilon": 0.5, "delta": 1e-10})
+HARD = (
+    "/v1/noise-multiplier",
+    {"sample_rate": 1e-8, "steps": 10**8, "epsilon": 0.5, "delta": 1e-10},
+)
 OPEN_ATTACKS: dict[str, tuple[str, Json]] = {
     "batches of 1000 trade-offs": BATCH,
     "a tree of 9900 releases": (

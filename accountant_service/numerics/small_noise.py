@@ -195,13 +195,16 @@ class _Profile:
         return float(gaussian.epsilon(delta, math.sqrt(total)))
 
     def log_lower(self, epsilon: float) -> float:
-        """A lower bound; −∞ if it is 0."""
+        """A lower bound, rounded down; −∞ if it is 0.
+
+        Where δ hardly falls with ε, an error of δ would be a large one of ε.
+        """
         removing = self.participations.log_mean(epsilon, 1.0)
         taken = float(self.sampled.counts @ np.exp(self.sampled.log_taken_for_present(self.slack)))
         if taken >= 0.5:
-            return removing
+            return removing - rounding.MARGIN
         adding = self._log_adding(epsilon + self._loss_slack, 1.0)
-        return max(removing, adding + math.log1p(-rounding.up(taken)))
+        return max(removing, adding + math.log1p(-rounding.up(taken))) - rounding.MARGIN
 
     def log_upper(self, epsilon: float) -> float:
         """An upper bound, rounded up."""

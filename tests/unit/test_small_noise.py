@@ -143,6 +143,46 @@ def test_what_is_left_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not encloses()
 
 
+def test_records_taken_for_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding, with a small slack: outcomes that are taken for present are left out."""
+    of = small_noise._Sampled(np.array([1.0]), np.array([0.6]), np.array([2.0]))
+    counts = small_noise._participations(of, 0.0, -700.0)
+    assert counts is not None
+    profile = small_noise._Profile(of, counts, 0.0, 1.0)
+    exact = max(
+        float(oracles.single_step_delta(0.0, 0.6, 0.5, removing=removing))
+        for removing in (True, False)
+    )
+    assert profile.log_lower(0.0) <= math.log(exact)
+    nothing = np.full(1, -math.inf)
+    monkeypatch.setattr(small_noise._Sampled, "log_taken_for_present", lambda *_: nothing)
+    assert profile.log_lower(0.0) > math.log(exact)
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_rounding_of_arguments(side: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ε − o(k) is off by a share of 1e-6 of its terms, inward."""
+    counts = small_noise._participations(
+        small_noise._Sampled(np.array([50.0]), np.array([0.1]), np.array([8.0])), 0.0, -700.0
+    )
+    assert counts is not None
+    exact = counts.log_mean(200.0, 0.0)
+    genuine = small_noise._log_delta
+    monkeypatch.setattr(
+        small_noise,
+        "_log_delta",
+        lambda at, mu: genuine(at - side * 0.9e-6 * (200.0 + np.abs(counts.offsets) + mu**2), mu),
+    )
+
+    def holds() -> bool:
+        off = counts.log_mean(200.0, side)
+        return off <= exact if side > 0 else off >= exact
+
+    assert not holds()
+    monkeypatch.setattr(small_noise, "_ARGUMENT_ROUNDING", 1e-6)
+    assert holds()
+
+
 def test_the_counts_outside_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_noise, "_LOG_TAIL_MIN", -1.0)
     releases = [(sampled(0.5, 0.02), 200)]

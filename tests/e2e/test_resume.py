@@ -311,12 +311,13 @@ def test_exactly_as_many_steps_run_as_are_affordable(bench: Bench, seed: int) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_service_that_goes_away_stops_the_run_and_loses_nothing(bench: Bench) -> None:
     """The granted block is finished, no more; with a service again the run goes on."""
     trainer = bench.trainer()
     wait_for(bench, 20, trainer)
     bench.server.kill()
-    output, _ = trainer.communicate(timeout=120)
+    output, _ = trainer.communicate(timeout=300)  # it waits two minutes for the service
     assert trainer.returncode == 4, output
     assert "--resume" in output
     (run,) = bench.runs()

@@ -103,7 +103,7 @@ class Question:
 
     @property
     def is_attained(self) -> bool:
-        """Whether two neighbouring datasets exist whose outputs are exactly the pairs charged.
+        """Return whether two neighbouring datasets have exactly the pairs charged as their outputs.
 
         If not, the pairs only dominate: they give upper bounds, and no lower ones. Shuffled
         batches hide more than is charged, and so do rates that were rounded up. Under add/remove,
@@ -123,7 +123,7 @@ class Question:
 
 
 def _takes_all(atom: Atom) -> bool:
-    """Whether a fixed-size sample is the whole dataset."""
+    """Return whether a fixed-size sample is the whole dataset."""
     return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
 
 
@@ -155,7 +155,7 @@ def _rate(atom: Atom, relation: NeighbouringRelation) -> float:
 
 
 def _is_attained(atom: Atom, relation: NeighbouringRelation) -> bool:
-    """Whether one release's pair is attained by two neighbouring datasets."""
+    """Return whether two neighbouring datasets attain the pair of one release."""
     if atom.sampling == "poisson":
         return atom.sample_rate >= RATE_MIN
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -347,7 +347,7 @@ def relative_width(interval: Interval, solved_for: str) -> float:
 
 
 def _warnings(question: Question, interval: Interval | None, solved_for: str) -> tuple[str, ...]:
-    """What keeps a proved interval from being as narrow as was aimed at."""
+    """Return warnings about a proved interval that is wider than the tolerance."""
     if interval is None or relative_width(interval, solved_for) <= question.tolerance:
         return ()
     if not question.is_attained:

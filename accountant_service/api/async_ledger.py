@@ -118,7 +118,7 @@ class AsyncLedger:
         )
 
     async def datasets(self, key: KeyRecord) -> list[View]:
-        """Those that the key may see."""
+        """Return the datasets that the key may see."""
         return await self._read(self._ledger.datasets, key)
 
     async def dataset(self, key: KeyRecord, name: str) -> View:
@@ -133,7 +133,7 @@ class AsyncLedger:
     # --- plans
 
     async def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> Quote:
-        """Whether a plan would fit, and what would; charges nothing."""
+        """Quote a plan: whether it fits, and what would fit. Nothing is charged."""
         dataset = await self._read(self._ledger.seen, key, name)
         return await self._calculate(key, service.quote, dataset, mechanism)
 
@@ -159,7 +159,7 @@ class AsyncLedger:
         return items, service.together(dataset, items)
 
     async def running_total(self, key: KeyRecord, name: str) -> Guarantee:
-        """What has been granted to all runs so far; see `service.running_total`."""
+        """Estimate ε of all steps granted so far; see `service.running_total`."""
         policy, runs = await self._read(self._ledger.released, key, name)
         return await self._calculate(key, service.running_total, policy, runs)
 
@@ -222,7 +222,7 @@ class AsyncLedger:
         return await self._write(owner, call, request, identifier, *arguments)
 
     async def certificate(self, key: KeyRecord, identifier: str) -> View:
-        """What may be published about a run that has ended, signed."""
+        """Return the signed certificate of a run that has ended."""
         await self.reservation(key, identifier)  # expires what is due
         ended = await self._read(self._ledger.ended, key, identifier)
         return await self._calculate(key, certificate.issue, *ended, now())

@@ -1,22 +1,39 @@
-# Everything works on a machine with only Python 3.11 and make; set-up happens when needed.
+# A machine with only Python 3.11 and make is enough: the first target that needs .venv creates it.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Others may be given, and options too: make demo DEMO_OPTIONS='--steps 60'
+# Override on the command line: make serve SERVE_PORT=9000, make demo DEMO_OPTIONS='--steps 60'
 SERVE_PORT ?= 8000
 DOCS_PORT ?= 8001
-# A process for each processor, up to four: servers and databases of tests are processes too
+PICTURES ?= docs/images
+# At most four test processes: tests start servers and databases, which are processes too
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo look data test test-slow test-all test-browser test-nightly check docs serve bench clean
+.PHONY: help install demo look data serve test test-slow test-browser test-all test-nightly check \
+	docs pictures drawings bench clean
 
+# A line "##@" starts a group, a line "target:  ## text" is an entry of it.
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s  %s\n", $$1, $$2}'
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(READY)  ## create .venv with everything
+##@ Try it
+demo: $(READY)  ## train on MNIST within a budget of ε = 2 and check the certificate (minutes)
+	$(BIN)/python scripts/demo.py $(DEMO_OPTIONS)
+
+look: $(READY)  ## serve the demo's budget, run and certificate on http://127.0.0.1:8000
+	@test -e runs/mnist/ledger.db || { echo "Run the demo first: make demo"; exit 1; }
+	ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db $(BIN)/accountant serve --port $(SERVE_PORT)
+
+serve: $(READY)  ## run the service on http://127.0.0.1:8000
+	$(BIN)/accountant serve --port $(SERVE_PORT)
+
+##@ Set up
+install: $(READY)  ## create .venv with all dependencies
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -26,48 +43,48 @@ $(READY): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[train,postgres,dev]'
 	@touch $(READY)
 
-demo: $(READY)  ## start the service, train on MNIST within ε = 2, stop the service
-	$(BIN)/python scripts/demo.py $(DEMO_OPTIONS)
-
-data: $(READY)  ## fetch the data sets into data/, each checked by its hash
+data: $(READY)  ## download the datasets into data/ and check their hashes
 	$(BIN)/accountant-train data --data-dir data
 
-test: $(READY)  ## every test but the slow ones (minutes)
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not nightly and not browser"
-
-test-slow: $(READY)  ## the slow ones (half an hour)
-	$(BIN)/python -m pytest $(PARALLEL) -m slow
-
-test-browser: $(READY)  ## the pages in Chromium (skipped without one); leaves build/screenshots
-	$(BIN)/python -m pytest -m browser
-
-test-all: $(READY)  ## every test but the nightly ones
-	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
-
-test-nightly: $(READY)  ## 10 000 random cases against references (up to an hour)
-	$(BIN)/python -m pytest -m nightly -s
-
-check: $(READY)  ## format, lint, types, import contracts, the documentation as build/site
+##@ Check a change
+check: $(READY)  ## formatting, lint, types, import contracts; build the documentation in build/site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(SITE) build --strict --quiet --site-dir build/site
 
-docs: $(READY)  ## the documentation on http://127.0.0.1:8001, as it is written
-	$(SITE) serve --dev-addr 127.0.0.1:$(DOCS_PORT)
+test: $(READY)  ## all tests except slow, browser and nightly ones
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not nightly and not browser"
 
-serve: $(READY)  ## run the service on http://127.0.0.1:8000
-	$(BIN)/accountant serve --port $(SERVE_PORT)
+test-slow: $(READY)  ## only the slow tests (half an hour)
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly"
 
-look: $(READY)  ## run the service on the ledger that the demonstration left
-	@test -e runs/mnist/ledger.db || { echo "There is no demonstration yet: make demo"; exit 1; }
-	ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db $(BIN)/accountant serve --port $(SERVE_PORT)
+test-browser: $(READY)  ## the web pages in Chromium; screenshots in build/screenshots
+	$(BIN)/python -m pytest -m browser
+
+test-all: $(READY)  ## all tests except the nightly ones
+	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
+
+test-nightly: $(READY)  ## 10 000 random mechanisms, more kill points of a run (up to an hour)
+	$(BIN)/python -m pytest -m nightly -s
 
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/accounting.py $(BENCH_OPTIONS)
 	$(BIN)/python benchmarks/http.py
 	$(BIN)/python benchmarks/responsive.py
 
-clean:  ## remove what make made
+##@ Write the documentation
+docs: $(READY)  ## serve the documentation on http://127.0.0.1:8001; reloads on every change
+	$(SITE) serve --dev-addr 127.0.0.1:$(DOCS_PORT)
+
+drawings: $(READY)  ## draw the architecture and the concepts again
+	$(BIN)/python -m scripts.draw_architecture
+	$(BIN)/python -m scripts.draw_concepts
+
+pictures: $(READY)  ## take the README's screenshots again (needs Chromium)
+	$(BIN)/python -m scripts.pictures $(PICTURES)
+
+##@ Other
+clean:  ## delete everything that make created, including data/ and runs/
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs

@@ -1,4 +1,4 @@
-"""The composition root: settings in, a FastAPI application out."""
+"""The composition root: builds the FastAPI application from the settings."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from accountant_service import __version__, mechanisms
-from accountant_service.api import ledger_routes, ledger_schemas, monitoring, problems
-from accountant_service.api.access import Access, AddressLimit
-from accountant_service.api.answering import Answerer
+from accountant_service.api import ledger_routes, ledger_schemas, metrics_endpoint, problems
 from accountant_service.api.async_ledger import AsyncLedger
-from accountant_service.api.limits import Limiter
-from accountant_service.api.routes import ROOM_BYTES, Room, build_router
+from accountant_service.api.computation_cache import ComputationCache
+from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.middleware import AccessLog, AddressRateLimit
+from accountant_service.api.rate_limit import RateLimiter
+from accountant_service.api.routes import BODY_MEMORY_BYTES, BodyMemory, build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
+from accountant_service.ledger.api_keys import Keys
 from accountant_service.ledger.database import open_repository
-from accountant_service.ledger.housekeeping import Housekeeping
-from accountant_service.ledger.keys import Keys
-from accountant_service.ledger.model import Kind
+from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
+from accountant_service.ledger.rules import EntryKind
 from accountant_service.ledger.service import Ledger
 from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
-from accountant_service.web import installation as web
+from accountant_service.web import routing as web
 
 _DESCRIPTION = """
 Privacy accounting for differentially private training. Every answer is a *guarantee*: a number,
@@ -34,24 +35,24 @@ proved interval around the true value.
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The service, ready to be served.
+    """Create the FastAPI application of the service.
 
     Args:
-        settings: from the environment by default.
+        settings: read from the environment by default.
     """
     settings = settings or Settings()
     metrics = Metrics(settings.metrics_directory)
-    answerer = Answerer(settings, metrics)
+    computations = ComputationCache(settings, metrics)
     repository = open_repository(settings.database)
-    watcher = monitoring.Watcher(repository, metrics)
+    ledger_probe = metrics_endpoint.LedgerProbe(repository, metrics)
 
-    ledger, keys = Ledger(repository, _counting(metrics)), Keys(repository)
+    ledger, keys = Ledger(repository, encode_answer, _make_write_counter(metrics)), Keys(repository)
     async_ledger = AsyncLedger(ledger, keys, settings)
 
-    closing = ExitStack()  # the last first
-    housekeeping = Housekeeping(repository, settings.idempotency_days)
-    for each in (repository, watcher, answerer, async_ledger, housekeeping):
-        closing.callback(each.close)
+    closing = ExitStack()  # closes in reverse order
+    housekeeping = IdempotencyCleanup(repository, settings.idempotency_days)
+    for resource in (repository, ledger_probe, computations, async_ledger, housekeeping):
+        closing.callback(resource.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -64,50 +65,50 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # those pages load scripts from elsewhere; see `web.reference_page`
+        docs_url=None,  # these pages load scripts from other hosts; see `web.reference_page`
         redoc_url=None,
     )
     app.state.settings, app.state.metrics = settings, metrics
-    app.state.answerer, app.state.watcher = answerer, watcher
-    app.state.room = Room(ROOM_BYTES)
+    app.state.computations, app.state.ledger_probe = computations, ledger_probe
+    app.state.body_memory = BodyMemory(BODY_MEMORY_BYTES)
     app.state.repository, app.state.keys = repository, keys
     app.state.ledger, app.state.async_ledger = ledger, async_ledger
-    guards = [] if settings.open_computation else [Depends(ledger_routes.may_compute)]
-    app.include_router(build_router(guards))
+    dependencies = [] if settings.open_computation else [Depends(ledger_routes.require_any_scope)]
+    app.include_router(build_router(dependencies))
     app.include_router(ledger_routes.router)
-    app.include_router(monitoring.router)
+    app.include_router(metrics_endpoint.router)
     problems.install(app)
     web.install(app)
-    _surround(app, settings)
+    _add_middleware(app, settings)
     if settings.traces_endpoint is not None:
-        from accountant_service import tracing  # an extra
+        from accountant_service import tracing  # needs the extra `otel`
 
         closing.callback(tracing.install(app, repository.engine))
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
     return app
 
 
-def _surround(app: FastAPI, settings: Settings) -> None:
-    """What stands around every route; what is added last is outermost."""
-    app.state.key_limiter = Limiter(settings.rate_limit, settings.rate_burst)
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """Add rate limits and the access log, with the outermost middleware last."""
+    app.state.key_limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
     if settings.rate_limit:
-        limiter = Limiter(settings.rate_limit, settings.rate_burst)
-        app.add_middleware(AddressLimit, limiter=limiter)
-    app.add_middleware(Access, metrics=app.state.metrics)
+        limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
+        app.add_middleware(AddressRateLimit, limiter=limiter)
+    app.add_middleware(AccessLog, metrics=app.state.metrics)
 
 
-def _counting(metrics: Metrics) -> Callable[[Kind, int], None]:
-    """Counts the ledger's writes."""
+def _make_write_counter(metrics: Metrics) -> Callable[[EntryKind, int], None]:
+    """Return a function that counts writes to the ledger and granted steps."""
 
-    def written(kind: Kind, steps: int) -> None:
+    def count_write(kind: EntryKind, steps: int) -> None:
         metrics.writes.labels(kind.value).inc()
         metrics.steps_granted.inc(steps)
 
-    return written
+    return count_write
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the mechanism tree as components of its own."""
+def _build_openapi(app: FastAPI) -> dict[str, Any]:
+    """Build the OpenAPI document once, with examples and the schemas of mechanisms."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -116,21 +117,21 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for name, example in (EXAMPLES | ledger_schemas.EXAMPLES).items():
             components[name].setdefault("examples", [example])
         components |= mechanisms.json_schema()
-        app.openapi_schema = _with_problems(_with_references(document))
+        app.openapi_schema = _set_problem_media_type(_resolve_placeholders(document))
     return app.openapi_schema
 
 
-def _with_references(node: Any) -> Any:
-    """The document with each placeholder replaced by a reference to the mechanism schema."""
+def _resolve_placeholders(node: Any) -> Any:
+    """Replace mechanism placeholders in a document by references to the schema."""
     if isinstance(node, dict):
         if MECHANISM_PLACEHOLDER in node:
             return {"$ref": "#/components/schemas/Mechanism"}
-        return {name: _with_references(value) for name, value in node.items()}
-    return [_with_references(item) for item in node] if isinstance(node, list) else node
+        return {name: _resolve_placeholders(value) for name, value in node.items()}
+    return [_resolve_placeholders(item) for item in node] if isinstance(node, list) else node
 
 
-def _with_problems(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with problems under the media type they are sent with."""
+def _set_problem_media_type(document: dict[str, Any]) -> dict[str, Any]:
+    """List error responses of a document under the media type of problems."""
     for path in document["paths"].values():
         for operation in path.values():
             for status, answer in operation["responses"].items():

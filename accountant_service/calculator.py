@@ -1,7 +1,6 @@
-"""Questions about a mechanism, without HTTP: what the API and the command line call.
+"""Compute ε, δ, comparisons, curves and trade-offs of a mechanism, without a server.
 
-The questions that solve for a parameter are in `solver`; both return guarantees that the referee
-has seen.
+The API and the command line call these functions. To solve for a parameter of a run, see `solver`.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from accountant_service.accountants import (
-    ACCOUNTANTS,
-    DEFAULT_METHOD,
-    TOLERANCE,
-    Question,
-    verdict,
+from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD, TOLERANCE, Question, referee
+from accountant_service.accountants.base import report_contradictions
+from accountant_service.accountants.pld import dominating_pairs
+from accountant_service.errors import (
+    AccountingError,
+    BoundsContradictError,
+    MethodNotApplicableError,
+    TooExpensiveError,
 )
-from accountant_service.accountants.base import refusing_contradictions
-from accountant_service.accountants.pld import pairs
-from accountant_service.errors import AccountingError, BoundsContradictError
 from accountant_service.guarantee import (
     Assumption,
     Guarantee,
@@ -31,14 +29,14 @@ from accountant_service.guarantee import (
     Status,
 )
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
-from accountant_service.numerics import rounding
 from accountant_service.numerics import trade_off as enclosure
-from accountant_service.numerics.privacy_loss import DIRECTIONS
-from accountant_service.numerics.special import Array
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
 
 _RELATION: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE
-_LINES: Final = 128  # ε whose lines and thresholds bound the trade-off, of each direction
-_FARTHEST_DELTA: Final = 1e-9  # the last of these ε
+_TRADE_OFF_EPSILONS: Final = 128  # values of ε whose bounds of δ enclose the trade-off
+_TRADE_OFF_DELTA: Final = 1e-9  # δ at the largest of these ε
 
 
 def epsilon(
@@ -48,21 +46,23 @@ def epsilon(
     relation: NeighbouringRelation = _RELATION,
     tolerance: float | None = None,
 ) -> Guarantee:
-    """The ε of a mechanism at δ.
+    """Return the guarantee of a mechanism at δ: its ε, with status and certified interval.
 
     Args:
         mechanism: as read by `mechanisms.from_json`.
         delta: in (0, 1).
         method: a name in `ACCOUNTANTS`.
-        relation: when two datasets are neighbours.
-        tolerance: the relative width that the proved interval must have, if any is asked for.
+        relation: the neighbouring relation.
+        tolerance: largest relative width of the certified interval; None allows any.
 
     Raises:
-        AccountingError: the method has no formula, no ε is finite, the work is too much, or the
-            tolerance is out of reach.
+        AccountingError: the method has no formula, no ε is finite, the work limit is exceeded, or
+            the tolerance cannot be reached.
     """
     question = _question(mechanism, relation, tolerance)
-    return verdict.require(verdict.epsilon(ACCOUNTANTS[method], question, delta), tolerance)
+    return referee.require_tolerance(
+        referee.epsilon(ACCOUNTANTS[method], question, delta), tolerance
+    )
 
 
 def delta(
@@ -72,20 +72,47 @@ def delta(
     relation: NeighbouringRelation = _RELATION,
     tolerance: float | None = None,
 ) -> Guarantee:
-    """The δ of a mechanism at ε ≥ 0; see `epsilon` for the rest."""
+    """Return the guarantee of a mechanism at ε: its δ, with status and certified interval.
+
+    Args:
+        mechanism: as read by `mechanisms.from_json`.
+        epsilon: at least 0.
+        method: a name in `ACCOUNTANTS`.
+        relation: the neighbouring relation.
+        tolerance: largest relative width of the certified interval; None allows any.
+
+    Raises:
+        AccountingError: the method has no formula, the work limit is exceeded, or the tolerance
+            cannot be reached.
+    """
     question = _question(mechanism, relation, tolerance)
-    return verdict.require(verdict.delta(ACCOUNTANTS[method], question, epsilon), tolerance)
+    return referee.require_tolerance(
+        referee.delta(ACCOUNTANTS[method], question, epsilon), tolerance
+    )
+
+
+def prove_epsilon(mechanism: Mechanism, relation: NeighbouringRelation, delta: float) -> Guarantee:
+    """Return the narrowest proven guarantee of a mechanism at δ.
+
+    It comes from `pld`, or from `subsampled_rdp` where `pld` has no formula or is too expensive.
+    """
+    question = _question(mechanism, relation)
+    try:
+        return ACCOUNTANTS["pld"].epsilon(question, delta)
+    except (MethodNotApplicableError, TooExpensiveError):
+        return ACCOUNTANTS["subsampled_rdp"].epsilon(question, delta)
 
 
 def _question(
     mechanism: Mechanism, relation: NeighbouringRelation, tolerance: float | None = None
 ) -> Question:
+    """Return the question about a mechanism, in canonical form."""
     return Question(canonical_form(mechanism), relation, tolerance or TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True)
-class Inapplicable:
-    """A method that has no answer, and why."""
+class NoAnswer:
+    """A method without an answer to a question, and the error that says why."""
 
     method: str
     error: AccountingError
@@ -93,10 +120,10 @@ class Inapplicable:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every method's answer to one question, and the proved interval they are judged by."""
+    """The answers of several methods to one question, and the certified answer."""
 
-    certified: verdict.Certified
-    answers: tuple[Guarantee | Inapplicable, ...]
+    certified: referee.CertifiedAnswer
+    answers: tuple[Guarantee | NoAnswer, ...]
 
 
 def compare(
@@ -106,37 +133,48 @@ def compare(
     relation: NeighbouringRelation = _RELATION,
     tolerance: float | None = None,
 ) -> Comparison:
-    """The ε of several methods (all by default) side by side, each with its verdict."""
-    question = _question(mechanism, relation, tolerance)
-    certified = verdict.certify(question, delta)
-    if isinstance(certified, Guarantee):
-        verdict.require(certified, tolerance)
+    """Return the ε of several methods at δ, each checked against the certified interval.
 
-    def answer(method: str) -> Guarantee | Inapplicable:
-        if method == DEFAULT_METHOD:  # already known: do not compute it twice
+    Args:
+        mechanism: as read by `mechanisms.from_json`.
+        delta: in (0, 1).
+        methods: names in `ACCOUNTANTS`; all by default.
+        relation: the neighbouring relation.
+        tolerance: largest relative width of the certified interval; None allows any.
+
+    Raises:
+        ToleranceNotReachedError: the certified interval is wider.
+    """
+    question = _question(mechanism, relation, tolerance)
+    certified = referee.certify(question, delta)
+    if isinstance(certified, Guarantee):
+        referee.require_tolerance(certified, tolerance)
+
+    def answer(method: str) -> Guarantee | NoAnswer:
+        if method == DEFAULT_METHOD:  # already computed
             if isinstance(certified, AccountingError):
-                return Inapplicable(method, certified)
+                return NoAnswer(method, certified)
             return certified
         try:
-            return verdict.judge(ACCOUNTANTS[method].epsilon(question, delta), certified)
+            return referee.check_claim(ACCOUNTANTS[method].epsilon(question, delta), certified)
         except BoundsContradictError:
             raise
         except AccountingError as error:
-            return Inapplicable(method, error)
+            return NoAnswer(method, error)
 
     return Comparison(certified, tuple(answer(method) for method in methods or ACCOUNTANTS))
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """One method's ε along the steps.
+class MethodCurve:
+    """One method's ε after each of several step counts.
 
     Attributes:
-        method: its name.
-        epsilons: at each step count; None where no ε is finite.
-        status: the weakest of all.
-        assumptions: of the longest run that has an ε.
-        warnings: of any.
+        method: the method's name.
+        epsilons: ε after each step count; None where no ε is finite.
+        status: the weakest status of all points.
+        assumptions: the hypotheses for the longest run that has an ε.
+        warnings: all warnings, each once.
     """
 
     method: str
@@ -152,30 +190,31 @@ def curve(
     methods: Sequence[str],
     points: int,
     relation: NeighbouringRelation = _RELATION,
-) -> tuple[tuple[int, ...], tuple[Curve | Inapplicable, ...]]:
-    """ε along the steps of a run, for each method.
+) -> tuple[tuple[int, ...], tuple[MethodCurve | NoAnswer, ...]]:
+    """Return ε at δ after increasing numbers of steps of a run, for each method.
 
     Args:
         run: the whole run; the curve ends at its last step (its last epoch, if shuffled).
         delta: in (0, 1).
         methods: names in `ACCOUNTANTS`.
-        points: how many step counts, spread evenly; fewer if the run is shorter.
-        relation: when two datasets are neighbours.
+        points: number of step counts, evenly spaced; fewer if the run is shorter.
+        relation: the neighbouring relation.
 
     Returns:
-        The step counts, and a curve per method.
+        The step counts, and for each method its curve or the error that says why it has none.
     """
-    total, unit = _unit(run)
+    total, unit = _split_run(run)
     counts = tuple(sorted({math.ceil(total * i / points) for i in range(1, points + 1)}))
     step = Question(canonical_form(unit), relation)
-    times = [max(each, 1) for each in counts]  # a run without steps: a piece of nothing, once
-    return counts, tuple(_curve(method, step, times, delta) for method in methods)
+    times = [max(each, 1) for each in counts]  # a run without steps has one empty piece
+    return counts, tuple(_method_curve(method, step, times, delta) for method in methods)
 
 
-def _unit(run: DpSgd) -> tuple[int, DpSgd]:
-    """How many equal pieces a run has, and one piece: a step, or an epoch of shuffled batches.
+def _split_run(run: DpSgd) -> tuple[int, DpSgd]:
+    """Split a run into equal pieces: return their number and one of them.
 
-    The piece of a run without any releases nothing.
+    A piece is a step, or an epoch of shuffled batches. A run without steps has 0 pieces, and the
+    piece returned releases nothing.
     """
     if run.sampling == "shuffled":
         total = run.epoch_count()
@@ -185,35 +224,39 @@ def _unit(run: DpSgd) -> tuple[int, DpSgd]:
     return total, replace(run, steps=min(total, 1), epochs=None)
 
 
-def _curve(
+def _method_curve(
     method: str, step: Question, counts: Sequence[int], delta: float
-) -> Curve | Inapplicable:
+) -> MethodCurve | NoAnswer:
+    """Return a method's ε after each step count, or the error that says why there is none."""
     try:
         found = ACCOUNTANTS[method].curve(step, counts, delta)
     except BoundsContradictError:
         raise
     except AccountingError as error:
-        return Inapplicable(method, error)
+        return NoAnswer(method, error)
     statuses = [each.status for each in found if each and each.status is not Status.PROVEN]
     epsilons = tuple(each.epsilon if each else None for each in found)
     warnings = dict.fromkeys(text for each in found if each for text in each.warnings)
     weakest = statuses[-1] if statuses else Status.PROVEN
     assumptions = next((each.assumptions for each in reversed(found) if each), ())
-    return Curve(method, epsilons, weakest, assumptions, tuple(warnings))
+    return MethodCurve(method, epsilons, weakest, assumptions, tuple(warnings))
 
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """What a membership attacker can achieve at best against a mechanism.
+    """The best membership inference attack against a mechanism: bounds of its error rates.
 
     Attributes:
         false_positive_rates: error rates on absent records, from 0 to 1.
-        false_negative_rates: proved bounds of the least error rate on present records at each.
-        posteriors: at each, bounds of the probability that an accused record is present.
-        advantage: the largest true-positive minus false-positive rate.
-        success: the probability of guessing membership right, at the prior asked for.
-        mu: of the Gaussian mechanism whose trade-off is nearest.
-        mu_error: the most its false-negative rate differs from the mechanism's, at any rate.
+        false_negative_rates: bounds of the least error rate on present records, at each
+            false-positive rate.
+        posteriors: bounds of the probability that an accused record is present, at each
+            false-positive rate.
+        advantage: bounds of the largest true-positive minus false-positive rate.
+        success: bounds of the probability of guessing membership right, at the given prior.
+        mu: μ of the Gaussian mechanism with the nearest trade-off.
+        mu_error: largest difference between the false-negative rates of that Gaussian mechanism
+            and of this mechanism.
         mechanism_hash: the canonical hash of the mechanism.
         assumptions: the hypotheses of the bounds.
     """
@@ -235,7 +278,7 @@ def trade_off(
     points: int,
     relation: NeighbouringRelation = _RELATION,
 ) -> TradeOff:
-    """The attacker's trade-off between false positives and false negatives.
+    """Return a membership attacker's trade-off between false positives and false negatives.
 
     The advantage is δ(0). At prior π the best guess is right with probability
     1 − π + π·δ(log((1 − π)/π)) for π ≤ ½, and π + (1 − π)·δ′(log(π/(1 − π))) above, with δ of the
@@ -244,23 +287,25 @@ def trade_off(
     Args:
         mechanism: as read by `mechanisms.from_json`.
         prior: probability that the record is present, strictly between 0 and 1.
-        points: how many false-positive rates.
-        relation: when two datasets are neighbours.
+        points: number of false-positive rates.
+        relation: the neighbouring relation.
 
     Raises:
-        AccountingError: there is no proved pair, or the work is too much.
+        AccountingError: a release has no proved dominating pair, or the work limit is exceeded.
     """
     question = _question(mechanism, relation)
-    referee = ACCOUNTANTS[DEFAULT_METHOD]
+    accountant = ACCOUNTANTS[DEFAULT_METHOD]
     rates = _false_positive_rates(points)
-    claim = referee.epsilon(question, _FARTHEST_DELTA)  # it also checks the hypotheses
-    farthest = claim.epsilon
-    if not question.parts or farthest == 0.0:
-        return _blind(rates, prior, claim)
-    releases, attained = pairs(question), question.is_attained
+    claim = accountant.epsilon(question, _TRADE_OFF_DELTA)  # it also checks the hypotheses
+    largest_epsilon = claim.epsilon
+    if not question.release_groups or largest_epsilon == 0.0:
+        return _trade_off_of_no_release(rates, prior, claim)
+    releases, attained = dominating_pairs(question), question.is_attained
     at_prior = abs(math.log((1 - prior) / prior))
-    epsilons = np.union1d(farthest * np.linspace(0.0, 1.0, _LINES) ** 2, [at_prior])
-    with refusing_contradictions(question, f"{points} points of the trade-off"):
+    epsilons = np.union1d(
+        largest_epsilon * np.linspace(0.0, 1.0, _TRADE_OFF_EPSILONS) ** 2, [at_prior]
+    )
+    with report_contradictions(question, f"{points} points of the trade-off"):
         removing, adding = (
             enclosure.direction_curve(releases, direction, epsilons) for direction in DIRECTIONS
         )
@@ -273,11 +318,15 @@ def trade_off(
         tuple(rates.tolist()),
         _intervals(found.lower, found.upper),
         tuple(
-            _outward(float(low), float(high))
+            _probability_interval(float(low), float(high))
             for low, high in zip(*_posteriors(prior, rates, found.upper, found.lower), strict=True)
         ),
-        _outward(float(removing.lower[0]) if attained else 0.0, float(removing.upper[0])),
-        _outward(larger + smaller * least, larger + smaller * float(likelier.upper[at]), larger),
+        _probability_interval(
+            float(removing.lower[0]) if attained else 0.0, float(removing.upper[0])
+        ),
+        _probability_interval(
+            larger + smaller * least, larger + smaller * float(likelier.upper[at]), larger
+        ),
         found.mu,
         found.mu_error,
         question.form.hash,
@@ -285,13 +334,16 @@ def trade_off(
     )
 
 
-def _outward(lower: float, upper: float, least: float = 0.0) -> Interval:
-    """Bounds of a probability that is at least `least`, past the rounding of their formula."""
+def _probability_interval(lower: float, upper: float, least: float = 0.0) -> Interval:
+    """Return bounds of a probability that is at least `least`, rounded outward."""
     return Interval(max(least, rounding.down(lower)), min(1.0, rounding.up(upper)))
 
 
 def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Array]:
-    """π·TPR/(π·TPR + (1 − π)·FPR) for each bound of the false-negative rate; the prior at 0/0."""
+    """Return the attacker's posterior of membership for each bound of the false-negative rate.
+
+    π·TPR/(π·TPR + (1 − π)·FPR), and π at 0/0.
+    """
     found = []
     for rate in false_negatives:
         present, absent = prior * (1 - rate), (1 - prior) * rates
@@ -300,14 +352,14 @@ def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Arr
     return found
 
 
-def _blind(rates: Array, prior: float, claim: Guarantee) -> TradeOff:
-    """The trade-off where nothing can be learnt."""
+def _trade_off_of_no_release(rates: Array, prior: float, claim: Guarantee) -> TradeOff:
+    """Return the trade-off of a mechanism with ε = 0: the attacker can only guess."""
     larger = max(prior, 1 - prior)
-    blind, priors = 1 - rates, np.full_like(rates, prior)
+    false_negatives, priors = 1 - rates, np.full_like(rates, prior)
     nothing, certain = Interval(0.0, 0.0), Interval(larger, larger)
     return TradeOff(
         tuple(rates.tolist()),
-        _intervals(blind, blind),
+        _intervals(false_negatives, false_negatives),
         _intervals(priors, priors),
         nothing,
         certain,
@@ -319,9 +371,10 @@ def _blind(rates: Array, prior: float, claim: Guarantee) -> TradeOff:
 
 
 def _false_positive_rates(points: int) -> Array:
-    """Rates from 0 to 1, dense near 0, where membership attacks are judged."""
+    """Return false-positive rates from 0 to 1, dense near 0, where attacks are compared."""
     return np.concatenate([[0.0], np.geomspace(1e-5, 1.0, points - 1)])
 
 
 def _intervals(lower: Array, upper: Array) -> tuple[Interval, ...]:
+    """Return the interval between each pair of a lower and an upper bound."""
     return tuple(map(Interval, lower.tolist(), upper.tolist()))

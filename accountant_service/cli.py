@@ -1,13 +1,15 @@
-"""The command line: the API's questions without HTTP, in the same words, and the server.
+"""The `accountant` command line: the API's computations without HTTP, the server and the ledger.
 
-Every command builds the body the API would receive and gives it to the same request model and the
-same computation, so that both accept, refuse and answer alike.
+The commands of `_COMMANDS` build the request body that the API would receive, and use the same
+request model and computation, so that both accept, refuse and answer alike.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,21 +19,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import digits, ledger_cli
+from accountant_service import ledger_cli, number_format
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.api.answering import CALLS
+from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
-from accountant_service.audit import Finding
-from accountant_service.errors import AccountingError, DatabaseAwayError
+from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.database import NewerDatabaseError
+from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.paper_audit import Finding
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Privacy accounting: what a differentially private run costs, and what it may do.",
+    help="Privacy accounting: what a differentially private run costs, and the budget ledger.",
 )
 
 app.add_typer(ledger_cli.keys, name="keys")
@@ -41,68 +44,204 @@ app.command("verify")(ledger_cli.verify_certificate)
 
 Json = dict[str, Any]
 
-_RUN: Final = "The run"
-Noise = Annotated[
-    float | None,
-    typer.Option(
-        "--noise-multiplier", "-s", help="σ: noise over the clip norm.", rich_help_panel=_RUN
-    ),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(
-        "--sample-rate", "-q", help="q: share of the data in a batch.", rich_help_panel=_RUN
-    ),
-]
-Steps = Annotated[
-    int | None, typer.Option("--steps", "-t", help="T: number of steps.", rich_help_panel=_RUN)
-]
-Size = Annotated[
-    int | None,
-    typer.Option(
-        "--dataset-size", "-n", help="Records; with --batch-size, gives q.", rich_help_panel=_RUN
-    ),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option("--batch-size", "-b", help="Expected batch size.", rich_help_panel=_RUN),
-]
-Epochs = Annotated[
-    float | None,
-    typer.Option("--epochs", "-e", help="Instead of --steps, with sizes.", rich_help_panel=_RUN),
-]
-Sampling = Annotated[
-    str,
-    typer.Option(
-        help="How batches are drawn: poisson, fixed_size, shuffled, none.", rich_help_panel=_RUN
-    ),
-]
-MechanismJson = Annotated[
-    str | None,
-    typer.Option("--mechanism", "-m", help="Any mechanism as JSON, or @FILE, instead of a run."),
-]
-Delta = Annotated[float, typer.Option("--delta", "-d", help="δ, such as 1e-5.")]
-Epsilon = Annotated[float, typer.Option("--epsilon", "-E", help="ε.")]
-Method = Annotated[str, typer.Option(help="Accounting method: " + ", ".join(ACCOUNTANTS) + ".")]
-Relation = Annotated[str, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")]
-Tolerance = Annotated[
-    float | None,
-    typer.Option(help="Relative width the proved interval must have, such as 1e-6."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON answer.")]
-
-_ADD_OR_REMOVE: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE.value
 _COLOURS: Final = {"proven": "green", "estimate": "yellow", "refuted": "bold red"}
-_COMMON: Final = ("method", "neighbouring_relation")
-_FIELDS: Final = (
-    "noise_multiplier",
-    "sample_rate",
-    "steps",
-    "dataset_size",
-    "batch_size",
-    "epochs",
-    "sampling",
+
+
+def _option(
+    type_: Any, default: Any, text: str, *flags: str, panel: str | None = None
+) -> tuple[Any, Any]:
+    """Return an option's type, and its default with its help text and flags."""
+    return type_, typer.Option(default, *flags, help=text, rich_help_panel=panel)
+
+
+_run_option: Final = partial(_option, panel="The run")
+_OPTIONS: Final = {
+    "epsilon": _option(float, ..., "ε, such as 2.", "--epsilon", "-E"),
+    "delta": _option(float, ..., "δ, such as 1e-5.", "--delta", "-d"),
+    "noise_multiplier": _run_option(
+        float | None,
+        None,
+        "σ: noise standard deviation over the clip norm.",
+        "--noise-multiplier",
+        "-s",
+    ),
+    "sample_rate": _run_option(
+        float | None, None, "q: expected batch size over dataset size.", "--sample-rate", "-q"
+    ),
+    "steps": _run_option(int | None, None, "T: number of steps.", "--steps", "-t"),
+    "dataset_size": _run_option(
+        int | None,
+        None,
+        "Number of records; with --batch-size, instead of --sample-rate.",
+        "--dataset-size",
+        "-n",
+    ),
+    "batch_size": _run_option(int | None, None, "Expected batch size.", "--batch-size", "-b"),
+    "epochs": _run_option(
+        float | None,
+        None,
+        "Instead of --steps, with --dataset-size and --batch-size.",
+        "--epochs",
+        "-e",
+    ),
+    "sampling": _run_option(
+        str, "poisson", "How batches are drawn: poisson, fixed_size, shuffled, none."
+    ),
+    "mechanism": _option(
+        str | None,
+        None,
+        "Any mechanism as JSON, or @FILE, instead of a run.",
+        "--mechanism",
+        "-m",
+    ),
+    "method": _option(str, DEFAULT_METHOD, "Accounting method: " + ", ".join(ACCOUNTANTS) + "."),
+    "neighbouring_relation": _option(
+        str,
+        NeighbouringRelation.ADD_OR_REMOVE_ONE.value,
+        "One of " + ", ".join(NeighbouringRelation) + ".",
+    ),
+    "tolerance": _option(
+        float | None, None, "Largest relative width of the proved interval, such as 1e-6."
+    ),
+    "as_json": _option(bool, False, "Print the API's JSON answer.", "--json"),
+}
+_SHAPE: Final = ("dataset_size", "batch_size", "epochs", "sampling")
+_RUN: Final = ("noise_multiplier", "sample_rate", "steps", *_SHAPE)
+_MECHANISM: Final = (*_RUN, "mechanism")
+_CLAIM: Final = ("method", "neighbouring_relation")
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A command that answers one question: the endpoint of the same name, without HTTP.
+
+    Attributes:
+        name: the command's name; the endpoint is /v1/ and this name.
+        help: the first line of its help.
+        options: names in `_OPTIONS`, in the order of its help.
+        example: options of the example in its help.
+    """
+
+    name: str
+    help: str
+    options: tuple[str, ...]
+    example: str
+
+
+_COMMANDS: Final = (
+    _Command(
+        "epsilon",
+        "Compute the ε of a run, or of any mechanism, at δ.",
+        ("delta", *_MECHANISM, *_CLAIM, "tolerance"),
+        "-q 0.01 -s 1.1 -t 1000 -d 1e-5",
+    ),
+    _Command(
+        "delta",
+        "Compute the δ of a run, or of any mechanism, at ε.",
+        ("epsilon", *_MECHANISM, *_CLAIM, "tolerance"),
+        "-q 0.01 -s 1.1 -t 1000 -E 2",
+    ),
+    _Command(
+        "noise-multiplier",
+        "Find the least noise multiplier with which a run stays within ε at δ.",
+        ("epsilon", "delta", "sample_rate", "steps", *_SHAPE, *_CLAIM),
+        "-q 0.01 -t 1000 -E 2 -d 1e-5",
+    ),
+    _Command(
+        "steps",
+        "Find the largest number of steps with which a run stays within ε at δ.",
+        (
+            "epsilon",
+            "delta",
+            "noise_multiplier",
+            "sample_rate",
+            "dataset_size",
+            "batch_size",
+            "sampling",
+            *_CLAIM,
+        ),
+        "-q 0.01 -s 1.1 -E 2 -d 1e-5",
+    ),
+    _Command(
+        "compare",
+        "Compare the ε of all methods with what is proved.",
+        ("delta", *_MECHANISM, "neighbouring_relation", "tolerance"),
+        "-q 0.01 -s 1.1 -t 1000 -d 1e-5",
+    ),
 )
+
+
+def _add_command(command: _Command) -> None:
+    """Add a command whose parameters are the options that its table entry names."""
+
+    def run(**options: Any) -> None:
+        as_json = options.pop("as_json")
+        answer = _answer(command, options)
+        if as_json:
+            typer.echo(json.dumps(answer, indent=2))
+        elif command.name == "compare":
+            _print_comparison(answer)
+        else:
+            _print_answer(answer)
+
+    types = {name: _OPTIONS[name] for name in (*command.options, "as_json")}
+    run.__annotations__ = {name: type_ for name, (type_, _) in types.items()}
+    run.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=type_)
+            for name, (type_, default) in types.items()
+        ]
+    )
+    epilog = f"Example: accountant {command.name} {command.example}"
+    app.command(command.name, help=command.help, epilog=epilog)(run)
+
+
+def _answer(command: _Command, options: Json) -> Json:
+    """Return the API's answer to a command's question, or exit with code 2."""
+    given = {name: value for name, value in options.items() if value is not None}
+    described = given.pop("mechanism", None)
+    if "mechanism" in command.options:
+        run = {name: given.pop(name) for name in _RUN if name in given}
+        given["mechanism"] = {"kind": "dp_sgd", **run} if described is None else _parse(described)
+    endpoint = ENDPOINTS[f"/v1/{command.name}"]
+    try:
+        request = endpoint.request.model_validate(given)
+        return endpoint.answer(request).model_dump(mode="json")
+    except (ValidationError, AccountingError) as error:
+        _print_problem(of_error(error), command, is_run=described is None)
+        raise typer.Exit(2) from None
+
+
+def _parse(mechanism: str) -> Any:
+    """Return the mechanism's JSON, from the text itself or from @FILE."""
+    try:
+        file = mechanism.startswith("@")
+        return json.loads(Path(mechanism[1:]).read_text() if file else mechanism)
+    except (OSError, ValueError, RecursionError) as error:
+        raise typer.BadParameter(
+            f"not readable as JSON: {error}", param_hint="--mechanism"
+        ) from None
+
+
+def _print_problem(problem: Json, command: _Command, *, is_run: bool) -> None:
+    """Print why a question has no answer, with options in place of JSON pointers."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
+    faults = problem.get("errors") or [{"pointer": "", "message": problem["detail"]}]
+    for fault in faults:
+        place = _option_of(fault["pointer"], command, is_run=is_run)
+        console.print("  " + f"{place} {fault['message']}".lstrip().replace("[", r"\["))
+
+
+def _option_of(pointer: str, command: _Command, *, is_run: bool) -> str:
+    """Return the command-line option for a JSON pointer of the request, or the pointer itself.
+
+    The pointer of the whole run has no option: the result is empty.
+    """
+    if is_run and pointer == "/mechanism":
+        return ""
+    name = pointer.removeprefix("/mechanism/" if is_run else "/").removeprefix("/")
+    return "--" + name.replace("_", "-") if name in command.options else pointer
 
 
 @app.command()
@@ -110,11 +249,12 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Processes; ACCOUNTANT_WORKERS by default.")
+        int | None,
+        typer.Option(min=1, max=64, help="Server processes; ACCOUNTANT_WORKERS by default."),
     ] = None,
 ) -> None:
     """Run the service: the API, its documentation at /docs, health at /healthz."""
-    from accountant_service import serving  # only the server needs it
+    from accountant_service import serving  # imports more than the other commands need
 
     typer.echo(f"Listening on http://{host}:{port} (API documentation at /docs)", err=True)
     try:
@@ -124,116 +264,8 @@ def serve(
         raise typer.Exit(2) from None
 
 
-@app.command(epilog="Example: accountant epsilon -q 0.01 -s 1.1 -t 1000 -d 1e-5")
-def epsilon(
-    delta: Delta,
-    noise_multiplier: Noise = None,
-    sample_rate: Rate = None,
-    steps: Steps = None,
-    dataset_size: Size = None,
-    batch_size: Batch = None,
-    epochs: Epochs = None,
-    sampling: Sampling = "poisson",
-    mechanism: MechanismJson = None,
-    method: Method = DEFAULT_METHOD,
-    neighbouring_relation: Relation = _ADD_OR_REMOVE,
-    tolerance: Tolerance = None,
-    as_json: AsJson = False,
-) -> None:
-    """The ε of a run, or of any mechanism, at δ."""
-    given = locals()
-    body = {"mechanism": _mechanism(given), **_pick(given, "delta", "tolerance", *_COMMON)}
-    _print(_ask("/v1/epsilon", body), as_json)
-
-
-@app.command(epilog="Example: accountant delta -q 0.01 -s 1.1 -t 1000 -E 2")
-def delta(
-    epsilon: Epsilon,
-    noise_multiplier: Noise = None,
-    sample_rate: Rate = None,
-    steps: Steps = None,
-    dataset_size: Size = None,
-    batch_size: Batch = None,
-    epochs: Epochs = None,
-    sampling: Sampling = "poisson",
-    mechanism: MechanismJson = None,
-    method: Method = DEFAULT_METHOD,
-    neighbouring_relation: Relation = _ADD_OR_REMOVE,
-    tolerance: Tolerance = None,
-    as_json: AsJson = False,
-) -> None:
-    """The δ of a run, or of any mechanism, at ε."""
-    given = locals()
-    body = {"mechanism": _mechanism(given), **_pick(given, "epsilon", "tolerance", *_COMMON)}
-    _print(_ask("/v1/delta", body), as_json)
-
-
-@app.command(
-    "noise-multiplier",
-    epilog="Example: accountant noise-multiplier -q 0.01 -t 1000 -E 2 -d 1e-5",
-)
-def noise_multiplier(
-    epsilon: Epsilon,
-    delta: Delta,
-    sample_rate: Rate = None,
-    steps: Steps = None,
-    dataset_size: Size = None,
-    batch_size: Batch = None,
-    epochs: Epochs = None,
-    sampling: Sampling = "poisson",
-    method: Method = DEFAULT_METHOD,
-    neighbouring_relation: Relation = _ADD_OR_REMOVE,
-    as_json: AsJson = False,
-) -> None:
-    """The least noise with which a run stays within ε at δ."""
-    body = _pick(locals(), "epsilon", "delta", *_COMMON, *_FIELDS)
-    _print(_ask("/v1/noise-multiplier", body), as_json)
-
-
-@app.command(epilog="Example: accountant steps -q 0.01 -s 1.1 -E 2 -d 1e-5")
-def steps(
-    epsilon: Epsilon,
-    delta: Delta,
-    noise_multiplier: Noise = None,
-    sample_rate: Rate = None,
-    dataset_size: Size = None,
-    batch_size: Batch = None,
-    sampling: Sampling = "poisson",
-    method: Method = DEFAULT_METHOD,
-    neighbouring_relation: Relation = _ADD_OR_REMOVE,
-    as_json: AsJson = False,
-) -> None:
-    """The most steps a run can make within ε at δ."""
-    body = _pick(locals(), "epsilon", "delta", *_COMMON, *_FIELDS)
-    _print(_ask("/v1/steps", body), as_json)
-
-
-@app.command(epilog="Example: accountant compare -q 0.01 -s 1.1 -t 1000 -d 1e-5")
-def compare(
-    delta: Delta,
-    noise_multiplier: Noise = None,
-    sample_rate: Rate = None,
-    steps: Steps = None,
-    dataset_size: Size = None,
-    batch_size: Batch = None,
-    epochs: Epochs = None,
-    sampling: Sampling = "poisson",
-    mechanism: MechanismJson = None,
-    neighbouring_relation: Relation = _ADD_OR_REMOVE,
-    tolerance: Tolerance = None,
-    as_json: AsJson = False,
-) -> None:
-    """Every method's ε side by side, with what is proved."""
-    given = locals()
-    body = {
-        "mechanism": _mechanism(given),
-        **_pick(given, "delta", "tolerance", "neighbouring_relation"),
-    }
-    answer = _ask("/v1/compare", body)
-    if as_json:
-        typer.echo(json.dumps(answer, indent=2))
-    else:
-        _print_comparison(answer)
+for _command in _COMMANDS:
+    _add_command(_command)
 
 
 @app.command(epilog="Example: accountant audit --plots docs/images")
@@ -246,16 +278,16 @@ def audit(
         Path | None, typer.Option(help="Also draw the papers' figures into this folder.")
     ] = None,
 ) -> None:
-    """Recompute the papers' claims and set each beside what is proved."""
-    from accountant_service import audit as claims
-    from accountant_service import report
+    """Recompute the papers' claims and compare each with what is proved."""
+    from accountant_service import audit_report
+    from accountant_service import paper_audit as claims
 
     console = Console(stderr=True, highlight=False)
     with console.status("recomputing the papers' claims"):
         found = list(claims.findings())
         if plots is not None:
             try:
-                written = report.draw(claims.figures(), plots)
+                written = audit_report.draw(claims.figures(), plots)
             except ImportError:
                 raise typer.BadParameter(
                     "needs matplotlib: pip install 'privacy-accountant[plots]'",
@@ -264,7 +296,7 @@ def audit(
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=2, ensure_ascii=False))
     elif as_markdown:
-        typer.echo(report.markdown(found), nl=False)
+        typer.echo(audit_report.markdown(found), nl=False)
     else:
         _print_findings(found)
     for file in written if plots is not None else []:
@@ -272,6 +304,7 @@ def audit(
 
 
 def _print_findings(found: list[Finding]) -> None:
+    """Print the audit's findings as a table."""
     colours = {"confirmed": "green", "misprinted": "yellow", "not reproduced": "yellow"}
     table = Table(title="The papers' claims, recomputed", title_justify="left", show_lines=True)
     for column in ("claim", "computed", "proved", "verdict"):
@@ -287,58 +320,24 @@ def _print_findings(found: list[Finding]) -> None:
     Console(highlight=False).print(table)
 
 
-def _pick(given: Json, *names: str) -> Json:
-    """The named options that were given."""
-    return {name: given[name] for name in names if given.get(name) is not None}
-
-
-def _mechanism(given: Json) -> Json:
-    """The mechanism in JSON, or the run that the options describe."""
-    text = given["mechanism"]
-    if text is None:
-        return {"kind": "dp_sgd", **_pick(given, *_FIELDS)}
-    try:
-        found: Json = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise typer.BadParameter(
-            f"not readable as JSON: {error}", param_hint="--mechanism"
-        ) from None
-    return found
-
-
-def _ask(path: str, body: Json) -> Json:
-    """The API's answer to a body; a problem is printed as the API words it, with exit code 2."""
-    call = CALLS[path]
-    try:
-        return call.answer(call.request.model_validate(body))
-    except (ValidationError, AccountingError) as error:
-        problem = of_error(error)
-    console = Console(stderr=True, highlight=False)
-    console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
-    faults = problem.get("errors") or [{"pointer": "", "message": problem["detail"]}]
-    for fault in faults:
-        console.print(f"  {fault['pointer']} {fault['message']}".replace("[", r"\["))
-    raise typer.Exit(2)
-
-
-def _print(answer: Json, as_json: bool) -> None:
-    """One answer: what was solved for, then its guarantee."""
-    if as_json:
-        typer.echo(json.dumps(answer, indent=2))
-        return
+def _print_answer(answer: Json) -> None:
+    """Print one answer: the value solved for, if any, then its guarantee."""
     console = Console(highlight=False)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
     if "noise_multiplier" in answer:
-        table.add_row("noise multiplier", f"[bold]{digits.up(answer['noise_multiplier'], 10)}[/]")
+        table.add_row(
+            "noise multiplier",
+            f"[bold]{number_format.round_up(answer['noise_multiplier'], 10)}[/]",
+        )
     if "steps" in answer:
         table.add_row("steps", f"[bold]{answer['steps']}[/]")
     claim = answer.get("guarantee", answer)
-    table.add_row("ε", f"[bold]{digits.up(claim['epsilon'], 10)}[/]")
-    table.add_row("δ", f"[bold]{digits.up(claim['delta'], 10)}[/]")
-    table.add_row("status", _status(claim["status"]) + f" by {claim['method']}")
-    table.add_row("proved", _interval(claim))
+    table.add_row("ε", f"[bold]{number_format.round_up(claim['epsilon'], 10)}[/]")
+    table.add_row("δ", f"[bold]{number_format.round_up(claim['delta'], 10)}[/]")
+    table.add_row("status", _format_status(claim["status"]) + f" by {claim['method']}")
+    table.add_row("proved", _format_interval(claim))
     table.add_row("holds for", f"{claim['neighbouring_relation']}, {claim['sampling']} sampling")
     for warning in claim["warnings"]:
         table.add_row("warning", f"[yellow]{warning}[/]")
@@ -346,31 +345,38 @@ def _print(answer: Json, as_json: bool) -> None:
         mark = "[green]✓[/]" if assumption["holds"] else "[red]✗[/]"
         table.add_row("assumes", f"{mark} {assumption['statement']}")
     if "next" in answer:
-        table.add_row("one step more", f"ε = {digits.up(answer['next']['epsilon'], 10)}")
+        table.add_row(
+            "one step more", f"ε = {number_format.round_up(answer['next']['epsilon'], 10)}"
+        )
         if answer["undecided"]:
-            margin = digits.up(answer["undecided"]["margin"], 2)
+            margin = number_format.round_up(answer["undecided"]["margin"], 2)
             table.add_row(
                 "undecided", f"one step more may fit: its ε is within {margin} of the target"
             )
     console.print(table)
 
 
-def _status(status: str) -> str:
+def _format_status(status: str) -> str:
+    """Return a claim's status, coloured for the terminal."""
     return f"[{_COLOURS[status]}]{status}[/]"
 
 
-def _interval(claim: Json) -> str:
+def _format_interval(claim: Json) -> str:
+    """Return the certified interval, rounded outward, or why there is none."""
     if claim["certified"] is None:
         return f"no interval: {claim['certified_reason']}"
-    (low_name, low), (_, high) = claim["certified"].items()
-    symbol = "ε" if low_name.startswith("epsilon") else "δ"
-    return f"{digits.down(low)} ≤ {symbol} ≤ {digits.up(high)}"
+    (name, low), (_, high) = claim["certified"].items()
+    symbol = "ε" if name.startswith("epsilon") else "δ"
+    return f"{number_format.round_down(low)} ≤ {symbol} ≤ {number_format.round_up(high)}"
 
 
 def _print_comparison(answer: Json) -> None:
+    """Print the answers of several methods as a table, under the certified interval."""
     console = Console(highlight=False)
     proved = answer["certified"]
-    title = _interval(proved) if proved else f"no proved interval: {answer['certified_reason']}"
+    title = (
+        _format_interval(proved) if proved else f"no proved interval: {answer['certified_reason']}"
+    )
     table = Table(title=f"Proved: {title}", title_justify="left")
     table.add_column("method", no_wrap=True)
     table.add_column("ε", justify="right")
@@ -379,7 +385,10 @@ def _print_comparison(answer: Json) -> None:
     for claim in answer["guarantees"]:
         if "epsilon" in claim:
             table.add_row(
-                claim["method"], digits.up(claim["epsilon"]), _status(claim["status"]), _why(claim)
+                claim["method"],
+                number_format.round_up(claim["epsilon"]),
+                _format_status(claim["status"]),
+                _explain_unproven(claim),
             )
         else:
             table.add_row(claim["method"], "–", "[dim]no answer[/]", f"[dim]{claim['reason']}[/]")
@@ -388,9 +397,9 @@ def _print_comparison(answer: Json) -> None:
         console.print(f"[yellow]warning: {warning}[/]")
 
 
-def _why(claim: Json) -> str:
-    """The first hypothesis that fails, or nothing."""
+def _explain_unproven(claim: Json) -> str:
+    """Return why a claim is not proven: it is refuted, or its first hypothesis that fails."""
     failed = [a["statement"] for a in claim["assumptions"] if not a["holds"]]
     if claim["status"] == "refuted":
         return "below the proved lower bound"
-    return f"not so: {failed[0]}" if failed else ""
+    return f"does not hold: {failed[0]}" if failed else ""

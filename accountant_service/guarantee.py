@@ -1,4 +1,4 @@
-"""What every answer says: a number, how far it can be trusted, and on which hypotheses."""
+"""A guarantee: ε and δ, with the status, the certified interval and the hypotheses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accountant_service import __version__
 
 
 class Status(StrEnum):
-    """How far a claim can be trusted."""
+    """The status of a claim: proven, an estimate, or refuted by a proved lower bound."""
 
     PROVEN = "proven"
     ESTIMATE = "estimate"
@@ -17,10 +17,10 @@ class Status(StrEnum):
 
 
 class NeighbouringRelation(StrEnum):
-    """When two datasets are neighbours.
+    """The neighbouring relation: which pairs of datasets a guarantee compares.
 
-    Under `replace_one` a clipped sum moves by up to 2C, so the effective noise multiplier is half
-    the stated one; under the other two it moves by up to C.
+    Under `replace_one` a clipped sum changes by up to 2C, so the effective noise multiplier is half
+    the stated one; under the other two it changes by up to C.
     """
 
     ADD_OR_REMOVE_ONE = "add_or_remove_one"
@@ -35,7 +35,7 @@ class NeighbouringRelation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One hypothesis of a method's theorem, and whether it holds for the question asked."""
+    """One hypothesis of a method's theorem, with its source and whether it holds."""
 
     statement: str
     holds: bool
@@ -55,20 +55,20 @@ class Guarantee:
     """A claim that a mechanism is (ε, δ)-differentially private.
 
     Attributes:
-        epsilon: ε ≥ 0. When δ was asked for, the ε of the question.
-        delta: δ in (0, 1]. When ε was asked for, the δ of the question.
-        solved_for: which of the two is the answer; the certified interval is about it.
-        method: the accountant's name.
+        epsilon: ε ≥ 0: computed, or given if `solved_for` is "delta".
+        delta: δ in (0, 1]: computed, or given if `solved_for` is "epsilon".
+        solved_for: "epsilon" or "delta": the computed one, which the certified interval encloses.
+        method: the accounting method's name.
         status: proven, estimate or refuted.
-        certified: a proved interval around the true answer, where one was computed.
-        certified_reason: why there is none, when there is none.
-        neighbouring_relation: for which notion of neighbours the claim holds.
+        certified: a proved interval around the true value, if one was computed.
+        certified_reason: why there is no certified interval, if there is none.
+        neighbouring_relation: the neighbouring relation under which the claim holds.
         sampling: the sampling of the mechanism's releases, `mixed` if they differ.
-        assumptions: the hypotheses, with whether they hold.
+        assumptions: the hypotheses of the method's theorem, with whether each holds.
         optimal_order: the Rényi or moment order that gave the value, for methods that have one.
         mechanism_hash: the canonical hash of the mechanism.
         conversion: the theorem that turned a divergence into (ε, δ), for methods that use one.
-        warnings: why the certified interval is wider than was aimed at, where it is.
+        warnings: why the certified interval is wider than the tolerance, if it is.
     """
 
     epsilon: float

@@ -1,4 +1,4 @@
-"""The operator's commands: keys, the ledger's record, the database."""
+"""Commands for operators: API keys, the ledger and its database."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from accountant_service import digits
-from accountant_service.errors import LedgerError
+from accountant_service import number_format
+from accountant_service.api.ledger_views import dataset_view
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, database, verification
-from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.repository import Repository, connect, now
-from accountant_service.ledger.service import dataset_view
 from accountant_service.settings import Settings
 
-keys = typer.Typer(no_args_is_help=True, help="API keys: make, list, revoke.")
-ledger = typer.Typer(no_args_is_help=True, help="The budget ledger: verify, show, export, events.")
-db = typer.Typer(no_args_is_help=True, help="The ledger's database.")
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
+ledger = typer.Typer(no_args_is_help=True, help="Verify, show and export the budget ledger.")
+db = typer.Typer(no_args_is_help=True, help="Manage the ledger's database.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
-def _opened() -> Iterator[Repository]:
-    """The repository of the settings; faults end the command with a sentence."""
+def _open_repository() -> Iterator[Repository]:
+    """Open the configured database; print an error and exit if that fails."""
     try:
         repository = database.open_repository(Settings().database)
         try:
@@ -46,17 +46,20 @@ def _opened() -> Iterator[Repository]:
 @keys.command("create")
 def create_key(
     scope: Annotated[
-        list[Scope], typer.Option("--scope", help="What it may do; may be given several times.")
+        list[Scope], typer.Option("--scope", help="A permission of the key. Repeatable.")
     ],
-    name: Annotated[str, typer.Option(help="Whose it is.")] = "",
+    name: Annotated[str, typer.Option(help="A name for the key, for example its owner.")] = "",
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", help="Only this dataset; several times.")
+        list[str] | None,
+        typer.Option("--dataset", help="Bind the key to this dataset. Repeatable."),
     ] = None,
-    expires_in_days: Annotated[float | None, typer.Option(help="Never, unless given.")] = None,
+    expires_in_days: Annotated[
+        float | None, typer.Option(help="Days until the key expires. Default: never.")
+    ] = None,
 ) -> None:
-    """Make a key and print it, this once, alone on one line."""
+    """Create a key and print it on one line. It cannot be shown again."""
     expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
-    with _opened() as repository:
+    with _open_repository() as repository:
         token, _ = Keys(repository).create(
             scope, name, None if not dataset else tuple(dataset), expires
         )
@@ -65,9 +68,9 @@ def create_key(
 
 @keys.command("list")
 def list_keys(as_json: AsJson = False) -> None:
-    """Show every key, without the secret nobody has."""
-    with _opened() as repository:
-        found = Keys(repository).all()
+    """List keys (secrets are never stored)."""
+    with _open_repository() as repository:
+        found = Keys(repository).list_keys()
     rows = [
         {
             "id": key.identifier,
@@ -78,13 +81,15 @@ def list_keys(as_json: AsJson = False) -> None:
         }
         for key in found
     ]
-    _show(rows, ["id", "name", "scopes", "datasets", "revoked"], "API keys", as_json)
+    _print_rows(rows, ["id", "name", "scopes", "datasets", "revoked"], "API keys", as_json)
 
 
 @keys.command("revoke")
-def revoke_key(identifier: Annotated[str, typer.Argument(help="From `keys list`.")]) -> None:
-    """Make a key useless from now on."""
-    with _opened() as repository:
+def revoke_key(
+    identifier: Annotated[str, typer.Argument(help="The key's id, from `keys list`.")],
+) -> None:
+    """Revoke a key from now on."""
+    with _open_repository() as repository:
         if Keys(repository).revoke(identifier, by="command-line") is None:
             print(f"error: there is no key {identifier!r}", file=sys.stderr)
             raise typer.Exit(1)
@@ -93,8 +98,8 @@ def revoke_key(identifier: Annotated[str, typer.Argument(help="From `keys list`.
 
 @ledger.command("verify")
 def verify(as_json: AsJson = False) -> None:
-    """Recompute every chain, balance and charge; exit code 1 if anything is wrong."""
-    with _opened() as repository:
+    """Recompute every chain, balance and charge. Exit code 1 if anything is wrong."""
+    with _open_repository() as repository:
         report = verification.verify(repository)
     if as_json:
         print(json.dumps({"entries": report.entries, "faults": report.faults}))
@@ -109,9 +114,9 @@ def verify(as_json: AsJson = False) -> None:
 
 @ledger.command("show")
 def show(as_json: AsJson = False) -> None:
-    """Show every dataset's budget, and what is spent, held and left."""
-    with _opened() as repository, repository.reading() as reading:
-        views = [dataset_view(dataset) for dataset in reading.datasets()]
+    """Show every dataset's budget: spent, held and left."""
+    with _open_repository() as repository, repository.reading() as reading:
+        views = [dataset_view(dataset) for dataset in reading.list_datasets()]
     if as_json:
         print(json.dumps(views))
         return
@@ -119,23 +124,23 @@ def show(as_json: AsJson = False) -> None:
         {
             "dataset": view["name"],
             "budget": f"ε = {view['budget']['epsilon']:g}, δ = {view['budget']['delta']:g}",
-            "spent": digits.up(view["spent"]["epsilon"]),
-            "held": digits.up(view["held"]["epsilon"]),
-            "left": digits.down(view["remaining"]["epsilon"]),
+            "spent": number_format.round_up(view["spent"]["epsilon"]),
+            "held": number_format.round_up(view["held"]["epsilon"]),
+            "left": number_format.round_down(view["remaining"]["epsilon"]),
             "entries": view["version"],
         }
         for view in views
     ]
-    _show(rows, ["dataset", "budget", "spent", "held", "left", "entries"], "Datasets", False)
+    _print_rows(rows, ["dataset", "budget", "spent", "held", "left", "entries"], "Datasets", False)
 
 
 @ledger.command("export")
 def export() -> None:
-    """Print every entry as a line of JSON, with its dataset and hash."""
-    with _opened() as repository, repository.snapshot() as transaction:
-        for dataset in transaction.datasets():
+    """Print every entry as one line of JSON, with its dataset and hash."""
+    with _open_repository() as repository, repository.snapshot() as transaction:
+        for dataset in transaction.list_datasets():
             after = 0
-            while rows := transaction.entries(dataset, after):
+            while rows := transaction.list_entries(dataset, after):
                 for row in rows:
                     entry = {"dataset": dataset.name, **json.loads(row.body), "hash": row.hash}
                     print(json.dumps(entry))
@@ -144,19 +149,19 @@ def export() -> None:
 
 @ledger.command("events")
 def events(as_json: AsJson = False) -> None:
-    """Show who made and revoked keys, and who created datasets; the record has all the rest."""
-    with _opened() as repository, repository.reading() as reading:
-        found = reading.audits()
+    """Show which key created or revoked keys, or created datasets."""
+    with _open_repository() as repository, repository.reading() as reading:
+        found = reading.list_audit_events()
     rows = [
         event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC).isoformat(" ", "seconds")}
         for event in found
     ]
-    _show(rows, ["at", "key", "action", "subject"], "Audit events", as_json)
+    _print_rows(rows, ["at", "key", "action", "subject"], "Audit events", as_json)
 
 
 @db.command("upgrade")
 def upgrade() -> None:
-    """Bring the database's tables up to date; `serve` does it as well."""
+    """Upgrade the database's tables. `serve` does this when it starts."""
     engine = connect(Settings().database)
     try:
         with Repository(engine).transaction() as transaction:
@@ -170,58 +175,61 @@ def upgrade() -> None:
 
 
 def verify_certificate(
-    file: Annotated[typer.FileText, typer.Argument(help="A certificate, as JSON.")],
+    file: Annotated[typer.FileText, typer.Argument(help="The certificate, as JSON.")],
     public_key: Annotated[
-        str | None, typer.Option(help="The issuer's, in hexadecimal, if you know it.")
+        str | None, typer.Option(help="The issuer's public key, in hexadecimal.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a certificate's signature and compute its guarantee anew, without any server."""
+    """Verify a certificate offline: check its signature and recompute its guarantee."""
     try:
         document = certificate.read(file.read())
     except (ValueError, RecursionError) as error:
-        document, faults, found = {}, [f"it is no certificate: {error}"], None
+        document, faults, found = {}, [f"it is not a certificate: {error}"], None
     else:
         faults, found = certificate.check(document, public_key)
     if as_json:
-        print(json.dumps(_checked(document, faults, found)))
+        print(json.dumps(_describe_check(document, faults, found)))
     else:
         for fault in faults:
             print(fault, file=sys.stderr)
         if found is not None:
-            _tell_checked(_checked(document, faults, found), found)
+            _print_certificate_check(_describe_check(document, faults, found), found)
             print(f"signed with {document.get('public_key')}")
         print("not valid" if faults else "valid")
     if faults:
         raise typer.Exit(1)
 
 
-def _checked(
+def _describe_check(
     document: certificate.Document, faults: list[str], found: Guarantee | None
 ) -> dict[str, Any]:
-    """What was found of a certificate, for programs."""
+    """Return the result of checking a certificate, for JSON output."""
     return {
         "faults": faults,
         "epsilon": None if found is None else found.epsilon,
         "steps_reserved": document.get("steps_reserved"),
         "steps_granted": document.get("steps"),
         "assumptions": [] if found is None else [each.statement for each in found.assumptions],
-        "not_covered": certificate.not_covered(document),
+        "not_covered": certificate.list_gaps(document),
     }
 
 
-def _tell_checked(checked: dict[str, Any], found: Guarantee) -> None:
-    print(f"computed anew: ε = {digits.up(found.epsilon)} at δ = {found.delta:g}")
-    reserved, granted = checked["steps_reserved"], checked["steps_granted"]
+def _print_certificate_check(result: dict[str, Any], recomputed: Guarantee) -> None:
+    """Print a certificate's recomputed guarantee, covered steps, assumptions and gaps."""
+    epsilon = number_format.round_up(recomputed.epsilon)
+    print(f"computed anew: ε = {epsilon} at δ = {recomputed.delta:g}")
+    reserved, granted = result["steps_reserved"], result["steps_granted"]
     if reserved is not None:
         print(f"it covers all {reserved} steps reserved; {granted} of them were granted")
-    for statement in checked["assumptions"]:
+    for statement in result["assumptions"]:
         print(f"it assumes: {statement}")
-    for gap in checked["not_covered"]:
+    for gap in result["not_covered"]:
         print(f"it does not cover {gap}")
 
 
-def _show(rows: list[dict[str, Any]], columns: list[str], title: str, as_json: bool) -> None:
+def _print_rows(rows: list[dict[str, Any]], columns: list[str], title: str, as_json: bool) -> None:
+    """Print rows as JSON, or as a table of these columns."""
     if as_json:
         print(json.dumps(rows))
         return
@@ -229,11 +237,12 @@ def _show(rows: list[dict[str, Any]], columns: list[str], title: str, as_json: b
     for column in columns:
         table.add_column(column)
     for row in rows:
-        table.add_row(*(_text(row[column]) for column in columns))
+        table.add_row(*(_format_cell(row[column]) for column in columns))
     Console().print(table)
 
 
-def _text(value: Any) -> str:
+def _format_cell(value: Any) -> str:
+    """Return a table cell's text; lists are joined by commas."""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return "–" if value is None else str(value)

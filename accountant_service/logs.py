@@ -1,4 +1,4 @@
-"""The log: one JSON object a line, which never holds a key, a body or any other value sent."""
+"""The log: one JSON object per line, without API keys, bodies or other values of requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-# what a request's line says beside its event; other attributes of records are not written
+# written beside the event, if a record has them; other attributes are dropped
 _FIELDS: Final = ("method", "route", "status", "milliseconds", "code")
 
 
 def configure(level: str) -> None:
-    """Send every log record of this process to standard error as JSON.
+    """Write all log records of this process to standard error as JSON.
 
     Args:
-        level: the least level that is written, such as `info`.
+        level: the lowest level that is written, such as `info`.
     """
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -26,7 +26,7 @@ def configure(level: str) -> None:
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(_FIELDS),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _without_values,
+        _drop_exception_message,
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=processors,
@@ -40,8 +40,8 @@ def configure(level: str) -> None:
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
 
 
-def _without_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """An exception as its type and place: its message may quote what was sent."""
+def _drop_exception_message(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Replace an exception by its type and stack frames: its message may quote the request."""
     info = event.pop("exc_info", None)
     if isinstance(info, tuple) and info[1] is not None:
         frames = traceback.extract_tb(info[2])

@@ -1,4 +1,4 @@
-"""What is counted: every metric with its name and meaning, and how it is written down."""
+"""Prometheus metrics of the service."""
 
 from __future__ import annotations
 
@@ -18,71 +18,90 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-# a time for each number, which nothing reads
+# creation timestamps, which nothing reads
 disable_created_metrics()  # type: ignore[no-untyped-call]
-# from a cached answer to the longest question
-_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+# from a cached answer to the longest computation
+_BUCKETS_SECONDS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+)
 
 
 class Metrics:
-    """The numbers of one application; of all its workers, where they share a directory.
+    """The metrics of one process, or of all workers that share a directory.
 
     Args:
-        directory: where several workers keep their numbers; None for one process.
+        directory: where several workers store their metrics; None for one process.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
         self._registry = registry = CollectorRegistry()
-        histogram = partial(Histogram, buckets=_SECONDS, registry=registry)
+        histogram = partial(Histogram, buckets=_BUCKETS_SECONDS, registry=registry)
         counter = partial(Counter, registry=registry)
         gauge = partial(Gauge, multiprocess_mode="livesum", registry=registry)
         self.requests = histogram(
             "accountant_request_seconds",
-            "Requests and how long they took, by route template and class of status",
+            "Duration of requests, by route template and status class",
             ["method", "route", "status"],
         )
-        self.in_progress = gauge("accountant_requests_in_progress", "Requests being answered now")
-        self.refusals = counter("accountant_refusals", "Problems answered, by code", ["code"])
+        self.in_progress = gauge("accountant_requests_in_progress", "Requests in progress")
+        self.refusals = counter(
+            "accountant_refusals", "Requests answered with a problem, by its code", ["code"]
+        )
         self.computations = histogram(
-            "accountant_computation_seconds", "Computations and how long they took", ["question"]
+            "accountant_computation_seconds", "Duration of computations", ["question"]
         )
         self.cache_hits = counter(
             "accountant_cache_hits",
-            "Questions answered without a computation of their own",
+            "Requests answered from the cache or by a shared computation",
             ["question"],
         )
         self.writes = counter(
-            "accountant_ledger_writes", "Writes the ledger made, without repeats", ["kind"]
+            "accountant_ledger_writes",
+            "Writes of the ledger; repeated requests are not counted",
+            ["kind"],
         )
-        self.steps_granted = counter("accountant_steps_granted", "Steps the ledger granted")
+        self.steps_granted = counter("accountant_steps_granted", "Steps granted by the ledger")
         self.connections = gauge(
-            "accountant_database_connections_in_use", "Connections to the database in use now"
+            "accountant_database_connections_in_use", "Database connections in use"
         )
-        self.connects = counter("accountant_database_connects", "Connections made to the database")
+        self.connects = counter("accountant_database_connects", "Database connections opened")
 
     def exposition(self, *collectors: Collector) -> bytes:
-        """Everything in Prometheus' text format.
+        """Return all metrics in the text format of Prometheus.
 
         Args:
-            collectors: what is looked up only when asked for.
+            collectors: metrics that are read only for this scrape.
         """
         scrape = CollectorRegistry()
         if self._directory is None:
             scrape.register(self._registry)
         else:
-            _forget_dead_workers(self._directory)
+            _remove_gauges_of_dead_workers(self._directory)
             MultiProcessCollector(scrape, str(self._directory))  # type: ignore[no-untyped-call]
         for collector in collectors:
             scrape.register(collector)
         return generate_latest(scrape)
 
 
-def _forget_dead_workers(directory: Path) -> None:
-    """A worker that was killed has nothing in progress and no connection any more."""
+def _remove_gauges_of_dead_workers(directory: Path) -> None:
+    """Remove the gauges of workers that were killed, from the shared directory."""
     for file in directory.glob("gauge_live*.db"):
-        identifier = int(file.stem.rpartition("_")[2])
+        process_id = int(file.stem.rpartition("_")[2])
         try:
-            os.kill(identifier, 0)
+            os.kill(process_id, 0)
         except ProcessLookupError:
-            mark_process_dead(identifier, str(directory))  # type: ignore[no-untyped-call]
+            mark_process_dead(process_id, str(directory))  # type: ignore[no-untyped-call]

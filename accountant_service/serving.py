@@ -1,4 +1,4 @@
-"""The server: one process or several, what they share, and how they stop."""
+"""The server: starts one or several worker processes."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from fastapi import FastAPI
 
 from accountant_service import logs
 from accountant_service.app import create_app
-from accountant_service.connections import PatientProtocol
 from accountant_service.ledger.database import open_repository
 from accountant_service.settings import Settings
+from accountant_service.slow_clients import SlowClientProtocol
 
-# seconds after which a thread lets another one go on: a tenth of Python's own default, so that a
-# grant's thread waits little for threads that are busy with large bodies
+# interval at which Python switches threads: a tenth of its default, so that a grant waits little
+# for threads that are busy with large bodies
 _SWITCH_SECONDS: Final = 0.0005
 
 
-def worker() -> FastAPI:
-    """The application of one of several workers, in a process of its own."""
+def worker_app() -> FastAPI:
+    """Create the application of a worker process; uvicorn calls it in each of several."""
     settings = Settings()
     logs.configure(settings.log_level)
-    return _ready(create_app(settings))
+    return _prepare_process(create_app(settings))
 
 
-def _ready(app: FastAPI) -> FastAPI:
-    """The application in a process that serves nothing else."""
+def _prepare_process(app: FastAPI) -> FastAPI:
+    """Set up this process to serve an application, and return the application."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    app.state.answerer.prepare()
+    app.state.computations.preload()
     return app
 
 
 def serve(host: str, port: int, workers: int | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; calls in flight are finished first.
+    """Serve until SIGTERM or SIGINT; requests in flight are finished first.
 
     Args:
         host: address to listen on.
         port: port to listen on.
-        workers: processes that serve; by default as the settings say.
+        workers: number of worker processes; from the settings by default.
 
     Raises:
         DatabaseAwayError: the database does not answer.
-        NewerDatabaseError: it was made by a newer version.
+        NewerDatabaseError: the database was made by a newer version.
     """
     settings = Settings()
     workers = workers or settings.workers
@@ -57,32 +57,36 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
     options: dict[str, Any] = {
         "host": host,
         "port": port,
-        "http": PatientProtocol,
+        "http": SlowClientProtocol,
         "log_config": None,
         "log_level": settings.log_level,
         "access_log": False,
         "server_header": False,
         "timeout_graceful_shutdown": settings.shutdown_seconds,
-        "proxy_headers": bool(settings.trusted_proxies),  # else uvicorn has proxies of its own
+        "proxy_headers": bool(
+            settings.trusted_proxies
+        ),  # otherwise uvicorn trusts proxies by default
         "forwarded_allow_ips": settings.trusted_proxies,
     }
     if workers == 1:
-        uvicorn.run(_ready(create_app(settings)), **options)
+        uvicorn.run(_prepare_process(create_app(settings)), **options)
         return
-    open_repository(settings.database).close()  # fails here, once, rather than in each worker
-    with _shared_metrics():
-        uvicorn.run("accountant_service.serving:worker", factory=True, workers=workers, **options)
+    open_repository(settings.database).close()  # fails once here, not in each worker
+    with _shared_metrics_directory():
+        uvicorn.run(
+            "accountant_service.serving:worker_app", factory=True, workers=workers, **options
+        )
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files as far as it goes: idle clients must not use it up."""
+    """Raise the limit of open files to its maximum, so that idle clients do not exhaust it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextmanager
-def _shared_metrics() -> Iterator[None]:
-    """A directory for the numbers of all workers, which find it by the variable."""
+def _shared_metrics_directory() -> Iterator[None]:
+    """Set PROMETHEUS_MULTIPROC_DIR to a temporary directory that all workers share."""
     with TemporaryDirectory(prefix="accountant-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         try:

@@ -1,4 +1,4 @@
-"""The only reader of the environment: every setting, its default and its meaning."""
+"""All settings of the service, read from the environment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sqlalchemy import make_url
 _PREFIX = "ACCOUNTANT_"
 
 
-def _addresses(text: str) -> str:
-    """The same addresses and networks without blanks; nothing for none."""
+def _validate_networks(text: str) -> str:
+    """Check a comma-separated list of IP addresses and networks; return it without spaces."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
         for part in parts:
@@ -31,7 +31,7 @@ def _addresses(text: str) -> str:
 class Settings(BaseSettings):
     """Settings from variables with the prefix `ACCOUNTANT_`, such as `ACCOUNTANT_CACHE_ENTRIES`.
 
-    With `_FILE` after its name a variable names a file that holds the value.
+    A variable with `_FILE` after its name holds the path of a file with the value.
     """
 
     model_config = SettingsConfigDict(
@@ -39,88 +39,88 @@ class Settings(BaseSettings):
     )
 
     database_url: str = Field(
-        default="sqlite:///accountant.db", description="where the budget ledger is kept", repr=False
+        default="sqlite:///accountant.db", description="URL of the ledger's database", repr=False
     )
     database_password: SecretStr | None = Field(
-        default=None, description="put into the database's URL"
+        default=None, description="password of the database; inserted into its URL"
     )
-    open_computation: bool = Field(
-        default=True, description="whether computations are answered without an API key"
-    )
-    cache_entries: int = Field(
-        default=4096, ge=0, description="answers kept for identical questions, by each worker"
-    )
+    open_computation: bool = Field(default=True, description="whether computations need no API key")
+    cache_entries: int = Field(default=4096, ge=0, description="cached answers of each worker")
     cache_bytes_max: int = Field(
-        default=64 << 20, ge=0, description="bytes of these answers, by each worker"
+        default=64 << 20, ge=0, description="bytes of the cached answers of each worker"
     )
-    workers: int = Field(default=1, ge=1, le=64, description="processes that serve")
+    workers: int = Field(default=1, ge=1, le=64, description="number of worker processes")
     computation_processes: int = Field(
         default_factory=lambda: os.cpu_count() or 1,
         ge=1,
-        description="questions computed at the same time, by each worker, each in a process of "
-        "its own; by default one a core",
+        description="computations that each worker runs at the same time, each in its own process; "
+        "by default one per core",
     )
     computation_seconds_max: float = Field(
-        default=10.0, gt=0, description="CPU seconds that one computation may take"
+        default=10.0, gt=0, description="CPU seconds allowed for one computation"
     )
     waiting_max: int = Field(
         default=256,
         ge=2,
-        description="questions waiting for a process before new ones get 503; from one address "
-        "or key, half of them",
+        description="requests that may wait for a process before new ones get 503; half as many "
+        "from one address or key",
     )
     batch_bytes_max: int = Field(
-        default=2 << 20, ge=1, description="bytes of the answers to one batch"
+        default=2 << 20, ge=1, description="bytes of the answer to one batch"
     )
     unread_seconds_max: float = Field(
         default=20.0,
         gt=0,
-        description="seconds a client may leave an answer unread before it is cut off",
+        description="seconds that an answer may stay unread before the connection is closed",
     )
-    body_bytes_max: int = Field(default=1 << 20, ge=1024, description="largest request body")
+    body_bytes_max: int = Field(
+        default=1 << 20, ge=1024, description="bytes of the largest request body"
+    )
     body_seconds_max: float = Field(
-        default=30.0, gt=0, description="seconds a request body may take to come"
+        default=30.0, gt=0, description="seconds that a request body may take to arrive"
     )
     rate_limit: float = Field(
         default=0.0,
         ge=0,
-        description="requests a second of one key or address, to each worker; 0: any number",
+        description="requests per second from one key or address to each worker; 0 for no limit",
     )
-    rate_burst: int = Field(default=100, ge=1, description="requests that may come at once")
-    trusted_proxies: Annotated[str, AfterValidator(_addresses)] = Field(
+    rate_burst: int = Field(
+        default=100, ge=1, description="requests of one key or address that may come at once"
+    )
+    trusted_proxies: Annotated[str, AfterValidator(_validate_networks)] = Field(
         default="",
-        description="addresses or networks whose X-Forwarded-For and -Proto are believed; "
-        "comma-separated",
+        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto "
+        "are trusted; comma-separated",
     )
     idempotency_days: int = Field(
         default=30,
         ge=30,
         le=36500,
-        description="days for which a repeated write gets its first answer; at least the longest "
-        "lease",
+        description="days during which a repeated write gets its first answer; at least the "
+        "longest lease",
     )
     shutdown_seconds: int = Field(
-        default=30, ge=0, description="seconds that calls in flight get to finish after SIGTERM"
+        default=30, ge=0, description="seconds that requests in flight get to finish after SIGTERM"
     )
     log_level: str = Field(
-        default="warning", description="of the log; `info` has a line for each request"
+        default="warning", description="lowest level that is logged; `info` logs each request"
     )
     metrics_directory: Path | None = Field(
         default=None,
         validation_alias="PROMETHEUS_MULTIPROC_DIR",
-        description="where several workers keep their numbers; `serve` makes and removes it",
+        description="directory of the metrics of several workers; `serve` makes and removes it",
     )
     traces_endpoint: str | None = Field(
         default=None,
         validation_alias=AliasChoices(
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
         ),
-        description="where OpenTelemetry spans go, with the extra `otel`",
+        description="endpoint for OpenTelemetry spans; needs the extra `otel`",
     )
 
     @property
     def database(self) -> str:
-        """The database's URL, with its password."""
+        """URL of the database, with its password."""
         if self.database_password is None:
             return self.database_url
         url = make_url(self.database_url).set(password=self.database_password.get_secret_value())
@@ -135,18 +135,18 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is given in code, then in the environment, then in files it names."""
-        named = _Files(settings_cls)
-        return init_settings, env_settings, named, dotenv_settings, file_secret_settings
+        """Order the sources: code, then environment variables, then the files they name."""
+        files = _FileSettingsSource(settings_cls)
+        return init_settings, env_settings, files, dotenv_settings, file_secret_settings
 
 
-class _Files(PydanticBaseSettingsSource):
-    """Values in files, such as a container's secrets."""
+class _FileSettingsSource(PydanticBaseSettingsSource):
+    """Reads settings from files that environment variables name, such as a container's secrets."""
 
     def get_field_value(self, _: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """The value of one setting, if a variable names its file."""
-        named = os.environ.get(f"{_PREFIX}{field_name.upper()}_FILE")
-        value = None if named is None else Path(named).read_text().rstrip("\n")
+        """Return the value of one setting, if a variable names its file."""
+        path = os.environ.get(f"{_PREFIX}{field_name.upper()}_FILE")
+        value = None if path is None else Path(path).read_text().rstrip("\n")
         return value, field_name, False
 
     def __call__(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""How much noise, how many steps, how large a sample: any accountant, always on the safe side.
+"""Solve for a run's noise multiplier, number of steps or sample rate within (ε, δ).
 
-Each answer has been evaluated: its guarantee satisfies ε ≤ target at the value returned. A step
-count fits while the next one does not, or is undecided: its proved interval contains the target.
+The guarantee at every returned value is computed and satisfies ε ≤ target. A returned step count
+meets the target; one step more misses it, or is undecided: its proved interval contains the target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from accountant_service.accountants import (
     TOLERANCE,
     Accountant,
     Question,
-    verdict,
+    referee,
 )
 from accountant_service.errors import (
     AccountingError,
@@ -29,16 +29,24 @@ from accountant_service.errors import (
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
 from accountant_service.mechanisms import DpSgd, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN, RATE_MIN
-from accountant_service.numerics import search
+from accountant_service.numerics.floats import search
 
-_RELATIVE_WIDTH: Final = 1e-6  # how far a continuous answer may be from the boundary
+_RELATIVE_WIDTH: Final = 1e-6  # largest relative distance of a solution from the exact boundary
 _GUESS_WIDTH: Final = 1e-2
-_FINER: Final = (1e-6, 1e-8, 1e-9)  # tolerances for deciding whether one step more fits
+_FINER_TOLERANCES: Final = (1e-6, 1e-8, 1e-9)  # to decide whether one step more fits
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the solved run must satisfy, and who says so."""
+    """The (ε, δ) that the solved run must satisfy, and the method that accounts for it.
+
+    Attributes:
+        accountant: the accounting method.
+        relation: the neighbouring relation.
+        epsilon: largest ε allowed.
+        delta: δ of the target.
+        tolerance: relative width that proved intervals should have.
+    """
 
     accountant: Accountant
     relation: NeighbouringRelation
@@ -47,42 +55,44 @@ class Target:
     tolerance: float = TOLERANCE
 
     def guarantee(self, run: DpSgd) -> Guarantee:
-        """The run's guarantee at the target's δ, judged by the referee."""
-        return verdict.epsilon(self.accountant, self.question(run), self.delta)
+        """Return the run's guarantee at the target's δ, checked against the certified interval."""
+        return referee.epsilon(self.accountant, self.question(run), self.delta)
 
-    def excess(self, run: DpSgd) -> float:
-        """log(ε/target): at most 0 where the run fits, infinite where nobody can say that it does.
+    def log_epsilon_ratio(self, run: DpSgd) -> float:
+        """Return the log of the run's ε over the target's ε: at most 0 if the run meets the target.
 
-        A value too expensive to account counts as one that does not fit; the search ends elsewhere.
+        It is infinite if no ε is finite or the run is too expensive to account for: the search
+        treats such a run as one that misses the target.
         """
         try:
             epsilon = self.accountant.epsilon(self.question(run), self.delta).epsilon
         except (NoFiniteEpsilonError, TooExpensiveError):
             return math.inf
-        excess = _log(epsilon) - _log(self.epsilon)
-        # the comparison itself decides, not a difference of rounded logarithms
-        return min(excess, 0.0) if epsilon <= self.epsilon else max(excess, 5e-324)
+        difference = _log(epsilon) - _log(self.epsilon)
+        # the sign is that of the exact comparison, not of a difference of rounded logarithms
+        return min(difference, 0.0) if epsilon <= self.epsilon else max(difference, 5e-324)
 
     def question(self, run: DpSgd) -> Question:
-        """Return the question that a run is."""
+        """Return the question about a run, under the target's relation and tolerance."""
         return Question(canonical_form(run), self.relation, self.tolerance)
 
 
 def _log(epsilon: float) -> float:
-    """log ε, with 0 far below any target."""
+    """Return log ε; an ε of 0 counts as 1e-30, far below any target."""
     return math.log(max(epsilon, 1e-30))
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A solved value with the guarantee it was chosen for.
+    """A solved value with the guarantee at that value.
 
     Attributes:
-        value: noise multiplier, steps or sample rate.
-        guarantee: at that value; satisfies the target.
-        next: for steps, the guarantee one step later; it is not proved to satisfy the target.
-        undecided: for steps, how far the true ε one step later may be from the target, where its
-            proved interval contains the target; None where that step is proved to be too much.
+        value: noise multiplier, number of steps or sample rate.
+        guarantee: the guarantee at that value; it satisfies the target.
+        next: for steps, the guarantee of one step more; it is not proved to satisfy the target.
+        undecided: for steps, the largest possible distance from the target to the true ε of one
+            step more, if its proved interval contains the target; None if one step more is proved
+            to miss the target.
     """
 
     value: float
@@ -92,14 +102,16 @@ class Solution:
 
 
 def noise_multiplier(run: DpSgd, target: Target) -> Solution:
-    """The least noise multiplier with which the method shows the target met, to a relative 1e-6.
+    """Return the least noise multiplier with which the method's ε meets the target.
+
+    Its relative distance from the exact boundary is at most 1e-6.
 
     Args:
-        run: the run; its own noise multiplier is ignored.
+        run: the run; its noise multiplier is ignored.
         target: ε, δ and the accountant.
 
     Raises:
-        UnreachableTargetError: even the largest noise multiplier is too little.
+        UnreachableTargetError: the run misses the target even with the largest noise multiplier.
     """
 
     def with_noise(sigma: float) -> DpSgd:
@@ -110,14 +122,16 @@ def noise_multiplier(run: DpSgd, target: Target) -> Solution:
 
 
 def sample_rate(run: DpSgd, target: Target) -> Solution:
-    """The largest sample rate with which the method shows the target met, to a relative 1e-6.
+    """Return the largest sample rate with which the method's ε meets the target.
+
+    Its relative distance from the exact boundary is at most 1e-6.
 
     Args:
-        run: the run in `sample_rate` and `steps`; its own rate is ignored.
+        run: the run, given by `sample_rate` and `steps`; its rate is ignored.
         target: ε, δ and the accountant.
 
     Raises:
-        UnreachableTargetError: even the smallest sample rate is too large.
+        UnreachableTargetError: the run misses the target even with the smallest sample rate.
     """
 
     def with_rate(rate: float) -> DpSgd:
@@ -128,64 +142,68 @@ def sample_rate(run: DpSgd, target: Target) -> Solution:
 
 
 def steps(run: DpSgd, target: Target) -> Solution:
-    """The largest number of steps that is shown to meet the target.
+    """Return the largest number of steps with which the method's ε meets the target.
 
-    One step more is proved to miss it, or undecided even at the finest tolerance that helps.
+    One step more misses it, or is undecided even at the finest useful tolerance.
 
     Args:
-        run: the run; its own step count is ignored.
+        run: the run; its step count is ignored.
         target: ε, δ and the accountant.
 
     Raises:
-        UnreachableTargetError: any number of steps meets the target.
+        UnreachableTargetError: every number of steps up to the limit meets the target.
     """
-    guess = _guess(target, lambda guide: _largest(run, guide, 1))
-    found = _steps(run, target, int(guess or 1))
-    for tolerance in _FINER:
+    guess = _estimate_by_renyi(target, lambda guide: _largest_step_count(run, guide, 1))
+    found = _solve_steps(run, target, int(guess or 1))
+    for tolerance in _FINER_TOLERANCES:
         if found.undecided is None:
             break
-        found, before = _decide(run, replace(target, tolerance=tolerance), found), found
-        if found.undecided is not None and found.undecided > 0.5 * (before.undecided or 0.0):
-            break  # more digits are out of reach
+        found, coarser = _decide_next_step(run, replace(target, tolerance=tolerance), found), found
+        if found.undecided is not None and found.undecided > 0.5 * (coarser.undecided or 0.0):
+            break  # a finer tolerance does not narrow the interval further
     return found
 
 
 def _with_steps(run: DpSgd, count: int) -> DpSgd:
+    """Return the run with another number of steps."""
     return replace(run, steps=count, epochs=None)
 
 
-def _largest(run: DpSgd, target: Target, start: int) -> int | None:
-    return search.largest_integer(lambda n: target.excess(_with_steps(run, n)), COUNT_MAX, start)
+def _largest_step_count(run: DpSgd, target: Target, start: int) -> int | None:
+    """Return the most steps that meet the target; None if every step count does."""
+    return search.find_largest_integer(
+        lambda n: target.log_epsilon_ratio(_with_steps(run, n)), COUNT_MAX, start
+    )
 
 
-def _steps(run: DpSgd, target: Target, start: int) -> Solution:
-    """The step count at the target's own tolerance."""
-    count = _largest(run, target, min(COUNT_MAX, max(1, start)))
+def _solve_steps(run: DpSgd, target: Target, start: int) -> Solution:
+    """Return the most steps that meet the target, at the target's own tolerance."""
+    count = _largest_step_count(run, target, min(COUNT_MAX, max(1, start)))
     if count is None:
         raise UnreachableTargetError(
             f"even {COUNT_MAX} steps cost no more than ε = {target.epsilon:g}: ask for a smaller ε"
         )
     fits, following = (target.guarantee(_with_steps(run, n)) for n in (count, count + 1))
-    return Solution(count, fits, following, _undecided(target, run, following))
+    return Solution(count, fits, following, _undecided_margin(target, run, following))
 
 
-def _decide(run: DpSgd, finer: Target, found: Solution) -> Solution:
-    """The solution with one step more looked at again, at a finer tolerance."""
+def _decide_next_step(run: DpSgd, finer: Target, found: Solution) -> Solution:
+    """Account for one step more at a finer tolerance; return the updated solution."""
     count = int(found.value) + 1
     following = finer.guarantee(_with_steps(run, count))
     if following.epsilon <= finer.epsilon:
-        return _steps(run, finer, count)
-    return replace(found, next=following, undecided=_undecided(finer, run, following))
+        return _solve_steps(run, finer, count)
+    return replace(found, next=following, undecided=_undecided_margin(finer, run, following))
 
 
-def _undecided(target: Target, run: DpSgd, following: Guarantee) -> float | None:
-    """How far the true ε may be from the target that its proved interval contains."""
+def _undecided_margin(target: Target, run: DpSgd, following: Guarantee) -> float | None:
+    """Return how far the true ε of one step more may be from the target, or None if decided."""
     proved = following.certified
-    own = target.accountant.name == DEFAULT_METHOD
-    if not own or proved is None or proved.lower > target.epsilon:
+    is_default = target.accountant.name == DEFAULT_METHOD
+    if not is_default or proved is None or proved.lower > target.epsilon:
         return None
     if not target.question(run).is_attained:
-        return None  # only an upper bound is known, whatever the tolerance
+        return None  # only an upper bound is proved, at any tolerance
     return max(target.epsilon - proved.lower, proved.upper - target.epsilon)
 
 
@@ -193,42 +211,49 @@ def _solve(
     with_value: Callable[[float], DpSgd],
     target: Target,
     start: float,
-    best: float,
-    worst: float,
-    what: str,
+    most_private: float,
+    least_private: float,
+    quantity: str,
     relative_width: float = _RELATIVE_WIDTH,
 ) -> float:
-    """The value nearest `worst` that meets the target, bracketed outward from `start`."""
+    """Return the value nearest `least_private` that meets the target, searching from `start`."""
 
-    @cache  # the bracket's ends are asked for again by the search inside
-    def excess(value: float) -> float:
-        return target.excess(with_value(value))
+    @cache  # the final search evaluates the bracket's ends again
+    def log_epsilon_ratio(value: float) -> float:
+        return target.log_epsilon_ratio(with_value(value))
 
-    guess = _guess(
-        target, lambda guide: _solve(with_value, guide, start, best, worst, what, _GUESS_WIDTH)
+    guess = _estimate_by_renyi(
+        target,
+        lambda guide: _solve(
+            with_value, guide, start, most_private, least_private, quantity, _GUESS_WIDTH
+        ),
     )
     fit = unfit = start = guess or start
     ratio = 1.1 if guess else 4.0
-    if excess(start) <= 0:
-        while excess(unfit := _towards(worst, fit, ratio)) <= 0:
-            if unfit == worst:
-                return worst
+    if log_epsilon_ratio(start) <= 0:
+        while log_epsilon_ratio(unfit := _step_towards(least_private, fit, ratio)) <= 0:
+            if unfit == least_private:
+                return least_private
             fit, ratio = unfit, 4.0
     else:
-        while excess(fit := _towards(best, unfit, ratio)) > 0:
-            if fit == best:
-                target.guarantee(with_value(best))  # if that is too expensive, say so
+        while log_epsilon_ratio(fit := _step_towards(most_private, unfit, ratio)) > 0:
+            if fit == most_private:
+                # raises its own error if that is too expensive
+                target.guarantee(with_value(most_private))
+                low, high = sorted((most_private, least_private))
                 raise UnreachableTargetError(
-                    f"no {what} between {min(best, worst):g} and {max(best, worst):g} reaches "
+                    f"no {quantity} between {low:g} and {high:g} reaches "
                     f"ε = {target.epsilon:g} at δ = {target.delta:g} with "
                     f"{target.accountant.name}: allow a larger ε or δ, or fewer steps"
                 )
             unfit, ratio = fit, 4.0
-    return search.boundary(excess, fit=fit, unfit=unfit, relative_width=relative_width)
+    return search.find_boundary(
+        log_epsilon_ratio, feasible=fit, infeasible=unfit, relative_width=relative_width
+    )
 
 
-def _guess(target: Target, solve: Callable[[Target], float | None]) -> float | None:
-    """What a fast method says, to start the slow one near its answer; None if it says nothing."""
+def _estimate_by_renyi(target: Target, solve: Callable[[Target], float | None]) -> float | None:
+    """Return the solution for fast Rényi accounting, a start for the default method, or None."""
     if target.accountant.name != DEFAULT_METHOD:
         return None
     try:
@@ -237,6 +262,6 @@ def _guess(target: Target, solve: Callable[[Target], float | None]) -> float | N
         return None
 
 
-def _towards(end: float, value: float, ratio: float) -> float:
-    """The next value to try: nearer by this ratio, or the end itself."""
+def _step_towards(end: float, value: float, ratio: float) -> float:
+    """Return the value moved towards the end by a ratio, at most to the end itself."""
     return min(value * ratio, end) if end > value else max(value / ratio, end)

@@ -1,4 +1,4 @@
-"""OpenTelemetry, where it is installed and the standard `OTEL_*` variables ask for it."""
+"""OpenTelemetry tracing, enabled by the standard `OTEL_*` variables."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sqlalchemy import Engine
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_NOT_TRACED = "healthz,readyz,metrics"
+_EXCLUDED_ROUTES = "healthz,readyz,metrics"
 
 
 def install(
     app: FastAPI, engine: Engine, provider: TracerProvider | None = None
 ) -> Callable[[], None]:
-    """Trace every request and every statement, without the values in them.
+    """Trace every request and every SQL statement, without their values.
 
     Args:
-        app: whose requests.
-        engine: whose statements.
-        provider: where the spans go; by default where `OTEL_EXPORTER_OTLP_ENDPOINT` says.
+        app: the application whose requests are traced.
+        engine: the database whose statements are traced.
+        provider: exports the spans; by default to `OTEL_EXPORTER_OTLP_ENDPOINT`.
 
     Returns:
-        What sends the spans that still wait, and then no more.
+        A function that sends the remaining spans and stops.
 
     Raises:
         ImportError: the extra `otel` is not installed.
@@ -33,20 +33,23 @@ def install(
     from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
     from opentelemetry.instrumentation.sqlalchemy import SQLAlchemyInstrumentor
 
-    provider = provider or _exporting()
+    provider = provider or _create_export_provider()
     FastAPIInstrumentor.instrument_app(
-        app, tracer_provider=provider, excluded_urls=_NOT_TRACED, exclude_spans=["receive", "send"]
+        app,
+        tracer_provider=provider,
+        excluded_urls=_EXCLUDED_ROUTES,
+        exclude_spans=["receive", "send"],
     )
     SQLAlchemyInstrumentor().instrument(
         engine=engine,
         tracer_provider=provider,
-        skip_dep_check=True,  # it has not yet said that it knows SQLAlchemy 2.1; the tests do
+        skip_dep_check=True,  # it does not declare SQLAlchemy 2.1 yet; the tests cover it
     )
     return provider.shutdown
 
 
-def _exporting() -> TracerProvider:
-    """A provider that sends batches of spans as the standard variables say."""
+def _create_export_provider() -> TracerProvider:
+    """Return a provider that exports spans in batches, as the standard variables say."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider

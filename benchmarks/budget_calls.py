@@ -1,9 +1,9 @@
-"""What asking for the budget takes of a run: from the dataset's budget to the certificate.
+"""Measure the share of a run that its calls to the ledger take, up to the certificate.
 
     python benchmarks/budget_calls.py [--steps 1000]
 
-A service of its own on SQLite, over HTTP, which was asked the same for a short run before; DP-SGD
-at batch 600 on one thread. Each run has a dataset of its own.
+The service runs on SQLite and is called over HTTP; a short run before warms it up. DP-SGD at batch
+600 on one thread. Each run has its own dataset.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[0] = str(ROOT)  # in the place of this folder, whose http.py hides a library
+sys.path[0] = str(ROOT)  # replaces this folder: its http.py shadows the standard library's
 
 import os
 import subprocess
@@ -28,18 +28,18 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.demo import PROGRAMS, free_port, give_budget, wait_until_healthy
-from training_client.models import cross_entropy, mlp
+from training_client.client import AccountingService
+from training_client.lab.models import cross_entropy, mlp
+from training_client.lab.plan_run import RunSpec, reserve_budget
 from training_client.optimizers import make_optimizer
-from training_client.preflight import Wanted, reserved
-from training_client.service import AccountingService
 
 DELTA = 1e-5
-RUNS = {"784-1000-10": 784, "60-1000-10": 60}  # inputs
+INPUTS_BY_MODEL = {"784-1000-10": 784, "60-1000-10": 60}
 
 
 @contextmanager
-def service() -> Iterator[AccountingService]:
-    """One with a ledger and a budget for each run."""
+def start_service() -> Iterator[AccountingService]:
+    """Start a service whose ledger has a dataset with a budget for each run."""
     url = f"http://127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/accountant.db"}
@@ -50,7 +50,7 @@ def service() -> Iterator[AccountingService]:
         server = subprocess.Popen([*program, "serve", "--port", port], env=environment)
         try:
             wait_until_healthy(url)
-            for name in ("rehearsal", *RUNS):
+            for name in ("rehearsal", *INPUTS_BY_MODEL):
                 give_budget(url, key.stdout.strip(), {"epsilon": 8.0, "delta": DELTA}, name)
             with AccountingService(url, api_key=key.stdout.strip()) as found:
                 yield found
@@ -59,38 +59,38 @@ def service() -> Iterator[AccountingService]:
             server.wait(20)
 
 
-def measured(
+def time_run(
     accounting: AccountingService, dataset: str, inputs: int, steps: int
 ) -> tuple[float, float]:
-    """Seconds in all, and seconds of asking."""
-    wanted = Wanted(60_000, 0.01, 1.0, steps)
+    """Train for a number of steps; return the seconds in all and those of calls to the ledger."""
+    spec = RunSpec(60_000, 0.01, 1.0, steps)
     examples, labels = torch.rand(600, inputs), torch.randint(0, 10, (600,))
     start = time.perf_counter()
-    budget = reserved(accounting, wanted, dataset, lambda _: None)
-    asking = time.perf_counter() - start
+    budget = reserve_budget(accounting, spec, dataset, lambda _: None)
+    calling = time.perf_counter() - start
     optimizer = make_optimizer("dp_sgd", mlp(inputs, 1000, 10), budget)
     for _ in range(steps):
-        asked = time.perf_counter()
+        call_start = time.perf_counter()
         optimizer.take()
-        asking += time.perf_counter() - asked
+        calling += time.perf_counter() - call_start
         optimizer.step(examples, labels, cross_entropy)
-    asked = time.perf_counter()
+    call_start = time.perf_counter()
     budget.guarantee(steps)
     budget.commit()
-    return time.perf_counter() - start, asking + time.perf_counter() - asked
+    return time.perf_counter() - start, calling + time.perf_counter() - call_start
 
 
-def main(steps: Annotated[int, typer.Option(min=1, help="of each run")] = 1000) -> None:
-    """Print a table."""
+def main(steps: Annotated[int, typer.Option(min=1, help="steps of each run")] = 1000) -> None:
+    """Print the time of each run and the share of its calls to the ledger."""
     torch.set_num_threads(1)
     table = Table(title=f"{steps} steps", title_justify="left")
-    for column in ("model", "seconds", "asking", "share"):
+    for column in ("model", "seconds", "ledger calls", "share"):
         table.add_column(column, justify="left" if column == "model" else "right")
-    with service() as accounting:
-        measured(accounting, "rehearsal", 60, 100)
-        for name, inputs in RUNS.items():
-            total, asking = measured(accounting, name, inputs, steps)
-            table.add_row(name, f"{total:.1f}", f"{asking:.3f}", f"{asking / total:.2%}")
+    with start_service() as accounting:
+        time_run(accounting, "rehearsal", 60, 100)
+        for name, inputs in INPUTS_BY_MODEL.items():
+            total, calling = time_run(accounting, name, inputs, steps)
+            table.add_row(name, f"{total:.1f}", f"{calling:.3f}", f"{calling / total:.2%}")
     Console(width=100).print(table)
 
 

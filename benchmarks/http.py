@@ -1,16 +1,16 @@
-"""Requests per second and latency of the service beside a bare FastAPI endpoint, in one run.
+"""Compare the service's request rate and latency with a bare FastAPI endpoint, in one run.
 
     python benchmarks/http.py
     python benchmarks/http.py --sustained 60
 
-Both run in one server process with one worker, and are asked in turns by the same clients, so
-that whatever else the machine does touches both alike. Then a storm of questions never asked
-before, and the health check's latency meanwhile.
+Both run in one server process with one worker. The same clients call them alternately, so that
+other load on the machine affects both alike. Then many uncached requests are sent, and the latency
+of the health check is measured meanwhile.
 
-With --sustained: so many seconds at 80 % of the capacity measured just before, one question in
-fifty a new one. Latencies count from when a question was due, so that a stall shows in full. The
-memory's growth counts from when the load has lasted a third of that time: all caches are full by
-then, that of the answers too, which is kept small here.
+With --sustained SECONDS, the load is 80 % of the capacity measured just before, and one request in
+fifty is uncached. Latencies count from the time when a request was due, so that a stall shows in
+full. Growth of memory counts from a third of that time on, when all caches are full; the cache of
+answers is small here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 import tempfile
 
-sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py hides a library
+sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py shadows a library
 
 import asyncio
 import itertools
@@ -49,7 +49,7 @@ CLIENTS = 16
 SECONDS = 2.0
 ROUNDS = 5
 SUSTAINED_SHARE = 0.8
-FRESH_EVERY = 50
+UNCACHED_EVERY = 50
 CACHE_ENTRIES = 256
 GROWTH_MAX = 0.05
 
@@ -81,8 +81,8 @@ BARE_ANSWER = {
 }
 
 
-def create_bare() -> FastAPI:
-    """One endpoint that reads a body of the same shape and answers a constant of the same size."""
+def create_bare_app() -> FastAPI:
+    """Return an app with one endpoint that parses the same body and returns a constant."""
     app = FastAPI()
 
     @app.post("/bare")
@@ -92,18 +92,18 @@ def create_bare() -> FastAPI:
     return app
 
 
-def create_both() -> Starlette:
-    """The service, with the bare endpoint mounted beside it as an application of its own."""
+def create_app_with_bare_endpoint() -> Starlette:
+    """Return the service with the bare app mounted at /plain."""
     folder = tempfile.mkdtemp()
     url = f"sqlite:///{folder}/accountant.db"
     settings = Settings(database_url=url, cache_entries=CACHE_ENTRIES)
-    service, bare = create_app(settings), create_bare()
+    service, bare = create_app(settings), create_bare_app()
     return Starlette(routes=[Mount("/plain", bare), Mount("/", service)])
 
 
 @contextmanager
-def server() -> Iterator[tuple[int, int]]:
-    """A server process on a free port: the port and the process."""
+def start_server() -> Iterator[tuple[int, int]]:
+    """Start a server process on a free port; yield the port and the process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -120,8 +120,8 @@ def server() -> Iterator[tuple[int, int]]:
         process.wait(20)
 
 
-def request(path: str, body: object | None) -> bytes:
-    """The bytes of one HTTP/1.1 request."""
+def encode_request(path: str, body: object | None) -> bytes:
+    """Return the bytes of an HTTP/1.1 request."""
     data = b"" if body is None else json.dumps(body).encode()
     verb = "GET" if body is None else "POST"
     head = (
@@ -131,12 +131,12 @@ def request(path: str, body: object | None) -> bytes:
     return head.encode() + data
 
 
-async def client(
+async def send_requests(
     port: int, bodies: Iterator[bytes], until: float, times: list[float], interval: float = 0.0
 ) -> int:
-    """Ask until the time is up, one after another on one connection; count what is not 200.
+    """Send requests on one connection until a given time; return the number of failures.
 
-    With an interval a question is due that often; without one, when the last was answered.
+    With an interval, requests are due that often; without one, after the answer to the last.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     failures, due = 0, time.perf_counter() + random.uniform(0, interval)
@@ -154,47 +154,50 @@ async def client(
     return failures
 
 
-async def load(
+async def run_clients(
     port: int,
     bodies: Iterator[bytes],
     clients: int,
     seconds: float = SECONDS,
     interval: float = 0.0,
 ) -> tuple[list[float], int]:
-    """Durations of all requests that `clients` clients make in a round, and the failures."""
+    """Send requests from several clients; return all latencies and the number of failures."""
     times: list[float] = []
     until = time.perf_counter() + seconds
-    done = await asyncio.gather(
-        *(client(port, bodies, until, times, interval) for _ in range(clients))
+    failures = await asyncio.gather(
+        *(send_requests(port, bodies, until, times, interval) for _ in range(clients))
     )
-    return times, sum(done)
+    return times, sum(failures)
 
 
-def percentile(times: list[float], share: float) -> float:
+def compute_percentile_ms(times: list[float], share: float) -> float:
+    """Return a percentile of times in seconds, in milliseconds."""
     return sorted(times)[min(len(times) - 1, int(share * len(times)))] * 1e3
 
 
-def fresh_questions() -> Iterator[bytes]:
-    """Questions no cache has seen."""
+def generate_uncached_requests() -> Iterator[bytes]:
+    """Yield requests that no cache can answer."""
     rng = random.Random(5)
     while True:
         noise, rate = rng.uniform(0.8, 8), rng.uniform(0.001, 0.05)
         run = BODY["mechanism"] | {"noise_multiplier": noise, "sample_rate": rate}  # type: ignore[operator]
-        yield request("/v1/epsilon", {"mechanism": run, "delta": 1e-5})
+        yield encode_request("/v1/epsilon", {"mechanism": run, "delta": 1e-5})
 
 
-async def storm(port: int) -> tuple[list[float], int, list[float]]:
-    """Uncached questions from many clients, and the health check asked meanwhile."""
+async def run_uncached_load(port: int) -> tuple[list[float], int, list[float]]:
+    """Send uncached requests and health checks meanwhile; return latencies, failures, latencies."""
     health: list[float] = []
-    check = itertools.repeat(request("/healthz", None))
+    check = itertools.repeat(encode_request("/healthz", None))
     until = time.perf_counter() + SECONDS
     (times, failures), _ = await asyncio.gather(
-        load(port, fresh_questions(), CLIENTS), client(port, check, until, health)
+        run_clients(port, generate_uncached_requests(), CLIENTS),
+        send_requests(port, check, until, health),
     )
     return times, failures, health
 
 
-def memory_mb(pid: int) -> float:
+def read_memory_mb(pid: int) -> float:
+    """Return the resident memory of a process."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", text)
     return int(found[1]) / 1024 if found else float("nan")
@@ -203,24 +206,24 @@ def memory_mb(pid: int) -> float:
 def main() -> None:
     console = Console(width=100, highlight=False)
     kinds = {
-        "bare FastAPI endpoint": request("/plain/bare", BODY),
-        "cached question": request("/v1/epsilon", BODY),
+        "bare FastAPI endpoint": encode_request("/plain/bare", BODY),
+        "cached question": encode_request("/v1/epsilon", BODY),
     }
-    with server() as (port, pid):
-        idle = memory_mb(pid)
+    with start_server() as (port, pid):
+        idle = read_memory_mb(pid)
         for body in kinds.values():  # warm up, fill the cache
-            asyncio.run(client(port, itertools.repeat(body), time.perf_counter() + 0.5, []))
+            asyncio.run(send_requests(port, itertools.repeat(body), time.perf_counter() + 0.5, []))
         rounds: dict[str, list[list[float]]] = {name: [] for name in kinds}
         for _ in range(ROUNDS):
             for name, body in kinds.items():
-                times, failures = asyncio.run(load(port, itertools.repeat(body), CLIENTS))
+                times, failures = asyncio.run(run_clients(port, itertools.repeat(body), CLIENTS))
                 assert failures == 0, f"{failures} failures in {name}"
                 rounds[name].append(times)
-        stormed, refused, health = asyncio.run(storm(port))
-        after = memory_mb(pid)
+        uncached, refused, health = asyncio.run(run_uncached_load(port))
+        after = read_memory_mb(pid)
     table = Table(title=f"{CLIENTS} clients, {ROUNDS} rounds of {SECONDS:g} s in turns")
-    for column in ("asked", "requests/s", "p50 ms", "p99 ms", "of bare, round by round (median)"):
-        table.add_column(column, justify="left" if column == "asked" else "right")
+    for column in ("request", "requests/s", "p50 ms", "p99 ms", "/ bare, median of the rounds"):
+        table.add_column(column, justify="left" if column == "request" else "right")
     bare = [len(times) for times in rounds["bare FastAPI endpoint"]]
     for name, lists in rounds.items():
         everything = list(itertools.chain(*lists))
@@ -228,51 +231,52 @@ def main() -> None:
         table.add_row(
             name,
             f"{len(everything) / ROUNDS / SECONDS:.0f}",
-            f"{percentile(everything, 0.5):.2f}",
-            f"{percentile(everything, 0.99):.2f}",
+            f"{compute_percentile_ms(everything, 0.5):.2f}",
+            f"{compute_percentile_ms(everything, 0.99):.2f}",
             f"{ratio:.0%}",
         )
     table.add_row(
         f"uncached questions ({refused} refused)",
-        f"{len(stormed) / SECONDS:.0f}",
-        f"{percentile(stormed, 0.5):.1f}",
-        f"{percentile(stormed, 0.99):.1f}",
+        f"{len(uncached) / SECONDS:.0f}",
+        f"{compute_percentile_ms(uncached, 0.5):.1f}",
+        f"{compute_percentile_ms(uncached, 0.99):.1f}",
         "",
     )
     table.add_row(
-        "/healthz during that storm",
+        "/healthz meanwhile",
         f"{len(health) / SECONDS:.0f}",
-        f"{percentile(health, 0.5):.2f}",
-        f"{percentile(health, 0.99):.2f}",
+        f"{compute_percentile_ms(health, 0.5):.2f}",
+        f"{compute_percentile_ms(health, 0.99):.2f}",
         "",
     )
     console.print(table)
-    console.print(f"memory: {idle:.0f} MB idle, {after:.0f} MB after the storm")
+    console.print(f"memory: {idle:.0f} MB idle, {after:.0f} MB after uncached requests")
 
 
-def mixture() -> Iterator[bytes]:
-    """Mostly one question; now and then one that no cache has seen."""
-    known, fresh = request("/v1/epsilon", BODY), fresh_questions()
+def generate_mixed_requests() -> Iterator[bytes]:
+    """Yield one cached request again and again, and an uncached one now and then."""
+    known, fresh = encode_request("/v1/epsilon", BODY), generate_uncached_requests()
     for number in itertools.count():
-        yield next(fresh) if number % FRESH_EVERY == 0 else known
+        yield next(fresh) if number % UNCACHED_EVERY == 0 else known
 
 
-def sustained(seconds: float) -> None:
-    """Most of the capacity for a long time: no errors, no growth."""
-    console, bodies = Console(width=100, highlight=False), mixture()
-    with server() as (port, pid):
-        asyncio.run(load(port, bodies, CLIENTS))  # warm up
-        times, failures = asyncio.run(load(port, bodies, CLIENTS, 3 * SECONDS))
-        capacity, first = len(times) / (3 * SECONDS), memory_mb(pid)
+def run_sustained_load(seconds: float) -> None:
+    """Run a load near the capacity for some time; exit with an error on failures or growth."""
+    console, bodies = Console(width=100, highlight=False), generate_mixed_requests()
+    with start_server() as (port, pid):
+        asyncio.run(run_clients(port, bodies, CLIENTS))  # warm up
+        times, failures = asyncio.run(run_clients(port, bodies, CLIENTS, 3 * SECONDS))
+        capacity, first = len(times) / (3 * SECONDS), read_memory_mb(pid)
         interval = CLIENTS / (SUSTAINED_SHARE * capacity)
-        _, early = asyncio.run(load(port, bodies, CLIENTS, seconds / 3, interval))
-        before = memory_mb(pid)
-        times, late = asyncio.run(load(port, bodies, CLIENTS, seconds, interval))
-        after = memory_mb(pid)
+        _, early = asyncio.run(run_clients(port, bodies, CLIENTS, seconds / 3, interval))
+        before = read_memory_mb(pid)
+        times, late = asyncio.run(run_clients(port, bodies, CLIENTS, seconds, interval))
+        after = read_memory_mb(pid)
     console.print(f"capacity: {capacity:.0f} requests/s")
     console.print(
         f"{seconds:g} s at {SUSTAINED_SHARE:.0%}: {len(times) / seconds:.0f} requests/s, "
-        f"p50 {percentile(times, 0.5):.1f} ms, p99 {percentile(times, 0.99):.1f} ms, "
+        f"p50 {compute_percentile_ms(times, 0.5):.1f} ms, "
+        f"p99 {compute_percentile_ms(times, 0.99):.1f} ms, "
         f"{failures + early + late} errors"
     )
     console.print(
@@ -280,13 +284,18 @@ def sustained(seconds: float) -> None:
         f"{seconds:g} s later {after:.1f} MB ({after / before - 1:+.1%})"
     )
     if failures + early + late or after > before * (1 + GROWTH_MAX):
-        raise SystemExit("errors, or memory that grows")
+        raise SystemExit(f"requests failed, or memory grew by more than {GROWTH_MAX:.0%}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--sustained"]:
-        sustained(float(sys.argv[2]))
+        run_sustained_load(float(sys.argv[2]))
     elif sys.argv[1:2] == ["--serve"]:
-        uvicorn.run(create_both(), port=int(sys.argv[2]), log_level="warning", access_log=False)
+        uvicorn.run(
+            create_app_with_bare_endpoint(),
+            port=int(sys.argv[2]),
+            log_level="warning",
+            access_log=False,
+        )
     else:
         main()

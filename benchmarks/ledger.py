@@ -1,11 +1,11 @@
-"""Grants a second and their latency on either database, beside the bare transaction.
+"""Measure grants per second and their latency on both databases, and the bare transaction.
 
     python benchmarks/ledger.py [SECONDS]
 
-The bare transaction runs the statements of a grant through the same driver: it reads a dataset's
-row, locked, and a reservation's, and writes either, an entry and an idempotency key; with no rules,
-no hash and no JSON. Both are measured in turn, several times, in one run on one machine: read the
-ratios. PostgreSQL is left out, with a line that says so, where there is none.
+The bare transaction runs the SQL statements of a grant through the same driver: it reads and locks
+the dataset's row, reads the reservation's, updates both, and inserts an entry and an idempotency
+key; without rules, hashes and JSON. Both are measured alternately, several times, in one run on one
+machine: compare the ratios. PostgreSQL is skipped, with a message, if no server is available.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# http.py hides a library; the tests' databases are used
+# http.py shadows a library; the root is for tests.support
 sys.path = [str(Path(__file__).parents[1]), *(p for p in sys.path if not p.endswith("benchmarks"))]
 
 import statistics
@@ -28,78 +28,83 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import bindparam
 
+from accountant_service.api.ledger_views import encode_answer
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
-from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.repository import KeyRecord, Repository
-from accountant_service.ledger.service import Ledger, Request
+from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.tables import DATASET, ENTRY, IDEMPOTENCY, RESERVATION
 from accountant_service.mechanisms import DpSgd
-from tests.databases import database
+from tests.support.databases import database
 
 CLIENTS = (1, 8, 32)
 ROUNDS = 5
 CONSOLE = Console(width=110)
-LOCK = DATASET.select().where(DATASET.c.id == bindparam("of")).with_for_update()
-READ = RESERVATION.select().where(RESERVATION.c.id == bindparam("of"))
-MOVE_RUN = (
+LOCK_DATASET = DATASET.select().where(DATASET.c.id == bindparam("of")).with_for_update()
+READ_RESERVATION = RESERVATION.select().where(RESERVATION.c.id == bindparam("of"))
+UPDATE_RESERVATION = (
     RESERVATION.update()
     .where(RESERVATION.c.id == bindparam("of"))
     .values(steps_granted=bindparam("new"))
 )
-MOVE_DATASET = (
+UPDATE_DATASET = (
     DATASET.update().where(DATASET.c.id == bindparam("of")).values(spent=bindparam("new"))
 )
-ENTRY_ROW, IDEMPOTENCY_ROW = ENTRY.insert(), IDEMPOTENCY.insert()
+INSERT_ENTRY, INSERT_IDEMPOTENCY = ENTRY.insert(), IDEMPOTENCY.insert()
 BODY = "x" * 350
-LONG = DpSgd(100.0, sample_rate=1e-4, steps=10**9)
+LONG_RUN = DpSgd(100.0, sample_rate=1e-4, steps=10**9)
 
 
-def request(key: KeyRecord, body: object) -> Request:
-    return Request(key, uuid.uuid4().hex, "POST", body)
+def make_write_request(key: KeyRecord, body: object) -> WriteRequest:
+    """Return a write request with a new idempotency key."""
+    return WriteRequest(key, uuid.uuid4().hex, "POST", body)
 
 
-class Work:
-    """One dataset, and a reservation for each client."""
+class Workload:
+    """A dataset with a reservation for each client, and the transactions to measure on it."""
 
     def __init__(self, repository: Repository, clients: int) -> None:
-        self.repository, self.ledger = repository, Ledger(repository)
+        self.repository, self.ledger = repository, Ledger(repository, encode_answer)
         _, self.key = Keys(repository).create([Scope.ADMIN])
         self.name = uuid.uuid4().hex
-        self.ledger.create_dataset(
-            request(self.key, self.name), self.name, 1000, 100.0, 1e-5,
-            NeighbouringRelation.ADD_OR_REMOVE_ONE, "record", None,
-        )  # fmt: skip
+        relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+        new = NewDataset(self.name, 1000, 100.0, 1e-5, relation, "record")
+        self.ledger.create_dataset(make_write_request(self.key, self.name), new)
         with repository.reading() as reading:
-            found = reading.dataset(self.name)
+            found = reading.find_dataset(self.name)
         assert found is not None
         self.dataset = found.identifier
         for i in range(clients):
-            self.ledger.reserve(request(self.key, i), self.name, LONG, 3600, "")
+            self.ledger.reserve(make_write_request(self.key, i), self.name, LONG_RUN, 3600, "")
         with repository.reading() as reading:
-            self.runs = [run.identifier for run in reading.reservations(found)]
+            self.runs = [run.identifier for run in reading.list_reservations(found)]
         self.done = [0] * clients
         self._numbers = iter(range(10**6, 10**9))
         self._lock = threading.Lock()
 
     def grant(self, client: int) -> None:
+        """Grant one step to a client's reservation."""
         body = {"steps": 1, "sequence": self.done[client]}
-        self.ledger.grant(request(self.key, body), self.runs[client], 1, self.done[client])
+        self.ledger.grant(
+            make_write_request(self.key, body), self.runs[client], 1, self.done[client]
+        )
         self.done[client] += 1
 
-    def bare(self, client: int) -> None:
-        """The same statements, and nothing else."""
+    def run_bare_transaction(self, client: int) -> None:
+        """Run only the SQL statements of a grant."""
         with self._lock:
             number = next(self._numbers)
         with self.repository.transaction() as transaction:
             run = transaction.connection.execute
-            run(LOCK, {"of": self.dataset}).first()
-            run(READ, {"of": self.runs[client]}).first()
-            run(MOVE_RUN, {"of": self.runs[client], "new": number})
-            run(ENTRY_ROW, {"dataset": self.dataset, "number": number, "body": BODY, "hash": ""})
-            run(MOVE_DATASET, {"of": self.dataset, "new": number})
+            run(LOCK_DATASET, {"of": self.dataset}).first()
+            run(READ_RESERVATION, {"of": self.runs[client]}).first()
+            run(UPDATE_RESERVATION, {"of": self.runs[client], "new": number})
+            run(INSERT_ENTRY, {"dataset": self.dataset, "number": number, "body": BODY, "hash": ""})
+            run(UPDATE_DATASET, {"of": self.dataset, "new": number})
             run(
-                IDEMPOTENCY_ROW,
+                INSERT_IDEMPOTENCY,
                 {
                     "key_id": self.key.identifier, "value": uuid.uuid4().hex, "fingerprint": "",
                     "status": 200, "answer": BODY, "created_at": number,
@@ -107,14 +112,16 @@ class Work:
             )  # fmt: skip
 
 
-def measure(act: Callable[[int], None], clients: int, seconds: float) -> tuple[float, list[float]]:
-    """Calls a second, and every call's milliseconds."""
+def measure_throughput(
+    call: Callable[[int], None], clients: int, seconds: float
+) -> tuple[float, list[float]]:
+    """Call from several clients; return the calls per second and every call's milliseconds."""
     took: list[list[float]] = [[] for _ in range(clients)]
     end = time.perf_counter() + seconds
 
     def client(i: int) -> None:
         while (start := time.perf_counter()) < end:
-            act(i)
+            call(i)
             took[i].append(1e3 * (time.perf_counter() - start))
 
     threads = [threading.Thread(target=client, args=(i,)) for i in range(clients)]
@@ -127,12 +134,19 @@ def measure(act: Callable[[int], None], clients: int, seconds: float) -> tuple[f
     return len(every) / (time.perf_counter() - started), every
 
 
-def throughput(kind: str, repository: Repository, seconds: float, table: Table) -> None:
+def add_throughput_rows(kind: str, repository: Repository, seconds: float, table: Table) -> None:
+    """Add rows with the throughput of a database, for each number of clients."""
     for clients in CLIENTS:
         bare, rates, took = [], [], []
         for _ in range(ROUNDS):
-            bare.append(measure(Work(repository, clients).bare, clients, seconds / ROUNDS)[0])
-            rate, each = measure(Work(repository, clients).grant, clients, seconds / ROUNDS)
+            bare.append(
+                measure_throughput(
+                    Workload(repository, clients).run_bare_transaction, clients, seconds / ROUNDS
+                )[0]
+            )
+            rate, each = measure_throughput(
+                Workload(repository, clients).grant, clients, seconds / ROUNDS
+            )
             rates.append(rate)
             took += each
         ratio = statistics.median(ours / theirs for ours, theirs in zip(rates, bare, strict=True))
@@ -143,9 +157,9 @@ def throughput(kind: str, repository: Repository, seconds: float, table: Table) 
         )  # fmt: skip
 
 
-def by_length(kind: str, repository: Repository, table: Table) -> None:
-    """Admission time as the record grows: its entries are written in bulk, not by grants."""
-    work, written = Work(repository, 1), 0
+def add_length_row(kind: str, repository: Repository, table: Table) -> None:
+    """Add a row with the time of a grant by the number of entries, which are inserted in bulk."""
+    work, written = Workload(repository, 1), 0
     times = []
     for length in (100, 10_000, 1_000_000):
         while written < length:
@@ -179,13 +193,13 @@ def main() -> None:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             try:
                 url = stack.enter_context(database(kind, Path(folder)))
-            except BaseException as skipped:  # pytest's own, where there is no PostgreSQL
-                CONSOLE.print(f"{kind} is left out: {skipped}")
+            except BaseException as skipped:  # pytest.skip's exception, if there is no PostgreSQL
+                CONSOLE.print(f"{kind} is skipped: {skipped}")
                 continue
             repository = opening.open_repository(url)
             stack.callback(repository.close)
-            throughput(kind, repository, seconds, rates)
-            by_length(kind, repository, lengths)
+            add_throughput_rows(kind, repository, seconds, rates)
+            add_length_row(kind, repository, lengths)
     CONSOLE.print(rates)
     CONSOLE.print(lengths)
 

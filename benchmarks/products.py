@@ -1,16 +1,17 @@
-"""The engine's products of matrices beside PyTorch's own, in turn, one thread.
+"""Compare the CPU kernels' matrix products with PyTorch's, alternately, on one thread.
 
     python benchmarks/products.py
 
-Those of a step at batch 600, a block at a time, with examples of which so much is not 0. `first` is
-the first time: when zeros are left out, or oneDNN compiles a program for a shape.
+The products are those of a step at batch 600, one block of weights at a time, with dense and sparse
+examples. `first` is the time of the first call, which builds the sparse form of the examples or
+lets oneDNN compile code for the shape.
 """
 
 from __future__ import annotations
 
 import sys
 
-sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py hides a library
+sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py shadows a library
 
 import statistics
 import time
@@ -21,10 +22,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from training_client.clipping.factors import Factor, factor_of
+from training_client.private_step.gradient_factors import Factor, make_factor
 
 EXAMPLES, ROUNDS = 600, 41
-# rows and columns of a layer's block of weights, and the share of its inputs that is not 0
+# rows and columns of a block of a layer's weights, and the share of nonzero inputs
 LAYERS = {
     "784-1000, 128 rows": (128, 784, 1.0),
     "784-1000, 128 rows, a fifth": (128, 784, 0.2),
@@ -34,7 +35,8 @@ LAYERS = {
 }
 
 
-def seconds(work: Callable[[], object]) -> float:
+def measure_seconds(work: Callable[[], object]) -> float:
+    """Return the duration of a call in seconds."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -49,30 +51,32 @@ def main() -> None:
         a, g, w = (torch.rand(EXAMPLES, each) for each in (inputs, outputs, 1))
         a *= torch.rand_like(a) < filled
         d, out = torch.rand(outputs, inputs), torch.empty(outputs, inputs)
-        made: list[Factor] = []  # at first, and then kept for all blocks
+        made: list[Factor] = []  # built at the first call, then shared by all blocks
 
-        def factor(
+        def get_factor(
             a: torch.Tensor = a, made: list[Factor] = made, filled: float = filled
         ) -> Factor:
             if not made:
-                made.append(factor_of(a, 1000, sparse=filled < 0.25))
+                made.append(make_factor(a, 1000, sparse=filled < 0.25))
             return made[0]
 
         kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "norms": (
                 lambda a=a, d=d: a @ d.T,  # type: ignore[misc]
-                lambda d=d, factor=factor: deque(factor().products(d.T), 0),  # type: ignore[misc]
+                lambda d=d, get_factor=get_factor: deque(get_factor().products(d.T), 0),  # type: ignore[misc]
             ),
             "sum": (
                 lambda a=a, g=g, w=w, out=out: torch.mm((g * w).T, a, out=out),  # type: ignore[misc]
-                lambda g=g, w=w, out=out, factor=factor: factor().add_up(g, w[:, 0], out),  # type: ignore[misc]
+                lambda g=g, w=w, out=out, get_factor=get_factor: get_factor().weighted_product(  # type: ignore[misc]
+                    g, w[:, 0], out
+                ),
             ),
         }
         for kind, (theirs, ours) in kinds.items():
             made.clear()
             theirs()
-            first = seconds(ours)
-            pairs = [(seconds(theirs), seconds(ours)) for _ in range(ROUNDS)]
+            first = measure_seconds(ours)
+            pairs = [(measure_seconds(theirs), measure_seconds(ours)) for _ in range(ROUNDS)]
             table.add_row(
                 f"{name}: {kind}",
                 f"{1e3 * statistics.median(a for a, _ in pairs):.2f}",

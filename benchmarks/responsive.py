@@ -1,13 +1,12 @@
-"""Grants' latency while others send hostile but well-formed requests; memory; time to stop.
+"""Measure grant latency, memory and stop time of a service under hostile, valid requests.
 
     python benchmarks/responsive.py [SECONDS]
 
-A server of its own is asked for grants one after another, first alone, then during each attack, so
-many seconds each (8 by default). Attackers are processes of low priority, as if on machines of
-their own. Memory is the proportional set size. That of the server is bounded here; the processes it
-started have a limit for each.
-The last attack locks a dataset's row and needs PostgreSQL; it is left out, with a line that says
-so, where there is none.
+A client requests grants one after another, first alone, then during each attack, for SECONDS each
+(8 by default). Attackers are processes of low priority, as if they ran on other machines. Memory is
+the proportional set size. The benchmark limits that of the server process; its child processes have
+their own limits. The last attack locks a dataset's row in PostgreSQL; it is skipped if no server is
+available.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# http.py hides a library; the tests' databases are used
+# http.py shadows a library; the root is for tests.support
 sys.path = [str(ROOT), *(p for p in sys.path if not p.endswith("benchmarks"))]
 
 import http.client
@@ -40,8 +39,8 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from tests.databases import SERVER as POSTGRESQL
-from tests.databases import database, free_port
+from tests.support.databases import SERVER as POSTGRESQL
+from tests.support.databases import database, free_port
 
 SECONDS = 8.0
 RATIO_MAX, P99_MAX = 15.0, 0.25
@@ -51,41 +50,41 @@ CONSOLE = Console(width=100, highlight=False)
 Json = dict[str, Any]
 
 
-def run(rate: float, noise: float, steps: int) -> Json:
+def describe_run(rate: float, noise: float, steps: int) -> Json:
     return {"kind": "dp_sgd", "noise_multiplier": noise, "sample_rate": rate, "steps": steps}
 
 
-RUN = run(0.01, 1.1, 1000)
+RUN_MECHANISM = describe_run(0.01, 1.1, 1000)
 RELEASES = [{"kind": "gaussian", "noise_multiplier": 50 + k / 1000} for k in range(9900)]
-TRADE_OFF = {"path": "/v1/trade-off", "body": {"mechanism": RUN, "points": 1000}}
-BATCH = ("/v1/batch", {"requests": [TRADE_OFF] * 1000})
+TRADE_OFF = {"path": "/v1/trade-off", "body": {"mechanism": RUN_MECHANISM, "points": 1000}}
+BATCH_ATTACK = ("/v1/batch", {"requests": [TRADE_OFF] * 1000})
 SAMPLE_RATE = (
     "/v1/sample-rate",
     {"delta": 1e-5, "epsilon": 2, "noise_multiplier": 0.01, "steps": 1000},
 )
-HARD = (
+SLOW_SOLVE = (
     "/v1/noise-multiplier",
     {"sample_rate": 1e-8, "steps": 10**8, "epsilon": 0.5, "delta": 1e-10},
 )
 OPEN_ATTACKS: dict[str, tuple[str, Json]] = {
-    "batches of 1000 trade-offs": BATCH,
+    "batches of 1000 trade-offs": BATCH_ATTACK,
     "a tree of 9900 releases": (
         "/v1/epsilon",
         {"mechanism": {"kind": "composed", "mechanisms": RELEASES}, "delta": 1e-5},
     ),
     "sample rate at σ = .01": SAMPLE_RATE,
-    "noise for 1e8 rare steps": HARD,
+    "noise for 1e8 rare steps": SLOW_SOLVE,
     "compare at σ = .01, 1e-7": (
         "/v1/compare",
-        {"mechanism": run(0.01, 0.01, 1000), "delta": 1e-5, "tolerance": 1e-7},
+        {"mechanism": describe_run(0.01, 0.01, 1000), "delta": 1e-5, "tolerance": 1e-7},
     ),
 }
-QUOTES = {"mechanisms": [run(0.01 + k / 1e5, 0.7, 5000) for k in range(100)]}
-ATTACKERS, QUOTERS, WAITING_GRANTS, UNREAD = 3, 45, 40, 5
+QUOTES = {"mechanisms": [describe_run(0.01 + k / 1e5, 0.7, 5000) for k in range(100)]}
+ATTACKERS, QUOTERS, BLOCKED_GRANTS, NON_READERS = 3, 45, 40, 5
 
 
 class Service:
-    """A server process with an administrator's key."""
+    """A server process, and an API key with the admin scope for it."""
 
     def __init__(self, folder: Path, url: str, **settings: str) -> None:
         self.port = free_port()
@@ -98,52 +97,56 @@ class Service:
                 env=environment,
                 stderr=log,
             )
-        self._await()
+        self._wait_until_healthy()
 
     @staticmethod
     def create_key(environment: dict[str, str]) -> str:
+        """Create an API key with the admin scope; return its token."""
         made = subprocess.run(
             [PROGRAMS / "accountant", "keys", "create", "--scope", "admin"],
             env=environment, capture_output=True, text=True, check=True,
         )  # fmt: skip
         return made.stdout.strip().splitlines()[-1]
 
-    def another_key(self) -> str:
+    def create_another_key(self) -> str:
+        """Create one more API key; return its token."""
         return self.create_key(self._environment)
 
-    def _await(self) -> None:
+    def _wait_until_healthy(self) -> None:
         for _ in range(600):
             try:
-                if ask(self.port, "GET", "/healthz")[0] == 200:
+                if send_request(self.port, "GET", "/healthz")[0] == 200:
                     return
             except OSError:
                 time.sleep(0.1)
         raise SystemExit("the server did not start")
 
-    def write(self, path: str, body: Json, key: str = "", once: str = "") -> tuple[int, Json]:
-        headers = headers_of(key or self.key) | {"Idempotency-Key": once or uuid.uuid4().hex}
-        status, answer = ask(self.port, "POST", path, json.dumps(body).encode(), headers)
+    def post(self, path: str, body: Json) -> tuple[int, Json]:
+        """Send a write to the ledger; return the status and the answer."""
+        headers = make_headers(self.key) | {"Idempotency-Key": uuid.uuid4().hex}
+        status, answer = send_request(self.port, "POST", path, json.dumps(body).encode(), headers)
         return status, json.loads(answer)
 
     def reserve(self, name: str) -> str:
-        """A dataset with a long run; the run's identifier."""
+        """Create a dataset and reserve a long run on it; return the reservation's identifier."""
         budget = {"epsilon": 8.0, "delta": 1e-5}
-        self.write("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
-        plan = {"mechanism": run(0.001, 2.0, 10**6)}
-        status, made = self.write(f"/v1/datasets/{name}/reservations", plan)
+        self.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
+        plan = {"mechanism": describe_run(0.001, 2.0, 10**6)}
+        status, made = self.post(f"/v1/datasets/{name}/reservations", plan)
         assert status == 201, made
         identifier: str = made["id"]
         return identifier
 
     def memory_mb(self) -> tuple[float, float]:
-        """Of the server, and of the processes it started."""
-        started = descendants(self.process.pid)
-        return proportional_mb(self.process.pid), sum(map(proportional_mb, started))
+        """Return the memory of the server process, and that of all its child processes."""
+        started = list_descendants(self.process.pid)
+        return measure_memory_mb(self.process.pid), sum(map(measure_memory_mb, started))
 
 
-def ask(
+def send_request(
     port: int, verb: str, path: str, body: bytes | None = None, headers: Any = None
 ) -> tuple[int, bytes]:
+    """Send a request to a local port; return the status and the body of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         sent = {"Content-Type": "application/json", **(headers or {})}
@@ -154,11 +157,12 @@ def ask(
         connection.close()
 
 
-def headers_of(key: str) -> dict[str, str]:
+def make_headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def descendants(process: int) -> Iterator[int]:
+def list_descendants(process: int) -> Iterator[int]:
+    """Yield the ids of a process's child processes, and of theirs."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
@@ -166,10 +170,11 @@ def descendants(process: int) -> Iterator[int]:
             continue
         if parent == process:
             yield int(folder.name)
-            yield from descendants(int(folder.name))
+            yield from list_descendants(int(folder.name))
 
 
-def proportional_mb(process: int) -> float:
+def measure_memory_mb(process: int) -> float:
+    """Return the proportional set size of a process; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -177,19 +182,20 @@ def proportional_mb(process: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-class Grants:
-    """Grants of one run, one after another."""
+class GrantClient:
+    """A client that requests grants for one reservation, one after another."""
 
     def __init__(self, service: Service, name: str) -> None:
         self._service, self._path = service, f"/v1/reservations/{service.reserve(name)}/grants"
         self._sequence = 0
 
-    def p99(self, seconds: float) -> float:
+    def measure_p99(self, seconds: float) -> float:
+        """Request grants for some seconds; return the 99th percentile of the latency."""
         times, until = [], time.perf_counter() + seconds
         while time.perf_counter() < until:
             begun = time.perf_counter()
             body = {"steps": 1, "sequence": self._sequence}
-            status, answer = self._service.write(self._path, body)
+            status, answer = self._service.post(self._path, body)
             times.append(time.perf_counter() - begun)
             assert status == 200, answer
             self._sequence = answer["steps_granted"]
@@ -197,14 +203,14 @@ class Grants:
         return sorted(times)[min(len(times) - 1, int(0.99 * len(times)))]
 
 
-def attack(port: int, path: str, body: bytes, key: str, clients: int) -> None:
-    """Ask again and again, from so many clients, until this process is ended."""
+def send_attack(port: int, path: str, body: bytes, key: str, clients: int) -> None:
+    """Send the same request again and again from several clients, until this process is killed."""
     os.nice(10)
 
     def client() -> None:
         while True:
             try:
-                ask(port, "POST", path, body, headers_of(key))
+                send_request(port, "POST", path, body, make_headers(key))
             except (OSError, http.client.HTTPException):
                 time.sleep(0.1)
 
@@ -216,13 +222,13 @@ def attack(port: int, path: str, body: bytes, key: str, clients: int) -> None:
 
 
 @contextmanager
-def attacked(
+def run_attack(
     service: Service, path: str, body: Json, clients: int = ATTACKERS, key: str = ""
 ) -> Iterator[None]:
-    """The service while clients send this question."""
+    """Attack the service from a process of clients that send the same request."""
     raw = json.dumps(body).encode()
     context = multiprocessing.get_context("spawn")
-    attackers = context.Process(target=attack, args=(service.port, path, raw, key, clients))
+    attackers = context.Process(target=send_attack, args=(service.port, path, raw, key, clients))
     attackers.start()
     time.sleep(2.0)
     try:
@@ -233,8 +239,8 @@ def attacked(
 
 
 @contextmanager
-def unread(port: int, path: str, body: Json) -> Iterator[None]:
-    """A client that asks and never reads."""
+def open_non_reading_client(port: int, path: str, body: Json) -> Iterator[None]:
+    """Open a connection whose client sends a request and never reads the answer."""
     raw = json.dumps(body).encode()
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -244,14 +250,14 @@ def unread(port: int, path: str, body: Json) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured.
+class Measurement:
+    """The result of the benchmark.
 
     Attributes:
-        grants: by attack, the p99 of grants alone and during it, in seconds.
-        idle_mb: memory before any attack, of the server and of the processes it started.
-        peak_mb: the most of either at the end of an attack, and while clients do not read.
-        stop_seconds: from SIGTERM to the end, while attacked.
+        grants: p99 of grants in seconds, alone and during the attack, by attack.
+        idle_mb: memory of the server and of its child processes before any attack.
+        peak_mb: largest memory of either at the end of an attack, or with clients that do not read.
+        stop_seconds: time from SIGTERM to the end of the server during an attack.
     """
 
     grants: dict[str, tuple[float, float]]
@@ -259,7 +265,8 @@ class Measured:
     peak_mb: tuple[float, float]
     stop_seconds: float
 
-    def faults(self) -> list[str]:
+    def list_faults(self) -> list[str]:
+        """Return the names of the limits that were exceeded."""
         late = [
             name
             for name, (idle, attacked) in self.grants.items()
@@ -270,78 +277,89 @@ class Measured:
         return late + ["memory"] * grown + ["SIGTERM"] * slow
 
 
-def measure(folder: Path, seconds: float) -> Measured:
+def measure(folder: Path, seconds: float) -> Measurement:
+    """Measure all attacks but the locked row, on a new service with SQLite."""
     service = Service(folder, f"sqlite:///{folder}/ledger.db")
     try:
-        return _measure(service, seconds)
+        return _measure_service(service, seconds)
     finally:
         service.process.kill()
 
 
-def _measure(service: Service, seconds: float) -> Measured:
-    grants, found = Grants(service, "d"), {}
+def _measure_service(service: Service, seconds: float) -> Measurement:
+    grants, found = GrantClient(service, "d"), {}
     service.reserve("other")
-    ask(service.port, "POST", "/v1/epsilon", json.dumps({"mechanism": RUN, "delta": 1e-5}).encode())
-    idle, idle_mb = grants.p99(seconds), service.memory_mb()
+    send_request(
+        service.port,
+        "POST",
+        "/v1/epsilon",
+        json.dumps({"mechanism": RUN_MECHANISM, "delta": 1e-5}).encode(),
+    )
+    idle, idle_mb = grants.measure_p99(seconds), service.memory_mb()
     peaks = []
     for name, (path, body) in OPEN_ATTACKS.items():
-        with attacked(service, path, body):
-            found[name] = idle, grants.p99(seconds)
+        with run_attack(service, path, body):
+            found[name] = idle, grants.measure_p99(seconds)
             peaks.append(service.memory_mb())
-    with attacked(
-        service, "/v1/datasets/other/quotes/batch", QUOTES, QUOTERS, service.another_key()
+    with run_attack(
+        service, "/v1/datasets/other/quotes/batch", QUOTES, QUOTERS, service.create_another_key()
     ):
-        found[f"{QUOTERS} batches of quotes"] = idle, grants.p99(seconds)
+        found[f"{QUOTERS} batches of quotes"] = idle, grants.measure_p99(seconds)
         peaks.append(service.memory_mb())
     with ExitStack() as held:
-        for _ in range(UNREAD):
-            held.enter_context(unread(service.port, *BATCH))
+        for _ in range(NON_READERS):
+            held.enter_context(open_non_reading_client(service.port, *BATCH_ATTACK))
         time.sleep(seconds)
         peaks.append(service.memory_mb())
-        with attacked(service, *HARD):
+        with run_attack(service, *SLOW_SOLVE):
             begun = time.perf_counter()
             service.process.send_signal(signal.SIGTERM)
             service.process.wait(120)
             stopped = time.perf_counter() - begun
     largest = max(server for server, _ in peaks), max(started for _, started in peaks)
-    return Measured(found, idle_mb, largest, stopped)
+    return Measurement(found, idle_mb, largest, stopped)
 
 
-def locked_row(folder: Path, seconds: float) -> tuple[float, float]:
-    """The p99 of grants on one dataset, alone and while others wait for another one's row."""
+def measure_locked_row(folder: Path, seconds: float) -> tuple[float, float]:
+    """Return the p99 of grants, alone and while other grants wait for another dataset's row."""
     with database("postgresql", folder) as url:
         service = Service(folder, url)
         try:
-            grants, waiting = Grants(service, "free"), service.reserve("locked")
-            idle = grants.p99(seconds)
+            grants, waiting = GrantClient(service, "free"), service.reserve("locked")
+            idle = grants.measure_p99(seconds)
             with psycopg.connect(url.replace("+psycopg", "")) as holder:
                 holder.execute("SELECT * FROM dataset WHERE name = 'locked' FOR UPDATE")
                 path = f"/v1/reservations/{waiting}/grants"
                 body = {"steps": 1, "sequence": 0}
                 ask_again: Callable[[], Any] = lambda: [  # noqa: E731
-                    service.write(path, body) for _ in itertools.repeat(0)
+                    service.post(path, body) for _ in itertools.repeat(0)
                 ]
-                for _ in range(WAITING_GRANTS):
-                    threading.Thread(target=forgiving(ask_again), daemon=True).start()
+                for _ in range(BLOCKED_GRANTS):
+                    threading.Thread(
+                        target=ignore_connection_errors(ask_again), daemon=True
+                    ).start()
                 time.sleep(2.0)
-                during = grants.p99(seconds)
+                during = grants.measure_p99(seconds)
         finally:
             service.process.kill()
             service.process.wait()
     return idle, during
 
 
-def forgiving(act: Callable[[], Any]) -> Callable[[], None]:
-    def acting() -> None:
+def ignore_connection_errors(call: Callable[[], Any]) -> Callable[[], None]:
+    """Return the call with connection errors ignored."""
+
+    def call_and_ignore_errors() -> None:
         try:
-            act()
+            call()
         except (OSError, http.client.HTTPException):
             return
 
-    return acting
+    return call_and_ignore_errors
 
 
 def has_postgresql() -> bool:
+    """Return whether a PostgreSQL server is available for tests."""
     try:
         psycopg.connect(f"postgresql://{POSTGRESQL}", connect_timeout=3).close()
     except psycopg.OperationalError:
@@ -349,7 +367,7 @@ def has_postgresql() -> bool:
     return True
 
 
-def print_table(measured: Measured) -> None:
+def print_table(measured: Measurement) -> None:
     table = Table(title="p99 of grants")
     for column in ("attack", "alone ms", "attacked ms", "ratio"):
         table.add_column(column, justify="left" if column == "attack" else "right")
@@ -357,11 +375,11 @@ def print_table(measured: Measured) -> None:
         ratio = f"{during / idle:.1f}"
         table.add_row(name, f"{1e3 * idle:.0f}", f"{1e3 * during:.0f}", ratio)
     CONSOLE.print(table)
-    for what, idle, peak in zip(
-        ("server", "processes it started"), measured.idle_mb, measured.peak_mb, strict=True
+    for name, idle, peak in zip(
+        ("server", "child processes"), measured.idle_mb, measured.peak_mb, strict=True
     ):
-        CONSOLE.print(f"memory of the {what}: {idle:.0f} MB idle, {peak:.0f} MB attacked")
-    CONSOLE.print(f"SIGTERM: {measured.stop_seconds:.0f} s")
+        CONSOLE.print(f"memory of the {name}: {idle:.0f} MB idle, {peak:.0f} MB attacked")
+    CONSOLE.print(f"time to stop after SIGTERM: {measured.stop_seconds:.0f} s")
 
 
 def main() -> None:
@@ -369,13 +387,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         measured = measure(Path(name), seconds)
         if has_postgresql():
-            found = locked_row(Path(name), seconds)
-            measured.grants[f"{WAITING_GRANTS} grants at a locked row (PostgreSQL)"] = found
+            found = measure_locked_row(Path(name), seconds)
+            measured.grants[f"{BLOCKED_GRANTS} grants at a locked row (PostgreSQL)"] = found
         else:
-            CONSOLE.print("no PostgreSQL on 127.0.0.1:5432: the locked row is left out")
+            CONSOLE.print("no PostgreSQL on 127.0.0.1:5432: the attack on a locked row is skipped")
     print_table(measured)
-    if faults := measured.faults():
-        raise SystemExit("too slow or too large: " + ", ".join(faults))
+    if faults := measured.list_faults():
+        raise SystemExit("limits exceeded: " + ", ".join(faults))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes docs/api.md: every call of the service, made, with what it answered."""
+"""Write docs/api.md: every call of the HTTP API, with the service's answer to an example."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fastapi.testclient import TestClient
 
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.app import create_app
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "api.md"
-LISTED: Final = 3  # of a long list so many are shown
-DIGITS: Final = 4
+LISTED: Final = 3  # shown items of a long list
+DIGITS: Final = 4  # shown digits of a number
 TITLES: Final = {"computation": "Computations", "ledger": "The ledger", "keys": "Keys"}
 RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
 SHORT: Final = RUN | {"steps": 100}
 
-# In the order of the page. What names a reservation or a key is filled in from an earlier answer.
+# In the order of the page. The name in a path comes from the answer to an earlier call.
 CALLS: Final[list[tuple[str, str, Any]]] = [
     ("POST", "/v1/epsilon", {"mechanism": RUN, "delta": 1e-5}),
     ("POST", "/v1/delta", {"mechanism": RUN, "epsilon": 2.0}),
@@ -109,8 +109,8 @@ What is released is described by a tree.
 """
 
 
-class Reference:
-    """The service in this process, asked call by call."""
+class ReferencePage:
+    """Builds the page by calling a service in this process."""
 
     def __init__(self, client: TestClient, token: str) -> None:
         self._client = client
@@ -120,18 +120,18 @@ class Reference:
         self._known = {"name": "patients"}
         self._writes = 0
 
-    def page(self) -> Iterator[str]:
-        """The page, part by part."""
-        asked = {(method.lower(), path) for method, path, _ in CALLS}
+    def render_page(self) -> Iterator[str]:
+        """Yield the page, section by section."""
+        documented = {(method.lower(), path) for method, path, _ in CALLS}
         offered = {
             (method, path)
             for path, methods in self._document["paths"].items()
             for method in methods
             if path != "/metrics"
         }
-        assert asked == offered, asked ^ offered
+        assert documented == offered, documented ^ offered
         yield INTRODUCTION
-        yield from self._mechanisms()
+        yield from self._describe_mechanisms()
         last = ""
         for method, path, body in CALLS:
             operation = self._document["paths"][path][method.lower()]
@@ -139,10 +139,11 @@ class Reference:
             if title != last:
                 yield f"## {title}\n"
                 last = title
-            yield from self._call(method, path, body, operation)
+            yield from self._describe_call(method, path, body, operation)
         yield "`GET /metrics`: [operations](operations.md#metrics), in Prometheus' text format.\n"
 
-    def _mechanisms(self) -> Iterator[str]:
+    def _describe_mechanisms(self) -> Iterator[str]:
+        """Yield the fields and an example of every kind of mechanism."""
         yield MECHANISMS
         for option in self._schemas["Mechanism"]["oneOf"]:
             name = option["$ref"].rsplit("/", 1)[1]
@@ -151,11 +152,12 @@ class Reference:
             yield f"### `{kind.get('const') or kind['enum'][0]}`\n"
             if "description" in schema:
                 yield f"{schema['description']}\n"
-            yield from self._fields(schema, leave_out="kind")
+            yield from self._build_field_table(schema, leave_out="kind")
             if schema.get("examples"):
-                yield _block(schema["examples"][0])
+                yield _format_block(schema["examples"][0])
 
-    def _call(self, method: str, path: str, body: Any, operation: Any) -> Iterator[str]:
+    def _describe_call(self, method: str, path: str, body: Any, operation: Any) -> Iterator[str]:
+        """Yield a call's title, description, fields, example body and answer."""
         yield f"### `{method} {path}`\n"
         yield f"{operation.get('description') or operation['summary']}\n"
         for parameter in operation.get("parameters", ()):
@@ -165,26 +167,28 @@ class Reference:
                 yield f"Header: `{parameter['name']}`, {parameter['description']}.\n"
         if body is not None:
             content = operation["requestBody"]["content"]["application/json"]["schema"]
-            yield from self._fields(self._resolved(content))
-            yield _block(body)
-        answer = self._asked(method, path, body)
+            yield from self._build_field_table(self._resolve(content))
+            yield _format_block(body)
+        answer = self._send_example(method, path, body)
         yield f"Answers {answer.status_code}:\n"
-        yield _block(_shown(answer.json()))
+        yield _format_block(_shorten_answer(answer.json()))
         refused = [status for status in operation["responses"] if status >= "400"]
         if refused:
             yield f"Refused with {', '.join(refused)}.\n"
 
-    def _asked(self, method: str, path: str, body: Any) -> Any:
+    def _send_example(self, method: str, path: str, body: Any) -> Any:
+        """Send an example; for a release, with the reservations that it and the next calls need."""
         if path.endswith("/release"):
-            self._ask("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
-        answer = self._ask(method, path, body)
+            self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
+        answer = self._send(method, path, body)
         if path.endswith("/release"):
-            self._ask("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
-            self._ask("POST", "/v1/reservations/{identifier}/grants", {"steps": 50, "sequence": 0})
-            self._ask("POST", "/v1/reservations/{identifier}/commit", {})
+            self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
+            self._send("POST", "/v1/reservations/{identifier}/grants", {"steps": 50, "sequence": 0})
+            self._send("POST", "/v1/reservations/{identifier}/commit", {})
         return answer
 
-    def _ask(self, method: str, path: str, body: Any) -> Any:
+    def _send(self, method: str, path: str, body: Any) -> Any:
+        """Send a request, and remember the id in its answer for later paths."""
         self._writes += 1
         headers = {
             "Authorization": f"Bearer {self._token}",
@@ -198,22 +202,24 @@ class Reference:
             self._known["identifier"] = answer.json()["id"]
         return answer
 
-    def _fields(self, schema: Any, leave_out: str = "") -> Iterator[str]:
-        """A table of an object's fields."""
+    def _build_field_table(self, schema: Any, leave_out: str = "") -> Iterator[str]:
+        """Yield a table of an object's fields."""
         required = schema.get("required", ())
         rows = [
-            f"| `{name}` | {self._type(field)} | {_default(field, name in required)} "
-            f"| {self._range(field)} |\n"
+            f"| `{name}` | {self._describe_type(field)} "
+            f"| {_format_default(field, name in required)} | {self._describe_range(field)} |\n"
             for name, field in schema.get("properties", {}).items()
             if name != leave_out
         ]
         if rows:
             yield "| field | type | default | |\n|---|---|---|---|\n" + "".join(rows)
 
-    def _resolved(self, schema: Any) -> Any:
+    def _resolve(self, schema: Any) -> Any:
+        """Return the schema that a reference points to."""
         return self._schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
 
-    def _type(self, field: Any) -> str:
+    def _describe_type(self, field: Any) -> str:
+        """Return the text for a field's type."""
         if "$ref" in field:
             name = field["$ref"].rsplit("/", 1)[1]
             if name == "Mechanism":
@@ -223,7 +229,7 @@ class Reference:
                 return ", ".join(f"`{each}`" for each in found["properties"])
             field = found
         if "anyOf" in field:
-            return " or ".join(self._type(each) for each in field["anyOf"])
+            return " or ".join(self._describe_type(each) for each in field["anyOf"])
         if "const" in field:
             return f"`{field['const']}`"
         if field.get("enum") == list(ACCOUNTANTS):
@@ -231,10 +237,11 @@ class Reference:
         if "enum" in field:
             return ", ".join(f"`{each}`" for each in field["enum"])
         if field.get("type") == "array":
-            return f"list of {self._type(field.get('items', {}))}"
+            return f"list of {self._describe_type(field.get('items', {}))}"
         return str(field.get("type", "object"))
 
-    def _range(self, field: Any) -> str:
+    def _describe_range(self, field: Any) -> str:
+        """Return a field's description, or else its bounds."""
         if "description" in field:
             return str(field["description"])
         field = next((e for e in field.get("anyOf", ()) if e.get("type") != "null"), field)
@@ -244,19 +251,20 @@ class Reference:
         return ", ".join(f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field)
 
 
-def _default(field: Any, required: bool) -> str:
+def _format_default(field: Any, required: bool) -> str:
+    """Return the text for a field's default value."""
     if required:
         return "required"
     found = field.get("default")
     return "" if found is None else f"`{json.dumps(found)}`"
 
 
-def _shown(answer: Any, name: str = "") -> Any:
-    """An answer without what differs from run to run, its long lists cut, its figures rounded."""
+def _shorten_answer(answer: Any, name: str = "") -> Any:
+    """Return an answer with long lists cut, numbers rounded and varying values replaced."""
     if isinstance(answer, dict):
-        return {key: _shown(value, key) for key, value in answer.items()}
+        return {key: _shorten_answer(value, key) for key, value in answer.items()}
     if isinstance(answer, list):
-        cut = [_shown(each) for each in answer[:LISTED]]
+        cut = [_shorten_answer(each) for each in answer[:LISTED]]
         return [*cut, "…"] if len(answer) > LISTED else cut
     if name.endswith("_at") or name == "at":
         return None if answer is None else 1795278815.9
@@ -269,31 +277,32 @@ def _shown(answer: Any, name: str = "") -> Any:
     return answer
 
 
-def _block(value: Any) -> str:
-    return f"```json\n{_json(value)}\n```\n"
+def _format_block(value: Any) -> str:
+    """Return a Markdown block of JSON."""
+    return f"```json\n{_format_json(value)}\n```\n"
 
 
-def _json(value: Any, indent: str = "") -> str:
-    """JSON with what fits a line on one."""
+def _format_json(value: Any, indent: str = "") -> str:
+    """Return JSON text in which every value that fits is on one line."""
     flat = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(flat) <= 96 or not isinstance(value, dict | list) or not value:
         return flat
     inner = indent + "  "
     if isinstance(value, dict):
-        parts = [f"{inner}{json.dumps(k)}: {_json(v, inner)}" for k, v in value.items()]
+        parts = [f"{inner}{json.dumps(k)}: {_format_json(v, inner)}" for k, v in value.items()]
         return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(inner + _json(v, inner) for v in value) + f"\n{indent}]"
+    return "[\n" + ",\n".join(inner + _format_json(v, inner) for v in value) + f"\n{indent}]"
 
 
-def written() -> str:
-    """The page as it should be today."""
+def render_reference() -> str:
+    """Return the page for the service as it is now."""
     with tempfile.TemporaryDirectory() as folder:
         app = create_app(Settings(database_url=f"sqlite:///{folder}/ledger.db"))
         with TestClient(app) as client:
             token = app.state.keys.create([Scope.ADMIN], name="me")[0]
-            return "\n".join(Reference(client, token).page())
+            return "\n".join(ReferencePage(client, token).render_page())
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written())
+    PAGE.write_text(render_reference())
     sys.exit(0)

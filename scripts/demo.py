@@ -1,4 +1,4 @@
-"""A dataset's budget, a run that draws on it, one that is refused, and the first's certificate."""
+"""The demo: a dataset's budget, a run within it, a refused run, and the first run's certificate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAMS = Path(sys.executable).parent
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -51,7 +51,7 @@ def give_budget(url: str, key: str, budget: dict[str, float], name: str = "mnist
 
 
 def ledger_in(folder: Path) -> str:
-    """The address of a new ledger beside the model; that of an earlier demonstration is removed."""
+    """Return the URL of a new ledger beside the model; delete the ledger of an earlier demo."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{LEDGER}*"):  # with what SQLite keeps beside it
         old.unlink()
@@ -59,7 +59,7 @@ def ledger_in(folder: Path) -> str:
 
 
 def main() -> int:
-    """Run the demonstration; the exit code is the training run's, or that of the checks."""
+    """Run the demo; return the exit code of the training run, or of the checks."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # programs print between
     port = free_port()
     url = f"http://127.0.0.1:{port}"

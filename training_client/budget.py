@@ -1,23 +1,25 @@
-"""The budget of a run: no step is made before the service has said that it fits."""
+"""Budgets of training steps: no step is made before the accounting service has said that it fits.
+
+Allowance         the interface that optimizers ask, and what its implementations share
+├── Budget            a target (ε, δ) for one run, checked by the service; nothing is recorded
+├── LedgerBudget      steps charged to a dataset's budget in the ledger
+└── NoBudget          a fixed number of steps without a privacy claim
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import threading
 import time
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final, NoReturn
 
-from training_client.errors import (
-    BudgetExhaustedError,
-    NoGuaranteeError,
-    ServiceError,
-    ServiceRefusedError,
-)
-from training_client.handed_out import HandedOut
-from training_client.plan import Mechanism, Plan, composition
-from training_client.service import (
+from training_client.client import (
     ADD_OR_REMOVE_ONE,
     PLD,
     AccountingService,
@@ -25,91 +27,185 @@ from training_client.service import (
     Json,
     Reservation,
 )
+from training_client.errors import (
+    BudgetExhaustedError,
+    NoGuaranteeError,
+    ServiceError,
+    ServiceRefusedError,
+)
+from training_client.plan import Mechanism, Plan, compose
 
-_OPEN: Final = "open"  # a reservation of which steps may be granted
-_POINTS_MAX: Final = 200  # of a curve
-_GIVING_UP_SECONDS: Final = 3.0
-_ASKING_MAX: Final = 0.0025  # of the time that the steps take
-_STEPS_MAX: Final = 10**9  # the service accounts for no more
+_OPEN: Final = "open"  # the state of a reservation of which steps may be granted
+_CURVE_POINTS_MAX: Final = 200
+_RELEASE_PATIENCE_SECONDS: Final = 3.0
+_ASKING_SHARE_MAX: Final = 0.0025  # of the time that the steps take
+_STEPS_MAX: Final = 10**9  # the most steps that the service accounts for
 _NO_EPSILON: Final = "no-finite-epsilon"
 
 
-class Allowance(Protocol):
-    """What an optimizer asks before every step.
+class StepCounter:
+    """Counter that grants step numbers, each once and in ascending order.
 
-    It hands out each step once: who begins later goes on after `made`, and two who began together
-    cannot both make the same step.
+    If two threads take the same step, one of them gets it. A copy, or a process forked from this
+    one, would grant steps again that are charged once: copies are impossible, and a forked
+    process is refused.
+
+    Attributes:
+        last: the last step taken, counted from 1; 0 if there is none.
     """
 
-    @property
-    def plan(self) -> Plan:
-        """What a step costs."""
-        ...
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+        self._lock = threading.Lock()
+        self._process = os.getpid()
 
-    @property
-    def spent(self) -> float:
-        """ε of the steps allowed so far."""
-        ...
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            NoGuaranteeError: always.
+        """
+        raise NoGuaranteeError(
+            "a copy of a budget would grant steps again that are charged once: "
+            "give each run its own budget"
+        )
+
+    def check(self, step: int, require_allowed: Callable[[int], None]) -> None:
+        """Raise unless a step may be taken; do not take it.
+
+        Args:
+            step: the step's number.
+            require_allowed: raises if the budget does not cover the step.
+
+        Raises:
+            NoGuaranteeError: the step was taken before, or this process is a fork.
+        """
+        with self._lock_for_new_step(step):
+            require_allowed(step)
+
+    def take(self, step: int, require_allowed: Callable[[int], None]) -> None:
+        """Take a step, or raise if that is not allowed; arguments and errors as of `check`."""
+        with self._lock_for_new_step(step):
+            require_allowed(step)
+            self.last = step
+
+    @contextmanager
+    def _lock_for_new_step(self, step: int) -> Iterator[None]:
+        """Hold the lock inside the `with` block; raise if the step was taken before."""
+        if os.getpid() != self._process:
+            raise NoGuaranteeError(
+                "the budget belongs to this process's parent, which may make the same steps: "
+                "create the budget in the process that trains"
+            )
+        with self._lock:
+            if step <= self.last:
+                raise NoGuaranteeError(
+                    f"step {step} was taken before, as were all up to {self.last}: another run "
+                    "uses the same budget. Give each run one of its own, or start one after the "
+                    "other has ended"
+                )
+            yield
+
+
+class Allowance(ABC):
+    """Base class of budgets: permission for training steps, each granted once.
+
+    A run that starts later continues after `made`; two runs at the same time cannot both take the
+    same step.
+
+    Attributes:
+        plan: the plan of every step.
+        spent: ε of the steps allowed so far.
+    """
+
+    plan: Plan
+    spent: float
+    _counter: StepCounter
 
     @property
     def made(self) -> int:
-        """Steps that count as made before the loop begins."""
-        ...
+        """The number of steps already made; a run that starts now continues after them."""
+        return self._counter.last
 
     @property
     def taken(self) -> int:
-        """The last step handed out: no claim may be of fewer."""
-        ...
+        """The last step taken; a guarantee must cover at least this many steps."""
+        return self._counter.last
 
-    def resumed(self, steps: int) -> int:
-        """How many of the steps that a checkpoint knows of count as made."""
-        ...
+    def begin(self) -> list[Json]:
+        """Charge the releases that precede the first step; call it before anything is released.
 
-    def allow(self, step: int) -> None:
-        """Return if step number `step` (from 1) may be made; raise if not. Ask as often as wanted.
+        Returns:
+            A certificate of each charged release; without a ledger there are none.
 
         Raises:
-            NoGuaranteeError: it was taken before.
+            BudgetExhaustedError: the releases do not fit the budget.
+            ServiceError: the service gave no usable answer; nothing may be released.
         """
-        ...
+        return []
+
+    def give_up(self) -> None:  # noqa: B027 - without a ledger there is nothing to free
+        """Free budget that is reserved and not granted."""
+
+    def count_resumed(self, steps: int) -> int:
+        """Return how many of a resumed checkpoint's `steps` to count as made already."""
+        return steps
+
+    def allow(self, step: int) -> None:
+        """Raise unless a step may be made; may be called repeatedly.
+
+        Args:
+            step: the step's number, counted from 1.
+
+        Raises:
+            BudgetExhaustedError: the step does not fit the budget.
+            NoGuaranteeError: the step was taken before.
+            ServiceError: the service gave no usable answer; the step must not be made.
+        """
+        self._counter.check(step, self._require_allowed)
 
     def take(self, step: int) -> None:
-        """Return if step number `step` may be made, now and by nobody else; raise if not."""
-        ...
+        """Take a step, so that no other run can, or raise; arguments and errors as of `allow`."""
+        self._counter.take(step, self._require_allowed)
 
+    @abstractmethod
     def guarantee(self, steps: int) -> Guarantee:
-        """The claim about a run that stopped after `steps` steps: that of its whole plan.
+        """Return the guarantee of a run that stopped after `steps` steps: that of its whole plan.
 
-        Stopping may have looked at results, so the guarantee of the steps made claims too little.
+        The decision to stop may depend on results, so the guarantee of the steps made alone would
+        claim too small an ε.
         """
-        ...
 
     def commit(self) -> Json | None:
-        """The run is done: its certificate, if a ledger keeps one."""
-        ...
+        """End the run, and return the ledger's certificate if there is a ledger."""
+        return None
+
+    @abstractmethod
+    def _require_allowed(self, step: int) -> None:
+        """Raise if the budget does not cover the step."""
 
 
 @dataclass
-class Budget:
-    """Asks the service for ε ahead of the steps, a block at a time.
+class Budget(Allowance):
+    """A privacy budget for one run, checked by the service ahead of the steps.
 
-    Nothing is charged, so each block is as long as all before it: asking takes no part of a long
-    run's time.
+    The ledger is not involved and nothing is charged. The service is asked for a block of steps at
+    a time; each block is as long as all before it, so long runs spend next to no time asking.
 
-    The plan that is claimed ends with `steps`, or with the last step that fits ε: no step after its
-    end is allowed. Wherever the run stops, the claim is of the whole plan. To claim less, say
-    beforehand with `steps` where the run ends.
+    The run's plan ends with `steps`, or with the last step that fits ε; no later step is allowed.
+    Wherever the run stops, its guarantee is that of the whole plan. For a smaller ε, declare an
+    earlier end with `steps` before the first step.
 
     Attributes:
-        service: who answers.
-        plan: what a step costs.
-        epsilon, delta: what may be spent.
-        block: steps asked for at first.
-        method: of accounting.
-        before: what is released before the first step: it takes its part of ε, and every claim
-            covers it.
-        steps: the last step of the plan, declared before the first; by default the last that fits.
-        allowed: steps that the service has said fit, so far.
+        service: the accounting service.
+        plan: the plan of every step.
+        epsilon: the largest ε that may be spent.
+        delta: δ of every guarantee.
+        block: the number of steps in the first block.
+        method: the accounting method.
+        before: mechanisms released before the first step; every guarantee covers them too.
+        steps: the plan's last step, declared before the first; by default the last that fits.
+        allowed: the number of steps known to fit so far.
         spent: ε of the allowed steps.
     """
 
@@ -118,131 +214,102 @@ class Budget:
     epsilon: float
     delta: float
     block: int = 50
-    method: str = "pld"
+    method: str = PLD
     before: tuple[Mechanism, ...] = ()
     steps: int | None = None
     allowed: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)
-    _end: int | None = field(default=None, init=False, repr=False, compare=False)  # once found
-    _handed_out: HandedOut = field(default_factory=HandedOut, init=False, repr=False, compare=False)
+    _plan_end: int | None = field(default=None, init=False, repr=False, compare=False)  # once found
+    _counter: StepCounter = field(
+        default_factory=StepCounter, init=False, repr=False, compare=False
+    )
 
     def begin(self) -> list[Json]:
-        """Return if what comes before fits together with a step: only then may it be released.
+        """Check that the releases before the first step fit together with one step.
 
         Returns:
-            No certificates: there is no ledger.
+            An empty list: there is no ledger to certify them.
 
         Raises:
-            BudgetExhaustedError: it does not fit.
-            ServiceError: no usable answer; nothing may be released.
+            BudgetExhaustedError: they do not fit.
+            ServiceError: the service gave no usable answer; nothing may be released.
         """
         self.allow(1)
         return []
 
-    def give_up(self) -> None:
-        """Nothing is held."""
-
-    def resumed(self, steps: int) -> int:
-        """See `Allowance`: there is nothing else to go by."""
-        return steps
-
-    @property
-    def made(self) -> int:
-        """The last step taken."""
-        return self._handed_out.last
-
-    @property
-    def taken(self) -> int:
-        """See `Allowance`."""
-        return self._handed_out.last
-
-    def allow(self, step: int) -> None:
-        """Return if step number `step` (from 1) fits; ask for the next block if not known yet.
-
-        Raises:
-            BudgetExhaustedError: the step would pass the budget.
-            NoGuaranteeError: it was taken before.
-            ServiceError: no usable answer; the step must not be made.
-        """
-        self._handed_out.look(step, self._allow)
-
-    def take(self, step: int) -> None:
-        """See `Allowance`; raises what `allow` does."""
-        self._handed_out.take(step, self._allow)
-
     def guarantee(self, steps: int) -> Guarantee:
-        """See `Allowance`: of the plan and of what came before it."""
-        planned = max(self._planned_steps(), steps)
-        return _stopped(self.planned(planned), steps, planned)
+        """Return the guarantee of the whole plan and of the releases before it."""
+        planned = max(self._close_plan(), steps)
+        return _with_step_counts(self.planned_guarantee(planned), steps, planned)
 
-    def planned(self, steps: int) -> Guarantee:
-        """The service's guarantee of a plan of `steps` steps, and of what came before."""
-        whole = composition(self.before, self.plan.mechanism(steps))
+    def planned_guarantee(self, steps: int) -> Guarantee:
+        """Return the guarantee of a plan of `steps` steps and of the releases before it."""
+        whole = compose(self.before, self.plan.mechanism(steps))
         return self.service.epsilon(whole, self.delta, self.method)
 
-    def commit(self) -> None:
-        """See `Allowance`: nothing is held, and no certificate issued."""
-
-    def _allow(self, step: int) -> None:
+    def _require_allowed(self, step: int) -> None:
+        """Raise if the budget does not cover the step; ask the service if that is unknown."""
         if step <= self.allowed:
             return
         ahead = max(self.allowed, step - 1) + max(self.allowed, self.block)
-        ahead = min(ahead, self._limit if self._end is None else self._end)
+        ahead = min(ahead, self._limit if self._plan_end is None else self._plan_end)
         if ahead > self.allowed:
             self._allow_up_to(ahead)
         if step > self.allowed:
             raise BudgetExhaustedError(
                 f"all {self.allowed} steps of the plan are made"
                 if self.allowed == self.steps
-                else f"step {step} would pass ε = {self.epsilon:g} at δ = {self.delta:g}: "
+                else f"step {step} would exceed ε = {self.epsilon:g} at δ = {self.delta:g}: "
                 f"{self.allowed} steps fit"
             )
 
     def _allow_up_to(self, ahead: int) -> None:
-        """Allow these steps, or up to the last that fits."""
-        found = self._fitting(ahead)
+        """Allow the steps up to `ahead`, or up to the last that fits."""
+        found = self._guarantee_if_fits(ahead)
         if found is None:
-            ahead, found = self._last_fitting(self.allowed, ahead)
+            ahead, found = self._find_last_fitting(self.allowed, ahead)
         if found is not None:
             self.allowed, self.spent = ahead, found.epsilon
 
-    def _planned_steps(self) -> int:
-        """Return the last step of the plan; none after it is allowed from now on."""
-        if self._end is None:
-            self._end = self._find_end()
-        return self._end
+    def _close_plan(self) -> int:
+        """Return the last step that the plan covers, and allow none after it from now on."""
+        if self._plan_end is None:
+            self._plan_end = self._find_plan_end()
+        return self._plan_end
 
     @property
     def _limit(self) -> int:
+        """The largest step number that may ever be allowed."""
         return _STEPS_MAX if self.steps is None else self.steps
 
-    def _find_end(self) -> int:
+    def _find_plan_end(self) -> int:
+        """Search for the last step that fits, by doubling and then by bisection."""
         fits, limit = self.allowed, self._limit
         ahead = min(max(2 * fits, self.block), limit) if self.steps is None else limit
-        while fits < limit and self._fitting(ahead) is not None:
+        while fits < limit and self._guarantee_if_fits(ahead) is not None:
             fits, ahead = ahead, min(2 * ahead, limit)
-        return fits if fits == limit else self._last_fitting(fits, ahead)[0]
+        return fits if fits == limit else self._find_last_fitting(fits, ahead)[0]
 
-    def _fitting(self, steps: int) -> Guarantee | None:
-        """Return the guarantee of a plan of `steps` steps if that fits."""
+    def _guarantee_if_fits(self, steps: int) -> Guarantee | None:
+        """Return the guarantee of a plan of `steps` steps, or None if it exceeds ε."""
         try:
-            found = self.planned(steps)
+            found = self.planned_guarantee(steps)
         except ServiceRefusedError as error:
             if error.code != _NO_EPSILON:
                 raise
             return None
         return found if found.epsilon <= self.epsilon else None
 
-    def _last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
-        """Find the last step that fits, between one that does and one that does not.
+    def _find_last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
+        """Bisect for the last step within ε, between `fits`, which is, and `refused`, which is not.
 
         Returns:
-            The step, and its guarantee if it is another than `fits`.
+            The step, and its guarantee if the step is not `fits` itself.
         """
         last = None
         while refused - fits > 1:
             middle = (fits + refused) // 2
-            found = self._fitting(middle)
+            found = self._guarantee_if_fits(middle)
             if found is None:
                 refused = middle
             else:
@@ -251,25 +318,25 @@ class Budget:
 
 
 @dataclass
-class LedgerBudget:
-    """Has steps charged to a dataset's budget, a block at a time, before they are made.
+class LedgerBudget(Allowance):
+    """A dataset's budget in the ledger: steps are charged a block at a time, before they are made.
 
-    A run that dies has been charged for every block it asked for, and for no more. One that is
-    resumed goes on after the last step that was granted.
+    A run that crashes was charged for the blocks it asked for, and no more. A resumed run continues
+    after the last step granted.
 
     Attributes:
-        service: the ledger, with an API key.
-        plan: what a step costs.
-        dataset: whose budget.
-        delta: of the dataset's budget, for the run's own guarantee.
-        reservation: the whole plan, held.
-        before: what is released before the first step; the run's own guarantee covers it too.
-        releases: what the dataset holds for each of these, in their order.
-        block: steps charged at once, at first; then as many as it takes for asking to be a quarter
-            of a percent of the time that they take.
-        block_max: never more than these.
-        renew_seconds: the lease is renewed so long after the last time.
-        spent: ε of the run's granted steps alone, or of a few more.
+        service: the accounting service, connected with an API key.
+        plan: the plan of every step.
+        dataset: the dataset's name in the ledger.
+        delta: δ of the run's guarantee; that of the dataset's budget.
+        reservation: the reservation of the whole plan.
+        before: mechanisms released before the first step; the run's guarantee covers them too.
+        releases: a reservation for each mechanism of `before`, in the same order.
+        block: the number of steps charged at once. It grows until asking takes at most a quarter of
+            a percent of the steps' time.
+        block_max: the upper limit of `block`.
+        renew_seconds: the time after which the reservation's lease is renewed.
+        spent: ε of the run's granted steps, rounded up to the next point of its curve.
     """
 
     service: AccountingService
@@ -285,139 +352,129 @@ class LedgerBudget:
     spent: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """The lease was new just now; what is granted already was granted to somebody else.
+        """Continue after the steps that the ledger granted already.
 
         Raises:
-            NoGuaranteeError: the reservation is for other steps than the plan's.
+            NoGuaranteeError: the reservation is not for the plan's steps.
         """
         held = self.reservation
         if held.mechanism != self.plan.mechanism(held.steps_reserved):
             raise NoGuaranteeError(
-                f"reservation {held.identifier} holds budget for {held.mechanism}, and the plan is "
-                f"to make {self.plan.mechanism(held.steps_reserved)}: reserve for what is run"
+                f"reservation {held.identifier} is for {held.mechanism}, but the plan is "
+                f"{self.plan.mechanism(held.steps_reserved)}: reserve for what is run"
             )
-        self._renewed = time.monotonic()
-        self._asked: tuple[float, float] | None = None  # when the last block was granted; how long
-        self._handed_out = HandedOut(held.steps_granted)
+        self._renewed_at = time.monotonic()
+        self._last_grant: tuple[float, float] | None = None  # its time; the seconds it took
+        self._counter = StepCounter(held.steps_granted)
 
     def begin(self) -> list[Json]:
-        """Have what comes before charged: only then may it be released.
+        """Charge and commit the releases that precede the first step.
 
         Returns:
             A certificate of each.
 
         Raises:
-            ServiceError: no usable answer; nothing may be released.
+            ServiceError: the service gave no usable answer; nothing may be released.
         """
         granted = [self.service.grant(each, 1) for each in self.releases]
         return [self.service.certificate(self.service.commit(each)) for each in granted]
 
     def give_up(self) -> None:
-        """Free what is held and was not granted; without an answer its lease ends anyway."""
+        """Free budget that is reserved and not granted; if that fails, the lease frees it later."""
         for each in (self.reservation, *self.releases):
             with suppress(ServiceError):
-                self.service.release(each, patience_seconds=_GIVING_UP_SECONDS)
+                self.service.release(each, patience_seconds=_RELEASE_PATIENCE_SECONDS)
 
-    def resumed(self, steps: int) -> int:  # noqa: ARG002
-        """See `Allowance`: none, for the ledger knows which are."""
+    def count_resumed(self, steps: int) -> int:  # noqa: ARG002
+        """Return 0: the ledger knows which steps were made, whatever a checkpoint says."""
         return 0
 
     @property
     def made(self) -> int:
-        """Steps granted so far: a run that begins now may not make them again."""
+        """The number of steps granted so far; a run that starts now continues after them."""
         return self.reservation.steps_granted
 
-    @property
-    def taken(self) -> int:
-        """See `Allowance`."""
-        return self._handed_out.last
-
-    def allow(self, step: int) -> None:
-        """See `Allowance`.
-
-        Raises:
-            BudgetExhaustedError: the plan has no such step.
-            NoGuaranteeError: it was taken before.
-            ServiceError: no usable answer; the step must not be made.
-        """
-        self._handed_out.look(step, self._allow)
-
-    def take(self, step: int) -> None:
-        """See `Allowance`; raises what `allow` does."""
-        self._handed_out.take(step, self._allow)
-
-    def _allow(self, step: int) -> None:
+    def _require_allowed(self, step: int) -> None:
+        """Raise unless the step is granted; let the ledger charge the next block if needed."""
         held = self.reservation
-        if held.state == _OPEN and time.monotonic() - self._renewed > self.renew_seconds:
+        if held.state == _OPEN and time.monotonic() - self._renewed_at > self.renew_seconds:
             self._renew()
         if step <= held.steps_granted:
             return
-        self._lengthen()
+        self._adapt_block()
         block = min(self.block, held.steps_reserved - held.steps_granted)
         if block == 0 or held.state != _OPEN:
             raise BudgetExhaustedError(f"all {held.steps_granted} steps of the run are made")
-        curve = self._curve  # before anything is charged
+        curve = self._epsilon_curve  # before anything is charged
         self.reservation = self.service.grant(held, block)
-        self._asked = time.monotonic(), self.service.attempt_seconds  # no wait in an outage
+        self._last_grant = time.monotonic(), self.service.attempt_seconds  # without outages' waits
         granted = self.reservation.steps_granted
         self.spent = next(epsilon for steps, epsilon in curve if steps >= granted)
         if step > self.reservation.steps_granted:
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
 
-    def _lengthen(self) -> None:
-        """Ask for more steps at a time where asking delays them."""
-        if self._asked is None:
+    def _adapt_block(self) -> None:
+        """Enlarge the block if asking for the last one took too large a share of the time."""
+        if self._last_grant is None:
             return
-        (granted_at, took), self._asked = self._asked, None
-        # steps that are quicker than the answer are taken for as long, to divide by
-        times = took / (_ASKING_MAX * max(time.monotonic() - granted_at, took))
-        if times > 1:
-            self.block = max(self.block, min(math.ceil(times * self.block), self.block_max))
+        (granted_at, seconds), self._last_grant = self._last_grant, None
+        # steps faster than the answer count as long as it, so that the quotient stays bounded
+        factor = seconds / (_ASKING_SHARE_MAX * max(time.monotonic() - granted_at, seconds))
+        if factor > 1:
+            self.block = max(self.block, min(math.ceil(factor * self.block), self.block_max))
 
     @cached_property
-    def _curve(self) -> list[tuple[int, float]]:
-        """ε along the steps, asked for once: its last point alone where more takes too long."""
+    def _epsilon_curve(self) -> list[tuple[int, float]]:
+        """(steps, ε) pairs along the run; only the last one if the service refuses the curve."""
         steps = self.reservation.steps_reserved
-        points = min(_POINTS_MAX, math.ceil(steps / self.block))
+        points = min(_CURVE_POINTS_MAX, math.ceil(steps / self.block))
         with suppress(ServiceRefusedError):
             if not self.before and self._relation == ADD_OR_REMOVE_ONE:
                 return self.service.curve(self.plan.mechanism(steps), self.delta, points)
-        return [(steps, self.planned(steps).epsilon)]
+        return [(steps, self.planned_guarantee(steps).epsilon)]
 
     def _renew(self) -> None:
-        """Extend the lease. What is granted must be what was granted here, by nobody else."""
+        """Renew the lease.
+
+        Raises:
+            NoGuaranteeError: another run was granted steps of this reservation.
+        """
         found, held = self.service.renew(self.reservation), self.reservation.steps_granted
         if found.steps_granted != held:
             raise NoGuaranteeError(
                 f"{found.steps_granted} steps of reservation {found.identifier} are granted, "
-                f"{held} of them here: another run goes on with it"
+                f"{held} of them to this run: another run goes on with it"
             )
-        self._renewed = time.monotonic()
+        self._renewed_at = time.monotonic()
 
     def guarantee(self, steps: int) -> Guarantee:
-        """See `Allowance`: of all steps reserved, with what came before them."""
+        """Return the guarantee of all steps reserved and of the releases before them."""
         reserved = self.reservation.steps_reserved
-        return _stopped(self.planned(reserved), steps, reserved)
+        return _with_step_counts(self.planned_guarantee(reserved), steps, reserved)
 
-    def planned(self, steps: int) -> Guarantee:
-        """The service's guarantee of a plan of `steps` steps, with what came before it."""
-        whole = composition(self.before, self.plan.mechanism(steps))
+    def planned_guarantee(self, steps: int) -> Guarantee:
+        """Return the guarantee of a plan of `steps` steps and of the releases before it.
+
+        Raises:
+            NoGuaranteeError: the guarantee is not proven.
+        """
+        whole = compose(self.before, self.plan.mechanism(steps))
         method = PLD if self._relation == ADD_OR_REMOVE_ONE else "subsampled_rdp"
         found = self.service.epsilon(whole, self.delta, method, self._relation)
         if found.status != "proven":
-            raise NoGuaranteeError(f"the claim of {method} is {found.status}, not proven")
+            raise NoGuaranteeError(f"the guarantee by {method} is {found.status}, not proven")
         return found
 
     @cached_property
     def _relation(self) -> str:
-        """Of the dataset's neighbours: what is claimed of the run is claimed for the same."""
+        """The dataset's neighbouring relation, for which the run's guarantee is computed."""
         return str(self.service.dataset(self.dataset).get("neighbouring_relation"))
 
     def commit(self) -> Json:
-        """See `Allowance`: steps that were never granted are free again.
+        """End the run in the ledger, free steps that were not granted, and return the certificate.
 
-        It may have ended already: an earlier process committed, and got no certificate for it, or
-        its lease ended.
+        The reservation may have ended before: its lease expired, or an earlier process committed it
+        and failed before it got the certificate.
         """
         if self.reservation.state == _OPEN:
             self.reservation = self.service.commit(self.reservation)
@@ -425,56 +482,56 @@ class LedgerBudget:
 
 
 @dataclass(frozen=True)
-class NoBudget:
-    """A fixed number of steps without a privacy claim: nobody is asked, and nothing is charged.
+class NoBudget(Allowance):
+    """A fixed number of steps without a privacy claim; no service is asked.
+
+    Several optimizers may share it, since steps need not be told apart.
 
     Attributes:
-        plan: what a step does.
-        steps: that may be made.
-        reason: why there is no guarantee.
+        plan: the plan of every step.
+        steps: the number of steps that may be made.
+        reason: the reason why there is no guarantee.
     """
 
     plan: Plan
     steps: int
     reason: str
     spent: float = field(default=math.inf, init=False)
-    made: int = field(default=0, init=False)
-    taken: int = field(default=0, init=False)
 
-    def begin(self) -> list[Json]:
-        """Nothing is charged."""
-        return []
+    @property
+    def made(self) -> int:
+        """Always 0: steps are not counted."""
+        return 0
 
-    def give_up(self) -> None:
-        """Nothing is held."""
-
-    def resumed(self, steps: int) -> int:
-        """See `Allowance`."""
-        return steps
+    @property
+    def taken(self) -> int:
+        """Always 0: steps are not counted."""
+        return 0
 
     def allow(self, step: int) -> None:
-        """See `Allowance`.
+        """Raise unless a step's number is at most `steps`.
 
         Raises:
-            BudgetExhaustedError: all steps are made.
+            BudgetExhaustedError: the step is beyond them.
         """
-        if step > self.steps:
-            raise BudgetExhaustedError(f"all {self.steps} steps are made")
+        self._require_allowed(step)
 
     def take(self, step: int) -> None:
-        """See `Allowance`: of what nothing is claimed there is enough for everybody."""
-        self.allow(step)
+        """Raise unless a step's number is at most `steps`; nothing is counted."""
+        self._require_allowed(step)
 
     def guarantee(self, steps: int) -> Guarantee:
-        """None, and why."""
+        """Return an infinite ε with the reason why there is no guarantee."""
         document = {"guarantee": "none", "reason": self.reason, "steps": steps}
         return Guarantee(math.inf, 1.0, "none", "none", document)
 
-    def commit(self) -> None:
-        """See `Allowance`: nothing is held."""
+    def _require_allowed(self, step: int) -> None:
+        """Raise if the step's number exceeds `steps`."""
+        if step > self.steps:
+            raise BudgetExhaustedError(f"all {self.steps} steps are made")
 
 
-def _stopped(claim: Guarantee, steps: int, planned: int) -> Guarantee:
-    """The claim of a plan, with both numbers of steps: those made and those planned."""
-    both = {"scope": "fixed_plan", "steps": steps, "steps_planned": planned}
-    return replace(claim, document={**claim.document, **both})
+def _with_step_counts(guarantee: Guarantee, steps: int, planned: int) -> Guarantee:
+    """Return a plan's guarantee with the numbers of steps made and planned added to it."""
+    counts = {"scope": "fixed_plan", "steps": steps, "steps_planned": planned}
+    return replace(guarantee, document={**guarantee.document, **counts})

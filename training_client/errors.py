@@ -1,88 +1,89 @@
-"""Everything that can stop a training run, and what to do about it.
+"""The exceptions that stop a training run.
 
     TrainingStoppedError
-    ├── ServiceError               the accounting service gave no usable answer: nothing may run
-    │   ├── ServiceUnreachableError    no answer, for as long as was waited
-    │   ├── ServiceRefusedError        a 4xx problem: the question itself is wrong
-    │   └── ServiceConfusedError       an answer that is not in the contract
-    ├── BudgetExhaustedError       the next step would pass the privacy budget
-    ├── UnsupportedModelError      the model has a part whose gradient cannot be clipped here
-    ├── NoGuaranteeError           what was asked for is covered by no theorem
-    └── DataError                  the data set is missing or not what it should be
-        └── NotFetchedError            it is one that must be fetched by hand
+    ├── ServiceError               the accounting service gave no usable answer: no step may be made
+    │   ├── ServiceUnreachableError    the service did not answer in time
+    │   ├── ServiceRefusedError        the service rejected the request (4xx)
+    │   └── ServiceConfusedError       the answer breaks the API's contract
+    ├── BudgetExhaustedError       the next step would exceed the privacy budget
+    ├── UnsupportedModelError      the gradients of a layer cannot be clipped per example
+    ├── NoGuaranteeError           no proven guarantee covers the request
+    └── DataError                  the dataset or another input is missing or invalid
+        └── NotFetchedError            the dataset must be downloaded by hand
 
-Each carries an `exit_code` for command lines: 3 when the budget refuses, 4 when the service
-gives no answer, 2 otherwise.
+Each message says what to do. On the command line `exit_code` becomes the exit status: 3 when the
+budget is exhausted, 4 when the service gives no usable answer, 2 otherwise.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_HINTS: Final = {
+    "unauthenticated": (
+        ". Pass a valid key with --api-key or ACCOUNTANT_API_KEY; create one with "
+        "`accountant keys create`"
+    ),
+}
 
 
 class TrainingStoppedError(Exception):
-    """Training stopped, or never began; the message says why and what to do."""
+    """Base class: training stopped, or never began."""
 
     exit_code: ClassVar[int] = 2
 
 
 class ServiceError(TrainingStoppedError):
-    """The accounting service gave no usable answer. Without an answer there is no training."""
+    """The accounting service gave no usable answer, so no step may be made."""
 
     exit_code = 4
 
 
 class ServiceUnreachableError(ServiceError):
-    """No answer, for as long as was waited."""
+    """The accounting service did not answer in time."""
 
 
 class ServiceRefusedError(ServiceError):
-    """The service refused the question.
+    """The accounting service rejected the request.
 
     Attributes:
-        code: the problem's stable code, as in the service's docs/errors.md.
-        pointers: the JSON pointers it complained about.
+        code: the error code, as listed in docs/errors.md.
+        pointers: JSON pointers to the invalid fields of the request.
     """
 
     exit_code = 2
 
     def __init__(self, code: str, detail: str, pointers: tuple[str, ...] = ()) -> None:
-        super().__init__(code, detail, pointers)  # as they came, so that ranks can exchange it
+        super().__init__(code, detail, pointers)  # unchanged, so that pickling between ranks works
         self.code = code
         self.pointers = pointers
 
     def __str__(self) -> str:
         code, detail, _ = self.args
-        way_out = ""
-        if code == "unauthenticated":
-            way_out = (
-                ". Give one that it knows by --api-key or ACCOUNTANT_API_KEY; "
-                "`accountant keys create` makes one"
-            )
-        return f"the accounting service refused ({code}): {detail}{way_out}"
+        return f"the accounting service refused ({code}): {detail}{_HINTS.get(code, '')}"
 
 
 class ServiceConfusedError(ServiceError):
-    """The answer is not what the contract promises: is this the right service and version?"""
+    """The accounting service's answer does not follow its API: check its address and version."""
 
 
 class BudgetExhaustedError(TrainingStoppedError):
-    """The next step would pass the privacy budget."""
+    """The next step would exceed the privacy budget."""
 
     exit_code = 3
 
 
 class UnsupportedModelError(TrainingStoppedError):
-    """The model has a part whose per-example gradients cannot be clipped here."""
+    """The gradients of one of the model's layers cannot be clipped per example."""
 
 
 class DataError(TrainingStoppedError):
-    """The data set is missing or not what it should be."""
+    """The dataset or another input is missing or invalid."""
 
 
 class NotFetchedError(DataError):
-    """The data set is one that must be fetched by hand; the message says how."""
+    """The dataset must be downloaded by hand; the message says from where."""
 
 
 class NoGuaranteeError(TrainingStoppedError):
-    """What was asked for is covered by no theorem, and that was not asked for."""
+    """No proven guarantee covers what was requested."""

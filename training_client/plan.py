@@ -1,4 +1,7 @@
-"""One object that both runs the private step and says what it costs, so that they cannot differ."""
+"""The plan of a DP-SGD step: one object runs the step and states its privacy cost.
+
+Training and accounting read the same numbers, so that they cannot differ.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Mechanism = Mapping[str, Any]  # as the accounting service reads it
+Mechanism = Mapping[str, Any]  # JSON, as the accounting service reads it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A Poisson-sampled Gaussian step, as it is run and as it is charged.
+    """Parameters of a Poisson-sampled Gaussian step, as it is run and as it is charged.
 
     Attributes:
-        dataset_size: N, records in the training set.
+        dataset_size: N, the number of records in the training set.
         sample_rate: q, the probability of each record to be in a step's batch.
         clip_norm: C, the ℓ2 norm that each example's gradient is clipped to.
-        noise_multiplier: σ; the noise added to the sum of clipped gradients deviates by σC.
+        noise_multiplier: σ; the noise added to the sum of clipped gradients has standard
+            deviation σC.
+
+    Raises:
+        ValueError: a parameter is not positive and finite, or the sample rate exceeds 1.
     """
 
     dataset_size: int
@@ -27,7 +34,7 @@ class Plan:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        """Refuse what would train without privacy."""
+        """Reject parameters that give no privacy guarantee."""
         for name, value in (
             ("dataset_size", self.dataset_size),
             ("sample_rate", self.sample_rate),
@@ -41,16 +48,19 @@ class Plan:
 
     @property
     def expected_batch_size(self) -> float:
-        """qN: what sums are divided by. The size of the batch drawn is itself private."""
+        """The expected batch size qN, which sums are divided by.
+
+        The size of the batch drawn is itself private.
+        """
         return self.sample_rate * self.dataset_size
 
     @property
     def noise_deviation(self) -> float:
-        """σC, of the noise on each coordinate of the sum."""
+        """The standard deviation σC of the noise on each coordinate of the sum."""
         return self.noise_multiplier * self.clip_norm
 
     def mechanism(self, steps: int) -> dict[str, Any]:
-        """What `steps` steps of this plan release, as the accounting service reads it."""
+        """Return the mechanism of `steps` steps, as JSON for the accounting service."""
         return {
             "kind": "dp_sgd",
             "noise_multiplier": self.noise_multiplier,
@@ -60,11 +70,11 @@ class Plan:
         }
 
 
-def composition(before: tuple[Mechanism, ...], last: Mechanism) -> Mechanism:
-    """Releases one after another, as one mechanism.
+def compose(before: tuple[Mechanism, ...], last: Mechanism) -> Mechanism:
+    """Return the composition of several releases as one mechanism.
 
     Args:
-        before: what was released earlier; the answer is `last` itself if nothing was.
-        last: what is released at the end.
+        before: the earlier releases; without any, `last` itself is returned.
+        last: the final release.
     """
     return {"kind": "composed", "mechanisms": [*before, last]} if before else last

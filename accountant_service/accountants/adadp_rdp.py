@@ -1,4 +1,4 @@
-"""The accounting that papers/000 (AdaDP) prints as its Theorem 1."""
+"""The Rényi accounting of papers/000 (AdaDP), Theorem 1."""
 
 from __future__ import annotations
 
@@ -11,67 +11,74 @@ from accountant_service.accountants.base import (
     Accountant,
     Bound,
     Question,
+    assume_sampling,
     require_noise,
-    sampled_as,
-    single_part,
+    require_single_group,
 )
 from accountant_service.guarantee import Assumption, NeighbouringRelation
-from accountant_service.numerics import conversion, rounding, without_replacement
+from accountant_service.numerics import renyi_conversion
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.laws import without_replacement
 
 _ORDERS: Final = np.arange(2.0, 65.0)
 _SOURCE: Final = "papers/000, Theorem 1 and Lemma 6"
 
 
 class AdadpRdp(Accountant):
-    """Equation (7) of papers/000, exactly as printed, at σ = noise multiplier, α in 2…64.
+    """AdaDP's Rényi accountant: equation (7) of papers/000, at the orders 2 to 64.
+
+    Its σ is the noise multiplier.
 
     The theorem behind it (Wang, Balle & Kasiviswanathan 2019) is about fixed-size samples without
     replacement, replace-one neighbours and noise relative to the sensitivity 2C of that relation.
-    The paper samples with probability L/N and takes σ relative to C: as printed it proves
-    nothing. `subsampled_rdp` with `fixed_size` and `replace_one` is its proved form.
+    The paper samples with probability L/N and takes σ relative to C, so its formula proves
+    nothing. `subsampled_rdp` with `fixed_size` and `replace_one` is the proved form.
     """
 
     name = "adadp_rdp"
-    title = "AdaDP's Rényi bound, as printed"
+    title = "AdaDP's Rényi bound, as in the paper"
     source = _SOURCE
     needs = "one Gaussian release repeated"
-    proves = "nothing as printed; see subsampled_rdp with fixed_size and replace_one"
+    proves = "nothing; the proved form is subsampled_rdp with fixed_size and replace_one"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """What the theorem behind the formula asks, against what the paper's algorithm does."""
+        """Return the hypotheses of the theorem behind the formula; the last never holds."""
         require_noise(self.name, question, ["gaussian"])
-        single_part(self.name, question)
+        require_single_group(self.name, question)
         theorem = "Wang, Balle & Kasiviswanathan 2019, arXiv 1808.00087v2, Theorem 9"
         return (
-            sampled_as(question, ["fixed_size"], "batches are drawn without replacement", theorem),
+            assume_sampling(
+                question, ["fixed_size"], "batches are drawn without replacement", theorem
+            ),
             Assumption(
-                "neighbours differ by one record replaced",
+                "neighbouring datasets differ in one replaced record",
                 question.relation is NeighbouringRelation.REPLACE_ONE,
                 theorem,
             ),
             Assumption(
-                "σ is relative to the replace-one sensitivity 2C (printed: relative to C)",
+                "σ is relative to the replace-one sensitivity 2C (in the paper: relative to C)",
                 False,
                 _SOURCE,
             ),
         )
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """The least ε over the orders, converted as printed."""
-        epsilons = conversion.classical_epsilons(_ORDERS, self._moments(question), delta)
+        """Return the least ε over the Rényi orders, converted as in the paper."""
+        epsilons = renyi_conversion.classical_epsilons(_ORDERS, self._log_moments(question), delta)
         best = int(np.argmin(epsilons))
-        return Bound(rounding.up(float(epsilons[best])), _ORDERS[best], conversion.CLASSICAL)
+        return Bound(rounding.up(float(epsilons[best])), _ORDERS[best], renyi_conversion.CLASSICAL)
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """The least δ over the orders."""
-        moments = rounding.up_each(self._moments(question))
-        log_deltas = conversion.classical_log_deltas(_ORDERS, moments, epsilon)
+        """Return the least δ over the Rényi orders."""
+        moments = rounding.up_each(self._log_moments(question))
+        log_deltas = renyi_conversion.classical_log_deltas(_ORDERS, moments, epsilon)
         best = int(np.argmin(log_deltas))
         value = rounding.up(math.exp(min(float(log_deltas[best]), 0.0)))
-        return Bound(min(1.0, value), _ORDERS[best], conversion.CLASSICAL)
+        return Bound(min(1.0, value), _ORDERS[best], renyi_conversion.CLASSICAL)
 
-    def _moments(self, question: Question) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        part = single_part(self.name, question)
-        return part.count * without_replacement.printed_log_moments(
-            _ORDERS, part.rate, part.atom.noise_multiplier
+    def _log_moments(self, question: Question) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Return the composed log-moment (α − 1)·D_α at each order, as in the paper."""
+        group = require_single_group(self.name, question)
+        return group.count * without_replacement.log_moments_as_in_paper(
+            _ORDERS, group.rate, group.atom.noise_multiplier
         )

@@ -7,34 +7,37 @@ from typing import Final
 
 import numpy as np
 
-from accountant_service.accountants import amplified
-from accountant_service.accountants.base import Accountant, Bound, Question, single_part
+from accountant_service.accountants import sampled_step
+from accountant_service.accountants.base import Accountant, Bound, Question, require_single_group
 from accountant_service.guarantee import Assumption
-from accountant_service.numerics import rounding
+from accountant_service.numerics.floats import rounding
 
 _SOURCE: Final = "Dwork & Roth 2014, Theorem 3.20"
 
 
 class AdvancedComposition(Accountant):
-    """ε = ε₁·√(2T·log(1/δ′)) + T·ε₁·(e^{ε₁} − 1) with δ = T·δ₁ + δ′, the best of 37 splits of δ."""
+    """Advanced composition of steps amplified by sampling, with the best of 37 splits of δ.
+
+    ε = ε₁·√(2T·log(1/δ′)) + T·ε₁·(e^{ε₁} − 1) with δ = T·δ₁ + δ′.
+    """
 
     name = "advanced_composition"
     title = "Advanced composition of amplified steps"
-    source = f"{_SOURCE}; {amplified.SOURCE}"
+    source = f"{_SOURCE}; {sampled_step.SOURCE}"
     needs = "one Gaussian or Laplace release repeated"
     proves = "an upper bound of ε, usually loose"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """The hypotheses of amplification by sampling."""
-        single_part(self.name, question)
-        return amplified.assumptions(self.name, question)
+        """Return the hypotheses of amplification by sampling."""
+        require_single_group(self.name, question)
+        return sampled_step.assumptions(self.name, question)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """The least ε over the splits of δ between the steps and the composition."""
-        part = single_part(self.name, question)
-        steps, slack = (1 - amplified.DELTA_SHARES) * delta, amplified.DELTA_SHARES * delta
-        epsilon = amplified.step_epsilons(part, steps / part.count)
+        """Return the least ε over the splits of δ between the steps and the composition."""
+        group = require_single_group(self.name, question)
+        steps, slack = (1 - sampled_step.DELTA_SHARES) * delta, sampled_step.DELTA_SHARES * delta
+        epsilon = sampled_step.step_epsilons(group, steps / group.count)
         with np.errstate(over="ignore"):
-            growth = part.count * epsilon * np.expm1(epsilon)
-        total = epsilon * np.sqrt(-2 * part.count * np.log(slack)) + growth
+            growth = group.count * epsilon * np.expm1(epsilon)
+        total = epsilon * np.sqrt(-2 * group.count * np.log(slack)) + growth
         return Bound(rounding.up(float(np.min(total, initial=math.inf))))

@@ -1,8 +1,8 @@
-"""The protocol every accounting method follows, and what they share.
+"""The base class of all accounting methods, and the question that they answer.
 
-A method answers two questions about a mechanism, ε at a δ and δ at an ε; the solver turns these
-into noise, steps and rates. It first looks at the whole mechanism and refuses, by name, a part it
-has no formula for; then it says which hypotheses of its theorem hold; then it computes.
+A method computes ε at a δ and δ at an ε; the solver searches for noise multipliers, step counts and
+sample rates with it. A method works in three steps: it refuses a mechanism with a release that it
+has no formula for; it states which hypotheses of its theorem hold; it computes the bound.
 """
 
 from __future__ import annotations
@@ -28,40 +28,42 @@ from accountant_service.guarantee import (
     Status,
 )
 from accountant_service.mechanisms import Atom, CanonicalForm
-from accountant_service.numerics import rounding, search
-from accountant_service.numerics.two_sided import EPSILON_NEGLIGIBLE, ContradictionError
+from accountant_service.numerics.errors import ContradictionError
+from accountant_service.numerics.floats import rounding, search
+from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
 
 TOLERANCE: Final = 1e-3
-DELTA_MIN: Final = 1e-300  # where a search for δ ends, and what is claimed below it
+DELTA_MIN: Final = 1e-300  # the least δ that is claimed; smaller ones are rounded up to it
 _DELTA_MAX: Final = 1 - 1e-9
-_DELTA_NEGLIGIBLE: Final = 1e-250  # no engine narrows a δ below it
-_SAMPLED_NOISE_MIN: Final = 0.004  # over the sensitivity: 3e5 quadrature nodes
-RATE_MIN: Final = 1e-30  # smaller products of sample rates are charged as this one
+_DELTA_NEGLIGIBLE: Final = 1e-250  # widths of δ intervals are measured relative to at least this
+_SAMPLED_NOISE_MIN: Final = 0.004  # least effective noise multiplier: 3e5 quadrature nodes
+RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it
 _PARTITION: Final = Assumption(
-    "shuffled batches are a fixed partition, which has no neighbour with one record more or less: "
-    "use zero_out_one or replace_one",
+    "neighbouring datasets have the same number of records, as shuffled batches (a fixed "
+    "partition) require: use zero_out_one or replace_one",
     True,
     "arXiv 2403.17673, arXiv 2411.10614",
 )
-# The noisy sum is what is accounted for. A divisor that a record moves would show in the scale of
-# the noise, in every coordinate: with many of them two neighbours are told apart almost surely.
+# Accounting covers the noisy sum. If a record changed the divisor, the scale of the noise in every
+# coordinate would reveal the divisor: with many coordinates, almost surely.
 _DIVISOR: Final = Assumption(
-    "the number of records is public: noisy sums are divided by a constant, the plan's expected "
-    "batch size, which is the same with and without the record",
+    "the number of records is public: each noisy sum is divided by a constant, the planned "
+    "expected batch size, which does not change when a record is added or removed",
     True,
     "arXiv 2605.15648; opacus issues 571 and 819",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A release with what an accountant needs to know of it.
+class ReleaseGroup:
+    """Equal releases of a mechanism, with the noise and sample rate that accountants use.
 
     Attributes:
         atom: the release.
-        count: how often it is made, at least 1.
-        sigma: noise over the sensitivity that the neighbouring relation implies.
-        rate: the probability that a given record takes part.
+        count: number of such releases, at least 1.
+        sigma: effective noise multiplier: noise over the sensitivity under the neighbouring
+            relation.
+        rate: probability that a given record takes part in one release.
     """
 
     atom: Atom
@@ -72,12 +74,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A mechanism, and the notion of neighbours it is to protect.
+    """A mechanism to account for, with the neighbouring relation and the tolerance.
 
     Attributes:
         form: the mechanism, in canonical form.
-        relation: when two datasets are neighbours.
-        tolerance: the relative width that a proved interval should have.
+        relation: the neighbouring relation.
+        tolerance: relative width that a proved interval should have.
     """
 
     form: CanonicalForm
@@ -85,93 +87,100 @@ class Question:
     tolerance: float = TOLERANCE
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The releases, with their effective noise and rate (see decision 0002)."""
+    def release_groups(self) -> tuple[ReleaseGroup, ...]:
+        """The mechanism's distinct releases, with effective noise and rate (decision 0002)."""
         return tuple(
-            Part(
+            ReleaseGroup(
                 atom,
                 count,
-                atom.noise_multiplier / _sensitivity(atom, self.relation),
-                _rate(atom, self.relation),
+                atom.noise_multiplier / _effective_sensitivity(atom, self.relation),
+                _participation_probability(atom, self.relation),
             )
-            for atom, count in self.form.parts
+            for atom, count in self.form.atom_counts
         )
 
     def repeated(self, times: int) -> Question:
-        """The same question of the whole mechanism run so many times."""
-        return replace(self, form=self.form.scaled(times))
+        """Return the question about this mechanism repeated `times` times."""
+        return replace(self, form=self.form.repeated(times))
 
     @property
     def is_attained(self) -> bool:
-        """Return whether two neighbouring datasets have exactly the pairs charged as their outputs.
+        """Return whether the dominating pairs are attained by two neighbouring datasets.
 
-        If not, the pairs only dominate: they give upper bounds, and no lower ones. Shuffled
-        batches hide more than is charged, and so do rates that were rounded up. Under add/remove,
-        fixed-size samples have to agree on the size of the larger dataset: it is `dataset_size`,
-        and one more where the batch is the whole dataset.
+        If they are not, they give upper bounds only. They are not attained for shuffled batches,
+        which are charged without amplification, nor for sample rates that were rounded up. Under
+        add/remove, all fixed-size samples must agree on the size of the larger dataset: it is
+        `dataset_size`, plus one where the batch is the whole dataset.
         """
-        atoms = [atom for atom, _ in self.form.parts]
-        sizes = {_larger_size(atom) for atom in atoms if atom.sampling == "fixed_size"}
+        atoms = [atom for atom, _ in self.form.atom_counts]
+        sizes = {_larger_dataset_size(atom) for atom in atoms if atom.sampling == "fixed_size"}
         agree = len(sizes) <= 1 or self.relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE
-        return agree and all(_is_attained(atom, self.relation) for atom in atoms)
+        return agree and all(_has_attained_pair(atom, self.relation) for atom in atoms)
 
     @property
     def sampling(self) -> str:
-        """The one kind of sampling, `mixed` if there are several, `none` if nothing is released."""
-        kinds = {atom.sampling for atom, _ in self.form.parts}
+        """The releases' sampling: `mixed` if they differ, `none` if nothing is released."""
+        kinds = {atom.sampling for atom, _ in self.form.atom_counts}
         return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
 
 
-def _takes_all(atom: Atom) -> bool:
-    """Return whether a fixed-size sample is the whole dataset."""
+def _samples_whole_dataset(atom: Atom) -> bool:
+    """Return whether the release's fixed-size sample is the whole dataset."""
     return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
 
 
-def _sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
-    """How far apart the sums of a batch may be, in units of C.
+def _effective_sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
+    """Return the ℓ2 sensitivity of a release's clipped batch sum, in units of the clip norm.
 
-    In a batch of fixed size another record takes the place of the one that is not drawn, up to 2C
-    away. A batch of all the data always holds the record, which is zeroed or replaced in place.
+    In a batch of fixed size, another record takes the place of a record that is not drawn, up to
+    2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
     """
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if atom.sampling == "fixed_size" and (added or not _takes_all(atom)):
+    if atom.sampling == "fixed_size" and (added or not _samples_whole_dataset(atom)):
         return 2.0
     return relation.sensitivity
 
 
-def _rate(atom: Atom, relation: NeighbouringRelation) -> float:
-    """The probability that a record takes part, in the larger of two neighbouring datasets.
+def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> float:
+    """Return the probability that a record of the larger neighbouring dataset is in a batch.
 
-    A batch of all n records has no neighbour with n − 1 records, of which no such batch could be
-    drawn; of n + 1 records it leaves one out. Sampled Laplace noise of fixed size has no formula
-    here: its batch of all the data is charged without that amplification.
+    Under add/remove, a batch of n records cannot be drawn from n − 1 records, so a batch of all n
+    records is compared with n of n + 1: its rate is n/(n + 1). Laplace noise on fixed-size samples
+    has no formula here: its batch of all the data is charged without that amplification.
     """
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if added and _takes_all(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
+    if added and _samples_whole_dataset(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
         return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
     if atom.sampling == "poisson":
         return max(atom.sample_rate, RATE_MIN)
     return 1.0 if atom.sampling == "shuffled" else atom.sample_rate
 
 
-def _is_attained(atom: Atom, relation: NeighbouringRelation) -> bool:
-    """Return whether two neighbouring datasets attain the pair of one release."""
+def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
+    """Return whether two neighbouring datasets attain the dominating pair of one release."""
     if atom.sampling == "poisson":
         return atom.sample_rate >= RATE_MIN
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    left_out = added and _takes_all(atom) and atom.noise != "gaussian"
+    left_out = added and _samples_whole_dataset(atom) and atom.noise != "gaussian"
     return atom.sampling != "shuffled" and not left_out
 
 
-def _larger_size(atom: Atom) -> int:
-    """The number of records in the larger of two neighbouring datasets."""
+def _larger_dataset_size(atom: Atom) -> int:
+    """Return the size of the larger of two neighbouring datasets of a fixed-size sample."""
     size = atom.fixed_sizes[0] if atom.fixed_sizes else 0
-    return size + 1 if _takes_all(atom) else size
+    return size + 1 if _samples_whole_dataset(atom) else size
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a formula gives: the value, and how it came about."""
+    """An upper bound of ε or δ from a method's formula.
+
+    Attributes:
+        value: the bound, rounded up.
+        order: the Rényi or moment order that gave it, for methods that have one.
+        conversion: the theorem that turned a divergence into (ε, δ), for methods that use one.
+        interval: the proved interval that the value is the upper end of, for `pld`.
+    """
 
     value: float
     order: float | None = None
@@ -180,11 +189,14 @@ class Bound:
 
 
 class Accountant(ABC):
-    """One accounting method.
+    """Base class of accounting methods: computes ε at δ and δ at ε.
 
     Attributes:
-        name: the method's name on the wire.
-        title, source, needs, proves: what `GET /v1/methods` says of it.
+        name: the method's name in the API and on the command line.
+        title: the name in words, for `GET /v1/methods`.
+        source: the publication of the formula.
+        needs: the mechanisms that the method has a formula for.
+        proves: the kind of bound that the method proves.
     """
 
     name: ClassVar[str]
@@ -195,21 +207,32 @@ class Accountant(ABC):
 
     @abstractmethod
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """The theorem's hypotheses and whether they hold, before anything is computed.
+        """Return the theorem's hypotheses, and whether each holds for the question.
 
         Raises:
-            MethodNotApplicableError: the method has no formula for a part, which it names.
-            TooExpensiveError: answering would exceed the work limit.
+            MethodNotApplicableError: the method has no formula for a release; the error points to
+                it.
+            TooExpensiveError: the computation would exceed the work limit.
         """
 
     @abstractmethod
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """ε at δ, rounded up. At least one part; 0 < delta < 1."""
+        """Return ε at δ, rounded up, for a mechanism with at least one release.
+
+        Args:
+            question: the mechanism.
+            delta: in (0, 1).
+        """
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
-        """`epsilon_bound` after each of increasing numbers of repetitions, infinite if none is.
+        """Return the bound of ε after each number of repetitions; infinite where no finite ε holds.
 
-        One by one, unless a method knows better; the last is what `epsilon_bound` gives.
+        A method may override this to compute all of them at once.
+
+        Args:
+            step: the mechanism that is repeated.
+            times: increasing numbers of repetitions.
+            delta: in (0, 1).
         """
         bounds = []
         for each in times:
@@ -220,73 +243,81 @@ class Accountant(ABC):
         return bounds
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """δ at ε, rounded up: by default the least δ found whose ε is small enough."""
+        """Return δ at ε, rounded up; by default, by a search with `epsilon_bound`."""
 
-        def excess(delta: float) -> float:
+        def epsilon_minus_target(delta: float) -> float:
             return self.epsilon_bound(question, delta).value - epsilon
 
-        if excess(_DELTA_MAX) > 0:
+        if epsilon_minus_target(_DELTA_MAX) > 0:
             return Bound(1.0)
-        if excess(DELTA_MIN) <= 0:
+        if epsilon_minus_target(DELTA_MIN) <= 0:
             return Bound(DELTA_MIN)
-        delta = search.boundary(excess, fit=_DELTA_MAX, unfit=DELTA_MIN, relative_width=1e-10)
+        delta = search.find_boundary(
+            epsilon_minus_target, feasible=_DELTA_MAX, infeasible=DELTA_MIN, relative_width=1e-10
+        )
         return Bound(min(1.0, rounding.up(delta)))
 
     def epsilon(self, question: Question, delta: float) -> Guarantee:
-        """The guarantee at δ.
+        """Return the (ε, δ) guarantee at this δ.
 
         Raises:
-            AccountingError: see `errors`.
+            AccountingError: the question has no answer.
         """
-        assumptions = self._assumptions(question)
-        with refusing_contradictions(question, f"δ = {delta!r}"):
-            bound = self.epsilon_bound(question, delta) if question.form.parts else Bound(0.0)
+        assumptions = self._check_assumptions(question)
+        with report_contradictions(question, f"δ = {delta!r}"):
+            bound = self.epsilon_bound(question, delta) if question.form.atom_counts else Bound(0.0)
         if not _is_finite(bound):
             raise NoFiniteEpsilonError(
                 f"{self.name} finds no finite ε at δ = {delta:g}: add noise, or allow a larger δ"
             )
-        return self._guarantee(question, bound, assumptions, bound.value, delta, "epsilon")
+        return self._make_guarantee(question, bound, assumptions, bound.value, delta, "epsilon")
 
     def curve(self, step: Question, times: Sequence[int], delta: float) -> list[Guarantee | None]:
-        """The guarantee at δ after each number of repetitions; None where no ε is finite.
+        """Return the guarantee at δ after each number of repetitions; None where no finite ε holds.
 
         Args:
-            step: what is repeated.
-            times: increasing numbers ≥ 1.
+            step: the mechanism that is repeated.
+            times: increasing numbers of repetitions, each at least 1.
             delta: in (0, 1).
 
         Raises:
-            AccountingError: the method has no formula, or the work is too much, at any of them.
+            AccountingError: for some number of repetitions, the method has no formula or exceeds
+                the work limit.
         """
         questions = [step.repeated(each) for each in times]
-        assumptions = [self._assumptions(question) for question in questions]
+        assumptions = [self._check_assumptions(question) for question in questions]
         bounds = [Bound(0.0)] * len(times)
-        if step.form.parts:
-            with refusing_contradictions(step, f"δ = {delta!r}, {len(times)} step counts"):
+        if step.form.atom_counts:
+            with report_contradictions(step, f"δ = {delta!r}, {len(times)} step counts"):
                 bounds = self.epsilon_bounds(step, times, delta)
         return [
-            self._guarantee(question, bound, assumed, bound.value, delta, "epsilon")
+            self._make_guarantee(question, bound, assumed, bound.value, delta, "epsilon")
             if _is_finite(bound)
             else None
             for question, assumed, bound in zip(questions, assumptions, bounds, strict=True)
         ]
 
     def delta(self, question: Question, epsilon: float) -> Guarantee:
-        """The guarantee at ε."""
-        assumptions = self._assumptions(question)
-        bound = Bound(0.0)
-        if question.form.parts:
-            with refusing_contradictions(question, f"ε = {epsilon!r}"):
-                bound = _above_underflow(self.delta_bound(question, epsilon))
-        return self._guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
+        """Return the (ε, δ) guarantee at this ε.
 
-    def _assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        if not question.form.parts:
+        Raises:
+            AccountingError: the question has no answer.
+        """
+        assumptions = self._check_assumptions(question)
+        bound = Bound(0.0)
+        if question.form.atom_counts:
+            with report_contradictions(question, f"ε = {epsilon!r}"):
+                bound = _at_least_delta_min(self.delta_bound(question, epsilon))
+        return self._make_guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
+
+    def _check_assumptions(self, question: Question) -> tuple[Assumption, ...]:
+        """Refuse unsupported releases; return the hypotheses of the relation and of the method."""
+        if not question.form.atom_counts:
             return (Assumption("nothing is released", True, "definition of privacy"),)
-        _require_known_atoms(self.name, question)
+        _require_supported_releases(self.name, question)
         return (*_relation_assumptions(question), *self.assumptions(question))
 
-    def _guarantee(
+    def _make_guarantee(
         self,
         question: Question,
         bound: Bound,
@@ -295,7 +326,8 @@ class Accountant(ABC):
         delta: float,
         solved_for: str,
     ) -> Guarantee:
-        interval = bound.interval if question.form.parts else Interval(0.0, 0.0)
+        """Return the guarantee that a bound gives; it is an estimate if a hypothesis fails."""
+        interval = bound.interval if question.form.atom_counts else Interval(0.0, 0.0)
         failed = [each.statement for each in assumptions if not each.holds]
         certified = None if failed else interval
         return Guarantee(
@@ -312,17 +344,17 @@ class Accountant(ABC):
             certified_reason=f"a hypothesis fails: {failed[0]}" if failed and interval else None,
             optimal_order=bound.order,
             conversion=bound.conversion,
-            warnings=_warnings(question, certified, solved_for),
+            warnings=_width_warnings(question, certified, solved_for),
         )
 
 
 @contextmanager
-def refusing_contradictions(question: Question, at: str) -> Iterator[None]:
-    """Turn bounds that contradict each other into an error that names the whole question.
+def report_contradictions(question: Question, at: str) -> Iterator[None]:
+    """Context manager that adds the question, and the δ or ε of `at`, to a contradiction error.
 
     Args:
-        question: what was asked.
-        at: the rest of it, in words.
+        question: the mechanism, relation and tolerance.
+        at: the rest of the question, in words, such as "δ = 1e-5".
 
     Raises:
         BoundsContradictError: two proved bounds contradict each other.
@@ -330,24 +362,29 @@ def refusing_contradictions(question: Question, at: str) -> Iterator[None]:
     try:
         yield
     except ContradictionError as error:
-        releases = "; ".join(f"{count} × {atom}" for atom, count in question.form.parts)
+        releases = "; ".join(f"{count} × {atom}" for atom, count in question.form.atom_counts)
         raise BoundsContradictError(
-            f"{error}. This is a defect of the service, and no number is answered: please report "
-            f"it. Asked at {at} under {question.relation}, tolerance {question.tolerance!r}, of "
-            f"{question.form.hash}: {releases[:2000]}"
+            f"{error}. This is a defect of the service, so it returns no number; please report it. "
+            f"The question: {at} under {question.relation}, tolerance {question.tolerance!r}, "
+            f"mechanism {question.form.hash}: {releases[:2000]}"
         ) from error
 
 
 def relative_width(interval: Interval, solved_for: str) -> float:
-    """Return the width of a proved interval, relative to its upper end or the least that counts."""
+    """Return the width of a proved interval of ε or δ (`solved_for`), relative to its upper end.
+
+    An upper end below the negligible ε or δ counts as that value.
+    """
     if solved_for == "delta" and interval.upper <= _DELTA_NEGLIGIBLE:
         return 0.0
     least = EPSILON_NEGLIGIBLE if solved_for == "epsilon" else _DELTA_NEGLIGIBLE
     return (interval.upper - interval.lower) / max(interval.upper, least)
 
 
-def _warnings(question: Question, interval: Interval | None, solved_for: str) -> tuple[str, ...]:
-    """Return warnings about a proved interval that is wider than the tolerance."""
+def _width_warnings(
+    question: Question, interval: Interval | None, solved_for: str
+) -> tuple[str, ...]:
+    """Return a warning if the proved interval is wider than the tolerance."""
     if interval is None or relative_width(interval, solved_for) <= question.tolerance:
         return ()
     if not question.is_attained:
@@ -359,38 +396,40 @@ def _warnings(question: Question, interval: Interval | None, solved_for: str) ->
 
 
 def _is_finite(bound: Bound) -> bool:
+    """Return whether a bound is finite; one above 1e15 counts as infinite."""
     return math.isfinite(bound.value) and bound.value <= 1e15
 
 
-def _above_underflow(bound: Bound) -> Bound:
-    """A δ that double precision cannot hold is claimed to be at most the least δ claimed."""
+def _at_least_delta_min(bound: Bound) -> Bound:
+    """Return a bound of δ raised to at least `DELTA_MIN`, in case it underflowed."""
     interval = bound.interval
     if interval is not None:
         interval = Interval(interval.lower, max(interval.upper, DELTA_MIN))
     return replace(bound, value=max(bound.value, DELTA_MIN), interval=interval)
 
 
-def _require_known_atoms(method: str, question: Question) -> None:
-    for atom, _ in question.form.parts:
+def _require_supported_releases(method: str, question: Question) -> None:
+    """Refuse releases that no method has a formula for, and noise too small to compute with."""
+    for atom, _ in question.form.atom_counts:
         if atom.noise == "mixture":
             raise MethodNotApplicableError(
-                f"{method} has no formula for a sample on which different releases are made; "
-                "describe each release with its own sampling",
+                f"{method} has no formula for different releases on one sample; describe each "
+                "release with its own sampling",
                 atom.pointer,
             )
-    for part in question.parts:
-        if part.atom.noise == "gaussian" and part.rate < 1 and part.sigma < _SAMPLED_NOISE_MIN:
+    for group in question.release_groups:
+        if group.atom.noise == "gaussian" and group.rate < 1 and group.sigma < _SAMPLED_NOISE_MIN:
             raise TooExpensiveError(
-                f"the releases made on one sample count as one, with noise {part.sigma:.2g} times "
-                f"the sensitivity; below {_SAMPLED_NOISE_MIN:g} it is not accounted: make fewer "
-                "releases on a sample, or add noise",
-                part.atom.pointer,
+                "the releases on one sample are equivalent to one with an effective noise "
+                f"multiplier of {group.sigma:.2g}; sampled releases need at least "
+                f"{_SAMPLED_NOISE_MIN:g}: make fewer releases on a sample, or add noise",
+                group.atom.pointer,
             )
 
 
 def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
-    """What the sampling asks of the neighbouring relation, whatever the method."""
-    sampled = {atom.sampling for atom, _ in question.form.parts} - {"none"}
+    """Return the hypotheses that sampling puts on the neighbouring relation, for any method."""
+    sampled = {atom.sampling for atom, _ in question.form.atom_counts} - {"none"}
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     found = []
     if "shuffled" in sampled:
@@ -401,41 +440,45 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
 
 
 def require_noise(method: str, question: Question, allowed: Sequence[str]) -> None:
-    """Refuse, by place, a release whose noise the method has no formula for."""
-    for atom, _ in question.form.parts:
+    """Raise an error that points to a release whose kind of noise is not in `allowed`."""
+    for atom, _ in question.form.atom_counts:
         if atom.noise not in allowed:
             raise MethodNotApplicableError(
                 f"{method} has no formula for {atom.noise} noise", atom.pointer
             )
 
 
-def single_part(method: str, question: Question) -> Part:
-    """The only part, for theorems about one release repeated."""
-    parts = question.parts
-    if len(parts) > 1:
+def require_single_group(method: str, question: Question) -> ReleaseGroup:
+    """Return the only release group, for theorems about one release repeated.
+
+    Raises:
+        MethodNotApplicableError: the mechanism has different releases.
+    """
+    groups = question.release_groups
+    if len(groups) > 1:
         raise MethodNotApplicableError(
-            f"{method} has a formula for one release repeated, not for different ones composed",
-            parts[1].atom.pointer,
+            f"{method} has a formula for one repeated release, not for different releases",
+            groups[1].atom.pointer,
         )
-    return parts[0]
+    return groups[0]
 
 
-def sampled_as(
+def assume_sampling(
     question: Question, allowed: Sequence[str], statement: str, source: str
 ) -> Assumption:
-    """The hypothesis that every release's batches are drawn as the theorem says."""
-    holds = all(atom.sampling in allowed for atom, _ in question.form.parts)
+    """Return the hypothesis that every release uses one of the allowed kinds of sampling."""
+    holds = all(atom.sampling in allowed for atom, _ in question.form.atom_counts)
     return Assumption(statement, holds, source)
 
 
-def poisson_or_all(question: Question, source: str) -> Assumption:
-    """The hypothesis that every batch is a Poisson sample, or all the data."""
+def assume_poisson_sampling(question: Question, source: str) -> Assumption:
+    """Return the hypothesis that every batch is a Poisson sample or the whole dataset."""
     statement = "each batch is a Poisson sample (or all the data)"
-    return sampled_as(question, ["poisson", "none", "shuffled"], statement, source)
+    return assume_sampling(question, ["poisson", "none", "shuffled"], statement, source)
 
 
-def related_as(
+def assume_relation(
     question: Question, allowed: Sequence[NeighbouringRelation], statement: str, source: str
 ) -> Assumption:
-    """The hypothesis that neighbours are what the theorem says."""
+    """Return the hypothesis that the neighbouring relation is one of those allowed."""
     return Assumption(statement, question.relation in allowed, source)

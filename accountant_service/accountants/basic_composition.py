@@ -1,4 +1,4 @@
-"""Basic composition: the ε of all steps added up, and their δ."""
+"""Basic composition: the sums of all steps' ε and of their δ."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from typing import Final
 
 import numpy as np
 
-from accountant_service.accountants import amplified
+from accountant_service.accountants import sampled_step
 from accountant_service.accountants.base import Accountant, Bound, Question
 from accountant_service.guarantee import Assumption
-from accountant_service.numerics import rounding
+from accountant_service.numerics.floats import rounding
 
 _SOURCE: Final = "Dwork & Roth 2014, Theorem 3.16"
 
 
 class BasicComposition(Accountant):
-    """ε = Σ ε₁ and δ = Σ δ₁ of the amplified steps, δ split evenly over the steps."""
+    """Basic composition of steps amplified by sampling: their ε and their δ add up."""
 
     name = "basic_composition"
     title = "Basic composition of amplified steps"
-    source = f"{_SOURCE}; {amplified.SOURCE}"
+    source = f"{_SOURCE}; {sampled_step.SOURCE}"
     needs = "Gaussian or Laplace releases"
     proves = "an upper bound of ε, loose for many steps"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """The hypotheses of amplification by sampling."""
-        return amplified.assumptions(self.name, question)
+        """Return the hypotheses of amplification by sampling."""
+        return sampled_step.assumptions(self.name, question)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """The sum over the steps; an even split of δ is valid for any composition."""
+        """Return the sum of the steps' ε, with δ split evenly over the steps.
+
+        An even split is valid for any composition.
+        """
         share = np.array([delta / question.form.steps])
         total = math.fsum(
-            part.count * float(amplified.step_epsilons(part, share)[0]) for part in question.parts
+            group.count * float(sampled_step.step_epsilons(group, share)[0])
+            for group in question.release_groups
         )
         return Bound(rounding.up(total))

@@ -7,19 +7,19 @@ from typing import Final
 
 import numpy as np
 
-from accountant_service.accountants import amplified
-from accountant_service.accountants.base import Accountant, Bound, Question, single_part
+from accountant_service.accountants import sampled_step
+from accountant_service.accountants.base import Accountant, Bound, Question, require_single_group
 from accountant_service.errors import TooExpensiveError
 from accountant_service.guarantee import Assumption
-from accountant_service.numerics import rounding
-from accountant_service.numerics.special import binomial_window, log_binomial_pmf
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import binomial_window, log_binomial_pmf
 
 _SOURCE: Final = "Kairouz, Oh & Viswanath 2015, arXiv 1311.0776v4, Theorem 3.3"
 _TERMS_MAX: Final = 70_000
 
 
 class OptimalComposition(Accountant):
-    """The exact composition of T steps of which only (ε₁, δ₁) is known, the best of 37 splits.
+    """Optimal composition of equal (ε₁, δ₁)-DP steps, with the best of 37 splits of δ.
 
     T randomised responses of ε₁ have a binomial privacy loss (T − 2l)·ε₁ with
     l ∼ Binom(T, 1/(1 + e^{ε₁})), and the total δ is 1 − (1 − δ₁)^T·(1 − δ(ε)). The ε at a given δ
@@ -28,46 +28,46 @@ class OptimalComposition(Accountant):
 
     name = "optimal_composition"
     title = "Optimal composition of amplified steps"
-    source = f"{_SOURCE}; {amplified.SOURCE}"
+    source = f"{_SOURCE}; {sampled_step.SOURCE}"
     needs = "one Gaussian or Laplace release repeated"
-    proves = "an upper bound of ε, the least that (ε₁, δ₁) of the steps alone can give"
+    proves = "an upper bound of ε, the least that follows from (ε₁, δ₁) of the steps alone"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """The hypotheses of amplification by sampling."""
-        part = single_part(self.name, question)
-        if 20 * math.sqrt(part.count) > _TERMS_MAX:
+        """Return the hypotheses of amplification by sampling."""
+        group = require_single_group(self.name, question)
+        if 20 * math.sqrt(group.count) > _TERMS_MAX:
             raise TooExpensiveError(
-                f"{part.count} steps spread over too many terms to sum; use subsampled_rdp or pld"
+                f"{group.count} steps spread over too many terms to sum; use subsampled_rdp or pld"
             )
-        return amplified.assumptions(self.name, question)
+        return sampled_step.assumptions(self.name, question)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """The least ε over the splits of δ between the steps and the composition."""
-        part = single_part(self.name, question)
-        step_deltas = (1 - amplified.DELTA_SHARES) * delta / part.count
-        epsilons = amplified.step_epsilons(part, step_deltas)
-        even = np.array([delta / part.count])
-        best = part.count * float(amplified.step_epsilons(part, even)[0])  # all δ to the steps
+        """Return the least ε over the splits of δ between the steps and the composition."""
+        group = require_single_group(self.name, question)
+        step_deltas = (1 - sampled_step.DELTA_SHARES) * delta / group.count
+        epsilons = sampled_step.step_epsilons(group, step_deltas)
+        even = np.array([delta / group.count])
+        best = group.count * float(sampled_step.step_epsilons(group, even)[0])  # all δ to the steps
         for step_epsilon, step_delta in zip(epsilons, step_deltas, strict=True):
             # 1 − (1 − δ₁)^T·(1 − δ′) ≤ δ, solved for δ′
-            slack = -math.expm1(math.log1p(-delta) - part.count * math.log1p(-step_delta))
-            best = min(best, _epsilon(float(step_epsilon), part.count, slack))
+            slack = -math.expm1(math.log1p(-delta) - group.count * math.log1p(-step_delta))
+            best = min(best, _randomised_response_epsilon(float(step_epsilon), group.count, slack))
         return Bound(rounding.up(best))
 
 
-def _epsilon(step_epsilon: float, count: int, delta: float) -> float:
-    """ε at δ of `count` randomised responses, at most their sum."""
+def _randomised_response_epsilon(step_epsilon: float, count: int, delta: float) -> float:
+    """Return ε at δ of `count` randomised responses, at most the sum of their ε."""
     if delta <= 0 or step_epsilon == 0:
         return count * step_epsilon
-    if step_epsilon > 30:  # e^{−ε₁} is below rounding: the sum is all there is
+    if step_epsilon > 30:  # e^{−ε₁} is below rounding: the sum is exact
         return count * step_epsilon
     probability = 1 / (1 + math.exp(step_epsilon))
     log_tail = math.log(delta) - 30.0
     first, last = binomial_window(count, probability, log_tail)
-    lies = np.arange(first, last + 1, dtype=float)
-    log_p = log_binomial_pmf(lies, count, probability)
-    loss = (count - 2 * lies) * step_epsilon
-    # From the largest loss down; what lies outside the window is counted as infinite loss.
+    lie_counts = np.arange(first, last + 1, dtype=float)
+    log_p = log_binomial_pmf(lie_counts, count, probability)
+    loss = (count - 2 * lie_counts) * step_epsilon
+    # From the largest loss down; outcomes outside the window count as infinite loss.
     p = np.cumsum(np.exp(log_p))
     log_q = np.logaddexp.accumulate(log_p - loss)
     gain = p - delta * (1 - 1e-12) + math.exp(log_tail)

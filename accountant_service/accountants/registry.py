@@ -1,4 +1,4 @@
-"""Every accounting method, in the order they are shown."""
+"""All accounting methods by name, in the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from accountant_service.accountants.adadp_rdp import AdadpRdp
 from accountant_service.accountants.advanced_composition import AdvancedComposition
 from accountant_service.accountants.base import Accountant
 from accountant_service.accountants.basic_composition import BasicComposition
-from accountant_service.accountants.gaussian_sampling_composition import (
-    GaussianSamplingComposition,
-)
+from accountant_service.accountants.gaussian_sampling_composition import GaussianSamplingComposition
 from accountant_service.accountants.gdp_clt import GdpClt
 from accountant_service.accountants.mma import Mma
 from accountant_service.accountants.moments_accountant import MomentsAccountant

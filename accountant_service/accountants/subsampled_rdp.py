@@ -1,4 +1,4 @@
-"""Rényi accounting of sampled Gaussian releases: the workhorse of today's libraries."""
+"""Rényi accounting of sampled Gaussian releases, the usual method of DP libraries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from typing import Final
 
 import numpy as np
 
-from accountant_service.accountants.base import Accountant, Bound, Part, Question, require_noise
+from accountant_service.accountants.base import (
+    Accountant,
+    Bound,
+    Question,
+    ReleaseGroup,
+    require_noise,
+)
 from accountant_service.errors import MethodNotApplicableError, TooExpensiveError
 from accountant_service.guarantee import Assumption, NeighbouringRelation
-from accountant_service.numerics import conversion, rounding, sampled_gaussian, without_replacement
-from accountant_service.numerics.special import Array
+from accountant_service.numerics import renyi_conversion
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws import sampled_gaussian, without_replacement
 
 _POISSON: Final = "Mironov, Talwar & Zhang 2019, arXiv 1908.10530v1, Theorem 4 and section 3.3"
 _FIXED: Final = "Wang, Balle & Kasiviswanathan 2019, arXiv 1808.00087v2, Theorem 9"
@@ -25,15 +33,16 @@ _OCTAVES: Final = [1 + np.geomspace(63, 126, 13)[1:] * 2.0**k for k in range(18)
 
 
 class SubsampledRdp(Accountant):
-    """Sum of Rényi divergences at each order, and the best conversion to (ε, δ).
+    """Rényi accounting: the divergences are added at each order, and the best order is used.
 
     * Poisson or no sampling: the divergence of the sampled Gaussian at integer and fractional
       orders, add/remove or zero-out neighbours.
     * Fixed size, add/remove: the batch with and without the record are the mixtures
       (1−q)·N(0) + q·N(2C) and N(0), so the Poisson formula at half the noise.
     * Replace-one, and fixed size with zero-out: the general bound for sampling without
-      replacement, at half the noise. Its proof takes three outputs apart, without the record, with
-      it and with its replacement, pairwise at most 2C apart: Poisson samples have the same form.
+      replacement, at half the noise. Its proof distinguishes three outputs, without the record,
+      with it and with its replacement, pairwise at most 2C apart: Poisson samples have the same
+      form.
     * Laplace without sampling: the closed form.
     """
 
@@ -44,127 +53,137 @@ class SubsampledRdp(Accountant):
     proves = "an upper bound of ε under the stated sampling and relation"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Whichever theorem each release needs; all hypotheses are visible in the mechanism."""
+        """Return the hypotheses of each release's theorem; the mechanism shows that they hold."""
         require_noise(self.name, question, ["gaussian", "laplace"])
-        for part in question.parts:
-            if part.atom.noise == "laplace" and part.rate < 1:
+        for group in question.release_groups:
+            if group.atom.noise == "laplace" and group.rate < 1:
                 raise MethodNotApplicableError(
                     "subsampled_rdp has no formula for sampled Laplace noise; use pld",
-                    part.atom.pointer,
+                    group.atom.pointer,
                 )
-        _check_work(question)
-        theorems = dict.fromkeys(_theorem(part, question) for part in question.parts)
+        _require_affordable(question)
+        theorems = dict.fromkeys(_theorem(group, question) for group in question.release_groups)
         return tuple(Assumption(statement, True, source) for statement, source in theorems)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """The least ε over the orders."""
-        if conversion.divergence_is_free(*next(_curves(question)), delta):
+        """Return the least ε over the Rényi orders."""
+        if renyi_conversion.has_zero_epsilon(*next(_order_blocks(question)), delta):
             return Bound(0.0)
-        value, order = _least(
-            question, lambda orders, m: conversion.tight_epsilons(orders, m, delta)
+        value, order = _minimise_over_orders(
+            question, lambda orders, m: renyi_conversion.tight_epsilons(orders, m, delta)
         )
-        return Bound(rounding.up(max(value, 0.0)), order, conversion.TIGHTEST)
+        return Bound(rounding.up(max(value, 0.0)), order, renyi_conversion.TIGHTEST)
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """The least δ over the orders."""
-        log_delta, order = _least(
+        """Return the least δ over the Rényi orders."""
+        log_delta, order = _minimise_over_orders(
             question,
-            lambda orders, m: conversion.tight_log_deltas(orders, rounding.up_each(m), epsilon),
+            lambda orders, m: renyi_conversion.tight_log_deltas(
+                orders, rounding.up_each(m), epsilon
+            ),
         )
         value = rounding.up(math.exp(min(log_delta, 0.0)))
-        return Bound(min(1.0, value), order, conversion.TIGHTEST)
+        return Bound(min(1.0, value), order, renyi_conversion.TIGHTEST)
 
 
-def _is_replaced(part: Part, question: Question) -> bool:
-    """Whether a sampled record's place in the batch is taken by another's."""
-    if part.rate == 1.0:
+def _is_record_replaced(group: ReleaseGroup, question: Question) -> bool:
+    """Return whether another record takes a sampled record's place in the batch."""
+    if group.rate == 1.0:
         return False
     replaced = question.relation is NeighbouringRelation.REPLACE_ONE
     zeroed = question.relation is NeighbouringRelation.ZERO_OUT_ONE
-    return replaced or (zeroed and part.atom.sampling == "fixed_size")
+    return replaced or (zeroed and group.atom.sampling == "fixed_size")
 
 
-def _theorem(part: Part, question: Question) -> tuple[str, str]:
-    if part.rate == 1.0:
+def _theorem(group: ReleaseGroup, question: Question) -> tuple[str, str]:
+    """Return the statement and the source of the theorem that bounds a release's divergence."""
+    if group.rate == 1.0:
         return "the releases use all the data", "Mironov 2017, arXiv 1702.07476v3, Table II"
-    if _is_replaced(part, question):
-        return "a record's place in a batch is taken by another record, 2C away at most", _FIXED
-    if part.atom.sampling == "fixed_size":
-        return "batches have a fixed size; without the record another takes its place", _PAIR
+    if _is_record_replaced(group, question):
+        return "another record, at most 2C away, takes a record's place in a batch", _FIXED
+    if group.atom.sampling == "fixed_size":
+        return "batches have a fixed size: if a record is absent, another takes its place", _PAIR
     return "each batch is a Poisson sample", _POISSON
 
 
-def _check_work(question: Question) -> None:
-    nodes = _nodes(question, _BASE_ORDERS)
+def _require_affordable(question: Question) -> None:
+    """Raise TooExpensiveError if the divergences need too many quadrature nodes."""
+    nodes = _node_count(question, _BASE_ORDERS)
     if nodes > _NODES_MAX:
         raise TooExpensiveError(
-            f"{len(question.parts)} different releases at these noise levels need {nodes:.1e} "
-            f"evaluations, more than {_NODES_MAX:.0e}: compose fewer different releases"
+            f"{len(question.release_groups)} different releases at these noise levels need "
+            f"{nodes:.1e} evaluations, more than {_NODES_MAX:.0e}: compose fewer different releases"
         )
 
 
-def _nodes(question: Question, orders: Array) -> float:
-    """How many terms these orders take."""
+def _node_count(question: Question, orders: Array) -> float:
+    """Return the number of quadrature nodes that these orders need in all."""
     highest = float(orders[-1])
     return len(orders) * math.fsum(
-        sampled_gaussian.nodes_needed(1.0, highest, part.sigma)
-        for part in question.parts
-        if part.rate < 1.0
+        sampled_gaussian.count_nodes(1.0, highest, group.sigma)
+        for group in question.release_groups
+        if group.rate < 1.0
     )
 
 
-def _curves(question: Question) -> Iterator[tuple[Array, Array]]:
-    """Blocks of increasing orders with the composed log-moments (α − 1)·D_α."""
-    replaced = any(_is_replaced(part, question) for part in question.parts)
+def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
+    """Yield blocks of increasing orders with the composed log-moments (α − 1)·D_α."""
+    replaced = any(_is_record_replaced(group, question) for group in question.release_groups)
     for orders in (_BASE_ORDERS, *_OCTAVES):
         too_high = replaced and orders[-1] > without_replacement.ORDER_MAX
-        if too_high or _nodes(question, orders) > _NODES_MAX:
+        if too_high or _node_count(question, orders) > _NODES_MAX:
             return  # fewer orders: a looser bound, still a bound
         yield orders, log_moments(question, orders)
 
 
 def log_moments(question: Question, orders: Array) -> Array:
-    """The composed (α − 1)·D_α at each order: what a Rényi filter would charge.
+    """Return the composed log-moment (α − 1)·D_α at each order, as a Rényi filter charges it.
 
     Args:
-        question: of parts this method has a formula for.
-        orders: > 1; up to 256 where a part is sampled and its record replaced.
+        question: a mechanism that this method has a formula for.
+        orders: α > 1; at most 256 if a sampled record is replaced by another.
     """
     total = np.zeros_like(orders)
-    for part in question.parts:
-        total += part.count * _part_log_moments(part, question, orders)
+    for group in question.release_groups:
+        total += group.count * _group_log_moments(group, question, orders)
     return total
 
 
-def _part_log_moments(part: Part, question: Question, orders: Array) -> Array:
-    if part.atom.noise == "laplace":
-        return _laplace_log_moments(part.sigma, orders)
-    if _is_replaced(part, question):
-        sigma = part.atom.noise_multiplier / question.relation.sensitivity
+def _group_log_moments(group: ReleaseGroup, question: Question, orders: Array) -> Array:
+    """Return the log-moment (α − 1)·D_α of one release at each order."""
+    if group.atom.noise == "laplace":
+        return _laplace_log_moments(group.sigma, orders)
+    if _is_record_replaced(group, question):
+        sigma = group.atom.noise_multiplier / question.relation.sensitivity
         unsampled = sampled_gaussian.log_moments(orders, 1.0, sigma)  # sampling never hurts
-        return np.minimum(without_replacement.log_moments(orders, part.rate, part.sigma), unsampled)
-    return sampled_gaussian.log_moments(orders, part.rate, part.sigma)
+        return np.minimum(
+            without_replacement.log_moments(orders, group.rate, group.sigma), unsampled
+        )
+    return sampled_gaussian.log_moments(orders, group.rate, group.sigma)
 
 
 def _laplace_log_moments(scale: float, orders: Array) -> Array:
-    """log[α/(2α−1)·e^{(α−1)/b} + (α−1)/(2α−1)·e^{−α/b}] (Mironov 2017, Proposition 6)."""
+    """Return the Laplace mechanism's log-moment at each order (Mironov 2017, Proposition 6).
+
+    log[α/(2α−1)·e^{(α−1)/b} + (α−1)/(2α−1)·e^{−α/b}].
+    """
     share = orders / (2 * orders - 1)
     return np.logaddexp(
         np.log(share) + (orders - 1) / scale, np.log1p(-share) - orders / scale
     ) + 4e-16 * (1 + orders / scale)
 
 
-def _least(
+def _minimise_over_orders(
     question: Question, values: Callable[[Array, Array], Array]
 ) -> tuple[float, float | None]:
-    """The least value over the orders, and its order.
+    """Return the least value over the orders, and its order.
 
-    D_α never falls with α, so once a block of orders does not improve on the best, or has its
-    best inside, no later block will; the search stops there and looks between the neighbours of
-    the best order.
+    D_α never falls with α. Once a block of orders does not improve on the best value, or has its
+    best value inside, no later block improves it: the search stops there and refines between the
+    neighbours of the best order.
     """
     best, best_order = math.inf, None
-    for orders, moments in _curves(question):
+    for orders, moments in _order_blocks(question):
         found = values(orders, moments)
         place = int(np.argmin(found))
         if not found[place] < best:

@@ -7,16 +7,18 @@ from typing import Final
 
 from accountant_service.accountants.base import Accountant, Bound, Question, require_noise
 from accountant_service.guarantee import Assumption
-from accountant_service.numerics import rounding
+from accountant_service.numerics.floats import rounding
 
 _SOURCE: Final = "Bun & Steinke 2016, arXiv 1605.02065v1, Propositions 1.3, 1.4 and 1.6"
 
 
 class Zcdp(Accountant):
-    """ρ = Σ T/(2σ²) and ε = ρ + 2·√(ρ·log(1/δ)): the accounting of the EXP and AGD baselines.
+    """Zero-concentrated DP: ρ = Σ T/(2σ²) and ε = ρ + 2·√(ρ·log(1/δ)).
 
-    Concentrated privacy does not gain from sampling in this form, so a sampled release is charged
-    as if it used all the data: by joint convexity that is still an upper bound.
+    Papers/000 and 001 use this accounting for their baselines EXP and AGD.
+
+    This form of concentrated privacy has no amplification by sampling, so a sampled release is
+    charged as if it used all the data: by joint convexity that is still an upper bound.
     """
 
     name = "zcdp"
@@ -26,23 +28,23 @@ class Zcdp(Accountant):
     proves = "an upper bound of ε, without any amplification by sampling"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """No sampling, or sampling that is not made use of: both hold always."""
+        """Return a hypothesis that always holds: sampling is absent, or its benefit is not used."""
         require_noise(self.name, question, ["gaussian", "laplace"])
-        sampled = any(part.rate < 1 for part in question.parts)
+        sampled = any(group.rate < 1 for group in question.release_groups)
         statement = (
-            "sampling can only help: each release is charged as if it used all the data"
+            "sampling never increases ε: each release is charged as if it used all the data"
             if sampled
             else "the releases use all the data"
         )
         return (Assumption(statement, True, _SOURCE),)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """ε = ρ + 2·√(ρ·log(1/δ))."""
+        """Return ε = ρ + 2·√(ρ·log(1/δ))."""
         rho = _rho(question)
         return Bound(rounding.up(rho + 2 * math.sqrt(-rho * math.log(delta))))
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """δ = exp(−(ε − ρ)²/(4ρ)) for ε > ρ, else 1."""
+        """Return δ = exp(−(ε − ρ)²/(4ρ)) for ε > ρ, else 1."""
         rho = _rho(question) * (1 + rounding.MARGIN)
         if epsilon <= rho:
             return Bound(1.0)
@@ -50,5 +52,8 @@ class Zcdp(Accountant):
 
 
 def _rho(question: Question) -> float:
-    """Σ T/(2σ²): Gaussian by Proposition 1.6, (1/b)-DP Laplace by Proposition 1.4."""
-    return math.fsum(part.count / (2 * part.sigma**2) for part in question.parts)
+    """Return the total zCDP parameter ρ of all releases.
+
+    Σ T/(2σ²): Gaussian by Proposition 1.6, (1/b)-DP Laplace by Proposition 1.4.
+    """
+    return math.fsum(group.count / (2 * group.sigma**2) for group in question.release_groups)

@@ -1,8 +1,9 @@
-"""The ledger's calls for the event loop: each part of a call where it holds up no other.
+"""The ledger's asynchronous interface, so that no call blocks the event loop.
 
-Statements run in threads, calculations in computation processes of the ledger's own. A statement
-that waits for a dataset's row holds a thread and a connection, so only few may wait for one
-dataset; the others queue here, and the datasets take turns. Keys take turns at the calculations.
+SQL statements run in threads, and calculations in computation processes of the ledger's own. A
+statement that waits for a dataset's row holds a thread and a connection, so only few may wait for
+one dataset; the others queue here, and the datasets take turns. API keys take turns at the
+calculations.
 """
 
 from __future__ import annotations
@@ -14,56 +15,60 @@ from typing import Any, Final, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from accountant_service.api.turns import Limits, Turns
-from accountant_service.errors import AccountingError, BudgetExhaustedError, TooExpensiveError
-from accountant_service.guarantee import Guarantee, NeighbouringRelation
-from accountant_service.ledger import certificate, service
-from accountant_service.ledger.keys import Keys, Scope, require, require_unbound
-from accountant_service.ledger.repository import KeyRecord, Remembered, now
-from accountant_service.ledger.service import Ledger, Quote, Request, View
+from accountant_service.api.fair_queue import FairQueue, QueueLimits
+from accountant_service.api.ledger_views import Json, dataset_view, entries_view, reservation_view
+from accountant_service.computation_processes import ProcessPool
+from accountant_service.errors import CodedError, TooExpensiveError
+from accountant_service.guarantee import Guarantee
+from accountant_service.ledger import certificate, plans, service
+from accountant_service.ledger.api_keys import Keys, Scope, require_scope, require_unbound
+from accountant_service.ledger.errors import BudgetExhaustedError
+from accountant_service.ledger.plans import CombinedQuote, Quote
+from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
+from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.mechanisms import Mechanism
-from accountant_service.processes import Processes
 from accountant_service.settings import Settings
 
 _QUOTES_SECONDS_MAX: Final = 20.0
-_NICENESS: Final = 5  # grants come first, strangers' questions last
-_READERS: Final = 8  # of the 24 connections of a pool; others are for pages, probes and scrapes
+_NICENESS: Final = 5  # below the server, above the computation endpoints
+_READERS: Final = 8  # of the pool's 24 connections; the rest are for pages, probes and scrapes
 _WRITERS: Final = 12
-_WRITERS_EACH: Final = 2  # one writes, the next is ready
+_WRITERS_EACH: Final = 2  # one writes, the next waits for its row
 _WRITES_WAITING_MAX: Final = 1024
 _WRITE_WAIT_SECONDS_MAX: Final = 10.0
 _KEYS_WAITING_SHARE: Final = 2
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class AsyncLedger:
-    """The ledger, for the event loop.
+    """The ledger's asynchronous interface.
 
     Args:
-        ledger: whose calls these are.
-        keys: who may make them.
-        settings: how much is computed at once.
+        ledger: the ledger.
+        keys: the API keys.
+        settings: limits of concurrent calculations.
     """
 
     def __init__(self, ledger: Ledger, keys: Keys, settings: Settings) -> None:
         self._ledger, self._keys = ledger, keys
-        count = max(2, settings.computation_processes)  # one key leaves at least one to the others
-        self._processes = Processes(count, settings.computation_seconds_max, _NICENESS)
+        count = max(2, settings.computation_processes)  # one key leaves at least one to other keys
+        self._processes = ProcessPool(count, settings.computation_seconds_max, _NICENESS)
         waiting = settings.waiting_max
-        self._calculations = Turns(
-            Limits(count, count - 1, waiting, waiting // _KEYS_WAITING_SHARE),
-            "too many calculations are waiting; nothing was charged. Try again",
+        self._calculations = FairQueue(
+            QueueLimits(count, count - 1, waiting, waiting // _KEYS_WAITING_SHARE),
+            "too many calculations are waiting; nothing was charged. Try again later",
         )
-        self._writes = Turns(
-            Limits(
+        self._writes = FairQueue(
+            QueueLimits(
                 _WRITERS,
                 _WRITERS_EACH,
                 _WRITES_WAITING_MAX,
                 _WRITES_WAITING_MAX // 2,
                 _WRITE_WAIT_SECONDS_MAX,
             ),
-            "too many writes wait for this dataset; nothing was charged. Try again with the same "
-            "Idempotency-Key",
+            "too many writes are waiting for this dataset; nothing was charged. Try again with the "
+            "same Idempotency-Key",
         )
         self._readers, self._writers = CapacityLimiter(_READERS), CapacityLimiter(_WRITERS)
 
@@ -71,158 +76,156 @@ class AsyncLedger:
         """Kill the computation processes."""
         self._processes.close()
 
-    # --- where work is done
+    # --- threads and processes
 
-    async def _read(self, call: Callable[..., Found], *arguments: Any) -> Found:
-        """Statements that wait for no lock."""
+    async def _read(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Run a database read, which waits for no lock, in a thread."""
         return await to_thread.run_sync(partial(call, *arguments), limiter=self._readers)
 
-    async def _write(self, dataset: str, call: Callable[..., Found], *arguments: Any) -> Found:
-        """A transaction that may wait for a dataset's row."""
+    async def _write(self, dataset: str, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Run a transaction, which may wait for a dataset's row, in a thread."""
         async with self._writes.turn(dataset):
             return await to_thread.run_sync(partial(call, *arguments), limiter=self._writers)
 
     async def _calculate(
-        self, key: KeyRecord, function: Callable[..., Found], *arguments: Any
-    ) -> Found:
+        self, key: KeyRecord, function: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        """Run a function in a computation process when it is the API key's turn."""
         async with self._calculations.turn(key.identifier):
-            found: Found = await self._processes.run(function, *arguments)
+            found: Result = await self._processes.run(function, *arguments)
         return found
 
     # --- keys
 
     async def authenticate(self, token: str | None) -> KeyRecord:
-        """Whose token this is; see `Keys.authenticate`."""
+        """Return the API key of a token; an unknown token raises, as in `Keys.authenticate`."""
         return await self._read(self._keys.authenticate, token)
 
     # --- datasets
 
-    async def create_dataset(
-        self,
-        request: Request,
-        name: str,
-        size: int,
-        epsilon: float,
-        delta: float,
-        relation: NeighbouringRelation,
-        privacy_unit: str,
-        planned: Mechanism | None,
-    ) -> Remembered:
-        """A new dataset, its policy frozen."""
+    async def create_dataset(self, request: WriteRequest, new: NewDataset) -> StoredAnswer:
+        """Create a dataset with a fixed privacy filter."""
         require_unbound(request.key, Scope.OWNER)
-        policy = await self._calculate(
-            request.key, service.choose_policy, size, epsilon, delta, relation, planned
-        )
-        return await self._write(
-            name, self._ledger.add_dataset, request, name, size, privacy_unit, policy
-        )
+        policy = await self._calculate(request.key, plans.choose_policy, new)
+        return await self._write(new.name, self._ledger.add_dataset, request, new, policy)
 
-    async def datasets(self, key: KeyRecord) -> list[View]:
+    async def datasets(self, key: KeyRecord) -> list[Json]:
         """Return the datasets that the key may see."""
-        return await self._read(self._ledger.datasets, key)
+        return await self._read(self._list_datasets, key)
 
-    async def dataset(self, key: KeyRecord, name: str) -> View:
-        """One of them, with what is due expired."""
-        found, due = await self._read(self._ledger.look, key, name)
-        return await self._write(name, self._ledger.expire, name) if due else found
+    def _list_datasets(self, key: KeyRecord) -> list[Json]:
+        """Read the datasets that the key may see, and return them as JSON."""
+        return [dataset_view(dataset) for dataset in self._ledger.list_datasets(key)]
 
-    async def entries(self, key: KeyRecord, name: str, cursor: str) -> View:
-        """A page of the append-only record."""
-        return await self._read(self._ledger.entries, key, name, cursor)
+    async def dataset(self, key: KeyRecord, name: str) -> Json:
+        """Return a dataset, after ending the reservations whose lease has expired."""
+        dataset, has_overdue = await self._read(self._ledger.read_dataset, key, name)
+        if has_overdue:
+            dataset = await self._write(name, self._ledger.expire_leases, name)
+        return dataset_view(dataset)
+
+    async def entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
+        """Return a page of the ledger's entries for a dataset."""
+        after = int(cursor) if cursor.isdecimal() and len(cursor) < 19 else 0
+        return entries_view(await self._read(self._ledger.list_entries, key, name, after))
 
     # --- plans
 
     async def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> Quote:
         """Quote a plan: whether it fits, and what would fit. Nothing is charged."""
-        dataset = await self._read(self._ledger.seen, key, name)
-        return await self._calculate(key, service.quote, dataset, mechanism)
+        dataset = await self._read(self._ledger.find_dataset, key, name)
+        return await self._calculate(key, plans.quote_plan, dataset, mechanism)
 
     async def quotes(
-        self, key: KeyRecord, name: str, plans: Sequence[Mechanism]
-    ) -> tuple[list[Quote | AccountingError], View]:
-        """Quotes of several plans, each as if it were the only one; and of all of them together.
+        self, key: KeyRecord, name: str, mechanisms: Sequence[Mechanism]
+    ) -> tuple[list[Quote | CodedError], CombinedQuote]:
+        """Quote several plans, each alone and all together.
 
-        A plan that cannot be charged at all has its error in its place.
+        A plan that cannot be charged at all has an error instead of a quote.
         """
-        dataset = await self._read(self._ledger.seen, key, name)
+        dataset = await self._read(self._ledger.find_dataset, key, name)
         deadline = time.monotonic() + _QUOTES_SECONDS_MAX
-        items: list[Quote | AccountingError] = []
-        for mechanism in plans:
+        items: list[Quote | CodedError] = []
+        for mechanism in mechanisms:
             try:
                 if time.monotonic() > deadline:
                     raise TooExpensiveError(
-                        f"the quotes before this took {_QUOTES_SECONDS_MAX:g} s: send fewer at once"
+                        f"the quotes before it took {_QUOTES_SECONDS_MAX:g} s: send fewer plans"
                     )
-                items.append(await self._calculate(key, service.quote, dataset, mechanism))
-            except AccountingError as error:
+                items.append(await self._calculate(key, plans.quote_plan, dataset, mechanism))
+            except CodedError as error:
                 items.append(error)
-        return items, service.together(dataset, items)
+        return items, plans.combine_quotes(dataset, items)
 
     async def running_total(self, key: KeyRecord, name: str) -> Guarantee:
-        """Estimate ε of all steps granted so far; see `service.running_total`."""
-        policy, runs = await self._read(self._ledger.released, key, name)
-        return await self._calculate(key, service.running_total, policy, runs)
+        """Estimate ε of all steps granted so far, accounted as one plan."""
+        policy, runs = await self._read(self._ledger.list_granted_reservations, key, name)
+        return await self._calculate(key, plans.estimate_running_total, policy, runs)
 
     async def reserve(
-        self, request: Request, name: str, mechanism: Mechanism, lease: float, purpose: str
-    ) -> Remembered:
-        """Hold the whole plan, or say what would fit."""
+        self, request: WriteRequest, name: str, mechanism: Mechanism, lease: float, purpose: str
+    ) -> StoredAnswer:
+        """Reserve budget for a whole plan; if it does not fit, the error says what would."""
         key, ledger = request.key, self._ledger
-        seen = await self._read(ledger.seen, key, name, Scope.RUN)
-        charge = await self._calculate(key, service.charge_of, seen, mechanism)
+        dataset = await self._read(ledger.find_dataset, key, name, Scope.RUN)
+        charge = await self._calculate(key, plans.compute_charge, dataset, mechanism)
         try:
             return await self._write(
-                seen.identifier, ledger.hold, request, seen, charge, lease, purpose
+                dataset.identifier, ledger.hold_budget, request, dataset, charge, lease, purpose
             )
         except BudgetExhaustedError as error:
-            current = await self._read(ledger.seen, key, name, Scope.RUN)
-            error.affordable = await self._calculate(
-                key, service.what_fits, current, mechanism, charge.unit
+            current = await self._read(ledger.find_dataset, key, name, Scope.RUN)
+            error.steps, error.noise_multiplier = await self._calculate(
+                key, plans.find_affordable, current, mechanism, charge.step_cost, charge.steps
             )
             raise
 
     # --- runs
 
-    async def reservation(self, key: KeyRecord, identifier: str) -> View:
-        """A reservation as it stands."""
-        dataset, reservation = await self._read(self._ledger.found, key, identifier)
-        if service.is_due(reservation):
-            return await self._write(dataset.identifier, self._ledger.reservation, key, identifier)
-        return service.reservation_view(reservation, dataset)
+    async def reservation(self, key: KeyRecord, identifier: str) -> Json:
+        """Return a reservation, expired if its lease has ended."""
+        ledger = self._ledger
+        dataset, reservation = await self._read(ledger.find_reservation, key, identifier)
+        if service.is_overdue(reservation):
+            dataset, reservation = await self._write(
+                dataset.identifier, ledger.get_reservation, key, identifier
+            )
+        return reservation_view(dataset, reservation)
 
     async def grant(
-        self, request: Request, identifier: str, steps: int, sequence: int
-    ) -> Remembered:
-        """Charge the next steps, before their noise is drawn."""
-        return await self._change(self._ledger.grant, request, identifier, steps, sequence)
+        self, request: WriteRequest, identifier: str, steps: int, sequence: int
+    ) -> StoredAnswer:
+        """Charge the next steps of a reservation."""
+        return await self._write_to_run(self._ledger.grant, request, identifier, steps, sequence)
 
-    async def commit(self, request: Request, identifier: str) -> Remembered:
-        """The run is done: what was granted is spent."""
-        return await self._change(self._ledger.commit, request, identifier)
+    async def commit(self, request: WriteRequest, identifier: str) -> StoredAnswer:
+        """End a finished run: its granted steps are spent."""
+        return await self._write_to_run(self._ledger.commit, request, identifier)
 
-    async def release(self, request: Request, identifier: str) -> Remembered:
-        """The run is given up: what was never granted is free again."""
-        return await self._change(self._ledger.release, request, identifier)
+    async def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
+        """End an abandoned run: steps that were not granted return to the budget."""
+        return await self._write_to_run(self._ledger.release, request, identifier)
 
-    async def renew(self, request: Request, identifier: str, lease: float) -> Remembered:
-        """The lease begins anew."""
-        return await self._change(self._ledger.renew, request, identifier, lease)
+    async def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
+        """Restart the lease of a reservation."""
+        return await self._write_to_run(self._ledger.renew, request, identifier, lease)
 
-    async def _change(
+    async def _write_to_run(
         self,
-        call: Callable[..., Remembered],
-        request: Request,
+        call: Callable[..., StoredAnswer],
+        request: WriteRequest,
         identifier: str,
         *arguments: Any,
-    ) -> Remembered:
-        require(request.key, Scope.RUN)
-        owner = self._ledger.known_owner(identifier)
-        if owner is None:
-            owner = await self._read(self._ledger.owner, identifier)
-        return await self._write(owner, call, request, identifier, *arguments)
+    ) -> StoredAnswer:
+        """Run a transaction on a reservation, when it is the turn of its dataset."""
+        require_scope(request.key, Scope.RUN)
+        dataset_id = self._ledger.cached_dataset_id(identifier)
+        if dataset_id is None:
+            dataset_id = await self._read(self._ledger.find_dataset_id, identifier)
+        return await self._write(dataset_id, call, request, identifier, *arguments)
 
-    async def certificate(self, key: KeyRecord, identifier: str) -> View:
+    async def certificate(self, key: KeyRecord, identifier: str) -> certificate.Document:
         """Return the signed certificate of a run that has ended."""
-        await self.reservation(key, identifier)  # expires what is due
-        ended = await self._read(self._ledger.ended, key, identifier)
+        await self.reservation(key, identifier)  # expires an ended lease
+        ended = await self._read(self._ledger.read_ended_run, key, identifier)
         return await self._calculate(key, certificate.issue, *ended, now())

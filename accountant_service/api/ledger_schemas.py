@@ -1,4 +1,4 @@
-"""The ledger's bodies, field by field; names are the wire contract."""
+"""Request and answer models of the ledger API. Field names are the wire contract."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from accountant_service.api.schemas import (
-    AffordableView,
-    DeltaField,
-    MechanismField,
-    ProblemView,
-)
+from accountant_service.api.schemas import AffordableView, DeltaField, MechanismField, ProblemView
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.rules import NewDataset
 
 LEASE_SECONDS: Final = 3600.0
-_LEASE_MAX: Final = 30 * 86400.0
+_LEASE_SECONDS_MAX: Final = 30 * 86400.0
 _STEPS_MAX: Final = 10**12
 
 
 class _Body(BaseModel):
+    """Base of request bodies: strict types, no unknown fields, finite numbers only."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 LeaseField = Annotated[
-    float, Field(ge=1, le=_LEASE_MAX, description="after which what was not granted is free again")
+    float,
+    Field(
+        ge=1,
+        le=_LEASE_SECONDS_MAX,
+        description="seconds until steps that were not granted return to the budget",
+    ),
 ]
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-_TEXT: Final = r"^[^\x00]*$"  # PostgreSQL keeps no NUL
+_TEXT: Final = r"^[^\x00]*$"  # PostgreSQL stores no NUL characters
 NameField = Annotated[str, Field(min_length=1, max_length=200, pattern=NAME_PATTERN)]
 
 
 class BudgetBody(_Body):
-    """(ε, δ) that a dataset may give out, for good."""
+    """The privacy budget (ε, δ) of a dataset. It cannot be changed."""
 
     epsilon: Annotated[float, Field(gt=0, le=1000)]
     delta: DeltaField
 
 
 class DatasetRequest(_Body):
-    """A dataset and what it may give out."""
+    """A new dataset with its privacy budget."""
 
     name: NameField
     size: Annotated[int, Field(ge=1, le=10**15)]
@@ -51,24 +54,36 @@ class DatasetRequest(_Body):
     privacy_unit: Annotated[str, Field(min_length=1, max_length=1000, pattern=_TEXT)] = "record"
     planned_mechanism: Annotated[
         MechanismField | None,
-        Field(description="what the dataset is meant for: the filter's order is chosen for it"),
+        Field(description="mechanism you plan to run: the filter's Rényi order is chosen for it"),
     ] = None
+
+    def to_new_dataset(self) -> NewDataset:
+        """Return the dataset that this request asks to create."""
+        return NewDataset(
+            self.name,
+            self.size,
+            self.budget.epsilon,
+            self.budget.delta,
+            self.neighbouring_relation,
+            self.privacy_unit,
+            self.planned_mechanism,
+        )
 
 
 class QuoteRequest(_Body):
-    """Would this plan fit?"""
+    """A plan to quote."""
 
     mechanism: MechanismField
 
 
 class QuotesRequest(_Body):
-    """Would these plans fit?"""
+    """Several plans to quote."""
 
     mechanisms: Annotated[list[MechanismField], Field(min_length=1, max_length=100)]
 
 
 class ReservationRequest(_Body):
-    """Hold budget for this plan."""
+    """A plan to reserve budget for."""
 
     mechanism: MechanismField
     lease_seconds: LeaseField = LEASE_SECONDS
@@ -76,16 +91,21 @@ class ReservationRequest(_Body):
 
 
 class GrantRequest(_Body):
-    """Charge the next steps, before their noise is drawn."""
+    """Steps to charge before their noise is drawn."""
 
     steps: Annotated[int, Field(ge=1, le=_STEPS_MAX)]
     sequence: Annotated[
-        int, Field(ge=0, le=_STEPS_MAX, description="steps granted so far, as the client knows")
+        int,
+        Field(
+            ge=0,
+            le=_STEPS_MAX,
+            description="number of steps granted so far, as known to the client",
+        ),
     ]
 
 
 class RenewRequest(_Body):
-    """Extend the lease, from now on."""
+    """A new lease, starting now."""
 
     lease_seconds: LeaseField = LEASE_SECONDS
 
@@ -104,21 +124,21 @@ class KeyRequest(_Body):
 
 
 class AmountView(BaseModel):
-    """A part of the budget."""
+    """A part of the budget, as ε and in millionths of a nat."""
 
     epsilon: float
     micronats: int
 
 
 class BudgetView(BaseModel):
-    """The budget."""
+    """The privacy budget of a dataset."""
 
     epsilon: float
     delta: float
 
 
 class AccountingView(BaseModel):
-    """The frozen policy."""
+    """The privacy filter of a dataset. It cannot be changed."""
 
     filter: Literal["renyi"]
     order: float
@@ -127,7 +147,7 @@ class AccountingView(BaseModel):
 
 
 class DatasetView(BaseModel):
-    """A dataset."""
+    """A dataset: its budget, and what is spent, held and remaining."""
 
     name: str
     size: int
@@ -142,19 +162,19 @@ class DatasetView(BaseModel):
 
 
 class DatasetsView(BaseModel):
-    """The datasets a key may see."""
+    """The datasets that the key may see."""
 
     items: list[DatasetView]
 
 
 class QuoteView(BaseModel):
-    """Whether a plan fits."""
+    """A quote: whether the plan fits the remaining budget, and what would fit."""
 
     fits: bool
     affordable: AffordableView
-    epsilon_after: float = Field(description="of the filter, were the plan charged in full")
+    epsilon_after: float = Field(description="ε spent or held if the whole plan were charged")
     guarantee: dict[str, Any] | None = Field(
-        description="of this plan alone, scope fixed_plan; null if it has no finite ε"
+        description="guarantee of this plan alone (scope fixed_plan); null if it has no finite ε"
     )
 
 
@@ -165,21 +185,23 @@ class ProblemItemView(BaseModel):
 
 
 class TogetherView(BaseModel):
-    """All plans, one after the other."""
+    """A quote of all plans together, one after the other."""
 
     fits: bool
-    epsilon_after: float | None = Field(description="null if one of them cannot be charged")
+    epsilon_after: float | None = Field(
+        description="ε spent or held after all of them; null if one cannot be charged"
+    )
 
 
 class QuotesView(BaseModel):
-    """A quote of each plan by itself, and of all of them."""
+    """A quote of each plan alone, and of all plans together."""
 
     items: list[QuoteView | ProblemItemView]
     together: TogetherView
 
 
 class ReservationView(BaseModel):
-    """A reservation."""
+    """A reservation: its plan, its state and the steps granted."""
 
     id: str
     dataset: str
@@ -188,20 +210,20 @@ class ReservationView(BaseModel):
     mechanism_hash: str
     steps_reserved: int
     steps_granted: int
-    expires_at: float = Field(description="seconds since 1970")
+    expires_at: float = Field(description="Unix time in seconds")
     purpose: str
     neighbouring_relation: NeighbouringRelation
 
 
 class EntriesView(BaseModel):
-    """A page of the record."""
+    """A page of the ledger's entries."""
 
     items: list[dict[str, Any]]
     next_cursor: str | None
 
 
 class KeyView(BaseModel):
-    """A key, without what only its owner knows."""
+    """An API key without its secret."""
 
     id: str
     name: str
@@ -214,13 +236,13 @@ class KeyView(BaseModel):
 
 
 class NewKeyView(KeyView):
-    """A new key, shown this once."""
+    """A new API key with its secret, which is shown only once."""
 
     key: str
 
 
 class KeysView(BaseModel):
-    """All keys."""
+    """All API keys, without their secrets."""
 
     items: list[KeyView]
 

@@ -1,4 +1,4 @@
-"""RFC 9457 problems: the one place that turns failures into answers."""
+"""RFC 9457 problems: every failure as an answer."""
 
 from __future__ import annotations
 
@@ -15,39 +15,36 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from accountant_service.errors import (
-    AccountingError,
-    BoundsContradictError,
-    BudgetExhaustedError,
-    DatabaseAwayError,
-)
+from accountant_service.api.schemas import ProblemView
+from accountant_service.computation_processes import ReportedError
+from accountant_service.errors import BoundsContradictError, CodedError
+from accountant_service.ledger.errors import BudgetExhaustedError, DatabaseAwayError
 from accountant_service.mechanisms import MechanismError
-from accountant_service.processes import AnswerError
 
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 INTERNAL_ERROR: Final = "internal-error"
 REQUEST_ID: Final = "X-Request-ID"
-NOTES: Final = "accountant.notes"  # where a request's scope holds its `Notes`
+NOTES: Final = "accountant.notes"  # the key of a request's `RequestNotes` in its scope
 
 _STATUS_CODES: Final[Mapping[int, tuple[str, str]]] = {
     400: ("unreadable-body", "The body cannot be read"),
     404: ("not-found", "There is nothing here"),
     405: ("method-not-allowed", "This method is not allowed here"),
-    408: ("body-too-slow", "The body did not come in time"),
+    408: ("body-too-slow", "The body did not arrive in time"),
     413: ("body-too-large", "The body is too large"),
-    429: ("too-many-requests", "Too many requests came from here"),
+    429: ("too-many-requests", "Too many requests"),
     503: ("busy", "The service is busy"),
 }
 
 
 @dataclass(slots=True)
-class Notes:
-    """What is to be remembered of a request until it is logged.
+class RequestNotes:
+    """Notes about a request for its log line.
 
     Attributes:
         identifier: sent back as `X-Request-ID`.
-        code: of the problem it was answered with, if it was.
+        code: the code of the problem, if the request was answered with one.
     """
 
     identifier: str
@@ -55,17 +52,17 @@ class Notes:
 
 
 class Problem(HTTPException):
-    """A problem raised at the edge itself, before or around a computation."""
+    """A failure raised by the API itself, rather than by a computation or the ledger."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(status, detail, headers)
 
 
-class RefusedError(HTTPException, AnswerError):
-    """A body refused by a computation process, which wrote the problem.
+class RefusedError(HTTPException, ReportedError):
+    """A computation process has refused a request body.
 
     Attributes:
-        problem: the body of the answer.
+        problem: the problem document.
     """
 
     def __init__(self, problem: dict[str, Any]) -> None:
@@ -79,26 +76,26 @@ class RefusedError(HTTPException, AnswerError):
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def parse(body: bytes) -> Any:
-    """A body as JSON.
+def parse_json(body: bytes) -> Any:
+    """Parse a request body as JSON with finite numbers.
 
     Raises:
-        Problem: 400, it is none.
+        Problem: 400, the body is not such JSON.
     """
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise Problem(400, f"the body is not JSON this service reads: {error}") from None
+        raise Problem(400, f"the body is not valid JSON: {error}") from None
 
 
-def read(model: type[Body], body: bytes) -> Body:
-    """A body as what it means, in a computation process.
+def read_body(model: type[Body], body: bytes) -> Body:
+    """Parse and validate a request body. Runs in a computation process.
 
     Raises:
-        RefusedError: it cannot be read.
+        RefusedError: the body is malformed.
     """
     try:
-        return model.model_validate(parse(body))
+        return model.model_validate(parse_json(body))
     except (Problem, ValidationError) as error:
         raise RefusedError(of_error(error)) from None
 
@@ -110,34 +107,41 @@ def document(
     detail: str,
     errors: Iterable[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """The body of a problem answer."""
-    body: dict[str, Any] = {
-        "type": f"urn:privacy-accountant:problem:{code}",
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "code": code,
-    }
+    """Return an RFC 9457 problem document."""
     listed = list(errors)
-    return body | {"errors": listed} if listed else body
+    where: dict[str, Any] = {"errors": listed} if listed else {}
+    problem = ProblemView.model_construct(
+        type=f"urn:privacy-accountant:problem:{code}",
+        title=title,
+        status=status,
+        detail=detail,
+        code=code,
+        **where,
+    )
+    return problem.model_dump(exclude_unset=True)
 
 
-def of_accounting_error(error: AccountingError, mechanism_at: str | None = None) -> dict[str, Any]:
-    """The problem of a question without an answer."""
+def of_accounting_error(error: CodedError, mechanism_at: str | None = None) -> dict[str, Any]:
+    """Return the problem document of an error of the accounting or the ledger.
+
+    Args:
+        error: the error.
+        mechanism_at: JSON pointer of the mechanism in the request, if not the error's own.
+    """
     if isinstance(error, BoundsContradictError):
-        _LOG.critical("%s", error.detail)  # with the question: a defect to be found
+        _LOG.critical("%s", error.detail)  # includes the question: this is a defect
     errors = []
     if error.pointer is not None:
         pointer = (mechanism_at or error.mechanism_at) + error.pointer
         errors.append({"pointer": pointer, "message": error.detail})
     problem = document(error.status, error.code, error.title, error.detail, errors)
     if isinstance(error, BudgetExhaustedError):
-        problem["affordable"] = error.affordable
+        problem["affordable"] = {"steps": error.steps, "noise_multiplier": error.noise_multiplier}
     return problem
 
 
 def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The problem of a body that is JSON but not a question."""
+    """Return the problem document of a request that does not match its model."""
     faults: list[dict[str, str]] = []
     for error in errors:
         location = [str(part) for part in error["loc"] if part != "body"]
@@ -148,19 +152,19 @@ def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 {"pointer": pointer + inner, "message": message} for inner, message in cause.faults
             ]
         else:
-            faults.append({"pointer": pointer, "message": _expectation(error)})
+            faults.append({"pointer": pointer, "message": _describe_validation_error(error)})
     shown = faults[:50]
-    first = shown[0] if shown else {"pointer": "", "message": "cannot be understood"}
+    first = shown[0] if shown else {"pointer": "", "message": "cannot be read"}
     detail = f"{first['pointer'] or 'the body'} {first['message']}"
     return document(422, "invalid-request", "The request is malformed", detail, shown)
 
 
 def of_error(error: Exception) -> dict[str, Any]:
-    """The problem of any failure."""
+    """Return the problem document of any failure."""
     match error:
         case RefusedError():
             return error.problem
-        case AccountingError():
+        case CodedError():
             return of_accounting_error(error)
         case RequestValidationError():
             return of_validation_errors(error.errors())
@@ -170,12 +174,12 @@ def of_error(error: Exception) -> dict[str, Any]:
             code, title = _STATUS_CODES.get(error.status_code, ("http-error", "The request failed"))
             return document(error.status_code, code, title, str(error.detail))
         case _:
-            detail = "an unexpected failure; nothing was computed or charged. Please report it"
+            detail = "unexpected failure; nothing was computed or charged. Please report it"
             return document(500, INTERNAL_ERROR, "The service failed", detail)
 
 
-def _expectation(error: Mapping[str, Any]) -> str:
-    """What was expected, in this service's words where pydantic's would puzzle."""
+def _describe_validation_error(error: Mapping[str, Any]) -> str:
+    """Return what was expected of a value, in plainer words than pydantic's."""
     match error["type"]:
         case "missing":
             return "is required"
@@ -189,14 +193,14 @@ def _expectation(error: Mapping[str, Any]) -> str:
 
 
 def response(problem: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    """The answer that carries a problem."""
+    """Return the response for a problem document."""
     return Response(
         to_json(problem), int(problem["status"]), dict(headers or {}), media_type=MEDIA_TYPE
     )
 
 
-def refusal(scope: Scope, error: Exception) -> Response:
-    """The answer to a request that failed, noted for its log line."""
+def error_response(scope: Scope, error: Exception) -> Response:
+    """Return the response to a failed request, and note the code for its log line."""
     problem = of_error(error)
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, DatabaseAwayError):
@@ -209,14 +213,15 @@ def refusal(scope: Scope, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Make every failure of `app` a problem."""
+    """Add exception handlers that answer every failure with a problem document."""
 
-    @app.exception_handler(AccountingError)
+    @app.exception_handler(CodedError)
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(StarletteHTTPException)
     @app.exception_handler(Exception)
-    async def answer(request: Request, error: Exception) -> Response:
-        answer = refusal(request.scope, error)
+    async def answer_with_problem(request: Request, error: Exception) -> Response:
+        """Answer an exception with a problem document, and log it if it is unexpected."""
+        answer = error_response(request.scope, error)
         if answer.status_code == 500:
             _LOG.error("unexpected failure", exc_info=error)
         return answer

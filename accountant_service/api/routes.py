@@ -1,4 +1,4 @@
-"""The computation endpoints, batch, methods and health: thin, all alike."""
+"""Routes of the computation endpoints, of batches, methods and health checks."""
 
 from __future__ import annotations
 
@@ -19,160 +19,178 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from accountant_service.api import problems, schemas, views
-from accountant_service.api.answering import CALLS, READ_HERE_BYTES, Answerer, Item
+from accountant_service.api.computation_cache import (
+    ENDPOINTS,
+    PARSED_HERE_BYTES_MAX,
+    BatchedRequest,
+    ComputationCache,
+)
 from accountant_service.api.problems import Problem
-from accountant_service.api.schemas import Unread
+from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import TooExpensiveError
 from accountant_service.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
 _BATCH_SECONDS_MAX: Final = 30.0
-_DRAINED_BODIES: Final = 64
-_PIECE_BYTES: Final = 1 << 16
-_PAUSE_SECONDS: Final = 0.005  # a batch of the largest size takes a fifth of a second longer
-ROOM_BYTES: Final = 1 << 26  # for large bodies
+_DRAIN_FACTOR: Final = 64  # a body this many times too large closes the connection
+_CHUNK_BYTES: Final = 1 << 16
+_PAUSE_SECONDS: Final = 0.005  # adds a fifth of a second to a batch of the largest size
+BODY_MEMORY_BYTES: Final = 1 << 26  # for all large bodies together
 
 
 class _StrictRequest(Request):
-    """A request whose body is bounded in size and depth and holds finite numbers only.
+    """A request whose body is JSON of limited size with finite numbers only.
 
-    A large body is read by a computation process, where its work holds up no other request.
+    A computation process parses large bodies, so that they delay no other request.
     """
 
     model: type[BaseModel] | None = None
-    held = 0  # bytes of a large body, counted by the application's `Room`
+    held_bytes = 0  # of a large body, taken from the application's `BodyMemory`
 
     async def json(self) -> Any:
+        """Return the parsed body."""
         if not hasattr(self, "_json"):
-            self._json = await self._understood(await self._bounded_body())
+            self._json = await self._parse(await self._read_body())
         return self._json
 
-    async def _understood(self, body: bytes) -> Any:
-        if len(body) <= READ_HERE_BYTES or self.model is None:
-            return problems.parse(body)
-        return await _answerer(self).read(asker(self), self.model, body)
+    async def _parse(self, body: bytes) -> Any:
+        """Parse a body as JSON, in a computation process if it is large."""
+        if len(body) <= PARSED_HERE_BYTES_MAX or self.model is None:
+            return problems.parse_json(body)
+        return await computations_of(self).read_body(client_address(self), self.model, body)
 
     async def body(self) -> bytes:
-        return await self._bounded_body()
+        """Return the bytes of the body."""
+        return await self._read_body()
 
-    async def _bounded_body(self) -> bytes:
+    async def _read_body(self) -> bytes:
+        """Read the body once, within the time limit."""
         if not hasattr(self, "_body"):
             seconds = self.app.state.settings.body_seconds_max
             try:
                 async with asyncio.timeout(seconds):
-                    self._body = await self._read(self.app.state.settings.body_bytes_max)
+                    self._body = await self._read_stream(self.app.state.settings.body_bytes_max)
             except TimeoutError:
                 raise Problem(
-                    408, f"the body took more than {seconds:g} s", {"Connection": "close"}
+                    408,
+                    f"the body took longer than {seconds:g} s to arrive",
+                    {"Connection": "close"},
                 ) from None
         return self._body
 
-    async def _read(self, limit: int) -> bytes:
+    async def _read_stream(self, limit: int) -> bytes:
+        """Read the body up to a limit of bytes, and raise if it is larger."""
         body, size = bytearray(), 0
         async for chunk in self.stream():
             size += len(chunk)
             if size <= limit:
-                self._hold(len(chunk) if size > READ_HERE_BYTES else 0)
+                self._reserve_memory(len(chunk) if size > PARSED_HERE_BYTES_MAX else 0)
                 body += chunk
-            elif size > limit * _DRAINED_BODIES:  # a client this far off gets a closed socket
+            elif size > limit * _DRAIN_FACTOR:  # the client gets a closed socket
                 break
-        if size > limit:  # read to its end, or the client could not read the answer
-            raise Problem(413, f"a body may have at most {limit} bytes")
+        if size > limit:  # the body was read to its end, so the client can read the answer
+            raise Problem(413, f"the body is larger than {limit} bytes")
         return bytes(body)
 
-    def _hold(self, size: int) -> None:
-        self.app.state.room.take(size)
-        self.held += size
+    def _reserve_memory(self, size: int) -> None:
+        """Reserve a part of the application's memory for bodies, until the request ends."""
+        self.app.state.body_memory.take(size)
+        self.held_bytes += size
 
-    def let_go(self) -> None:
-        """The body is not needed any more."""
-        self.app.state.room.give_back(self.held)
+    def release_memory(self) -> None:
+        """Return the memory of this request's body to the application's limit."""
+        self.app.state.body_memory.give_back(self.held_bytes)
 
 
-class Room:
-    """Memory for large bodies, however many connections send one.
+class BodyMemory:
+    """The memory limit that all large request bodies share.
 
     Args:
-        size: bytes of all of them together.
+        size: bytes.
     """
 
     def __init__(self, size: int) -> None:
         self._left = size
 
     def take(self, size: int) -> None:
-        """Count bytes that have come.
+        """Reserve memory for bytes that have arrived.
 
         Raises:
-            Problem: 503, there is no room for them.
+            Problem: 503, the limit is reached.
         """
         if size > self._left:
             headers = {"Retry-After": "2", "Connection": "close"}
-            raise Problem(503, "too many large bodies are coming in; try again", headers)
+            raise Problem(
+                503, "too many large request bodies are arriving; try again later", headers
+            )
         self._left -= size
 
     def give_back(self, size: int) -> None:
-        """Count bytes that are not needed any more."""
+        """Release reserved memory."""
         self._left += size
 
 
 class _UnreadRequest(_StrictRequest):
-    """One whose large body is left to the computation process that answers it."""
+    """A request whose large body is parsed by the computation process that answers it."""
 
-    async def _understood(self, body: bytes) -> Any:
-        return problems.parse(body) if len(body) <= READ_HERE_BYTES else Unread(body)
+    async def _parse(self, body: bytes) -> Any:
+        """Parse a small body as JSON, and return a large one unparsed."""
+        return problems.parse_json(body) if len(body) <= PARSED_HERE_BYTES_MAX else UnreadBody(body)
 
 
 class StrictRoute(APIRoute):
-    """A route that reads its body through `_StrictRequest`."""
+    """A route that reads request bodies through `_StrictRequest`."""
 
     request_class: ClassVar[type[_StrictRequest]] = _StrictRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the request before FastAPI reads it."""
+        """Return a handler that wraps the request before FastAPI reads it."""
         handler = super().get_route_handler()
         model: Any = self.body_field.field_info.annotation if self.body_field else None
 
-        async def strict(request: Request) -> Response:
+        async def handle_strict_request(request: Request) -> Response:
             wrapped = self.request_class(request.scope, request.receive)
             wrapped.model = model
             try:
                 return await handler(wrapped)
             finally:
-                wrapped.let_go()
+                wrapped.release_memory()
 
-        return strict
+        return handle_strict_request
 
 
 class _ComputationRoute(StrictRoute):
+    """A route of a computation endpoint; its large bodies stay unparsed."""
+
     request_class = _UnreadRequest
 
 
-async def while_connected(request: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
-    """Wait for an answer, unless the client goes away.
+async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
+    """Wait for an answer, and cancel it if the client disconnects.
 
     Raises:
-        Problem: 499, it has gone; nobody reads this.
+        Problem: 499, the client has disconnected; nobody reads this.
     """
     answered = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_gone(request))
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answered, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
-            raise Problem(499, "the client has gone")
+            raise Problem(499, "the client has disconnected")
         return answered.result()
     finally:
         answered.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
-async def _gone(request: Request) -> None:
-    """Return when the client has closed the connection; its body has been read."""
+async def _wait_for_disconnect(request: Request) -> None:
+    """Return once the client has closed the connection. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def asker(request: Request) -> str:
-    """Who asks, for taking turns: the address."""
+def client_address(request: Request) -> str:
+    """Return the client's address, which identifies a client that waits for its turn."""
     return request.client.host if request.client else "unknown"
 
 
@@ -181,39 +199,41 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     for status, description in (
         (400, "The body is not JSON"),
         (413, "The body is too large"),
-        (422, "The request is malformed, or the question has no answer: see `code`"),
-        (503, "Too many questions are waiting"),
+        (422, "The request is malformed or has no answer: see `code`"),
+        (503, "Too many requests are waiting"),
     )
 }
 
 
-def _answerer(request: Request) -> Answerer:
-    found: Answerer = request.app.state.answerer
+def computations_of(request: Request) -> ComputationCache:
+    """Return the application's computation cache."""
+    found: ComputationCache = request.app.state.computations
     return found
 
 
-def _json(body: bytes) -> Response:
+def _json_response(body: bytes) -> Response:
+    """Return a response that holds encoded JSON."""
     return Response(body, media_type="application/json")
 
 
-def build_router(guards: Sequence[Depends] = ()) -> APIRouter:
-    """Every computation route.
+def build_router(dependencies: Sequence[Depends] = ()) -> APIRouter:
+    """Build the routes of computations, batches, methods and health checks.
 
     Args:
-        guards: what must pass before anything is computed.
+        dependencies: run before a computation; they raise to refuse it.
     """
     router = APIRouter(route_class=_ComputationRoute)
-    for path, call in CALLS.items():
+    for path, endpoint in ENDPOINTS.items():
         router.add_api_route(
             path,
-            _endpoint(path, call.request),
+            _make_handler(path, endpoint.request),
             methods=["POST"],
             response_model=None,
-            responses={200: {"model": call.answer_model}, **_PROBLEMS},
-            summary=(call.request.__doc__ or "").strip(),
+            responses={200: {"model": endpoint.answer_model}, **_PROBLEMS},
+            summary=(endpoint.request.__doc__ or "").strip(),
             operation_id=path.removeprefix("/v1/").replace("-", "_"),
             tags=["computation"],
-            dependencies=guards,
+            dependencies=dependencies,
         )
     router.add_api_route(
         "/v1/batch",
@@ -222,7 +242,7 @@ def build_router(guards: Sequence[Depends] = ()) -> APIRouter:
         response_model=None,
         responses={200: {"model": schemas.BatchAnswer}, **_PROBLEMS},
         tags=["computation"],
-        dependencies=guards,
+        dependencies=dependencies,
     )
     router.add_api_route(
         "/v1/methods",
@@ -232,10 +252,10 @@ def build_router(guards: Sequence[Depends] = ()) -> APIRouter:
         responses={200: {"model": schemas.MethodsAnswer}},
         tags=["computation"],
     )
-    for path, endpoint in (("/healthz", health), ("/readyz", ready)):
+    for path, check in (("/healthz", health), ("/readyz", ready)):
         router.add_api_route(
             path,
-            endpoint,
+            check,
             response_model=schemas.HealthAnswer,
             operation_id=path[1:],
             tags=["health"],
@@ -243,76 +263,89 @@ def build_router(guards: Sequence[Depends] = ()) -> APIRouter:
     return router
 
 
-def _endpoint(path: str, model: type[BaseModel]) -> Callable[..., Awaitable[Response]]:
-    async def endpoint(ask: Any, request: Request) -> Response:
-        answerer = _answerer(request)
-        known = answerer.known(path, ask)
-        if known is None:
-            known = await while_connected(request, answerer.answer(asker(request), path, ask))
-        return _json(known)
+def _make_handler(path: str, model: type[BaseModel]) -> Callable[..., Awaitable[Response]]:
+    """Return the handler of a computation endpoint, for bodies of its request model."""
 
-    question = Annotated[model, schemas.UNREAD_PASSES]  # type: ignore[valid-type]
-    endpoint.__annotations__ = {"ask": question, "request": Request, "return": Response}
-    return endpoint
+    async def answer_question(question: Any, request: Request) -> Response:
+        computations = computations_of(request)
+        answer = computations.find_cached(path, question)
+        if answer is None:
+            answer = await cancel_on_disconnect(
+                request, computations.answer(client_address(request), path, question)
+            )
+        return _json_response(answer)
+
+    body = Annotated[model, schemas.ALLOW_UNREAD_BODY]  # type: ignore[valid-type]
+    answer_question.__annotations__ = {"question": body, "request": Request, "return": Response}
+    return answer_question
 
 
 async def batch(
-    ask: Annotated[schemas.BatchRequest, schemas.UNREAD_PASSES], request: Request
+    body: Annotated[schemas.BatchRequest, schemas.ALLOW_UNREAD_BODY], request: Request
 ) -> Response:
-    """Answer many questions in order, each with its own answer or problem."""
-    return _BatchResponse(_answerer(request), asker(request), ask, request.app.state.settings)
+    """Answer up to 1 000 requests in order, each with its own answer or problem."""
+    return _BatchResponse(
+        computations_of(request), client_address(request), body, request.app.state.settings
+    )
 
 
 class _BatchResponse(StreamingResponse):
-    """The answer to a batch, made while it is sent, once it is the asker's turn."""
+    """The streamed response to a batch, computed while it is sent."""
 
     def __init__(
-        self, answerer: Answerer, who: str, ask: schemas.BatchRequest | Unread, settings: Settings
+        self,
+        computations: ComputationCache,
+        client: str,
+        batch: schemas.BatchRequest | UnreadBody,
+        settings: Settings,
     ) -> None:
         super().__init__((), media_type="application/json")
-        self._answerer, self._who, self._ask = answerer, who, ask
-        self._ahead, self._bytes_max = settings.computation_processes, settings.batch_bytes_max
+        self._computations, self._client, self._batch = computations, client, batch
+        self._concurrent, self._bytes_max = settings.computation_processes, settings.batch_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._answerer.batches.turn(self._who):
+        async with self._computations.batches.turn(self._client):
             items = await self._items()
-            async with aclosing(self._results(items)) as results:
-                self.body_iterator = _pieces(results)
+            async with aclosing(self._limited_results(items)) as results:
+                self.body_iterator = _chunks(results)
                 await super().__call__(scope, receive, send)
 
-    async def _items(self) -> Sequence[Item]:
-        if isinstance(self._ask, Unread):
-            return await self._answerer.split(self._who, self._ask.raw)
-        return [(item.path, item.body) for item in self._ask.requests]
+    async def _items(self) -> Sequence[BatchedRequest]:
+        """Return the path and the body of each request of the batch."""
+        if isinstance(self._batch, UnreadBody):
+            return await self._computations.split_batch(self._client, self._batch.raw)
+        return [(item.path, item.body) for item in self._batch.requests]
 
-    async def _results(self, items: Sequence[Item]) -> AsyncGenerator[bytes]:
-        """Each item's result, until the time or the bytes of a batch are used up.
+    async def _limited_results(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
+        """Yield each item's result, and a problem for the rest once a limit is reached.
 
-        Some items are answered ahead, as many as there are computation processes.
+        The limits are the seconds and the bytes of a batch.
         """
-        deadline, left = time.monotonic() + _BATCH_SECONDS_MAX, self._bytes_max
+        deadline, bytes_left = time.monotonic() + _BATCH_SECONDS_MAX, self._bytes_max
         missing = len(items)
         async with aclosing(self._answers(items)) as answers:
             async for answer in answers:
-                left -= len(answer)
+                bytes_left -= len(answer)
                 missing -= 1
                 yield answer
-                if left <= 0 or time.monotonic() > deadline:
+                if bytes_left <= 0 or time.monotonic() > deadline:
                     break
-        limit = f"{_BATCH_SECONDS_MAX:g} s" if left > 0 else f"{self._bytes_max} bytes"
-        error = TooExpensiveError(f"the batch has used its {limit}: send the rest in another one")
-        refusal = _result_of(error)
+        limit = f"{_BATCH_SECONDS_MAX:g} s" if bytes_left > 0 else f"{self._bytes_max} bytes"
+        error = TooExpensiveError(
+            f"the batch has reached its limit of {limit}: send the rest in another batch"
+        )
+        refusal = _encode_problem(error)
         for _ in range(missing):
             yield refusal
 
-    async def _answers(self, items: Sequence[Item]) -> AsyncGenerator[bytes]:
-        """Each item's result."""
+    async def _answers(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
+        """Yield each item's encoded result; the next ones are computed meanwhile."""
         running: deque[asyncio.Task[bytes]] = deque()
         try:
             for path, body in items:
-                answer = _answer_item(self._answerer, self._who, path, body)
+                answer = _encode_answer(self._computations, self._client, path, body)
                 running.append(asyncio.create_task(answer))
-                if len(running) > self._ahead:
+                if len(running) > self._concurrent:
                     yield await running.popleft()
             while running:
                 yield await running.popleft()
@@ -321,51 +354,57 @@ class _BatchResponse(StreamingResponse):
                 task.cancel()
 
 
-async def _pieces(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The answer to a batch in pieces, each sent before the next is made.
+async def _chunks(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Join the results of a batch to chunks of its JSON; each is sent before the next is built.
 
-    So no more than a piece waits in memory for a client that reads slowly or not at all. A pause
-    after each leaves most of the event loop to others, also where all answers are known.
+    At most one chunk waits in memory for a client that reads slowly or not at all. A pause after
+    each chunk leaves the event loop to other requests, even if all answers are cached.
     """
-    piece, separator = bytearray(b'{"results":['), b""
+    chunk, separator = bytearray(b'{"results":['), b""
     async for answer in answers:
-        piece += separator + answer
+        chunk += separator + answer
         separator = b","
-        if len(piece) >= _PIECE_BYTES:
-            yield bytes(piece)
-            piece.clear()
+        if len(chunk) >= _CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
             await asyncio.sleep(_PAUSE_SECONDS)
-    yield bytes(piece + b"]}")
+    yield bytes(chunk + b"]}")
 
 
-async def _answer_item(answerer: Answerer, who: str, path: str, body: Any) -> bytes:
+async def _encode_answer(
+    computations: ComputationCache, client: str, path: str, body: Any
+) -> bytes:
+    """Return the answer to one request of a batch, or its problem, as JSON."""
     try:
-        if path not in CALLS:
-            raise Problem(404, "a batch answers " + ", ".join(CALLS))
-        ask = body if isinstance(body, Unread) else CALLS[path].request.model_validate(body)
-        return b'{"status":200,"body":%b}' % await answerer.answer(who, path, ask)
+        if path not in ENDPOINTS:
+            raise Problem(404, "a batch can hold requests to " + ", ".join(ENDPOINTS))
+        question = (
+            body if isinstance(body, UnreadBody) else ENDPOINTS[path].request.model_validate(body)
+        )
+        return b'{"status":200,"body":%b}' % await computations.answer(client, path, question)
     except Exception as error:
-        return _result_of(error)
+        return _encode_problem(error)
 
 
-def _result_of(error: Exception) -> bytes:
+def _encode_problem(error: Exception) -> bytes:
+    """Return an error as the JSON result of one request of a batch."""
     problem = problems.of_error(error)
     if problem["status"] == 500:
         _LOG.error("unexpected failure", exc_info=error)
-    return to_json({"status": problem["status"], "body": problem})
+    return to_json(schemas.BatchResult.model_construct(status=problem["status"], body=problem))
 
 
 async def methods() -> Response:
-    """Every accounting method: what it is, where it comes from, what it needs and proves."""
-    return _json(to_json(views.methods()))
+    """List the accounting methods: title, source, what each needs and what it proves."""
+    return _json_response(to_json(views.methods()))
 
 
 async def health() -> schemas.HealthAnswer:
-    """Whether the process answers."""
+    """Check that the process answers."""
     return schemas.HealthAnswer(status="ok")
 
 
 def ready(request: Request) -> schemas.HealthAnswer:
-    """Whether the database answers and takes writes as well."""
+    """Check that the database answers and accepts writes."""
     request.app.state.repository.ping()
     return schemas.HealthAnswer(status="ok")

@@ -1,9 +1,9 @@
-"""What goes in and what comes out, field by field. Names are the wire contract."""
+"""Request and answer models of the computation API. Field names are the wire contract."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -25,7 +25,8 @@ from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
 MECHANISM_PLACEHOLDER: Final = "x-mechanism"  # replaced by a reference when OpenAPI is built
 
 
-def _known_method(name: object) -> str:
+def _check_method(name: object) -> str:
+    """Return the name of a known accounting method, or raise."""
     if not isinstance(name, str) or name not in ACCOUNTANTS:
         raise ValueError("must be one of " + ", ".join(ACCOUNTANTS))
     return name
@@ -38,12 +39,12 @@ MechanismField = Annotated[
 ]
 MethodField = Annotated[
     str,
-    PlainValidator(_known_method),
+    PlainValidator(_check_method),
     WithJsonSchema({"type": "string", "enum": list(ACCOUNTANTS)}),
 ]
 DeltaField = Annotated[float, Field(ge=1e-50, lt=1, description="δ, from 1e-50 to below 1")]
 EpsilonField = Annotated[float, Field(ge=0, le=1e6, description="ε, from 0 to 1e6")]
-TargetField = Annotated[float, Field(gt=0, le=1e6, description="ε not to exceed, up to 1e6")]
+TargetField = Annotated[float, Field(gt=0, le=1e6, description="target ε, above 0 and up to 1e6")]
 
 _RUN: Final[JsonDict] = {
     "kind": "dp_sgd",
@@ -54,47 +55,51 @@ _RUN: Final[JsonDict] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """A body too large to be read in the serving process: a computation process reads it.
+class UnreadBody:
+    """A request body too large to parse in the serving process; a computation process parses it.
 
     Attributes:
-        raw: as it came.
+        raw: the bytes of the body.
     """
 
     raw: bytes
 
 
-UNREAD_PASSES: Final = WrapValidator(
-    lambda value, read: value if isinstance(value, Unread) else read(value)
+ALLOW_UNREAD_BODY: Final = WrapValidator(
+    lambda value, validate: value if isinstance(value, UnreadBody) else validate(value)
 )
 
 
-class _Strict(BaseModel):
-    """No coercion, no unknown fields, no infinities."""
+class _StrictModel(BaseModel):
+    """Base model: immutable, without coercion, unknown fields or infinities."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class _Relation(_Strict):
+class _RelationRequest(_StrictModel):
+    """Base of requests that choose a neighbouring relation."""
+
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
         NeighbouringRelation.ADD_OR_REMOVE_ONE
     )
 
 
-class _Certified(_Relation):
+class _CertifiedRequest(_RelationRequest):
+    """Base of requests that choose the width of the proved interval."""
+
     tolerance: Annotated[
         float | None,
         Field(
             ge=1e-7,
             le=0.5,
-            description="relative width that the proved interval must have (of ε: relative to at "
-            "least 0.05); without one, 1e-3 is aimed at and what is reached is answered",
+            description="required relative width of the proved interval, relative to max(ε, 0.05) "
+            "when ε is computed; without it the service aims at 1e-3 and returns what it reaches",
         ),
     ] = None
 
 
-class EpsilonRequest(_Certified):
-    """What ε does a mechanism have at δ?"""
+class EpsilonRequest(_CertifiedRequest):
+    """Compute ε of a mechanism at a given δ."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "delta": 1e-5}]})
     mechanism: MechanismField
@@ -102,8 +107,8 @@ class EpsilonRequest(_Certified):
     method: MethodField = DEFAULT_METHOD
 
 
-class DeltaRequest(_Certified):
-    """What δ does a mechanism have at ε?"""
+class DeltaRequest(_CertifiedRequest):
+    """Compute δ of a mechanism at a given ε."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "epsilon": 2.0}]})
     mechanism: MechanismField
@@ -111,8 +116,8 @@ class DeltaRequest(_Certified):
     method: MethodField = DEFAULT_METHOD
 
 
-class _Run(_Relation):
-    """A run with one field left open: what the three solvers have in common."""
+class _RunRequest(_RelationRequest):
+    """A DP-SGD run with one unknown parameter, and a target (ε, δ)."""
 
     epsilon: TargetField
     delta: DeltaField
@@ -125,30 +130,33 @@ class _Run(_Relation):
     epochs: float | None = None
 
     solved_for: ClassVar[str]
-    stand_in: ClassVar[float]
+    placeholder: ClassVar[float]
 
     def run(self) -> DpSgd:
-        """The run with the field to solve for filled in by a stand-in."""
-        given = self.model_dump(
+        """Return the run with a placeholder value for the unknown parameter."""
+        known = self.model_dump(
             include={"sampling", "sample_rate", "steps", "dataset_size", "batch_size", "epochs"},
             exclude_none=True,
         )
         noise = getattr(self, "noise_multiplier", None)
-        fields = {"kind": "dp_sgd", "noise_multiplier": noise, **given}
-        run = mechanisms.from_json(fields | {self.solved_for: self.stand_in})
+        fields = {"kind": "dp_sgd", "noise_multiplier": noise, **known}
+        run = mechanisms.from_json(fields | {self.solved_for: self.placeholder})
         assert isinstance(run, DpSgd)
         return run
 
     @model_validator(mode="after")
-    def _describes_a_run(self) -> _Run:
+    def _check_run(self) -> _RunRequest:
+        """Check that the run is valid and leaves out the parameter to solve for."""
         if getattr(self, self.solved_for, None) is not None:
-            raise MechanismError((f"/{self.solved_for}", "is what is solved for: leave it out"))
+            raise MechanismError(
+                (f"/{self.solved_for}", "is the parameter to solve for: leave it out")
+            )
         self.run()
         return self
 
 
-class NoiseMultiplierRequest(_Run):
-    """How much noise does a run need to stay within ε at δ?"""
+class NoiseMultiplierRequest(_RunRequest):
+    """Find the least noise multiplier that keeps a run within ε at δ."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -156,15 +164,17 @@ class NoiseMultiplierRequest(_Run):
         }
     )
     solved_for = "noise_multiplier"
-    stand_in = 1.0
+    placeholder = 1.0
 
 
-class _NoisyRun(_Run):
+class _NoisyRunRequest(_RunRequest):
+    """Base of requests for a run whose noise multiplier is known."""
+
     noise_multiplier: Annotated[float, Field(ge=NOISE_MIN, le=NOISE_MAX)]
 
 
-class StepsRequest(_NoisyRun):
-    """How many steps can a run make within ε at δ?"""
+class StepsRequest(_NoisyRunRequest):
+    """Find the largest number of steps that keeps a run within ε at δ."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -174,11 +184,11 @@ class StepsRequest(_NoisyRun):
         }
     )
     solved_for = "steps"
-    stand_in = 1
+    placeholder = 1
 
 
-class SampleRateRequest(_NoisyRun):
-    """How large may a run's samples be within ε at δ?"""
+class SampleRateRequest(_NoisyRunRequest):
+    """Find the largest sample rate that keeps a run within ε at δ."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -187,14 +197,14 @@ class SampleRateRequest(_NoisyRun):
     )
     sampling: Literal["poisson"] = "poisson"
     solved_for = "sample_rate"
-    stand_in = 0.01
+    placeholder = 0.01
 
 
 _Methods = Annotated[list[MethodField], Field(min_length=1, max_length=len(ACCOUNTANTS))]
 
 
-class CompareRequest(_Certified):
-    """What does every method say, and what is proved?"""
+class CompareRequest(_CertifiedRequest):
+    """Compare the ε of all accounting methods with the proved interval."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "delta": 1e-5}]})
     mechanism: MechanismField
@@ -202,8 +212,8 @@ class CompareRequest(_Certified):
     methods: _Methods | None = None
 
 
-class CurveRequest(_Relation):
-    """How does ε grow along the steps of a run?"""
+class CurveRequest(_RelationRequest):
+    """Compute ε after each of several step counts of a run."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -223,14 +233,17 @@ class CurveRequest(_Relation):
     points: Annotated[int, Field(ge=1, le=200)] = 50
 
     @model_validator(mode="after")
-    def _is_a_run(self) -> CurveRequest:
+    def _check_mechanism_is_run(self) -> CurveRequest:
+        """Check that the mechanism is a DP-SGD run, which has steps."""
         if not isinstance(self.mechanism, DpSgd):
-            raise MechanismError(("/mechanism/kind", "must be dp_sgd: a curve follows its steps"))
+            raise MechanismError(
+                ("/mechanism/kind", "must be dp_sgd: the curve follows the steps of a run")
+            )
         return self
 
 
-class TradeOffRequest(_Relation):
-    """What can a membership attacker achieve at best?"""
+class TradeOffRequest(_RelationRequest):
+    """Compute the trade-off curve of the best membership attacker."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "prior": 0.5}]})
     mechanism: MechanismField
@@ -238,15 +251,15 @@ class TradeOffRequest(_Relation):
     points: Annotated[int, Field(ge=2, le=1000)] = 101
 
 
-class BatchItem(_Strict):
-    """One question of a batch: the path it would be sent to, and its body."""
+class BatchItem(_StrictModel):
+    """One request of a batch: its path and its body."""
 
     path: str
     body: dict[str, Any]
 
 
-class BatchRequest(_Strict):
-    """Up to 1 000 questions, answered in order, each on its own."""
+class BatchRequest(_StrictModel):
+    """Up to 1 000 requests, answered in order and independently."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -258,25 +271,40 @@ class BatchRequest(_Strict):
     requests: Annotated[list[BatchItem], Field(min_length=1, max_length=1000)]
 
 
-# --- answers: documentation of what `views` writes, checked against it by the tests
+# --- answers, built by `views`
 
 
-class AssumptionView(_Strict):
-    """One hypothesis of the method's theorem."""
+class _Answer(_StrictModel):
+    """Base model of answers and their parts."""
+
+    @classmethod
+    def of(cls, source: object, **changes: Any) -> Self:
+        """Build the model from an object's attributes, without validation.
+
+        Args:
+            source: has an attribute for each field that is not in `changes`.
+            changes: values of the fields that are not copied.
+        """
+        copied = {name: getattr(source, name) for name in cls.model_fields if name not in changes}
+        return cls.model_construct(**copied, **changes)  # type: ignore[return-value]
+
+
+class AssumptionView(_Answer):
+    """One hypothesis of the method's theorem, and whether it holds."""
 
     statement: str
     holds: bool
     source: str
 
 
-class CertifiedEpsilon(_Strict):
+class CertifiedEpsilon(_Answer):
     """A proved interval around the true ε."""
 
     epsilon_lower: float
     epsilon_upper: float
 
 
-class CertifiedDelta(_Strict):
+class CertifiedDelta(_Answer):
     """A proved interval around the true δ."""
 
     delta_lower: float
@@ -308,8 +336,8 @@ _GUARANTEE: Final[JsonDict] = {
 }
 
 
-class GuaranteeView(_Strict):
-    """A claim of (ε, δ)-differential privacy and how far it can be trusted."""
+class GuaranteeView(_Answer):
+    """A claim of (ε, δ)-differential privacy, its status and the hypotheses it rests on."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_GUARANTEE]})
     epsilon: float
@@ -320,7 +348,7 @@ class GuaranteeView(_Strict):
     certified_reason: str | None = None
     warnings: list[str] = Field(
         default_factory=list,
-        description="why `certified` is wider than the tolerance, where it is",
+        description="reasons why `certified` is wider than the tolerance, if it is",
     )
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)]
     sampling: str
@@ -331,56 +359,58 @@ class GuaranteeView(_Strict):
     accountant_version: str
 
 
-class NoiseMultiplierAnswer(_Strict):
-    """The least noise multiplier that meets the target."""
+class NoiseMultiplierAnswer(_Answer):
+    """The least noise multiplier that meets the target, with its guarantee."""
 
     noise_multiplier: float
     guarantee: GuaranteeView
 
 
-class UndecidedView(_Strict):
-    """One step more is neither proved to meet the target nor to miss it."""
+class UndecidedView(_Answer):
+    """An undecided next step: neither proved to meet the target nor proved to miss it."""
 
-    margin: float = Field(description="the most that its true ε differs from the target")
+    margin: float = Field(
+        description="largest possible difference between its true ε and the target"
+    )
 
 
-class StepsAnswer(_Strict):
-    """The largest number of steps that meets the target; `next` is one step more, too much."""
+class StepsAnswer(_Answer):
+    """The largest number of steps that meets the target; `next` is for one more step."""
 
     steps: Annotated[int, Field(le=COUNT_MAX)]
     guarantee: GuaranteeView
     next: GuaranteeView
     undecided: UndecidedView | None = Field(
         default=None,
-        description="where the proved interval of `next` contains the target; null where `next` "
-        "is proved to be too much",
+        description="set if the proved interval of `next` contains the target; null if `next` is "
+        "proved to exceed it",
     )
 
 
-class SampleRateAnswer(_Strict):
-    """The largest sample rate that meets the target."""
+class SampleRateAnswer(_Answer):
+    """The largest sample rate that meets the target, with its guarantee."""
 
     sample_rate: float
     guarantee: GuaranteeView
 
 
-class InapplicableView(_Strict):
-    """A method without an answer, and why."""
+class InapplicableView(_Answer):
+    """A method that does not apply, and the reason."""
 
     method: str
     code: str
     reason: str
 
 
-class CompareAnswer(_Strict):
-    """Every method's answer beside the certified one."""
+class CompareAnswer(_Answer):
+    """The certified guarantee and the answer of each method."""
 
     certified: GuaranteeView | None = None
     certified_reason: str | None = None
     guarantees: list[GuaranteeView | InapplicableView]
 
 
-class CurveView(_Strict):
+class CurveView(_Answer):
     """One method's ε at each step count."""
 
     method: str
@@ -388,37 +418,37 @@ class CurveView(_Strict):
     epsilon: list[float | None]
     warnings: list[str] = Field(
         default_factory=list,
-        description="why a proved interval along the curve is wider than 1e-3, where one is",
+        description="reasons why proved intervals along the curve are wider than 1e-3, if any are",
     )
     assumptions: list[AssumptionView]
 
 
-class CurveAnswer(_Strict):
-    """ε along the steps."""
+class CurveAnswer(_Answer):
+    """ε after each step count, one curve for each method."""
 
     steps: list[int]
     curves: list[CurveView | InapplicableView]
 
 
-class IntervalView(_Strict):
-    """A proved interval."""
+class IntervalView(_Answer):
+    """A proved lower and upper bound."""
 
     lower: float
     upper: float
 
 
-class GaussianDpView(_Strict):
-    """The Gaussian mechanism whose trade-off is nearest: its μ, and the most they differ."""
+class GaussianDpView(_Answer):
+    """The Gaussian mechanism with the nearest trade-off curve: its μ and the largest difference."""
 
     mu: float
     error: float
 
 
-class TradeOffAnswer(_Strict):
-    """The best a membership attacker can do, each value between proved bounds.
+class TradeOffAnswer(_Answer):
+    """The trade-off curve of the best membership attacker, each value between proved bounds.
 
-    At each false-positive rate: the least false-negative rate, and the posterior probability that
-    an accused record is present.
+    For each false-positive rate: the least false-negative rate, and the posterior probability that
+    a record is present if the attacker says so.
     """
 
     false_positive_rates: list[float]
@@ -434,7 +464,7 @@ class TradeOffAnswer(_Strict):
     assumptions: list[AssumptionView]
 
 
-class MethodView(_Strict):
+class MethodView(_Answer):
     """An accounting method."""
 
     method: str
@@ -445,32 +475,32 @@ class MethodView(_Strict):
     default: bool
 
 
-class MethodsAnswer(_Strict):
-    """Every accounting method."""
+class MethodsAnswer(_Answer):
+    """All accounting methods."""
 
     methods: list[MethodView]
 
 
-class BatchResult(_Strict):
-    """The answer to one question of a batch, or its problem."""
+class BatchResult(_Answer):
+    """The answer to one request of a batch, or its problem."""
 
     status: int
     body: dict[str, Any]
 
 
-class BatchAnswer(_Strict):
-    """The answers, in the order of the questions."""
+class BatchAnswer(_Answer):
+    """The answers to a batch, in the order of the requests."""
 
     results: list[BatchResult]
 
 
-class HealthAnswer(_Strict):
-    """Whether the process, or the service with all it needs, is well."""
+class HealthAnswer(_Answer):
+    """The answer of a health check that succeeds."""
 
     status: Literal["ok"]
 
 
-# One example for every schema of the OpenAPI document that has none of its own.
+# Examples of the schemas in the OpenAPI document that carry none of their own.
 _CURVE: Final[JsonDict] = {
     "method": "pld",
     "status": "proven",
@@ -536,14 +566,16 @@ EXAMPLES: Final[JsonDict] = {
 
 
 class AffordableView(BaseModel):
-    """What would fit."""
+    """The steps, or the noise, with which a mechanism fits the remaining budget."""
 
-    steps: int | None = Field(description="of this mechanism; null if without end")
-    noise_multiplier: float | None = Field(description="with which the whole plan would fit")
+    steps: int | None = Field(description="steps of this mechanism that fit; null if unlimited")
+    noise_multiplier: float | None = Field(
+        description="noise multiplier with which the whole plan fits"
+    )
 
 
-class ProblemView(_Strict):
-    """An RFC 9457 problem."""
+class ProblemView(_Answer):
+    """An RFC 9457 problem document."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -571,5 +603,5 @@ class ProblemView(_Strict):
     code: str
     errors: list[dict[str, str]] = Field(default_factory=list)
     affordable: AffordableView | None = Field(
-        default=None, description="with `budget-exhausted`: what would fit"
+        default=None, description="with `budget-exhausted`: what fits the remaining budget"
     )

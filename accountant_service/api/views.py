@@ -1,129 +1,149 @@
-"""From meaning to the JSON of the wire: one function per kind of answer."""
+"""Answers of the API, built from the results of computations.
+
+Each function fills a model of `schemas`, which alone names the fields. The values come from the
+service itself, so the models are built without validation; the tests validate the answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
 
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.calculator import Comparison, Curve, Inapplicable, TradeOff
-from accountant_service.guarantee import Assumption, Guarantee, Interval
+from accountant_service.api import schemas
+from accountant_service.api.schemas import (
+    AssumptionView,
+    CertifiedDelta,
+    CertifiedEpsilon,
+    GuaranteeView,
+    InapplicableView,
+    IntervalView,
+)
+from accountant_service.calculator import Comparison, MethodCurve, NoAnswer, TradeOff
+from accountant_service.guarantee import Assumption, Guarantee
 from accountant_service.solver import Solution
 
-Json = dict[str, Any]
+
+def guarantee(claim: Guarantee) -> GuaranteeView:
+    """Return a guarantee as an API answer."""
+    return GuaranteeView.of(
+        claim,
+        certified=_certified_interval_view(claim),
+        warnings=list(claim.warnings),
+        assumptions=_assumption_views(claim.assumptions),
+    )
 
 
-def guarantee(claim: Guarantee) -> Json:
-    """A guarantee as api.md shows it."""
-    return {
-        "epsilon": claim.epsilon,
-        "delta": claim.delta,
-        "method": claim.method,
-        "status": claim.status.value,
-        "certified": _certified(claim),
-        "certified_reason": claim.certified_reason,
-        "warnings": list(claim.warnings),
-        "neighbouring_relation": claim.neighbouring_relation.value,
-        "sampling": claim.sampling,
-        "assumptions": _assumptions(claim.assumptions),
-        "optimal_order": claim.optimal_order,
-        "conversion": claim.conversion,
-        "mechanism_hash": claim.mechanism_hash,
-        "accountant_version": claim.accountant_version,
-    }
+def _assumption_views(assumptions: Sequence[Assumption]) -> list[AssumptionView]:
+    """Return the hypotheses of a theorem as parts of an API answer."""
+    return [_assumption_view(each) for each in assumptions]
 
 
-def _assumptions(assumptions: Sequence[Assumption]) -> list[Json]:
-    return [{"statement": a.statement, "holds": a.holds, "source": a.source} for a in assumptions]
+@lru_cache(maxsize=256)  # most questions rest on the same few assumptions
+def _assumption_view(assumption: Assumption) -> AssumptionView:
+    """Return one hypothesis of a theorem as a part of an API answer."""
+    return AssumptionView.of(assumption)
 
 
-def _certified(claim: Guarantee) -> Json | None:
+def _certified_interval_view(claim: Guarantee) -> CertifiedEpsilon | CertifiedDelta | None:
+    """Return the proved interval for a guarantee's ε or δ, or None."""
     if claim.certified is None:
         return None
-    name = claim.solved_for
-    return {f"{name}_lower": claim.certified.lower, f"{name}_upper": claim.certified.upper}
+    lower, upper = claim.certified.lower, claim.certified.upper
+    if claim.solved_for == "epsilon":
+        return CertifiedEpsilon.model_construct(epsilon_lower=lower, epsilon_upper=upper)
+    return CertifiedDelta.model_construct(delta_lower=lower, delta_upper=upper)
 
 
-def solution(name: str, solved: Solution) -> Json:
-    """A solved parameter under its own name, with its guarantee and, for steps, the next one."""
-    answer = {name: solved.value, "guarantee": guarantee(solved.guarantee)}
-    if solved.next is None:
-        return answer
-    undecided = None if solved.undecided is None else {"margin": solved.undecided}
-    return answer | {"next": guarantee(solved.next), "undecided": undecided}
+def noise_multiplier(solved: Solution) -> schemas.NoiseMultiplierAnswer:
+    """Return the least noise multiplier, with its guarantee, as an API answer."""
+    return schemas.NoiseMultiplierAnswer.model_construct(
+        noise_multiplier=solved.value, guarantee=guarantee(solved.guarantee)
+    )
 
 
-def inapplicable(answer: Inapplicable) -> Json:
-    """A method without an answer."""
-    return {"method": answer.method, "code": answer.error.code, "reason": answer.error.detail}
+def steps(solved: Solution) -> schemas.StepsAnswer:
+    """Return the largest number of steps, with its guarantee, as an API answer."""
+    assert solved.next is not None
+    margin = solved.undecided
+    return schemas.StepsAnswer.model_construct(
+        steps=int(solved.value),
+        guarantee=guarantee(solved.guarantee),
+        next=guarantee(solved.next),
+        undecided=None if margin is None else schemas.UndecidedView.model_construct(margin=margin),
+    )
 
 
-def comparison(compared: Comparison) -> Json:
-    """All methods side by side."""
+def sample_rate(solved: Solution) -> schemas.SampleRateAnswer:
+    """Return the largest sample rate, with its guarantee, as an API answer."""
+    return schemas.SampleRateAnswer.model_construct(
+        sample_rate=solved.value, guarantee=guarantee(solved.guarantee)
+    )
+
+
+def _inapplicable_view(answer: NoAnswer) -> InapplicableView:
+    """Return a method that does not apply, with the reason."""
+    return InapplicableView.model_construct(
+        method=answer.method, code=answer.error.code, reason=answer.error.detail
+    )
+
+
+def comparison(compared: Comparison) -> schemas.CompareAnswer:
+    """Return the guarantees of all compared methods as an API answer."""
     proved = compared.certified
-    known = isinstance(proved, Guarantee)
-    return {
-        "certified": guarantee(proved) if isinstance(proved, Guarantee) else None,
-        "certified_reason": None if known else str(proved),
-        "guarantees": [
-            inapplicable(each) if isinstance(each, Inapplicable) else guarantee(each)
+    return schemas.CompareAnswer.model_construct(
+        certified=guarantee(proved) if isinstance(proved, Guarantee) else None,
+        certified_reason=None if isinstance(proved, Guarantee) else str(proved),
+        guarantees=[
+            _inapplicable_view(each) if isinstance(each, NoAnswer) else guarantee(each)
             for each in compared.answers
         ],
-    }
+    )
 
 
-def curves(steps: Sequence[int], drawn: Sequence[Curve | Inapplicable]) -> Json:
-    """ε along the steps."""
-    return {
-        "steps": list(steps),
-        "curves": [
-            inapplicable(each)
-            if isinstance(each, Inapplicable)
-            else {
-                "method": each.method,
-                "status": each.status.value,
-                "epsilon": list(each.epsilons),
-                "warnings": list(each.warnings),
-                "assumptions": _assumptions(each.assumptions),
-            }
-            for each in drawn
+def curves(steps: Sequence[int], answers: Sequence[MethodCurve | NoAnswer]) -> schemas.CurveAnswer:
+    """Return each method's ε at each step count as an API answer."""
+    return schemas.CurveAnswer.model_construct(
+        steps=list(steps),
+        curves=[
+            _inapplicable_view(each) if isinstance(each, NoAnswer) else _curve_view(each)
+            for each in answers
         ],
-    }
+    )
 
 
-def trade_off(found: TradeOff, prior: float) -> Json:
-    """What an attacker can achieve."""
-    return {
-        "false_positive_rates": list(found.false_positive_rates),
-        "false_negative_rates_lower": [rate.lower for rate in found.false_negative_rates],
-        "false_negative_rates_upper": [rate.upper for rate in found.false_negative_rates],
-        "membership_advantage": _interval(found.advantage),
-        "prior": prior,
-        "attack_success": _interval(found.success),
-        "posterior_lower": [each.lower for each in found.posteriors],
-        "posterior_upper": [each.upper for each in found.posteriors],
-        "gaussian_dp": {"mu": found.mu, "error": found.mu_error},
-        "mechanism_hash": found.mechanism_hash,
-        "assumptions": _assumptions(found.assumptions),
-    }
+def _curve_view(curve: MethodCurve) -> schemas.CurveView:
+    """Return one method's ε at each step count."""
+    return schemas.CurveView.of(
+        curve,
+        epsilon=list(curve.epsilons),
+        warnings=list(curve.warnings),
+        assumptions=_assumption_views(curve.assumptions),
+    )
 
 
-def _interval(proved: Interval) -> Json:
-    return {"lower": proved.lower, "upper": proved.upper}
+def trade_off(curve: TradeOff, prior: float) -> schemas.TradeOffAnswer:
+    """Return a trade-off curve and the quantities derived from it as an API answer."""
+    return schemas.TradeOffAnswer.model_construct(
+        false_positive_rates=list(curve.false_positive_rates),
+        false_negative_rates_lower=[rate.lower for rate in curve.false_negative_rates],
+        false_negative_rates_upper=[rate.upper for rate in curve.false_negative_rates],
+        membership_advantage=IntervalView.of(curve.advantage),
+        prior=prior,
+        attack_success=IntervalView.of(curve.success),
+        posterior_lower=[each.lower for each in curve.posteriors],
+        posterior_upper=[each.upper for each in curve.posteriors],
+        gaussian_dp=schemas.GaussianDpView.model_construct(mu=curve.mu, error=curve.mu_error),
+        mechanism_hash=curve.mechanism_hash,
+        assumptions=_assumption_views(curve.assumptions),
+    )
 
 
-def methods() -> Json:
-    """The registry, as a table."""
-    return {
-        "methods": [
-            {
-                "method": each.name,
-                "title": each.title,
-                "source": each.source,
-                "needs": each.needs,
-                "proves": each.proves,
-                "default": each.name == DEFAULT_METHOD,
-            }
+def methods() -> schemas.MethodsAnswer:
+    """Return the list of accounting methods as an API answer."""
+    return schemas.MethodsAnswer.model_construct(
+        methods=[
+            schemas.MethodView.of(each, method=each.name, default=each.name == DEFAULT_METHOD)
             for each in ACCOUNTANTS.values()
         ]
-    }
+    )

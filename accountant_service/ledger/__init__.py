@@ -1,1 +1,1 @@
-"""The budget ledger: what a dataset may give out, what it has given, and the proof of both."""
+"""The budget ledger: each dataset's privacy budget, its use, and a verifiable record of both."""

@@ -1,75 +1,51 @@
-"""Certificates: what may be published about a run, signed, and re-computable by anyone.
+"""Certificates: signed statements about a run that anyone can verify and recompute.
 
-A certificate names what NIST SP 800-226 tells an evaluator to look for: the unit of privacy, the
+A certificate states what NIST SP 800-226 tells an evaluator to check: the unit of privacy, the
 neighbouring relation, the trust model, the mechanism with all of its parameters, how composition is
 accounted, ε and δ, and what the claim covers.
 
-The claim of the run alone is that of the plan it reserved, however many of its steps were granted.
-A run may be stopped because of what its steps showed, and then ε of the steps granted claims too
-little (decision 0004). Certificates of format 1 made that claim and did not say how many steps were
-reserved; they are still read.
+The claim about the run alone covers the whole plan that was reserved, however many steps were
+granted. A run may be stopped because of what its steps showed, and then ε of the granted steps is
+too small a claim (decision 0004). Certificates of format 1 made that claim and do not state the
+number of steps reserved; they are still accepted.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-from accountant_service import __version__, digits, mechanisms
-from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.errors import (
-    AccountingError,
-    MethodNotApplicableError,
-    TooExpensiveError,
-)
+from accountant_service import __version__, calculator, mechanisms, number_format
+from accountant_service.canonical_json import canonical_json
+from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
-from accountant_service.ledger.model import Dataset, Reservation
-from accountant_service.mechanisms import DpSgd, Mechanism, Repeated, canonical_form
+from accountant_service.ledger import plans
+from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.mechanisms import canonical_form
 
 FORMAT: Final = "privacy-accountant-certificate/2"
-_STEPS_GRANTED_ONLY: Final = "privacy-accountant-certificate/1"
-_FORMATS: Final = (FORMAT, _STEPS_GRANTED_ONLY)
+_FORMAT_1: Final = "privacy-accountant-certificate/1"
+_FORMATS: Final = (FORMAT, _FORMAT_1)
 Document = dict[str, Any]
-
-
-def with_steps(mechanism: Mechanism, steps: int) -> Mechanism:
-    """Return a plan with a number of steps of its own; a plan that releases nothing as it is."""
-    if not canonical_form(mechanism).parts:
-        return mechanism
-    match mechanism:
-        case DpSgd():
-            return replace(mechanism, steps=steps, epochs=None)
-        case Repeated():
-            return replace(mechanism, count=steps)
-        case _:
-            return Repeated(steps, mechanism)
-
-
-def certified(mechanism: Mechanism, relation: NeighbouringRelation, delta: float) -> Guarantee:
-    """The narrowest proven guarantee: `pld`, or Rényi's where that has no formula or no end."""
-    question = Question(canonical_form(mechanism), relation)
-    try:
-        return ACCOUNTANTS["pld"].epsilon(question, delta)
-    except (MethodNotApplicableError, TooExpensiveError):
-        return ACCOUNTANTS["subsampled_rdp"].epsilon(question, delta)
 
 
 def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Document:
     """Return the signed certificate of a run: the guarantee of its whole plan.
 
     Args:
-        dataset: that it drew on.
+        dataset: the run's.
         run: a reservation that has ended.
-        seed: 32 bytes of the signing key.
+        seed: the 32 bytes of the signing key.
         issued_at: microseconds since 1970.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # 7 MB, rarely
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,  # 7 MB, rarely needed
+    )
 
     policy = dataset.policy
-    plan = with_steps(mechanisms.from_json(run.mechanism), run.steps_reserved)
-    claim = certified(plan, policy.relation, policy.delta)
+    plan = plans.with_steps(mechanisms.from_json(run.mechanism), run.steps_reserved)
+    claim = calculator.prove_epsilon(plan, policy.relation, policy.delta)
     key = Ed25519PrivateKey.from_private_bytes(seed)
     document = {
         "format": FORMAT,
@@ -89,7 +65,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
             "delta": claim.delta,
             "method": claim.method,
             "status": claim.status.value,
-            "certified": _interval(claim.certified),
+            "certified": _describe_interval(claim.certified),
             "scope": "fixed_plan",
             "covers": "this run alone: all steps reserved, wherever it stopped, as planned before",
             "assumptions": [each.statement for each in claim.assumptions],
@@ -106,76 +82,84 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
         "issued_at": issued_at / 1e6,
         "public_key": key.public_key().public_bytes_raw().hex(),
     }
-    return document | {"signature": key.sign(_text(document)).hex()}
+    return document | {"signature": key.sign(_signed_bytes(document)).hex()}
 
 
-def _interval(interval: Interval | None) -> dict[str, float] | None:
+def _describe_interval(interval: Interval | None) -> dict[str, float] | None:
+    """Return a certified interval as the certificate states it."""
     if interval is None:
         return None
     return {"epsilon_lower": interval.lower, "epsilon_upper": interval.upper}
 
 
-def _text(document: Document) -> bytes:
+def _signed_bytes(document: Document) -> bytes:
+    """Return the bytes that a certificate's signature covers."""
     unsigned = {name: value for name, value in document.items() if name != "signature"}
-    return json.dumps(unsigned, sort_keys=True, separators=(",", ":")).encode()
+    return canonical_json(unsigned, ascii_only=True).encode()
 
 
 def read(text: str) -> Document:
-    """Return the JSON object in a text.
+    """Parse a certificate.
 
     Raises:
-        ValueError: it is none, or a name is there twice: readers would differ about what it says.
+        ValueError: the text is not a JSON object, or an object has a name twice, so that programs
+            would read different values.
     """
-    document = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_number)
+    document = json.loads(
+        text, object_pairs_hook=_require_unique_names, parse_constant=_refuse_constant
+    )
     if not isinstance(document, dict):
         raise ValueError("it must be a JSON object")
     return document
 
 
-def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> Document:
+def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> Document:
+    """Return a JSON object's fields; refuse an object that names a field twice."""
     names = [name for name, _ in pairs]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise ValueError(f"the name {repeated[0]!r} is there more than once in one object")
+        raise ValueError(f"the name {repeated[0]!r} occurs more than once in one object")
     return dict(pairs)
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
+def _refuse_constant(text: str) -> float:
+    """Refuse NaN and infinities, which JSON does not have."""
+    raise ValueError(f"{text} is not valid JSON")
 
 
-def not_covered(document: Document) -> list[str]:
-    """Return what a certificate leaves open that a reader may take it to say."""
-    if document.get("format") != _STEPS_GRANTED_ONLY:
+def list_gaps(document: Document) -> list[str]:
+    """Return the cases that a certificate does not cover although a reader may think so."""
+    if document.get("format") != _FORMAT_1:
         return []
     return [
-        f"a run that was to make more than these {document.get('steps')} steps and stopped early: "
-        "this format does not name the steps reserved. Ask the issuer for a new certificate"
+        f"a run that was planned with more than these {document.get('steps')} steps and stopped "
+        "early: this format does not state the steps reserved. Ask the issuer for a new certificate"
     ]
 
 
 def check(document: Document, public_key: str | None = None) -> tuple[list[str], Guarantee | None]:
-    """What is wrong with a certificate, and the guarantee computed anew.
+    """Return the faults of a certificate, and its guarantee computed again.
 
     Args:
-        document: as it was read.
-        public_key: the issuer's, in hexadecimal of either case, where it is known; else the
-            document's own.
+        document: the parsed certificate.
+        public_key: the issuer's, in upper- or lowercase hexadecimal; the document's own unless
+            given.
     """
     if document.get("format") not in _FORMATS:
         return [f"the format is not {FORMAT}"], None
     try:
-        faults = _signature_faults(document, public_key)
+        faults = _find_signature_faults(document, public_key)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return [f"it is no certificate: {error!r}"], None
+        return [f"it is not a certificate: {error!r}"], None
     try:
-        found = _recomputed(document)
-        return faults + _claim_faults(document, found), found
+        found = _recompute(document)
+        return faults + _find_claim_faults(document, found), found
     except (AccountingError, mechanisms.MechanismError, KeyError, TypeError, ValueError) as error:
-        return [*faults, f"its mechanism cannot be accounted for: {error}"], None
+        return [*faults, f"its mechanism cannot be accounted: {error}"], None
 
 
-def _signature_faults(document: Document, public_key: str | None) -> list[str]:
+def _find_signature_faults(document: Document, public_key: str | None) -> list[str]:
+    """Return the faults of a certificate's signature and public key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -184,39 +168,43 @@ def _signature_faults(document: Document, public_key: str | None) -> list[str]:
         faults.append("it is not signed with the given public key")
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(document["public_key"]))
-        key.verify(bytes.fromhex(document["signature"]), _text(document))
+        key.verify(bytes.fromhex(document["signature"]), _signed_bytes(document))
     except InvalidSignature:
-        faults.append("the signature does not fit: the document was altered")
+        faults.append("the signature does not match: the document was altered")
     return faults
 
 
-def _recomputed(document: Document) -> Guarantee:
+def _recompute(document: Document) -> Guarantee:
+    """Compute the guarantee of a certificate's mechanism anew."""
     mechanism = mechanisms.from_json(document["mechanism"])
     relation = NeighbouringRelation(document["neighbouring_relation"])
-    return certified(mechanism, relation, float(document["guarantee"]["delta"]))
+    return calculator.prove_epsilon(mechanism, relation, float(document["guarantee"]["delta"]))
 
 
-def _claim_faults(document: Document, found: Guarantee) -> list[str]:
-    """What a certificate states otherwise than its mechanism was found to be."""
+def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
+    """Compare the stated claim with the guarantee computed from the mechanism."""
     stated = document["guarantee"]
-    faults = _steps_faults(document)
+    faults = _find_step_faults(document)
     if found.mechanism_hash != document["mechanism_hash"]:
-        faults.append("the mechanism does not have the stated hash")
+        faults.append("the mechanism does not match the stated hash")
     if found.status is not Status.PROVEN or stated["status"] != Status.PROVEN.value:
         faults.append("the guarantee is not proven")
     least = found.epsilon if found.certified is None else found.certified.lower
     if not float(stated["epsilon"]) >= least:
-        faults.append(f"ε is stated as {stated['epsilon']}, and is at least {digits.down(least)}")
+        faults.append(
+            f"the stated ε is {stated['epsilon']}, "
+            f"but ε is at least {number_format.round_down(least)}"
+        )
     return faults
 
 
-def _steps_faults(document: Document) -> list[str]:
-    """The claim must be of all the steps that were reserved."""
-    if document["format"] == _STEPS_GRANTED_ONLY:
+def _find_step_faults(document: Document) -> list[str]:
+    """Check that the claim covers all steps that were reserved."""
+    if document["format"] == _FORMAT_1:
         return []
     reserved, granted = int(document["steps_reserved"]), int(document["steps"])
     plan = mechanisms.from_json(document["mechanism"])
-    whole = canonical_form(with_steps(plan, reserved)).hash == canonical_form(plan).hash
+    whole = canonical_form(plans.with_steps(plan, reserved)).hash == canonical_form(plan).hash
     return [] if whole and 0 <= granted <= reserved else [
-        f"{reserved} steps reserved and {granted} granted are not those of its mechanism"
+        f"{reserved} steps reserved and {granted} granted do not match its mechanism"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Opening a database: bring it up to date, or refuse one from the future."""
+"""Opening a database: upgrade its tables, or refuse one made by a newer version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, tex
 from accountant_service.ledger.repository import Repository, connect
 from accountant_service.ledger.tables import METADATA
 
-_LOCK: Final = 7_071_967  # any number: the advisory lock of migrations
+_MIGRATION_LOCK: Final = 7_071_967  # an arbitrary number for an advisory lock
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
 
@@ -19,22 +19,24 @@ class NewerDatabaseError(RuntimeError):
 
 
 def open_repository(url: str) -> Repository:
-    """The repository behind a URL, its tables up to date.
+    """Open the database at a URL and upgrade its tables.
 
     Raises:
-        NewerDatabaseError: they are newer than this version knows.
+        NewerDatabaseError: a newer version of this service made the tables.
     """
     repository = Repository(connect(url))
     with repository.transaction() as transaction:
         connection = transaction.connection
         if connection.dialect.name == "postgresql":  # SQLite is locked by BEGIN IMMEDIATE
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            connection.execute(
+                text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK}
+            )
         upgrade(connection)
     return repository
 
 
 def upgrade(connection: Connection) -> tuple[str | None, str]:
-    """Run what is missing of the migration chain; the revision before and after."""
+    """Run the missing migrations; return the revision before and after."""
     known = sorted(path.stem.split("_")[0] for path in _MIGRATIONS.glob("versions/[0-9]*.py"))
     before = None
     if inspect(connection).has_table("alembic_version"):
@@ -42,17 +44,17 @@ def upgrade(connection: Connection) -> tuple[str | None, str]:
     if before is not None and before not in known:
         raise NewerDatabaseError(
             f"the database is at revision {before}, which this version does not know: "
-            "it was made by a newer one. Start that version, or restore a backup"
+            "a newer version made it. Start that version, or restore a backup"
         )
     if before is None:
-        _create(connection, known[-1])
+        _create_tables(connection, known[-1])
     elif before != known[-1]:
-        _run_chain(connection)
+        _run_migrations(connection)
     return before, known[-1]
 
 
-def _create(connection: Connection, revision: str) -> None:
-    """The tables of a new database at once: what the chain would make of it, step by step."""
+def _create_tables(connection: Connection, revision: str) -> None:
+    """Create all tables of a new database at once, as the migrations would one by one."""
     METADATA.create_all(connection)
     version = Table(
         "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)
@@ -61,13 +63,14 @@ def _create(connection: Connection, revision: str) -> None:
     connection.execute(version.insert().values(version_num=revision))
 
 
-def _run_chain(connection: Connection) -> None:
-    from alembic import command  # 12 MB that a database which is up to date does without
+def _run_migrations(connection: Connection) -> None:
+    """Run all missing migrations on a connection."""
+    from alembic import command  # 12 MB, not needed for a database that is up to date
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    if connection.dialect.name == "postgresql":  # an index of a large table takes its time
+    if connection.dialect.name == "postgresql":  # an index of a large table takes long to build
         connection.execute(text("SET LOCAL statement_timeout = 0"))
     command.upgrade(config, "head")

@@ -1,7 +1,8 @@
-"""All SQL of the ledger: one class, one transaction at a time, SQLite and PostgreSQL alike.
+"""All SQL of the ledger, for SQLite and PostgreSQL, one transaction at a time.
 
-SQLite: write-ahead log, synchronous=FULL, every transaction BEGIN IMMEDIATE, so one writer at a
-time. PostgreSQL: the dataset's row is locked before anything is read that a charge depends on.
+SQLite uses a write-ahead log and synchronous=FULL, and begins every transaction with BEGIN
+IMMEDIATE, so there is one writer at a time. In PostgreSQL a transaction locks the dataset's row
+before it reads anything that a charge depends on.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service import __version__
-from accountant_service.errors import DatabaseAwayError, DatabaseReadOnlyError
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import chain, model
-from accountant_service.ledger.filter import RenyiFilter
-from accountant_service.ledger.model import Balance, Change, Dataset, Kind, Reservation, State
+from accountant_service.ledger import hash_chain, rules
+from accountant_service.ledger.errors import DatabaseAwayError, DatabaseReadOnlyError
+from accountant_service.ledger.privacy_filter import RenyiFilter
+from accountant_service.ledger.rules import Balance, Change, Dataset, EntryKind, Reservation, State
 from accountant_service.ledger.tables import (
     API_KEY,
     AUDIT_EVENT,
@@ -50,15 +51,15 @@ from accountant_service.ledger.tables import (
     SECRET,
 )
 
-_BUSY_SECONDS: Final = 20.0  # for SQLite's one writer
-_LOCK_SECONDS: Final = 5.0  # for a row of PostgreSQL
-_READING: Final = "ledger_reading"  # an execution option of connections that only read
-# no answer, or not in time; a statement the database refuses is a fault of this service instead
-_AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError)
-_READ_ONLY: Final = "25006"  # PostgreSQL's SQLSTATE, as of a standby
-# SQLSTATEs and SQLite's primary result codes: why a database takes no writes
-_NO_WRITES: Final[dict[Any, str]] = {
-    _READ_ONLY: "it is read-only",
+_BUSY_SECONDS: Final = 20.0  # the wait for SQLite's one writer
+_LOCK_SECONDS: Final = 5.0  # the wait for a locked row of PostgreSQL
+_READING: Final = "ledger_reading"  # the execution option of connections that only read
+# no answer, or none in time; a refused statement is a defect of this service instead
+_CONNECTION_FAILURES: Final = (OperationalError, InterfaceError, PoolTimeoutError)
+_READ_ONLY_SQLSTATE: Final = "25006"  # PostgreSQL's, for instance on a standby
+# why a database takes no writes, by SQLSTATE or SQLite's primary result code
+_READ_ONLY_REASONS: Final[dict[Any, str]] = {
+    _READ_ONLY_SQLSTATE: "it is read-only",
     "42501": "its user lacks the permission",
     "53100": "its disk is full",
     sqlite3.SQLITE_READONLY: "it is read-only",
@@ -67,63 +68,63 @@ _NO_WRITES: Final[dict[Any, str]] = {
     sqlite3.SQLITE_CORRUPT: "its file is damaged",
     sqlite3.SQLITE_NOTADB: "its file is damaged",
 }
-_NOTHING_GRANTED: Final = (
-    "nothing is granted; try again with the same Idempotency-Key: it happens once"
+_RETRY_WRITE: Final = (
+    "nothing is granted; retry with the same Idempotency-Key: retries take effect once"
 )
-PAGE: Final = 200
+PAGE_SIZE: Final = 200  # entries
 
 
-# what every grant runs, built once: building a statement costs more than running it
+# the statements of every grant, built once: to build one costs more than to run it
 _DATASET_BY_NAME: Final = select(DATASET).where(DATASET.c.name == bindparam("of"))
 _DATASET_BY_ID: Final = select(DATASET).where(DATASET.c.id == bindparam("of"))
-_DATASET_MOVES: Final = (
+_UPDATE_DATASET: Final = (
     DATASET.update()
     .where(DATASET.c.id == bindparam("of"))
     .values({name: bindparam(f"new_{name}") for name in ("spent", "held", "version", "head")})
 )
 _RESERVATION_BY_ID: Final = select(RESERVATION).where(RESERVATION.c.id == bindparam("of"))
-_RESERVATION_MOVES: Final = (
+_UPDATE_RESERVATION: Final = (
     RESERVATION.update()
     .where(RESERVATION.c.id == bindparam("of"))
     .values({name: bindparam(f"new_{name}") for name in ("state", "steps_granted", "expires_at")})
 )
-_RESERVATION_GRANTED: Final = (  # without a column of an index, which would be written anew
+_UPDATE_STEPS_GRANTED: Final = (  # changes no indexed column, so no index is written
     RESERVATION.update()
     .where(RESERVATION.c.id == bindparam("of"))
     .values(steps_granted=bindparam("new_steps_granted"))
 )
-_NEW_ENTRY: Final = ENTRY.insert()
-_NEW_IDEMPOTENCY: Final = IDEMPOTENCY.insert()
-_REMEMBERED: Final = (
+_INSERT_ENTRY: Final = ENTRY.insert()
+_INSERT_ANSWER: Final = IDEMPOTENCY.insert()
+_ANSWER_BY_KEY: Final = (
     select(IDEMPOTENCY)
     .where(IDEMPOTENCY.c.key_id == bindparam("key"))
-    .where(IDEMPOTENCY.c.value == bindparam("given"))
+    .where(IDEMPOTENCY.c.value == bindparam("value"))
 )
-_NEW_SECRET: Final = text(
+_INSERT_SECRET: Final = text(
     "INSERT INTO secret (name, value) VALUES (:name, :value) ON CONFLICT DO NOTHING"
 )
-_LOCKED: Final = {query: query.with_for_update() for query in (_DATASET_BY_NAME, _DATASET_BY_ID)}
+_WITH_LOCK: Final = {query: query.with_for_update() for query in (_DATASET_BY_NAME, _DATASET_BY_ID)}
 
 
 def now() -> int:
-    """Microseconds since 1970."""
+    """Return the time in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
 def connect(url: str) -> Engine:
-    """An engine for an SQLite or a PostgreSQL URL, with what durability and races ask for."""
+    """Create the engine of a database URL, configured for durable and serialised writes."""
     if url.startswith("sqlite"):
         engine = create_engine(
             url,
             pool_size=8,
             max_overflow=16,
             connect_args={"timeout": _BUSY_SECONDS},
-            hide_parameters=True,
-        )  # the text of an error quotes no parameter
+            hide_parameters=True,  # in error texts
+        )
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    asked = make_url(url).query.get("options", "")
+    url_options = make_url(url).query.get("options", "")
     timeouts = f"-c lock_timeout={int(1000 * _LOCK_SECONDS)} -c statement_timeout=30000"
     engine = create_engine(
         url,
@@ -132,55 +133,58 @@ def connect(url: str) -> Engine:
         pool_timeout=10,
         pool_pre_ping=True,
         hide_parameters=True,
-        connect_args={"connect_timeout": 5, "options": f"{asked} {timeouts}"},
+        connect_args={"connect_timeout": 5, "options": f"{url_options} {timeouts}"},
     )
-    event.listen(engine, "handle_error", _leave_standby)
+    event.listen(engine, "handle_error", _disconnect_from_standby)
     return engine
 
 
-def _leave_standby(context: ExceptionContext) -> None:
-    """Drop all connections to a server that became read-only: another may be in its place."""
-    if _code_of(context.original_exception) == _READ_ONLY:
+def _disconnect_from_standby(context: ExceptionContext) -> None:
+    """Drop all connections to a server that became read-only: another may have replaced it."""
+    if _driver_code(context.original_exception) == _READ_ONLY_SQLSTATE:
         context.is_disconnect = True
 
 
-def _code_of(error: BaseException | None) -> str | int | None:
-    """Return a driver's code of a failure: an SQLSTATE, or a primary result code of SQLite."""
+def _driver_code(error: BaseException | None) -> str | int | None:
+    """Return the driver's code of a failure: an SQLSTATE, or SQLite's primary result code."""
     code = getattr(error, "sqlite_errorcode", None)
     return getattr(error, "sqlstate", None) if code is None else code & 0xFF
 
 
 @contextmanager
-def _failing_closed(way_on: str) -> Iterator[None]:
-    """Raise `DatabaseAwayError` in place of whatever a database raises that cannot be used."""
+def _convert_failures(advice: str) -> Iterator[None]:
+    """Raise `DatabaseAwayError`, with advice, if the database is away or takes no writes."""
     try:
         yield
     except (DBAPIError, PoolTimeoutError) as error:
-        reason = _NO_WRITES.get(_code_of(getattr(error, "orig", None)))
+        reason = _READ_ONLY_REASONS.get(_driver_code(getattr(error, "orig", None)))
         if reason is not None:
             raise DatabaseReadOnlyError(
-                f"the database takes no writes: {reason}; {way_on}"
+                f"the database takes no writes: {reason}; {advice}"
             ) from error
-        if isinstance(error, _AWAY) or getattr(error, "connection_invalidated", False):
-            raise DatabaseAwayError(f"the database does not answer; {way_on}") from error
+        if isinstance(error, _CONNECTION_FAILURES) or getattr(
+            error, "connection_invalidated", False
+        ):
+            raise DatabaseAwayError(f"the database does not answer; {advice}") from error
         raise
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A writer locks first; a reader never does, and sees what was committed when it began."""
+    """Lock the database for a writer; a reader takes no lock and sees a committed state."""
     reading = connection.get_execution_options().get(_READING, False)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # SQLAlchemy says BEGIN, not the driver
+    """Configure a new SQLite connection: durable commits, WAL and foreign keys."""
+    connection.isolation_level = None  # SQLAlchemy sends BEGIN, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 @contextmanager
-def _small_cache(connection: Connection) -> Iterator[None]:
-    """Have SQLite write to the disk within a transaction, where a full disk shows, unsynced."""
+def _shrink_cache(connection: Connection) -> Iterator[None]:
+    """Make SQLite write to the disk within a transaction, so that a full disk is noticed."""
     connection.exec_driver_sql("PRAGMA cache_size = 1")
     try:
         yield
@@ -188,16 +192,16 @@ def _small_cache(connection: Connection) -> Iterator[None]:
         connection.exec_driver_sql("PRAGMA cache_size = -2000")  # SQLite's default
 
 
-# what finds out whether the database takes writes, and what surrounds it; always rolled back
-_TRIALS: Final[dict[str, tuple[str, Callable[[Connection], AbstractContextManager[Any]]]]] = {
+# the statement that shows whether the database takes writes, and its context; rolled back always
+_WRITE_PROBES: Final[dict[str, tuple[str, Callable[[Connection], AbstractContextManager[Any]]]]] = {
     "postgresql": ("UPDATE secret SET name = name WHERE false", contextlib.nullcontext),
-    "sqlite": ("INSERT INTO secret VALUES ('trial', zeroblob(65536))", _small_cache),
+    "sqlite": ("INSERT INTO secret VALUES ('trial', zeroblob(65536))", _shrink_cache),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """An API key as it is stored: never the key itself."""
+    """An API key as it is stored: its HMAC, never the key itself."""
 
     identifier: str
     name: str
@@ -211,39 +215,49 @@ class KeyRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """The answer of a write that was made before."""
+class StoredAnswer:
+    """The stored answer of a write, for retries of the same request.
+
+    Attributes:
+        fingerprint: a hash of the request.
+        status: the HTTP status.
+        text: the body, as JSON.
+    """
 
     fingerprint: str
     status: int
-    answer: str
+    text: str
 
 
 class Repository:
-    """The database, one transaction at a time."""
+    """The ledger's database, used in one transaction at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # SQLite has one writer: threads wait here rather than poll its lock
-        alone = engine.dialect.name == "sqlite"
-        self._turn = threading.Lock() if alone else contextlib.nullcontext()
+        # SQLite has one writer: threads wait here instead of polling its lock
+        one_writer = engine.dialect.name == "sqlite"
+        self._writer_lock = threading.Lock() if one_writer else contextlib.nullcontext()
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Everything inside happens together, durably, or not at all.
+        """Open a transaction that commits durably and as a whole, or not at all.
 
         Raises:
-            DatabaseAwayError: the database does not answer or takes no writes; nothing happened,
-                unless it went away while it was told to commit: then all of it did or nothing,
-                which a repeat finds.
+            DatabaseAwayError: the database does not answer or takes no writes. Nothing was
+                written, unless it went away during the commit: then everything or nothing was,
+                which a retry finds out.
             IntegrityError: another writer was first; the caller tries again.
         """
-        with _failing_closed(_NOTHING_GRANTED), self._turn, self.engine.begin() as connection:
+        with (
+            _convert_failures(_RETRY_WRITE),
+            self._writer_lock,
+            self.engine.begin() as connection,
+        ):
             yield Transaction(connection)
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
-        """A transaction that sees one state of the whole database, whoever writes meanwhile."""
+        """Open a transaction that sees one state of the whole database despite other writers."""
         with self.transaction() as transaction:
             if self.engine.dialect.name == "postgresql":  # SQLite has no other writer
                 transaction.connection.exec_driver_sql(
@@ -253,86 +267,89 @@ class Repository:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Statements that see what is committed; nothing may be written, nothing is locked."""
+        """Open a connection for reading committed data; it locks nothing and must not write."""
         options: Any = {_READING: True}
-        if self.engine.dialect.name == "postgresql":  # each statement by itself
+        if self.engine.dialect.name == "postgresql":  # each statement alone
             options = {"isolation_level": "AUTOCOMMIT"}
-        with _failing_closed("try again"), self.engine.connect() as connection:
+        with _convert_failures("try again"), self.engine.connect() as connection:
             yield Transaction(connection.execution_options(**options))
 
-    def secret(self, name: str) -> bytes:
-        """Return a server secret; only one that is not there yet needs a write."""
+    def get_or_create_secret(self, name: str) -> bytes:
+        """Return a server secret; write to the database only if it does not exist yet."""
         with self.reading() as reading:
-            found = reading.known_secret(name)
+            found = reading.find_secret(name)
         if found is None:
             with self.transaction() as transaction:
-                found = transaction.secret(name)
+                found = transaction.get_or_create_secret(name)
         return found
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         self.engine.dispose()
 
     def ping(self) -> None:
-        """Raise `DatabaseAwayError` unless the database takes writes; nothing is changed."""
-        statement, surroundings = _TRIALS[self.engine.dialect.name]
+        """Raise `DatabaseAwayError` unless the database takes writes; change nothing."""
+        statement, context = _WRITE_PROBES[self.engine.dialect.name]
         with (
-            _failing_closed("try again"),
-            self._turn,
+            _convert_failures("try again"),
+            self._writer_lock,
             self.engine.connect() as connection,
-            surroundings(connection),
+            context(connection),
         ):
             connection.exec_driver_sql(statement)
 
 
 class Transaction:
-    """What may be read and written within one transaction."""
+    """The reads and writes of one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
     # --- datasets
 
-    def dataset(self, name: str, *, lock: bool = False) -> Dataset | None:
-        """A dataset by its name, its row locked if asked for."""
-        return self._dataset(_DATASET_BY_NAME, name, lock)
+    def find_dataset(self, name: str, *, lock: bool = False) -> Dataset | None:
+        """Return a dataset by its name; lock its row if requested."""
+        return self._query_dataset(_DATASET_BY_NAME, name, lock)
 
-    def dataset_by_id(self, identifier: str, *, lock: bool = False) -> Dataset | None:
-        """A dataset by its identifier."""
-        return self._dataset(_DATASET_BY_ID, identifier, lock)
+    def find_dataset_by_id(self, identifier: str, *, lock: bool = False) -> Dataset | None:
+        """Return a dataset by its identifier; lock its row if requested."""
+        return self._query_dataset(_DATASET_BY_ID, identifier, lock)
 
-    def _dataset(self, query: Select[Any], of: str, lock: bool) -> Dataset | None:
-        row = self.connection.execute(_LOCKED[query] if lock else query, {"of": of}).first()
-        return None if row is None else _dataset_of(row)
+    def _query_dataset(self, query: Select[Any], of: str, lock: bool) -> Dataset | None:
+        """Return the dataset that a query finds; lock its row if requested."""
+        row = self.connection.execute(_WITH_LOCK[query] if lock else query, {"of": of}).first()
+        return None if row is None else _read_dataset(row)
 
-    def datasets(self, at_most: int | None = None) -> list[Dataset]:
-        """All of them, or the first so many, by name."""
-        query = select(DATASET).order_by(DATASET.c.name).limit(at_most)
+    def list_datasets(self, limit: int | None = None) -> list[Dataset]:
+        """Return the datasets by name, at most `limit` of them."""
+        query = select(DATASET).order_by(DATASET.c.name).limit(limit)
         rows = self.connection.execute(query)
-        return [_dataset_of(row) for row in rows]
+        return [_read_dataset(row) for row in rows]
 
     def add_dataset(self, dataset: Dataset, key: str) -> Dataset:
-        """A new dataset with the first entry of its chain."""
+        """Store a new dataset and the first entry of its chain."""
         policy = dataset.policy
         self.connection.execute(
             DATASET.insert().values(
                 id=dataset.identifier, name=dataset.name, size=dataset.size,
                 privacy_unit=dataset.privacy_unit, relation=policy.relation.value,
                 epsilon=policy.epsilon, delta=policy.delta, rdp_order=policy.order,
-                spent=0, held=0, version=0, head=chain.GENESIS, created_at=dataset.created_at,
+                spent=0, held=0, version=0, head=hash_chain.GENESIS, created_at=dataset.created_at,
             )
         )  # fmt: skip
-        return self._append(dataset, Kind.CREATE, Balance(), key, model.created(dataset))
+        return self._append_entry(
+            dataset, EntryKind.CREATE, Balance(), key, rules.describe_dataset(dataset)
+        )
 
     # --- reservations
 
-    def reservation(self, identifier: str) -> Reservation | None:
-        """A reservation by its public identifier."""
+    def find_reservation(self, identifier: str) -> Reservation | None:
+        """Return a reservation by its public identifier."""
         row = self.connection.execute(_RESERVATION_BY_ID, {"of": identifier}).first()
-        return None if row is None else _reservation_of(row)
+        return None if row is None else _read_reservation(row)
 
-    def due(self, dataset: Dataset, at: int) -> list[Reservation]:
-        """Open reservations of a dataset whose lease has ended."""
+    def list_overdue_reservations(self, dataset: Dataset, at: int) -> list[Reservation]:
+        """Return a dataset's open reservations whose lease has ended."""
         rows = self.connection.execute(
             select(RESERVATION)
             .where(RESERVATION.c.dataset == dataset.identifier)
@@ -340,47 +357,50 @@ class Transaction:
             .where(RESERVATION.c.expires_at <= at)
             .order_by(RESERVATION.c.expires_at)
         )
-        return [_reservation_of(row) for row in rows]
+        return [_read_reservation(row) for row in rows]
 
-    def apply(self, dataset: Dataset, change: Change, key: str) -> Dataset:
-        """Write a change down: the reservation, the balance, the entry."""
+    def apply_change(self, dataset: Dataset, change: Change, key: str) -> Dataset:
+        """Store a change: the reservation, the balance and the entry."""
         after = change.reservation
         values = {
             "state": after.state.value,
             "steps_granted": after.steps_granted,
             "expires_at": after.expires_at,
         }
-        if change.kind is Kind.RESERVE:
+        if change.kind is EntryKind.RESERVE:
             self.connection.execute(
                 RESERVATION.insert().values(
                     id=after.identifier, dataset=after.dataset,
                     mechanism=json.dumps(after.mechanism),
-                    mechanism_hash=after.mechanism_hash, unit=str(after.unit),
+                    mechanism_hash=after.mechanism_hash, unit=str(after.step_cost),
                     steps_reserved=after.steps_reserved, purpose=after.purpose, key_id=after.key,
                     **values,
                 )
             )  # fmt: skip
-        elif change.kind is Kind.GRANT:
+        elif change.kind is EntryKind.GRANT:
             granted = {"of": after.identifier, "new_steps_granted": after.steps_granted}
-            self.connection.execute(_RESERVATION_GRANTED, granted)
+            self.connection.execute(_UPDATE_STEPS_GRANTED, granted)
         else:
-            moves = {f"new_{name}": value for name, value in values.items()}
-            self.connection.execute(_RESERVATION_MOVES, {"of": after.identifier} | moves)
-        about = model.described(change)
-        return self._append(dataset, change.kind, change.balance, key, about)
+            renamed = {f"new_{name}": value for name, value in values.items()}
+            self.connection.execute(_UPDATE_RESERVATION, {"of": after.identifier} | renamed)
+        fields = rules.describe_change(change)
+        return self._append_entry(dataset, change.kind, change.balance, key, fields)
 
-    def _append(
-        self, dataset: Dataset, kind: Kind, change: Balance, key: str, about: dict[str, Any]
+    def _append_entry(
+        self, dataset: Dataset, kind: EntryKind, change: Balance, key: str, fields: dict[str, Any]
     ) -> Dataset:
+        """Append an entry to a dataset's chain; return the dataset after it."""
         balance, number = dataset.balance.plus(change), dataset.version + 1
-        body = chain.body_of(model.entry(number, kind, now(), key, change, __version__) | about)
-        head = chain.hash_of(dataset.head, body)
+        body = hash_chain.encode_entry(
+            rules.describe_entry(number, kind, now(), key, change, __version__) | fields
+        )
+        head = hash_chain.hash_entry(dataset.head, body)
         self.connection.execute(
-            _NEW_ENTRY,
+            _INSERT_ENTRY,
             {"dataset": dataset.identifier, "number": number, "body": body, "hash": head},
         )
         self.connection.execute(
-            _DATASET_MOVES,
+            _UPDATE_DATASET,
             {
                 "of": dataset.identifier, "new_spent": balance.spent, "new_held": balance.held,
                 "new_version": number, "new_head": head,
@@ -391,8 +411,8 @@ class Transaction:
             balance, number, head, dataset.created_at,
         )  # fmt: skip
 
-    def entries(self, dataset: Dataset, after: int, limit: int = PAGE) -> Sequence[Any]:
-        """Entries with a number above `after`: number, body, hash."""
+    def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
+        """Return the number, body and hash of the entries after a number."""
         return self.connection.execute(
             select(ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
             .where(ENTRY.c.dataset == dataset.identifier)
@@ -401,15 +421,15 @@ class Transaction:
             .limit(limit)
         ).all()
 
-    def reservations(self, dataset: Dataset) -> list[Reservation]:
-        """Every reservation of a dataset, for `verify`."""
+    def list_reservations(self, dataset: Dataset) -> list[Reservation]:
+        """Return all reservations of a dataset."""
         rows = self.connection.execute(
             select(RESERVATION).where(RESERVATION.c.dataset == dataset.identifier)
         )
-        return [_reservation_of(row) for row in rows]
+        return [_read_reservation(row) for row in rows]
 
-    def runs(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
-        """A page of a dataset's reservations: open ones first, then by the end of their lease."""
+    def list_reservations_page(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
+        """Return a page of a dataset's reservations: open ones first, then the latest lease."""
         closed = RESERVATION.c.state != State.OPEN.value
         rows = self.connection.execute(
             select(RESERVATION)
@@ -418,65 +438,67 @@ class Transaction:
             .offset(skip)
             .limit(limit)
         )
-        return [_reservation_of(row) for row in rows]
+        return [_read_reservation(row) for row in rows]
 
     # --- idempotency
 
-    def remembered(self, key: str, value: str) -> Remembered | None:
-        """The answer given before under this idempotency key."""
-        row = self.connection.execute(_REMEMBERED, {"key": key, "given": value}).first()
-        return None if row is None else Remembered(row.fingerprint, row.status, row.answer)
+    def find_answer(self, key: str, value: str) -> StoredAnswer | None:
+        """Return the answer stored for an API key's Idempotency-Key of this value."""
+        row = self.connection.execute(_ANSWER_BY_KEY, {"key": key, "value": value}).first()
+        return None if row is None else StoredAnswer(row.fingerprint, row.status, row.answer)
 
-    def remember(self, key: str, value: str, answer: Remembered) -> None:
-        """Keep an answer for repeats."""
+    def store_answer(self, key: str, value: str, answer: StoredAnswer) -> None:
+        """Store an answer for retries with an API key's Idempotency-Key of this value."""
         self.connection.execute(
-            _NEW_IDEMPOTENCY,
+            _INSERT_ANSWER,
             {
                 "key_id": key, "value": value, "fingerprint": answer.fingerprint,
-                "status": answer.status, "answer": answer.answer, "created_at": now(),
+                "status": answer.status, "answer": answer.text, "created_at": now(),
             },
         )  # fmt: skip
 
-    def forget(self, before: int, at_most: int) -> int:
-        """Forget idempotency keys from before a time, the oldest first; return how many."""
+    def delete_answers(self, before: int, limit: int) -> int:
+        """Delete the oldest answers stored before a time; return the number deleted."""
         oldest = (
             select(IDEMPOTENCY.c.key_id, IDEMPOTENCY.c.value)
             .where(IDEMPOTENCY.c.created_at < before)
             .order_by(IDEMPOTENCY.c.created_at)
-            .limit(at_most)
-            .with_for_update(skip_locked=True)  # another server may be at it
+            .limit(limit)
+            .with_for_update(skip_locked=True)  # another server may delete them now
         )
         key = tuple_(IDEMPOTENCY.c.key_id, IDEMPOTENCY.c.value)
         return self.connection.execute(IDEMPOTENCY.delete().where(key.in_(oldest))).rowcount
 
     # --- keys
 
-    def known_secret(self, name: str) -> bytes | None:
-        """A server secret, if it was made already."""
+    def find_secret(self, name: str) -> bytes | None:
+        """Return a server secret, if it exists."""
         found = self.connection.execute(select(SECRET.c.value).where(SECRET.c.name == name))
         value = found.scalar()
         return None if value is None else bytes(value)
 
-    def secret(self, name: str) -> bytes:
-        """A server secret, made when first asked for."""
-        found = self.known_secret(name)
-        if found is None:  # of several that ask at once the first to write decides
-            self.connection.execute(_NEW_SECRET, {"name": name, "value": secrets.token_bytes(32)})
-            return self.secret(name)
+    def get_or_create_secret(self, name: str) -> bytes:
+        """Return a server secret; create it if it does not exist."""
+        found = self.find_secret(name)
+        if found is None:  # of several servers at once, the first to write decides
+            self.connection.execute(
+                _INSERT_SECRET, {"name": name, "value": secrets.token_bytes(32)}
+            )
+            return self.get_or_create_secret(name)
         return found
 
-    def key(self, identifier: str) -> KeyRecord | None:
-        """A key by its identifier."""
+    def find_key(self, identifier: str) -> KeyRecord | None:
+        """Return an API key by its identifier."""
         row = self.connection.execute(select(API_KEY).where(API_KEY.c.id == identifier)).first()
-        return None if row is None else _key_of(row)
+        return None if row is None else _read_key(row)
 
-    def keys(self) -> list[KeyRecord]:
-        """All keys, oldest first."""
+    def list_keys(self) -> list[KeyRecord]:
+        """Return all API keys, the oldest first."""
         rows = self.connection.execute(select(API_KEY).order_by(API_KEY.c.created_at))
-        return [_key_of(row) for row in rows]
+        return [_read_key(row) for row in rows]
 
     def add_key(self, key: KeyRecord) -> None:
-        """Store a new key."""
+        """Store a new API key."""
         self.connection.execute(
             API_KEY.insert().values(
                 id=key.identifier, name=key.name, digest=key.digest,
@@ -487,28 +509,28 @@ class Transaction:
             )
         )  # fmt: skip
 
-    def revoke(self, identifier: str) -> None:
-        """Make a key useless from now on."""
+    def revoke_key(self, identifier: str) -> None:
+        """Revoke an API key from now on."""
         self.connection.execute(
             API_KEY.update().where(API_KEY.c.id == identifier).values(revoked_at=now())
         )
 
-    def used(self, identifier: str) -> None:
-        """Note that a key was used."""
+    def record_key_use(self, identifier: str) -> None:
+        """Record that an API key was used now."""
         self.connection.execute(
             API_KEY.update().where(API_KEY.c.id == identifier).values(last_used_at=now())
         )
 
-    def audit(self, key: str, action: str, subject: str) -> None:
-        """Note who did what."""
+    def record_audit_event(self, key: str, action: str, subject: str) -> None:
+        """Record which key did what to which subject."""
         self.connection.execute(
             AUDIT_EVENT.insert().values(
                 id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject
             )
         )
 
-    def audits(self) -> list[dict[str, Any]]:
-        """Who did what, oldest first."""
+    def list_audit_events(self) -> list[dict[str, Any]]:
+        """Return all audit events, the oldest first."""
         rows = self.connection.execute(select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.at))
         return [
             {"at": row.at, "key": row.key_id, "action": row.action, "subject": row.subject}
@@ -516,7 +538,8 @@ class Transaction:
         ]
 
 
-def _dataset_of(row: Any) -> Dataset:
+def _read_dataset(row: Any) -> Dataset:
+    """Return the dataset that a table row describes."""
     policy = RenyiFilter(row.rdp_order, row.epsilon, row.delta, NeighbouringRelation(row.relation))
     balance = Balance(row.spent, row.held)
     return Dataset(
@@ -525,7 +548,8 @@ def _dataset_of(row: Any) -> Dataset:
     )  # fmt: skip
 
 
-def _reservation_of(row: Any) -> Reservation:
+def _read_reservation(row: Any) -> Reservation:
+    """Return the reservation that a table row describes."""
     return Reservation(
         row.id, row.dataset, State(row.state), json.loads(row.mechanism), row.mechanism_hash,
         int(row.unit), row.steps_reserved, row.steps_granted, row.expires_at, row.purpose,
@@ -533,7 +557,8 @@ def _reservation_of(row: Any) -> Reservation:
     )  # fmt: skip
 
 
-def _key_of(row: Any) -> KeyRecord:
+def _read_key(row: Any) -> KeyRecord:
+    """Return the API key that a table row describes."""
     datasets = None if row.datasets is None else tuple(json.loads(row.datasets))
     return KeyRecord(
         row.id, row.name, bytes(row.digest), frozenset(json.loads(row.scopes)), datasets,

@@ -1,8 +1,8 @@
-"""The ledger's calls: certify outside, then one transaction each.
+"""The ledger's operations: calculate first, then write in one transaction.
 
 A charge's cost depends on the mechanism alone, so it is computed before the transaction begins; the
-transaction compares integers and writes. Every write is remembered under its Idempotency-Key in the
-transaction that makes it: a repeat gets the same answer, whatever crashed in between.
+transaction compares integers and writes. Every write stores its answer under the Idempotency-Key in
+the transaction that makes it: a retry gets the same answer, whatever crashed in between.
 """
 
 from __future__ import annotations
@@ -10,71 +10,66 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy.exc import IntegrityError
 
-from accountant_service import mechanisms
-from accountant_service.errors import (
-    AccountingError,
+from accountant_service.canonical_json import canonical_json
+from accountant_service.errors import CodedError
+from accountant_service.ledger import certificate, hash_chain, plans, rules
+from accountant_service.ledger.api_keys import (
+    Scope,
+    is_visible,
+    require_scope,
+    require_unbound,
+    require_visible,
+)
+from accountant_service.ledger.errors import (
     BudgetExhaustedError,
     DatabaseAwayError,
-    DatasetSizeError,
     IdempotencyKeyRequiredError,
     IdempotencyKeyReusedError,
     NameTakenError,
-    NoFiniteEpsilonError,
     ReservationOpenError,
-    TooExpensiveError,
     UnknownSubjectError,
 )
-from accountant_service.guarantee import Assumption, Guarantee, NeighbouringRelation, Status
-from accountant_service.ledger import certificate, chain, model
-from accountant_service.ledger import filter as privacy_filter
-from accountant_service.ledger.filter import RenyiFilter
-from accountant_service.ledger.keys import Scope, require, require_sight, require_unbound, sees
-from accountant_service.ledger.model import Balance, Dataset, Kind, Reservation, State
+from accountant_service.ledger.plans import Charge
+from accountant_service.ledger.privacy_filter import RenyiFilter
 from accountant_service.ledger.repository import (
-    PAGE,
+    PAGE_SIZE,
     KeyRecord,
-    Remembered,
     Repository,
+    StoredAnswer,
     Transaction,
     now,
 )
-from accountant_service.mechanisms import (
-    CanonicalForm,
-    Composed,
-    DpSgd,
-    Mechanism,
-    Repeated,
-    canonical_form,
+from accountant_service.ledger.rules import (
+    Balance,
+    Dataset,
+    EntryKind,
+    NewDataset,
+    Reservation,
+    State,
 )
-from accountant_service.numerics import rounding
+from accountant_service.mechanisms import Mechanism
 
 _ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
-_SYSTEM: Final = "system"  # who expires leases
-_NOISE_MAX: Final = 1e6
-_PLAN_BYTES_MAX: Final = 1 << 17
-_OWNERS_MAX: Final = 10_000
-_BURN_DOWN: Final = 2_000  # entries that a burn-down goes back
-_ONE_PLAN: Final = Assumption(
-    "all runs and their steps granted were planned before any result was seen",
-    False,
-    "decision 0004",
-)
-View = dict[str, Any]
+_SYSTEM: Final = "system"  # the key recorded for expired leases
+_CACHED_DATASET_IDS_MAX: Final = 10_000
+_BURN_DOWN_ENTRIES_MAX: Final = 2_000
+_CREATING: Final = (EntryKind.CREATE, EntryKind.RESERVE)
+Outcome = tuple[Dataset, Reservation | None]  # of a write: a dataset, or a reservation of it
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A write as it came in.
+class WriteRequest:
+    """A write request as the client sent it.
 
     Attributes:
-        key: whose it is.
+        key: the API key that sent it.
         idempotency_key: from the header.
         call: method and path.
         body: as JSON.
@@ -87,192 +82,189 @@ class Request:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same request."""
-        text = json.dumps([self.call, self.body], sort_keys=True)
+        """A hash by which a retry is recognised as the same request."""
+        text = canonical_json([self.call, self.body], compact=False, ascii_only=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A mechanism as equal steps.
+class EntriesPage:
+    """A page of the entries in a dataset's hash chain.
 
     Attributes:
-        mechanism: the whole.
-        step: one of its steps, in canonical form.
-        steps: how many; one for what is not repeated.
-        whole: all of them, in canonical form.
+        entries: as they are stored, each with its hash.
+        has_more: True if later entries exist.
     """
 
-    mechanism: Mechanism
-    step: CanonicalForm
-    steps: int
-    whole: CanonicalForm
-
-    @classmethod
-    def of(cls, mechanism: Mechanism) -> Plan:
-        """The steps of a mechanism."""
-        whole = canonical_form(mechanism)
-        match mechanism:
-            case DpSgd() if mechanism.sampling != "shuffled" and mechanism.step_count() > 0:
-                step: Mechanism = replace(mechanism, steps=1, epochs=None)
-                return cls(mechanism, canonical_form(step), mechanism.step_count(), whole)
-            case Repeated(count, inner) if count > 0:
-                return cls(mechanism, canonical_form(inner), count, whole)
-            case _:
-                return cls(mechanism, whole, 1, whole)
+    entries: list[dict[str, Any]]
+    has_more: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Quote:
-    """What a plan would take.
+class BurnDownPoint:
+    """A point of a budget's burn-down: ε spent and taken after one entry.
 
     Attributes:
-        view: whether it fits, what would, and ε of the filter after it.
-        guarantee: of the plan alone; None if it has no finite ε.
-        micronats: what the plan costs.
+        at: microseconds since 1970.
+        spent: ε of the steps granted.
+        taken: ε of the steps granted or held.
     """
 
-    view: View
-    guarantee: Guarantee | None
-    micronats: int
+    at: int
+    spent: float
+    taken: float
 
 
-def _ignore(_: Kind, __: int) -> None:
-    """Tell nobody of a write."""
+def _ignore_write(_: EntryKind, __: int) -> None:
+    """Do nothing: the default observer of writes."""
 
 
 class Ledger:
-    """What can be asked of the ledger, by whoever holds a key.
+    """The ledger's operations, each checked against the caller's API key.
 
     Args:
         repository: the database.
-        written: told of each write once it is durable: its kind, and the steps of a grant.
+        encode_answer: the answer of a write as text: of the reservation, or of the dataset if
+            there is none. The text is stored in the transaction of the write, so it is made here
+            and not when it is sent.
+        on_write: called with the kind of each durable write, and with the steps of a grant.
     """
 
     def __init__(
-        self, repository: Repository, written: Callable[[Kind, int], None] = _ignore
+        self,
+        repository: Repository,
+        encode_answer: Callable[[Dataset, Reservation | None], str],
+        on_write: Callable[[EntryKind, int], None] = _ignore_write,
     ) -> None:
-        self._repository, self._written = repository, written
-        self._owners: dict[str, str] = {}
+        self._repository, self._encode_answer = repository, encode_answer
+        self._on_write = on_write
+        self._dataset_ids: dict[str, str] = {}  # by reservation
 
     # --- datasets
 
-    def create_dataset(
-        self,
-        request: Request,
-        name: str,
-        size: int,
-        epsilon: float,
-        delta: float,
-        relation: NeighbouringRelation,
-        privacy_unit: str,
-        planned: Mechanism | None,
-    ) -> Remembered:
-        """A new dataset, its policy frozen."""
+    def create_dataset(self, request: WriteRequest, new: NewDataset) -> StoredAnswer:
+        """Create a dataset, with a policy that never changes."""
         require_unbound(request.key, Scope.OWNER)
-        policy = choose_policy(size, epsilon, delta, relation, planned)
-        return self.add_dataset(request, name, size, privacy_unit, policy)
+        return self.add_dataset(request, new, plans.choose_policy(new))
 
     def add_dataset(
-        self, request: Request, name: str, size: int, privacy_unit: str, policy: RenyiFilter
-    ) -> Remembered:
-        """A new dataset with a policy that was chosen for it."""
+        self, request: WriteRequest, new: NewDataset, policy: RenyiFilter
+    ) -> StoredAnswer:
+        """Create a dataset with the policy that was chosen for it."""
         require_unbound(request.key, Scope.OWNER)
         dataset = Dataset(
-            uuid.uuid4().hex, name, size, privacy_unit, policy, Balance(), 0, chain.GENESIS, now()
+            uuid.uuid4().hex,
+            new.name,
+            new.size,
+            new.privacy_unit,
+            policy,
+            Balance(),
+            0,
+            hash_chain.GENESIS,
+            now(),
         )
 
-        def act(transaction: Transaction) -> tuple[int, View]:
-            if transaction.dataset(name) is not None:
-                raise NameTakenError(f"there is a dataset {name!r} already; choose another name")
-            transaction.audit(request.key.identifier, "dataset-created", name)
-            return 201, dataset_view(transaction.add_dataset(dataset, request.key.identifier))
+        def insert(transaction: Transaction) -> Outcome:
+            if transaction.find_dataset(new.name) is not None:
+                raise NameTakenError(
+                    f"there is a dataset {new.name!r} already; choose another name"
+                )
+            transaction.record_audit_event(request.key.identifier, "dataset-created", new.name)
+            return transaction.add_dataset(dataset, request.key.identifier), None
 
-        return self._write(request, Kind.CREATE, act)
+        return self._write_once(request, EntryKind.CREATE, insert)
 
-    def datasets(self, key: KeyRecord) -> list[View]:
-        """Those that the key may see."""
-        require(key, Scope.OWNER, Scope.RUN)
+    def list_datasets(self, key: KeyRecord) -> list[Dataset]:
+        """Return the datasets that the key may see."""
+        require_scope(key, Scope.OWNER, Scope.RUN)
         with self._repository.reading() as reading:
-            found = reading.datasets()
-        return [dataset_view(dataset) for dataset in found if sees(key, dataset.name)]
+            found = reading.list_datasets()
+        return [dataset for dataset in found if is_visible(key, dataset.name)]
 
-    def dataset(self, key: KeyRecord, name: str) -> View:
-        """One of them, with what is due expired."""
-        found, due = self.look(key, name)
-        return self.expire(name) if due else found
+    def get_dataset(self, key: KeyRecord, name: str) -> Dataset:
+        """Return a dataset after expiring its ended leases."""
+        dataset, has_overdue = self.read_dataset(key, name)
+        return self.expire_leases(name) if has_overdue else dataset
 
-    def look(self, key: KeyRecord, name: str) -> tuple[View, bool]:
-        """One of them as it was last written, and whether a lease of it has ended since."""
-        dataset = self.seen(key, name)
+    def read_dataset(self, key: KeyRecord, name: str) -> tuple[Dataset, bool]:
+        """Return a dataset as last written, and whether one of its leases has ended since."""
+        dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
-            due = reading.due(dataset, now())
-        return dataset_view(dataset), bool(due)
+            overdue = reading.list_overdue_reservations(dataset, now())
+        return dataset, bool(overdue)
 
-    def expire(self, name: str) -> View:
-        """Expire the leases of a dataset that have ended."""
+    def expire_leases(self, name: str) -> Dataset:
+        """Expire the ended leases of a dataset."""
         with self._repository.transaction() as transaction:
-            return dataset_view(self._current(transaction, name))
+            return self._lock_dataset(transaction, name)
 
-    def seen(self, key: KeyRecord, name: str, *scopes: Scope) -> Dataset:
-        """A dataset that the key may see, for one of the scopes (owner or run by default)."""
-        require(key, *(scopes or (Scope.OWNER, Scope.RUN)))
-        require_sight(key, name, f"dataset {name!r}")
+    def find_dataset(self, key: KeyRecord, name: str, *scopes: Scope) -> Dataset:
+        """Return a dataset that the key may see.
+
+        Args:
+            key: the caller's API key.
+            name: the dataset's.
+            scopes: the key needs one of them: owner or run unless given.
+        """
+        require_scope(key, *(scopes or (Scope.OWNER, Scope.RUN)))
+        require_visible(key, name, f"dataset {name!r}")
         with self._repository.reading() as reading:
-            dataset = reading.dataset(name)
+            dataset = reading.find_dataset(name)
         if dataset is None:
             raise UnknownSubjectError(f"there is no dataset {name!r}")
         return dataset
 
-    def _current(self, transaction: Transaction, name: str) -> Dataset:
-        """A dataset with its row locked and every ended lease expired."""
-        dataset = transaction.dataset(name, lock=True)
+    def _lock_dataset(self, transaction: Transaction, name: str) -> Dataset:
+        """Lock a dataset's row, expire its ended leases and return the dataset."""
+        dataset = transaction.find_dataset(name, lock=True)
         if dataset is None:
             raise UnknownSubjectError(f"there is no dataset {name!r}")
-        for reservation in transaction.due(dataset, now()):
-            change = model.close(reservation, State.EXPIRED)
+        for reservation in transaction.list_overdue_reservations(dataset, now()):
+            change = rules.close(reservation, State.EXPIRED)
             if change is not None:
-                dataset = transaction.apply(dataset, change, _SYSTEM)
+                dataset = transaction.apply_change(dataset, change, _SYSTEM)
         return dataset
 
-    # --- plans
-
-    def released(self, key: KeyRecord, name: str) -> tuple[RenyiFilter, list[Reservation]]:
-        """The policy of a dataset, and the reservations of which steps were granted."""
-        dataset = self.seen(key, name)
-        with self._repository.reading() as reading:
-            runs = reading.reservations(dataset)
-        return dataset.policy, [run for run in runs if run.steps_granted]
+    # --- reservations
 
     def reserve(
-        self, request: Request, name: str, mechanism: Mechanism, lease: float, purpose: str
-    ) -> Remembered:
-        """Hold the whole plan, or say what would fit."""
-        seen = self.seen(request.key, name, Scope.RUN)
-        charge = charge_of(seen, mechanism)
+        self, request: WriteRequest, name: str, mechanism: Mechanism, lease: float, purpose: str
+    ) -> StoredAnswer:
+        """Reserve budget for a whole plan, or raise an error that says what would fit."""
+        dataset = self.find_dataset(request.key, name, Scope.RUN)
+        charge = plans.compute_charge(dataset, mechanism)
         try:
-            return self.hold(request, seen, charge, lease, purpose)
+            return self.hold_budget(request, dataset, charge, lease, purpose)
         except BudgetExhaustedError as error:
-            current = self.seen(request.key, name, Scope.RUN)
-            error.affordable = affordable(current, Plan.of(mechanism), charge.unit)
+            current = self.find_dataset(request.key, name, Scope.RUN)
+            error.steps, error.noise_multiplier = plans.find_affordable(
+                current, mechanism, charge.step_cost, charge.steps
+            )
             raise
 
-    def hold(
-        self, request: Request, seen: Dataset, charge: Charge, lease: float, purpose: str
-    ) -> Remembered:
-        """Hold a plan whose charge is known; see `reserve`.
+    def hold_budget(
+        self, request: WriteRequest, dataset: Dataset, charge: Charge, lease: float, purpose: str
+    ) -> StoredAnswer:
+        """Reserve budget for a plan with a known charge.
+
+        Args:
+            request: the write.
+            dataset: as read before the charge was computed.
+            charge: the plan's.
+            lease: seconds until the reservation expires.
+            purpose: the caller's words.
 
         Raises:
-            BudgetExhaustedError: without the noise with which the plan would fit.
+            BudgetExhaustedError: the plan does not fit; its noise multiplier is not computed.
         """
-        require(request.key, Scope.RUN)
+        require_scope(request.key, Scope.RUN)
         reservation = Reservation(
             uuid.uuid4().hex,
-            seen.identifier,
+            dataset.identifier,
             State.OPEN,
             charge.mechanism,
             charge.mechanism_hash,
-            charge.unit,
+            charge.step_cost,
             charge.steps,
             0,
             now() + int(1e6 * lease),
@@ -280,422 +272,244 @@ class Ledger:
             request.key.identifier,
         )
 
-        def act(transaction: Transaction) -> tuple[int, View]:
-            dataset = self._current(transaction, seen.name)
-            change = model.reserve(dataset, reservation)
-            transaction.apply(dataset, change, request.key.identifier)
-            return 201, reservation_view(change.reservation, dataset)
+        def insert(transaction: Transaction) -> Outcome:
+            current = self._lock_dataset(transaction, dataset.name)
+            change = rules.reserve(current, reservation)
+            transaction.apply_change(current, change, request.key.identifier)
+            return current, change.reservation
 
-        return self._write(request, Kind.RESERVE, act)
+        return self._write_once(request, EntryKind.RESERVE, insert)
 
-    # --- runs
-
-    def reservation(self, key: KeyRecord, identifier: str) -> View:
-        """A reservation as it stands."""
-        dataset, reservation = self.found(key, identifier)
-        if is_due(reservation):
-            self.expire(dataset.name)
-            dataset, reservation = self.found(key, identifier)
-        return reservation_view(reservation, dataset)
-
-    def found(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
-        """A reservation as it was last written, and its dataset."""
-        require(key, Scope.OWNER, Scope.RUN)
-        subject = f"reservation {identifier!r}"
-        with self._repository.reading() as reading:
-            reservation = reading.reservation(identifier)
-            owner = "" if reservation is None else reservation.dataset
-            dataset = reading.dataset_by_id(owner)
-        if reservation is None or dataset is None:
-            raise UnknownSubjectError(f"there is no {subject}")
-        require_sight(key, dataset.name, subject)
+    def get_reservation(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
+        """Return a reservation and its dataset, after expiring a lease that has ended."""
+        dataset, reservation = self.find_reservation(key, identifier)
+        if is_overdue(reservation):
+            self.expire_leases(dataset.name)
+            dataset, reservation = self.find_reservation(key, identifier)
         return dataset, reservation
 
-    def grant(self, request: Request, identifier: str, steps: int, sequence: int) -> Remembered:
+    def find_reservation(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
+        """Return a reservation as last written, and its dataset."""
+        require_scope(key, Scope.OWNER, Scope.RUN)
+        subject = f"reservation {identifier!r}"
+        with self._repository.reading() as reading:
+            reservation = reading.find_reservation(identifier)
+            dataset_id = "" if reservation is None else reservation.dataset
+            dataset = reading.find_dataset_by_id(dataset_id)
+        if reservation is None or dataset is None:
+            raise UnknownSubjectError(f"there is no {subject}")
+        require_visible(key, dataset.name, subject)
+        return dataset, reservation
+
+    def list_reservations(
+        self, key: KeyRecord, name: str, skip: int, limit: int
+    ) -> tuple[Dataset, list[Reservation]]:
+        """Return a dataset and a page of its reservations, open ones first."""
+        dataset = self.find_dataset(key, name)
+        with self._repository.reading() as reading:
+            return dataset, reading.list_reservations_page(dataset, skip, limit)
+
+    def list_granted_reservations(
+        self, key: KeyRecord, name: str
+    ) -> tuple[RenyiFilter, list[Reservation]]:
+        """Return a dataset's policy, and its reservations with at least one granted step."""
+        dataset = self.find_dataset(key, name)
+        with self._repository.reading() as reading:
+            reservations = reading.list_reservations(dataset)
+        return dataset.policy, [each for each in reservations if each.steps_granted]
+
+    def grant(
+        self, request: WriteRequest, identifier: str, steps: int, sequence: int
+    ) -> StoredAnswer:
         """Charge the next steps, before their noise is drawn."""
         return self._change(
             request,
             identifier,
-            Kind.GRANT,
-            lambda reservation: model.grant(reservation, steps, sequence),
+            EntryKind.GRANT,
+            lambda reservation: rules.grant(reservation, steps, sequence),
             steps,
         )
 
-    def commit(self, request: Request, identifier: str) -> Remembered:
-        """The run is done: what was granted is spent."""
-        return self._close(request, identifier, Kind.COMMIT, State.COMMITTED)
+    def commit(self, request: WriteRequest, identifier: str) -> StoredAnswer:
+        """End a finished run; the budget of steps never granted is free again."""
+        return self._close(request, identifier, EntryKind.COMMIT, State.COMMITTED)
 
-    def release(self, request: Request, identifier: str) -> Remembered:
-        """The run is given up: what was never granted is free again."""
-        return self._close(request, identifier, Kind.RELEASE, State.RELEASED)
+    def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
+        """End an abandoned run; the budget of steps never granted is free again."""
+        return self._close(request, identifier, EntryKind.RELEASE, State.RELEASED)
 
-    def _close(self, request: Request, identifier: str, kind: Kind, state: State) -> Remembered:
+    def _close(
+        self, request: WriteRequest, identifier: str, kind: EntryKind, state: State
+    ) -> StoredAnswer:
+        """End a reservation in a final state; the budget of steps never granted is free again."""
         return self._change(
-            request, identifier, kind, lambda reservation: model.close(reservation, state)
+            request, identifier, kind, lambda reservation: rules.close(reservation, state)
         )
 
-    def renew(self, request: Request, identifier: str, lease: float) -> Remembered:
-        """The lease begins anew."""
+    def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
+        """Restart a reservation's lease, with a length in seconds."""
         return self._change(
             request,
             identifier,
-            Kind.RENEW,
-            lambda reservation: model.renew(reservation, now() + int(1e6 * lease)),
+            EntryKind.RENEW,
+            lambda reservation: rules.renew(reservation, now() + int(1e6 * lease)),
         )
 
     def _change(
         self,
-        request: Request,
+        request: WriteRequest,
         identifier: str,
-        kind: Kind,
-        decide: Callable[[Reservation], model.Change | None],
+        kind: EntryKind,
+        decide: Callable[[Reservation], rules.Change | None],
         steps: int = 0,
-    ) -> Remembered:
-        require(request.key, Scope.RUN)
-        owner, subject = self.owner(identifier), f"reservation {identifier!r}"
+    ) -> StoredAnswer:
+        """Lock a reservation's dataset and apply the change that `decide` returns, if any."""
+        require_scope(request.key, Scope.RUN)
+        dataset_id, subject = self.find_dataset_id(identifier), f"reservation {identifier!r}"
 
-        def act(transaction: Transaction) -> tuple[int, View]:
-            dataset = transaction.dataset_by_id(owner, lock=True)
-            reservation = transaction.reservation(identifier)
+        def update(transaction: Transaction) -> Outcome:
+            dataset = transaction.find_dataset_by_id(dataset_id, lock=True)
+            reservation = transaction.find_reservation(identifier)
             if dataset is None or reservation is None:
                 raise UnknownSubjectError(f"there is no {subject}")
-            require_sight(request.key, dataset.name, subject)
-            if is_due(reservation):
+            require_visible(request.key, dataset.name, subject)
+            if is_overdue(reservation):
                 reservation = replace(reservation, state=State.EXPIRED)
             change = decide(reservation)
             if change is None:
-                return 200, reservation_view(reservation, dataset)
-            transaction.apply(dataset, change, request.key.identifier)
-            return 200, reservation_view(change.reservation, dataset)
+                return dataset, reservation
+            transaction.apply_change(dataset, change, request.key.identifier)
+            return dataset, change.reservation
 
-        return self._write(request, kind, act, steps)
+        return self._write_once(request, kind, update, steps)
 
-    def known_owner(self, identifier: str) -> str | None:
-        """The dataset of a reservation, if it was looked up before."""
-        return self._owners.get(identifier)
+    def cached_dataset_id(self, reservation_id: str) -> str | None:
+        """Return the identifier of a reservation's dataset, if it was looked up before."""
+        return self._dataset_ids.get(reservation_id)
 
-    def owner(self, identifier: str) -> str:
-        """The dataset of a reservation, which never changes: looked up once."""
-        found = self.known_owner(identifier)
+    def find_dataset_id(self, reservation_id: str) -> str:
+        """Return the identifier of a reservation's dataset; it never changes, so it is cached."""
+        found = self.cached_dataset_id(reservation_id)
         if found is None:
             with self._repository.reading() as reading:
-                reservation = reading.reservation(identifier)
+                reservation = reading.find_reservation(reservation_id)
             if reservation is None:
-                raise UnknownSubjectError(f"there is no reservation {identifier!r}")
-            if len(self._owners) >= _OWNERS_MAX:
-                self._owners = {}
-            found = self._owners[identifier] = reservation.dataset
+                raise UnknownSubjectError(f"there is no reservation {reservation_id!r}")
+            if len(self._dataset_ids) >= _CACHED_DATASET_IDS_MAX:
+                self._dataset_ids = {}
+            found = self._dataset_ids[reservation_id] = reservation.dataset
         return found
 
-    def certificate(self, key: KeyRecord, identifier: str) -> View:
-        """What may be published about a run that has ended, signed."""
-        self.reservation(key, identifier)  # expires what is due
-        return certificate.issue(*self.ended(key, identifier), now())
+    def issue_certificate(self, key: KeyRecord, identifier: str) -> certificate.Document:
+        """Return the signed certificate of a run that has ended."""
+        self.get_reservation(key, identifier)  # expires an ended lease
+        return certificate.issue(*self.read_ended_run(key, identifier), now())
 
-    def ended(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation, bytes]:
-        """A run that has ended, its dataset, and the key that signs certificates."""
-        dataset, reservation = self.found(key, identifier)
+    def read_ended_run(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation, bytes]:
+        """Return the dataset and reservation of an ended run, and the seed of the signing key."""
+        dataset, reservation = self.find_reservation(key, identifier)
         if reservation.state is State.OPEN:
             raise ReservationOpenError("commit or release the reservation first")
         with self._repository.transaction() as transaction:
-            seed = transaction.secret(_SIGNING_KEY)
+            seed = transaction.get_or_create_secret(_SIGNING_KEY)
         return dataset, reservation, seed
 
     # --- the record
 
-    def entries(self, key: KeyRecord, name: str, cursor: str) -> View:
-        """A page of the append-only record."""
-        dataset = self.seen(key, name)
-        after = int(cursor) if cursor.isdecimal() and len(cursor) < 19 else 0
+    def list_entries(self, key: KeyRecord, name: str, after: int) -> EntriesPage:
+        """Return the page of a dataset's entries that begins after an entry's number."""
+        dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
-            rows = reading.entries(dataset, after, PAGE + 1)
-        items = [json.loads(row.body) | {"hash": row.hash} for row in rows[:PAGE]]
-        more = len(rows) > PAGE
-        return {"items": items, "next_cursor": str(items[-1]["number"]) if more else None}
+            rows = reading.list_entries(dataset, after, PAGE_SIZE + 1)
+        entries = [json.loads(row.body) | {"hash": row.hash} for row in rows[:PAGE_SIZE]]
+        return EntriesPage(entries, len(rows) > PAGE_SIZE)
 
-    def runs(self, key: KeyRecord, name: str, skip: int, limit: int) -> list[View]:
-        """A page of a dataset's reservations, open ones first."""
-        dataset = self.seen(key, name)
-        with self._repository.reading() as reading:
-            return [reservation_view(run, dataset) for run in reading.runs(dataset, skip, limit)]
+    def compute_burn_down(self, key: KeyRecord, name: str, points_max: int) -> list[BurnDownPoint]:
+        """Return ε spent and taken after each of the latest entries, or a sample of them.
 
-    def burn_down(self, key: KeyRecord, name: str, points: int) -> list[View]:
-        """ε spent and taken after so many of the latest entries, oldest first.
-
-        It goes back from the balance as it stands, so a record of any length costs the same.
+        The oldest comes first. The balances are computed backwards from the current one, so the
+        cost does not grow with the length of the record.
         """
-        dataset = self.seen(key, name)
-        balance, after = dataset.balance, []
-        for at, change in reversed(self._changes(dataset, max(dataset.version - _BURN_DOWN, 0))):
-            after.append((at, balance))
+        dataset = self.find_dataset(key, name)
+        balance, history = dataset.balance, []
+        first = max(dataset.version - _BURN_DOWN_ENTRIES_MAX, 0)
+        for at, change in reversed(self._read_balance_changes(dataset, first)):
+            history.append((at, balance))
             balance = balance.plus(Balance(-change.spent, -change.held))
-        stride = -(-len(after) // points) or 1
-        return [_point(dataset, at, balance) for at, balance in after[::stride][::-1]]
+        stride = -(-len(history) // points_max) or 1
+        epsilon_of = dataset.policy.epsilon_of
+        return [
+            BurnDownPoint(at, epsilon_of(balance.spent), epsilon_of(balance.taken))
+            for at, balance in history[::stride][::-1]
+        ]
 
-    def _changes(self, dataset: Dataset, number: int) -> list[tuple[int, Balance]]:
-        """When the entries after a number were made and what they changed, page by page."""
-        found: list[tuple[int, Balance]] = []
+    def _read_balance_changes(self, dataset: Dataset, number: int) -> list[tuple[int, Balance]]:
+        """Return the time and the balance change of each entry after a number."""
+        changes: list[tuple[int, Balance]] = []
         with self._repository.reading() as reading:
             while number < dataset.version:
-                rows = reading.entries(dataset, number, min(PAGE, dataset.version - number))
+                limit = min(PAGE_SIZE, dataset.version - number)
+                rows = reading.list_entries(dataset, number, limit)
                 for entry in (json.loads(row.body) for row in rows):
                     change = Balance(entry["spent_micronats"], entry["held_micronats"])
-                    found.append((entry["at"], change))
+                    changes.append((entry["at"], change))
                 number += len(rows)
-        return found
+        return changes
 
-    def _write(
+    # --- idempotency
+
+    def _write_once(
         self,
-        request: Request,
-        kind: Kind,
-        act: Callable[[Transaction], tuple[int, View]],
+        request: WriteRequest,
+        kind: EntryKind,
+        write: Callable[[Transaction], Outcome],
         steps: int = 0,
-    ) -> Remembered:
-        """Do it once, whatever is retried; remember the answer in the same transaction.
+    ) -> StoredAnswer:
+        """Write once, however often the request is retried, and store the answer with the write.
 
-        A repeat cannot be written down again, for its key is taken: all of it is rolled back, and
-        the first answer is given again. Looking for the key first would cost every write a query.
+        A retry cannot store its answer, because its Idempotency-Key is taken: the transaction is
+        rolled back, and the first answer is returned. To look for the key first would cost every
+        write one more query.
         """
         value = request.idempotency_key
         if not value:
             raise IdempotencyKeyRequiredError(
                 "send an Idempotency-Key header with a new random value for each new request"
             )
-        who, fingerprint = request.key.identifier, request.fingerprint
+        key_id, fingerprint = request.key.identifier, request.fingerprint
+        status = 201 if kind in _CREATING else 200
         for _ in range(_ATTEMPTS):
             try:
                 with self._repository.transaction() as transaction:
-                    status, view = act(transaction)
-                    answer = Remembered(fingerprint, status, json.dumps(view))
-                    transaction.remember(who, value, answer)
-                self._written(kind, steps)
+                    text = self._encode_answer(*write(transaction))
+                    answer = StoredAnswer(fingerprint, status, text)
+                    transaction.store_answer(key_id, value, answer)
+                self._on_write(kind, steps)
                 return answer
             except DatabaseAwayError:
                 raise
-            except (IntegrityError, AccountingError) as error:
-                # a repeat, for which the key is not free or the ledger no longer as it was; or
-                # another writer was first; or the ledger says no
-                found = self._remembered(who, value, fingerprint)
+            except (IntegrityError, CodedError) as error:
+                # a retry: its Idempotency-Key is taken, or the ledger has changed since; or another
+                # writer was first; or the ledger refuses the request
+                found = self._find_answer(key_id, value, fingerprint)
                 if found is not None:
                     return found
-                if isinstance(error, AccountingError):
+                if isinstance(error, CodedError):
                     raise
         raise DatabaseAwayError("other writers were always first; nothing was charged. Try again")
 
-    def _remembered(self, who: str, value: str, fingerprint: str) -> Remembered | None:
-        """The answer of a write that was made before under this key."""
+    def _find_answer(self, key_id: str, value: str, fingerprint: str) -> StoredAnswer | None:
+        """Return the stored answer of an earlier write with this Idempotency-Key."""
         with self._repository.reading() as reading:
-            found = reading.remembered(who, value)
+            found = reading.find_answer(key_id, value)
         if found is not None and found.fingerprint != fingerprint:
             raise IdempotencyKeyReusedError(
-                "this Idempotency-Key came with another request before; "
-                "take a new one for a new request"
+                "this Idempotency-Key was used for another request; "
+                "send a new one with each new request"
             )
         return found
 
 
-def _require_size(records: int, mechanism: Mechanism, at: str = "/mechanism") -> None:
-    """Refuse a mechanism for another number of records: its sample rate would be another."""
-    for pointer, size in mechanisms.sizes_other_than(records, mechanism):
-        error = DatasetSizeError(
-            f"the samples are drawn from {records} records, and dataset_size is {size}: "
-            "a rate is a batch size over the number of records there are",
-            pointer,
-        )
-        error.mechanism_at = at
-        raise error
-
-
-def is_due(reservation: Reservation) -> bool:
-    """Whether a reservation is open although its lease has ended."""
+def is_overdue(reservation: Reservation) -> bool:
+    """Return whether a reservation is open although its lease has ended."""
     return reservation.state is State.OPEN and reservation.expires_at <= now()
-
-
-# --- the calculations, which need no database: the service makes them in processes of their own
-
-
-def choose_policy(
-    size: int,
-    epsilon: float,
-    delta: float,
-    relation: NeighbouringRelation,
-    planned: Mechanism | None,
-) -> RenyiFilter:
-    """The policy of a dataset of this size with this budget.
-
-    Raises:
-        AccountingError: the planned mechanism cannot be charged, or is for another size.
-    """
-    step = None
-    if planned is not None:
-        _require_size(size, planned, "/planned_mechanism")
-        step = Plan.of(planned).step
-    return privacy_filter.choose(epsilon, delta, relation, step)
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """What a plan costs under one policy.
-
-    Attributes:
-        mechanism: the plan, as JSON.
-        mechanism_hash: its canonical hash.
-        unit: atto-nats a step.
-        steps: how many.
-    """
-
-    mechanism: Any
-    mechanism_hash: str
-    unit: int
-    steps: int
-
-
-def charge_of(dataset: Dataset, mechanism: Mechanism) -> Charge:
-    """The charge of a plan.
-
-    Raises:
-        AccountingError: it cannot be charged, is for another number of records, or is too large to
-            be kept and answered each time.
-    """
-    _require_size(dataset.size, mechanism)
-    plan = Plan.of(mechanism)
-    described = mechanisms.to_json(plan.mechanism)
-    size = len(json.dumps(described))
-    if size > _PLAN_BYTES_MAX:
-        raise TooExpensiveError(
-            f"a plan that is reserved may have {_PLAN_BYTES_MAX} bytes as JSON and this one has "
-            f"{size}: put equal releases into one `repeated`, or reserve it in parts"
-        )
-    return Charge(described, plan.whole.hash, dataset.policy.unit_cost(plan.step), plan.steps)
-
-
-def quote(dataset: Dataset, mechanism: Mechanism) -> Quote:
-    """Whether a plan would fit, and what would."""
-    _require_size(dataset.size, mechanism)
-    plan, policy = Plan.of(mechanism), dataset.policy
-    unit = policy.unit_cost(plan.step)
-    micronats = privacy_filter.cost(unit, plan.steps)
-    view = {
-        "fits": model.fits(dataset, unit, plan.steps),
-        "affordable": affordable(dataset, plan, unit),
-        "epsilon_after": policy.epsilon_of(dataset.balance.taken + micronats),
-    }
-    try:
-        guarantee = certificate.certified(plan.mechanism, policy.relation, policy.delta)
-        return Quote(view, guarantee, micronats)
-    except NoFiniteEpsilonError:  # it does not fit, and this is no fault of the question
-        return Quote(view, None, micronats)
-
-
-def together(dataset: Dataset, quotes: Sequence[Quote | AccountingError]) -> View:
-    """Whether all plans would fit, one after the other."""
-    costs = [each.micronats for each in quotes if isinstance(each, Quote)]
-    chargeable, total = len(costs) == len(quotes), dataset.balance.taken + sum(costs)
-    return {
-        "fits": chargeable and total <= dataset.policy.budget,
-        "epsilon_after": dataset.policy.epsilon_of(total) if chargeable else None,
-    }
-
-
-def running_total(policy: RenyiFilter, runs: Sequence[Reservation]) -> Guarantee:
-    """What has been granted to all runs so far, accounted as if it had been one plan.
-
-    It is an estimate: runs are chosen, and stopped, after results were seen. The budget's claim is
-    the proven one.
-    """
-    released = tuple(
-        certificate.with_steps(mechanisms.from_json(run.mechanism), run.steps_granted)
-        for run in runs
-    )
-    found = certificate.certified(Composed(released), policy.relation, policy.delta)
-    return replace(
-        found,
-        status=Status.ESTIMATE,
-        assumptions=(*found.assumptions, _ONE_PLAN),
-        certified=None,
-        certified_reason=f"a hypothesis fails: {_ONE_PLAN.statement}",
-    )
-
-
-def what_fits(dataset: Dataset, mechanism: Mechanism, unit: int) -> View:
-    """What of a plan would fit; see `affordable`."""
-    return affordable(dataset, Plan.of(mechanism), unit)
-
-
-def affordable(dataset: Dataset, plan: Plan, unit: int) -> View:
-    """The most steps of a plan that fit, and the least noise with which all of them would."""
-    micronats = model.room(dataset)
-    steps = privacy_filter.affordable_steps(unit, micronats)
-    return {"steps": steps, "noise_multiplier": _least_noise(dataset, plan, micronats)}
-
-
-def _least_noise(dataset: Dataset, plan: Plan, micronats: int) -> float | None:
-    """By bisection, rounded up to four digits; only a dp_sgd run has one noise multiplier."""
-    run = plan.mechanism
-    if not isinstance(run, DpSgd) or run.sampling == "shuffled":
-        return None
-    one = replace(run, steps=1, epochs=None)
-
-    def fits(noise: float) -> bool:
-        step = canonical_form(replace(one, noise_multiplier=noise))
-        unit = dataset.policy.unit_cost(step)
-        return privacy_filter.cost(unit, plan.steps) <= micronats
-
-    low, high = 0.01, _NOISE_MAX
-    if not fits(high):
-        return None
-    while high > low * (1 + 1e-4):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
-
-
-def dataset_view(dataset: Dataset) -> View:
-    """A dataset as it is answered."""
-    policy, balance = dataset.policy, dataset.balance
-    spent, taken = policy.epsilon_of(balance.spent), policy.epsilon_of(balance.taken)
-    return {
-        "name": dataset.name,
-        "size": dataset.size,
-        "privacy_unit": dataset.privacy_unit,
-        "neighbouring_relation": policy.relation.value,
-        "budget": {"epsilon": policy.epsilon, "delta": policy.delta},
-        "spent": {"epsilon": spent, "micronats": balance.spent},
-        "held": {"epsilon": max(taken - spent, 0.0), "micronats": balance.held},
-        "remaining": {
-            "epsilon": max(rounding.difference_down(policy.epsilon, taken), 0.0),
-            "micronats": model.room(dataset),
-        },
-        "accounting": {
-            "filter": "renyi",
-            "order": policy.order,
-            "budget_micronats": policy.budget,
-            "scope": "filter_budget",
-        },
-        "version": dataset.version,
-    }
-
-
-def _point(dataset: Dataset, at: int, balance: Balance) -> View:
-    policy = dataset.policy
-    return {
-        "at": at / 1e6,
-        "spent": policy.epsilon_of(balance.spent),
-        "taken": policy.epsilon_of(balance.taken),
-    }
-
-
-def reservation_view(reservation: Reservation, dataset: Dataset) -> View:
-    """A reservation as it is answered."""
-    return {
-        "id": reservation.identifier,
-        "dataset": dataset.name,
-        "state": reservation.state.value,
-        "mechanism": reservation.mechanism,
-        "mechanism_hash": reservation.mechanism_hash,
-        "steps_reserved": reservation.steps_reserved,
-        "steps_granted": reservation.steps_granted,
-        "expires_at": reservation.expires_at / 1e6,
-        "purpose": reservation.purpose,
-        "neighbouring_relation": dataset.policy.relation.value,
-    }

@@ -30,12 +30,12 @@ DATASET: Final = Table(
     Column("relation", String(40), nullable=False),
     Column("epsilon", Float(53), nullable=False),
     Column("delta", Float(53), nullable=False),
-    Column("rdp_order", Float(53), nullable=False),  # Rényi order; frozen
+    Column("rdp_order", Float(53), nullable=False),  # the frozen Rényi order
     Column("spent", BigInteger, nullable=False),  # micro-nats, as is held
     Column("held", BigInteger, nullable=False),
-    Column("version", BigInteger, nullable=False),  # number of the last entry
-    Column("head", String(64), nullable=False),  # its hash
-    Column("created_at", BigInteger, nullable=False),  # microseconds since 1970, as all times
+    Column("version", BigInteger, nullable=False),  # the number of the last entry
+    Column("head", String(64), nullable=False),  # the hash of the last entry
+    Column("created_at", BigInteger, nullable=False),  # microseconds since 1970, like all times
 )
 
 RESERVATION: Final = Table(
@@ -46,7 +46,7 @@ RESERVATION: Final = Table(
     Column("state", String(12), nullable=False),
     Column("mechanism", Text, nullable=False),
     Column("mechanism_hash", String(80), nullable=False),
-    Column("unit", String(40), nullable=False),  # atto-nats a step: beyond 64 bits
+    Column("unit", String(40), nullable=False),  # atto-nats of one step, which may exceed 64 bits
     Column("steps_reserved", BigInteger, nullable=False),
     Column("steps_granted", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
@@ -60,7 +60,7 @@ ENTRY: Final = Table(
     METADATA,
     Column("dataset", String(32), ForeignKey("dataset.id"), primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("body", Text, nullable=False),  # canonical JSON: what the hash is taken of
+    Column("body", Text, nullable=False),  # canonical JSON, which is hashed
     Column("hash", String(64), nullable=False),
 )
 
@@ -71,7 +71,7 @@ API_KEY: Final = Table(
     Column("name", String(200), nullable=False),
     Column("digest", LargeBinary, nullable=False),
     Column("scopes", Text, nullable=False),
-    Column("datasets", Text, nullable=True),  # JSON list of names; all of them if null
+    Column("datasets", Text, nullable=True),  # JSON list of names; null means all datasets
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=True),
     Column("revoked_at", BigInteger, nullable=True),

@@ -1,4 +1,4 @@
-"""Re-checking a ledger from its entries alone: the chain, the balances, every charge."""
+"""Verification of a ledger from its entries alone: the chain, the balances, every charge."""
 
 from __future__ import annotations
 
@@ -8,61 +8,62 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from accountant_service import mechanisms
-from accountant_service.errors import AccountingError, LedgerError
-from accountant_service.ledger import chain, model
-from accountant_service.ledger.model import Balance, Change, Dataset, Kind, Reservation, State
-from accountant_service.ledger.repository import PAGE, Repository, Transaction
-from accountant_service.ledger.service import Plan
+from accountant_service.errors import AccountingError
+from accountant_service.ledger import hash_chain, rules
+from accountant_service.ledger.errors import LedgerError
+from accountant_service.ledger.plans import StepPlan
+from accountant_service.ledger.repository import PAGE_SIZE, Repository, Transaction
+from accountant_service.ledger.rules import Balance, Change, Dataset, EntryKind, Reservation, State
 
-_ENDS: Final = {
-    Kind.COMMIT: State.COMMITTED,
-    Kind.RELEASE: State.RELEASED,
-    Kind.EXPIRE: State.EXPIRED,
+_FINAL_STATES: Final = {
+    EntryKind.COMMIT: State.COMMITTED,
+    EntryKind.RELEASE: State.RELEASED,
+    EntryKind.EXPIRE: State.EXPIRED,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What was found: how much was checked, and every fault in words."""
+class VerificationReport:
+    """The result of a verification: the numbers of datasets and entries, and every fault found."""
 
     datasets: int
     entries: int
     faults: list[str]
 
 
-def verify(repository: Repository) -> Report:
-    """Recompute every dataset's chain, balance and charges."""
+def verify(repository: Repository) -> VerificationReport:
+    """Recompute every dataset's chain, balance and charges, and report the differences."""
     faults: list[str] = []
     count = 0
     with repository.snapshot() as transaction:
-        datasets = transaction.datasets()
+        datasets = transaction.list_datasets()
         for dataset in datasets:
-            checker = _Checker(transaction, dataset)
-            faults += [f"dataset {dataset.name!r}: {fault}" for fault in checker.faults()]
+            checker = _DatasetChecker(transaction, dataset)
+            faults += [f"dataset {dataset.name!r}: {fault}" for fault in checker.find_faults()]
             count += checker.number
-    return Report(len(datasets), count, faults)
+    return VerificationReport(len(datasets), count, faults)
 
 
-class _Checker:
-    """One dataset, entry by entry."""
+class _DatasetChecker:
+    """A checker that recomputes one dataset's chain, entry by entry."""
 
     def __init__(self, transaction: Transaction, dataset: Dataset) -> None:
         self._transaction, self._dataset = transaction, dataset
         self.number = 0
-        self._head = chain.GENESIS
+        self._head = hash_chain.GENESIS
         self._balance = Balance()
-        self._runs: dict[str, Reservation] = {}
+        self._reservations: dict[str, Reservation] = {}
 
-    def faults(self) -> Iterator[str]:
-        """What is wrong, in the order of the entries."""
+    def find_faults(self) -> Iterator[str]:
+        """Yield the faults in the order of the entries."""
         try:
-            model.created(self._dataset)
-        except model.RuleError as error:
-            yield f"no dataset is created so: {error}"
+            rules.describe_dataset(self._dataset)
+        except rules.RuleError as error:
+            yield f"the dataset breaks a rule: {error}"
             return
-        while rows := self._transaction.entries(self._dataset, self.number, PAGE):
+        while rows := self._transaction.list_entries(self._dataset, self.number, PAGE_SIZE):
             for row in rows:
-                yield from self._entry(row.number, row.body, row.hash)
+                yield from self._check_entry(row.number, row.body, row.hash)
         dataset = self._dataset
         if self.number != dataset.version or self._head != dataset.head:
             yield (
@@ -71,21 +72,24 @@ class _Checker:
             )
         if self._balance != dataset.balance:
             yield f"the entries add up to {self._balance}, but the balance is {dataset.balance}"
-        yield from self._reservations()
+        yield from self._check_reservations()
 
-    def _entry(self, number: int, body: str, stored: str) -> Iterator[str]:
+    def _check_entry(self, number: int, body: str, stored: str) -> Iterator[str]:
+        """Yield the faults of the next entry: its number, hash, rules and balance."""
         if number != self.number + 1:
             yield f"entry {self.number + 1} is missing"
         self.number = number
-        self._head = chain.hash_of(self._head, body)
+        self._head = hash_chain.hash_entry(self._head, body)
         if self._head != stored:
             yield f"entry {number} or its hash was altered"
             self._head = stored
         try:
             entry = json.loads(body)
-            for fault in self._rules(entry, body):
+            for fault in self._check_rules(entry, body):
                 yield f"entry {number}: {fault}"
-            change = Balance(_whole(entry, "spent_micronats"), _whole(entry, "held_micronats"))
+            change = Balance(
+                _read_integer(entry, "spent_micronats"), _read_integer(entry, "held_micronats")
+            )
             self._balance = self._balance.plus(change)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             yield f"entry {number} cannot be read: {error!r}"
@@ -93,115 +97,122 @@ class _Checker:
             self._balance.taken > self._dataset.policy.budget
             or min(self._balance.spent, self._balance.held) < 0
         ):
-            yield f"after entry {number} the balance {self._balance} is outside of the budget"
+            yield f"after entry {number} the balance {self._balance} is outside the budget"
 
-    def _rules(self, entry: dict[str, Any], body: str) -> Iterator[str]:
-        """Whether an entry is what the ledger's own rules write after those before it."""
-        kind = Kind(entry["kind"])
-        if (kind is Kind.CREATE) != (self.number == 1):
-            yield "a dataset is created by its first entry, and by no other"
+    def _check_rules(self, entry: dict[str, Any], body: str) -> Iterator[str]:
+        """Check that an entry is what the ledger's own rules write after the entries before it."""
+        kind = EntryKind(entry["kind"])
+        if (kind is EntryKind.CREATE) != (self.number == 1):
+            yield "the first entry of a dataset creates it, and no other entry may"
             return
         try:
-            change, about = self._followed(kind, entry)
-            written = about | model.entry(
-                self.number, kind, _whole(entry, "at"), _words(entry, "key"), change,
-                _words(entry, "accountant_version"),
+            change, fields = self._replay(kind, entry)
+            written = fields | rules.describe_entry(
+                self.number, kind, _read_integer(entry, "at"), _read_text(entry, "key"), change,
+                _read_text(entry, "accountant_version"),
             )  # fmt: skip
-            charged = self._cost(entry["reservation"]) if kind is Kind.RESERVE else []
-        except (LedgerError, model.RuleError) as error:
+            charged = self._check_charge(entry["reservation"]) if kind is EntryKind.RESERVE else []
+        except (LedgerError, rules.RuleError) as error:
             yield f"it must not follow: {error}"
             return
         except (AccountingError, mechanisms.MechanismError) as error:
-            yield f"its mechanism cannot be accounted for: {error}"
+            yield f"its mechanism cannot be accounted: {error}"
             return
         yield from charged
-        if chain.body_of(written) != body:
-            yield _difference(entry, written)
+        if hash_chain.encode_entry(written) != body:
+            yield _describe_difference(entry, written)
 
-    def _followed(self, kind: Kind, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
-        """What an entry of a kind should change and say; the reservation is as it is after it."""
-        if kind is Kind.CREATE:
-            return Balance(), model.created(self._dataset)
-        identifier = _words(entry, "reservation")
-        if kind is Kind.RESERVE:
-            if identifier in self._runs:
-                raise model.RuleError(f"reservation {identifier} was made before")
-            standing = replace(self._dataset, balance=self._balance)
-            change = model.reserve(standing, self._reserved(entry))
+    def _replay(self, kind: EntryKind, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
+        """Apply the rule of an entry's kind; return the balance change and the entry's fields."""
+        if kind is EntryKind.CREATE:
+            return Balance(), rules.describe_dataset(self._dataset)
+        identifier = _read_text(entry, "reservation")
+        if kind is EntryKind.RESERVE:
+            if identifier in self._reservations:
+                raise rules.RuleError(f"reservation {identifier} exists already")
+            current = replace(self._dataset, balance=self._balance)
+            change = rules.reserve(current, self._read_reservation(entry))
         else:
-            if identifier not in self._runs:
-                raise model.RuleError(f"reservation {identifier} was never made")
-            change = _follow(self._runs[identifier], kind, entry)
-        self._runs[identifier] = change.reservation
-        return change.balance, model.described(change)
+            if identifier not in self._reservations:
+                raise rules.RuleError(f"reservation {identifier} does not exist")
+            change = _replay_change(self._reservations[identifier], kind, entry)
+        self._reservations[identifier] = change.reservation
+        return change.balance, rules.describe_change(change)
 
-    def _reserved(self, entry: dict[str, Any]) -> Reservation:
-        plan = Plan.of(mechanisms.from_json(entry["mechanism"]))
+    def _read_reservation(self, entry: dict[str, Any]) -> Reservation:
+        """Return the new reservation that an entry records."""
+        plan = StepPlan.of(mechanisms.from_json(entry["mechanism"]))
         return Reservation(
-            _words(entry, "reservation"), self._dataset.identifier, State.OPEN,
-            mechanisms.to_json(plan.mechanism), plan.whole.hash, int(entry["unit_attonats"]),
-            plan.steps, 0, _whole(entry, "expires_at"), _words(entry, "purpose"),
-            _words(entry, "key"),
+            _read_text(entry, "reservation"), self._dataset.identifier, State.OPEN,
+            mechanisms.to_json(plan.mechanism), plan.canonical.hash, int(entry["unit_attonats"]),
+            plan.steps, 0, _read_integer(entry, "expires_at"), _read_text(entry, "purpose"),
+            _read_text(entry, "key"),
         )  # fmt: skip
 
-    def _cost(self, identifier: str) -> list[str]:
-        """Whether a reservation is charged at least what its mechanism costs this dataset."""
-        run, records = self._runs[identifier], self._dataset.size
+    def _check_charge(self, identifier: str) -> list[str]:
+        """Check that a reservation is charged at least the cost of its mechanism."""
+        run, records = self._reservations[identifier], self._dataset.size
         mechanism = mechanisms.from_json(run.mechanism)
         faults = [
             f"{pointer} of its mechanism is {size}, and the dataset has {records} records"
-            for pointer, size in mechanisms.sizes_other_than(records, mechanism)
-            if size > records  # fewer cost more than they had to
+            for pointer, size in mechanisms.find_dataset_size_mismatches(records, mechanism)
+            if size > records  # a smaller size costs more, so the budget holds
         ]
-        least = self._dataset.policy.unit_cost(Plan.of(mechanism).step)
-        if run.unit < least * (1 - 1e-9):
-            faults.append(f"a step was charged {run.unit} atto-nats, and costs {least}")
+        least = self._dataset.policy.step_cost(StepPlan.of(mechanism).step)
+        if run.step_cost < least * (1 - 1e-9):
+            faults.append(f"a step was charged {run.step_cost} atto-nats, and costs {least}")
         return faults
 
-    def _reservations(self) -> Iterator[str]:
-        stored = {r.identifier: r for r in self._transaction.reservations(self._dataset)}
-        for identifier in sorted(stored.keys() | self._runs.keys()):
-            row, run = stored.get(identifier), self._runs.get(identifier)
+    def _check_reservations(self) -> Iterator[str]:
+        """Yield the reservations whose stored row differs from the entries."""
+        stored = {r.identifier: r for r in self._transaction.list_reservations(self._dataset)}
+        for identifier in sorted(stored.keys() | self._reservations.keys()):
+            row, run = stored.get(identifier), self._reservations.get(identifier)
             if row != run:
-                yield f"reservation {identifier} is stored as {row}, and recorded as {run}"
+                yield f"reservation {identifier} is stored as {row}, but recorded as {run}"
 
 
-def _follow(run: Reservation, kind: Kind, entry: dict[str, Any]) -> Change:
-    """The change that an entry records, by the ledger's own rules."""
-    if kind is Kind.GRANT:
-        return model.grant(run, _whole(entry, "steps"), run.steps_granted)
-    if kind is Kind.RENEW:
-        return model.renew(run, _whole(entry, "expires_at"))
-    if kind is Kind.EXPIRE and _whole(entry, "at") < run.expires_at:
-        raise model.RuleError("its lease had not ended")
-    change = model.close(run, _ENDS[kind])
+def _replay_change(run: Reservation, kind: EntryKind, entry: dict[str, Any]) -> Change:
+    """Return the change that an entry records, by the ledger's own rules."""
+    if kind is EntryKind.GRANT:
+        return rules.grant(run, _read_integer(entry, "steps"), run.steps_granted)
+    if kind is EntryKind.RENEW:
+        return rules.renew(run, _read_integer(entry, "expires_at"))
+    if kind is EntryKind.EXPIRE and _read_integer(entry, "at") < run.expires_at:
+        raise rules.RuleError("its lease had not ended")
+    change = rules.close(run, _FINAL_STATES[kind])
     if change is None:
-        raise model.RuleError(f"the reservation is {run.state} already")
+        raise rules.RuleError(f"the reservation is {run.state} already")
     return change
 
 
-def _whole(entry: dict[str, Any], name: str) -> int:
+def _read_integer(entry: dict[str, Any], name: str) -> int:
+    """Return an integer field of an entry; refuse any other type."""
     value = entry[name]
     if type(value) is not int:
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
+        raise TypeError(f"{name} must be an integer, not {value!r}")
     return value
 
 
-def _words(entry: dict[str, Any], name: str) -> str:
+def _read_text(entry: dict[str, Any], name: str) -> str:
+    """Return a text field of an entry; refuse any other type."""
     value = entry[name]
     if type(value) is not str:
         raise TypeError(f"{name} must be text, not {value!r}")
     return value
 
 
-def _difference(entry: dict[str, Any], written: dict[str, Any]) -> str:
-    """Name what an entry says otherwise than the ledger writes it."""
+def _describe_difference(entry: dict[str, Any], written: dict[str, Any]) -> str:
+    """Name the fields in which an entry differs from what the ledger writes."""
     names = [
         name
         for name in sorted(entry.keys() | written.keys())
-        if chain.body_of({name: entry.get(name)}) != chain.body_of({name: written.get(name)})
+        if hash_chain.encode_entry({name: entry.get(name)})
+        != hash_chain.encode_entry({name: written.get(name)})
     ]
     if not names:
-        return "it is not written as the ledger writes entries"
-    said = "; ".join(f"{name} is {entry.get(name)!r}, not {written.get(name)!r}" for name in names)
-    return f"it is not what the ledger writes there: {said}"
+        return "it is not in the ledger's canonical form"
+    differences = "; ".join(
+        f"{name} is {entry.get(name)!r}, not {written.get(name)!r}" for name in names
+    )
+    return f"it is not what the ledger writes there: {differences}"

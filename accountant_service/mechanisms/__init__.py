@@ -1,8 +1,8 @@
-"""What is released: the closed, frozen tree of mechanism descriptions and its JSON form."""
+"""Mechanism descriptions: the tree of what is released, its JSON form and its canonical form."""
 
 from accountant_service.mechanisms.canonical import Atom, CanonicalForm, canonical_form
 from accountant_service.mechanisms.codec import MechanismError, from_json, json_schema, to_json
-from accountant_service.mechanisms.sizes import sizes_other_than
+from accountant_service.mechanisms.dataset_sizes import find_dataset_size_mismatches
 from accountant_service.mechanisms.tree import (
     Composed,
     DiagonalGaussian,
@@ -31,8 +31,8 @@ __all__ = [
     "Repeated",
     "Sampling",
     "canonical_form",
+    "find_dataset_size_mismatches",
     "from_json",
     "json_schema",
-    "sizes_other_than",
     "to_json",
 ]

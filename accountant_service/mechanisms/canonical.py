@@ -1,4 +1,4 @@
-"""The one form of every mechanism that means the same: a multiset of atoms, and its hash.
+"""Canonical form: rewrite equivalent mechanisms into the same atoms with counts, and hash them.
 
 Composition does not depend on order or grouping, so a tree is rewritten into a count for each
 distinct atom:
@@ -6,25 +6,25 @@ distinct atom:
 * `repeated` multiplies counts, `composed` adds them, `dp_sgd` is expanded;
 * a `diagonal_gaussian` is the Gaussian of its Lemma 1;
 * Poisson sampling at rate 1 is no sampling, at rate 0 no release; Poisson sampling of a Poisson
-  sample multiplies the rates. A fixed-size sample of everything stays one: its size does not
-  follow a record added or removed;
-* a sample used for several Gaussian releases is the sample of one Gaussian with
+  sample multiplies the rates. A fixed-size sample of the whole dataset remains a sample: its size
+  stays the same when a record is added or removed;
+* several Gaussian releases on one sample are one Gaussian release on it with
   σ = (Σ 1/σᵢ²)^(−1/2), because the releases see the same sample.
 
-What cannot be written so (a sample of a mixture of Laplace and Gaussian releases) is an atom that
-accountants refuse by its place in the tree.
+A mechanism that these rules do not cover (Laplace and Gaussian releases on one sample) becomes a
+`mixture` atom, which accountants refuse with its JSON pointer.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from accountant_service.canonical_json import canonical_json
 from accountant_service.mechanisms.tree import (
     Composed,
     DiagonalGaussian,
@@ -46,13 +46,13 @@ class Atom:
     """One release: a kind of noise on a kind of sample.
 
     Attributes:
-        noise: `mixture` is a sampled composition that no formula here covers.
+        noise: kind of noise; `mixture` is a sampled composition that no method has a formula for.
         noise_multiplier: noise over the clip norm.
-        sampling: how the release's records were chosen.
-        sample_rate: their expected share of the data; 1 without sampling.
-        fixed_sizes: dataset and batch size of a fixed-size sample.
-        inner: what a mixture or a sample of a sample holds, for its hash only.
-        pointer: where in the tree it came from; no part of its meaning.
+        sampling: how the release's records are chosen.
+        sample_rate: expected fraction of the dataset in the sample; 1 without sampling.
+        fixed_sizes: dataset size and batch size of a fixed-size sample.
+        inner: hash of the mechanism inside a `mixture`; it only enters this atom's hash.
+        pointer: JSON pointer of the release in the tree; not compared and not hashed.
     """
 
     noise: Noise
@@ -63,8 +63,8 @@ class Atom:
     inner: str = ""
     pointer: str = field(default="", compare=False)
 
-    def meaning(self) -> list[object]:
-        """What enters the hash, in a fixed order."""
+    def hashed_fields(self) -> list[object]:
+        """Return the fields that enter the hash, in a fixed order."""
         sizes = list(self.fixed_sizes or ())
         return [
             self.noise,
@@ -78,41 +78,47 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalForm:
-    """A mechanism as counts of distinct atoms, in a fixed order.
+    """A mechanism as distinct atoms with their counts, in a fixed order.
 
     Attributes:
-        parts: each atom with how often it is released (≥ 1).
-        hash: `sha256:` and 64 hexadecimal digits; equal for equal meaning.
+        atom_counts: each atom with the number of times it is released, at least 1.
+        hash: `sha256:` and 64 hexadecimal digits; equal for equivalent mechanisms.
     """
 
-    parts: tuple[tuple[Atom, int], ...]
+    atom_counts: tuple[tuple[Atom, int], ...]
     hash: str
 
     @property
     def steps(self) -> int:
         """The number of releases."""
-        return sum(count for _, count in self.parts)
+        return sum(count for _, count in self.atom_counts)
 
-    def scaled(self, count: int) -> CanonicalForm:
-        """The form of this mechanism repeated `count` times."""
-        return _assemble({atom: part * count for atom, part in self.parts})
+    def repeated(self, times: int) -> CanonicalForm:
+        """Return the canonical form of this mechanism repeated `times` times."""
+        return _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
 
 
 def canonical_form(mechanism: Mechanism) -> CanonicalForm:
-    """The canonical form of a mechanism that the codec has accepted."""
-    return _assemble(_expand(mechanism, ""))
+    """Return the canonical form of a mechanism that the codec has accepted."""
+    return _form_of_atoms(_count_atoms(mechanism, ""))
 
 
-def _assemble(counts: Mapping[Atom, int]) -> CanonicalForm:
-    present = ((json.dumps(atom.meaning()), atom, n) for atom, n in counts.items() if n > 0)
+def _form_of_atoms(counts: Mapping[Atom, int]) -> CanonicalForm:
+    """Return the canonical form of atoms with counts: sorted by their JSON, without zero counts."""
+    present = ((_hashed_text(atom.hashed_fields()), atom, n) for atom, n in counts.items() if n > 0)
     lines = sorted(present, key=lambda line: line[0])
-    text = json.dumps([[line, count] for line, _, count in lines])
+    text = _hashed_text([[line, count] for line, _, count in lines])
     digest = hashlib.sha256(text.encode()).hexdigest()
     return CanonicalForm(tuple((atom, count) for _, atom, count in lines), f"sha256:{digest}")
 
 
-def _expand(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """The atoms of a mechanism with their counts (depth is bounded by the codec)."""
+def _hashed_text(document: object) -> str:
+    """Return the JSON text from which a form's hash is computed."""
+    return canonical_json(document, compact=False, ascii_only=True)
+
+
+def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
+    """Return the atoms of a mechanism with their counts; the codec bounds the tree's depth."""
     match mechanism:
         case Gaussian(noise_multiplier):
             return {Atom("gaussian", noise_multiplier, pointer=pointer): 1}
@@ -121,20 +127,23 @@ def _expand(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
         case DiagonalGaussian():
             return {Atom("gaussian", mechanism.noise_multiplier(), pointer=pointer): 1}
         case Repeated(count, inner):
-            atoms = _expand(inner, f"{pointer}/mechanism")
-            return {atom: part * count for atom, part in atoms.items()}
-        case Composed(mechanisms):
-            return _sum(_expand(m, f"{pointer}/mechanisms/{i}") for i, m in enumerate(mechanisms))
+            return _multiply_counts(_count_atoms(inner, f"{pointer}/mechanism"), count)
+        case Composed(inners):
+            return _add_counts(
+                _count_atoms(inner, f"{pointer}/mechanisms/{i}") for i, inner in enumerate(inners)
+            )
         case PoissonSampled(rate, inner):
-            return _sample(_expand(inner, f"{pointer}/mechanism"), "poisson", rate, None, pointer)
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            return _apply_sampling(atoms, "poisson", rate, None, pointer)
         case FixedSizeSampled(size, batch, inner):
-            atoms = _expand(inner, f"{pointer}/mechanism")
-            return _sample(atoms, "fixed_size", batch / size, (size, batch), pointer)
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            return _apply_sampling(atoms, "fixed_size", batch / size, (size, batch), pointer)
         case DpSgd():
-            return _expand_dp_sgd(mechanism, pointer)
+            return _count_dp_sgd_atoms(mechanism, pointer)
 
 
-def _expand_dp_sgd(run: DpSgd, pointer: str) -> dict[Atom, int]:
+def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
+    """Return the atoms of a training run with their counts."""
     step = {Atom("gaussian", run.noise_multiplier, pointer=pointer): 1}
     rate, count = run.rate(), run.step_count()
     if run.sampling == "shuffled" and rate > 0.0 and count > 0:
@@ -144,26 +153,32 @@ def _expand_dp_sgd(run: DpSgd, pointer: str) -> dict[Atom, int]:
     if run.sampling == "fixed_size" and run.dataset_size and run.batch_size:
         sizes = (run.dataset_size, run.batch_size)
     kind: AtomSampling = "fixed_size" if sizes else "poisson"
-    sampled = step if run.sampling == "none" else _sample(step, kind, rate, sizes, pointer)
-    return {atom: part * count for atom, part in sampled.items()}
+    sampled = step if run.sampling == "none" else _apply_sampling(step, kind, rate, sizes, pointer)
+    return _multiply_counts(sampled, count)
 
 
-def _sum(parts: Iterable[Mapping[Atom, int]]) -> dict[Atom, int]:
+def _multiply_counts(counts: Mapping[Atom, int], factor: int) -> dict[Atom, int]:
+    """Return the counts, each multiplied by a factor."""
+    return {atom: count * factor for atom, count in counts.items()}
+
+
+def _add_counts(all_counts: Iterable[Mapping[Atom, int]]) -> dict[Atom, int]:
+    """Return the total count of each atom."""
     total: dict[Atom, int] = {}
-    for part in parts:
-        for atom, count in part.items():
+    for counts in all_counts:
+        for atom, count in counts.items():
             total[atom] = total.get(atom, 0) + count
     return total
 
 
-def _sample(
+def _apply_sampling(
     atoms: Mapping[Atom, int],
     sampling: AtomSampling,
     rate: float,
     sizes: tuple[int, int] | None,
     pointer: str,
 ) -> dict[Atom, int]:
-    """What releasing `atoms` from one common sample means."""
+    """Return the atoms of a mechanism that runs `atoms` on one common sample."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     if not present or (rate == 1.0 and sampling == "poisson"):
         return present
@@ -171,18 +186,18 @@ def _sample(
         return {}
     merged = _merge_gaussians(present)
     if merged is None:
-        inner = _assemble(present).hash
+        inner = _form_of_atoms(present).hash
         return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer): 1}
     if merged.sampling == "none":
         return {Atom(merged.noise, merged.noise_multiplier, sampling, rate, sizes, "", pointer): 1}
     if merged.sampling == sampling == "poisson":
         joint = max(rate * merged.sample_rate, sys.float_info.min)  # underflow: rounded up
         return {Atom(merged.noise, merged.noise_multiplier, sampling, joint, None, "", pointer): 1}
-    return {Atom("mixture", 0.0, sampling, rate, sizes, _assemble(present).hash, pointer): 1}
+    return {Atom("mixture", 0.0, sampling, rate, sizes, _form_of_atoms(present).hash, pointer): 1}
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:
-    """The single release that equals these on one sample, or none."""
+    """Return the one release that is equivalent to these on a common sample, or None."""
     if list(atoms.values()) == [1]:
         return next(iter(atoms))
     if any(atom.noise != "gaussian" or atom.sampling != "none" for atom in atoms):

@@ -1,7 +1,7 @@
-"""JSON to mechanism tree and back. One table says what each kind holds; everything reads it.
+"""Read mechanism trees from JSON, write them, and describe them as a JSON schema.
 
-Limits are checked on the raw document, before anything recurses into it, so that no input can
-exhaust the stack or the memory.
+One table lists the fields of each kind; reading, writing and the schema use it. Limits are checked
+on the raw document before any recursion, so that no input can exhaust the stack or the memory.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ NODES_MAX: Final = 10_000  # mechanisms in one tree
 COORDINATES_MAX: Final = 100_000  # of one diagonal_gaussian
 COUNT_MAX: Final = 1_000_000_000  # repetitions, steps, records
 RATE_MIN: Final = 1e-12  # sample rates below are 0 or refused
-NOISE_MIN: Final = 0.01  # noise multipliers outside are refused: double precision ends there
+# Noise multipliers outside these limits are refused: double precision is not enough for them.
+NOISE_MIN: Final = 0.01
 NOISE_MAX: Final = 1e6
 
 Json = Any  # a parsed JSON document
 
 
 class MechanismError(ValueError):
-    """A description that means nothing, with the JSON pointer of each fault.
+    """An invalid mechanism description, with the JSON pointer of each fault.
 
     Attributes:
-        faults: pairs of a pointer relative to the mechanism and what was expected there.
+        faults: pairs of a JSON pointer, relative to the mechanism, and a message.
     """
 
     def __init__(self, *faults: tuple[str, str]) -> None:
@@ -48,14 +49,17 @@ class MechanismError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Field:
-    """How one value is read and how it is announced in the JSON schema."""
+class _FieldType:
+    """The JSON schema of a field's values, and the function that reads and checks one."""
 
     schema: Mapping[str, Json]
     read: Callable[[Json, str], Any]
 
 
-def _number(low: float, high: float, *, open_low: bool = False, whole: bool = False) -> _Field:
+def _number_type(
+    low: float, high: float, *, open_low: bool = False, whole: bool = False
+) -> _FieldType:
+    """Return the type of a number from `low` to `high`; `open_low` excludes `low` itself."""
     kind = "a whole number" if whole else "a number"
     sign = ">" if open_low else "≥"
     expected = f"must be {kind} {sign} {low:g} and ≤ {high:g}"
@@ -68,11 +72,12 @@ def _number(low: float, high: float, *, open_low: bool = False, whole: bool = Fa
         return int(value) if whole else float(value)
 
     bound = "exclusiveMinimum" if open_low else "minimum"
-    return _Field({"type": "integer" if whole else "number", bound: low, "maximum": high}, read)
+    return _FieldType({"type": "integer" if whole else "number", bound: low, "maximum": high}, read)
 
 
-def _rate() -> _Field:
-    positive = _number(RATE_MIN, 1.0)
+def _rate_type() -> _FieldType:
+    """Return the type of a sample rate: 0, or at least `RATE_MIN` and at most 1."""
+    positive = _number_type(RATE_MIN, 1.0)
     expected = f"must be 0, or a number ≥ {RATE_MIN:g} and ≤ 1"
 
     def read(value: Json, pointer: str) -> float:
@@ -83,11 +88,12 @@ def _rate() -> _Field:
         except MechanismError:
             raise MechanismError((pointer, expected)) from None
 
-    return _Field({"type": "number", "minimum": 0, "maximum": 1}, read)
+    return _FieldType({"type": "number", "minimum": 0, "maximum": 1}, read)
 
 
-def _numbers() -> _Field:
-    positive = _number(0.0, 1e150, open_low=True)
+def _number_list_type() -> _FieldType:
+    """Return the type of a list of positive numbers, one for each coordinate."""
+    positive = _number_type(0.0, 1e150, open_low=True)
 
     def read(value: Json, pointer: str) -> tuple[float, ...]:
         if not isinstance(value, list) or not 1 <= len(value) <= COORDINATES_MAX:
@@ -95,45 +101,47 @@ def _numbers() -> _Field:
         return tuple(positive.read(item, f"{pointer}/{i}") for i, item in enumerate(value))
 
     items = {"type": "array", "items": positive.schema, "minItems": 1, "maxItems": COORDINATES_MAX}
-    return _Field(items, read)
+    return _FieldType(items, read)
 
 
-def _one_of(*options: str) -> _Field:
+def _choice_type(*options: str) -> _FieldType:
+    """Return the type of a string that is one of the options."""
+
     def read(value: Json, pointer: str) -> str:
         if value not in options:
             raise MechanismError((pointer, "must be one of " + ", ".join(options)))
         return str(value)
 
-    return _Field({"type": "string", "enum": list(options)}, read)
+    return _FieldType({"type": "string", "enum": list(options)}, read)
 
 
 _REFERENCE: Final = {"$ref": "#/components/schemas/Mechanism"}
-_NOISE: Final = _number(NOISE_MIN, NOISE_MAX)
-_RATE: Final = _rate()
-_COUNT: Final = _number(0, COUNT_MAX, whole=True)
-_SIZE: Final = _number(1, COUNT_MAX, whole=True)
-_NODE: Final = _Field(_REFERENCE, lambda value, pointer: _read(value, pointer))
-_NODES: Final = _Field(
+_NOISE: Final = _number_type(NOISE_MIN, NOISE_MAX)
+_RATE: Final = _rate_type()
+_COUNT: Final = _number_type(0, COUNT_MAX, whole=True)
+_SIZE: Final = _number_type(1, COUNT_MAX, whole=True)
+_MECHANISM: Final = _FieldType(_REFERENCE, lambda value, pointer: _read(value, pointer))
+_MECHANISMS: Final = _FieldType(
     {"type": "array", "items": _REFERENCE, "maxItems": NODES_MAX},
-    lambda value, pointer: _read_all(value, pointer),
+    lambda value, pointer: _read_mechanisms(value, pointer),
 )
 
-_FIELDS: Final[Mapping[type, Mapping[str, _Field]]] = {
+_FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
     Gaussian: {"noise_multiplier": _NOISE},
     Laplace: {"noise_multiplier": _NOISE},
-    DiagonalGaussian: {"sensitivities": _numbers(), "noise_stds": _numbers()},
-    PoissonSampled: {"sample_rate": _RATE, "mechanism": _NODE},
-    FixedSizeSampled: {"dataset_size": _SIZE, "batch_size": _SIZE, "mechanism": _NODE},
-    Repeated: {"count": _COUNT, "mechanism": _NODE},
-    Composed: {"mechanisms": _NODES},
+    DiagonalGaussian: {"sensitivities": _number_list_type(), "noise_stds": _number_list_type()},
+    PoissonSampled: {"sample_rate": _RATE, "mechanism": _MECHANISM},
+    FixedSizeSampled: {"dataset_size": _SIZE, "batch_size": _SIZE, "mechanism": _MECHANISM},
+    Repeated: {"count": _COUNT, "mechanism": _MECHANISM},
+    Composed: {"mechanisms": _MECHANISMS},
     DpSgd: {
         "noise_multiplier": _NOISE,
         "sample_rate": _RATE,
         "steps": _COUNT,
         "dataset_size": _SIZE,
         "batch_size": _SIZE,
-        "epochs": _number(0.0, 1e6),
-        "sampling": _one_of("poisson", "fixed_size", "shuffled", "none"),
+        "epochs": _number_type(0.0, 1e6),
+        "sampling": _choice_type("poisson", "fixed_size", "shuffled", "none"),
     },
 }
 _KINDS: Final[Mapping[str, type]] = {str(cls.kind): cls for cls in _FIELDS}  # type: ignore[attr-defined]
@@ -177,17 +185,17 @@ def from_json(document: Json) -> Mechanism:
     """Read a mechanism from a parsed JSON document.
 
     Raises:
-        MechanismError: with the pointer of every fault found and what was expected there.
+        MechanismError: the description is invalid; the error lists the faults found.
     """
-    _check_size(document)
+    _require_bounded_size(document)
     mechanism = _read(document, "")
-    if _releases(mechanism) > COUNT_MAX:
+    if _count_releases(mechanism) > COUNT_MAX:
         raise MechanismError(("", f"must make at most {COUNT_MAX} releases in all"))
     return mechanism
 
 
 def to_json(mechanism: Mechanism) -> dict[str, Json]:
-    """The JSON form of a mechanism: `from_json` reads it back to an equal tree."""
+    """Return the JSON form of a mechanism; `from_json` reads it back as an equal tree."""
     return {"kind": mechanism.kind} | {
         field.name: _write(value)
         for field in fields(mechanism)
@@ -196,25 +204,27 @@ def to_json(mechanism: Mechanism) -> dict[str, Json]:
 
 
 def json_schema() -> dict[str, Json]:
-    """JSON schemas by component name: one per kind, and `Mechanism`, their discriminated union."""
-    components = {_component(cls): _kind_schema(cls) for cls in _FIELDS}
+    """Return JSON schemas by component name: one per kind, and `Mechanism`, their union."""
+    components = {_component_name(cls): _kind_schema(cls) for cls in _FIELDS}
     references = {name: f"#/components/schemas/{name}" for name in components}
     union = {
         "oneOf": [{"$ref": reference} for reference in references.values()],
         "discriminator": {
             "propertyName": "kind",
-            "mapping": {kind: references[_component(cls)] for kind, cls in _KINDS.items()},
+            "mapping": {kind: references[_component_name(cls)] for kind, cls in _KINDS.items()},
         },
         "examples": [_EXAMPLES["dp_sgd"]],
     }
     return components | {"Mechanism": union}
 
 
-def _component(cls: type) -> str:
+def _component_name(cls: type) -> str:
+    """Return the name of a mechanism class in the OpenAPI components."""
     return cls.__name__ + "Mechanism"
 
 
 def _kind_schema(cls: Any) -> dict[str, Json]:
+    """Return the JSON schema of one kind of mechanism."""
     required = [f.name for f in fields(cls) if f.default is MISSING]
     return {
         "type": "object",
@@ -228,13 +238,14 @@ def _kind_schema(cls: Any) -> dict[str, Json]:
 
 
 def _write(value: Any) -> Json:
+    """Return the JSON form of a field's value: a mechanism, a tuple or a scalar."""
     if isinstance(value, tuple):
         return [_write(item) for item in value]
     return to_json(value) if type(value) in _FIELDS else value
 
 
-def _check_size(document: Json) -> None:
-    """Bound depth and number of nodes without recursion."""
+def _require_bounded_size(document: Json) -> None:
+    """Raise MechanismError if the document is too deep or has too many nodes; no recursion."""
     waiting, nodes = [(document, 1)], 0
     while waiting:
         node, depth = waiting.pop()
@@ -251,6 +262,7 @@ def _check_size(document: Json) -> None:
 
 
 def _read(document: Json, pointer: str) -> Mechanism:
+    """Read one mechanism of any kind; `pointer` locates it in error messages."""
     kinds = ", ".join(_KINDS)
     if not isinstance(document, dict):
         raise MechanismError((pointer, f"must be an object with a `kind`: one of {kinds}"))
@@ -259,14 +271,15 @@ def _read(document: Json, pointer: str) -> Mechanism:
         raise MechanismError((f"{pointer}/kind", f"must be one of {kinds}"))
     cls = _KINDS[kind]
     mechanism: Mechanism = cls(**_read_fields(cls, document, pointer))
-    _check_meaning(mechanism, pointer)
+    _check_consistency(mechanism, pointer)
     return mechanism
 
 
 def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[str, Any]:
+    """Read the fields of a kind; raise MechanismError with every fault."""
     known, values = _FIELDS[cls], {}
     faults = [
-        (f"{pointer}/{_escape(name)}", "is not a field of " + cls.kind)
+        (f"{pointer}/{_escape_pointer_token(name)}", "is not a field of " + cls.kind)
         for name in document.keys() - known.keys() - {"kind"}
     ]
     for field in fields(cls):
@@ -285,33 +298,35 @@ def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[s
     return values
 
 
-def _releases(mechanism: Mechanism) -> int:
-    """How many single releases a mechanism makes, repetition multiplied out."""
+def _count_releases(mechanism: Mechanism) -> int:
+    """Return the number of single releases that a mechanism makes, repetitions included."""
     match mechanism:
         case Repeated(count, inner):
-            return count * _releases(inner)
+            return count * _count_releases(inner)
         case Composed(inners):
-            return sum(_releases(inner) for inner in inners)
+            return sum(_count_releases(inner) for inner in inners)
         case PoissonSampled() | FixedSizeSampled():
-            return _releases(mechanism.mechanism)
+            return _count_releases(mechanism.mechanism)
         case DpSgd():
             return mechanism.step_count()
         case _:
             return 1
 
 
-def _read_all(document: Json, pointer: str) -> tuple[Mechanism, ...]:
+def _read_mechanisms(document: Json, pointer: str) -> tuple[Mechanism, ...]:
+    """Read a list of mechanisms."""
     if not isinstance(document, list):
         raise MechanismError((pointer, "must be a list of mechanisms"))
     return tuple(_read(item, f"{pointer}/{i}") for i, item in enumerate(document))
 
 
-def _escape(name: str) -> str:
+def _escape_pointer_token(name: str) -> str:
+    """Escape a field name for use in a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _check_meaning(mechanism: Mechanism, pointer: str) -> None:
-    """What no single field can show: sizes that belong together, fields that exclude each other."""
+def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
+    """Raise MechanismError if the fields contradict each other."""
     match mechanism:
         case DiagonalGaussian(sensitivities, noise_stds):
             if len(sensitivities) != len(noise_stds):
@@ -332,6 +347,7 @@ def _check_meaning(mechanism: Mechanism, pointer: str) -> None:
 
 
 def _check_diagonal(mechanism: DiagonalGaussian, pointer: str) -> None:
+    """Raise MechanismError if the fields of a diagonal Gaussian contradict each other."""
     try:
         equivalent = mechanism.noise_multiplier()
     except (OverflowError, ZeroDivisionError):
@@ -342,6 +358,7 @@ def _check_diagonal(mechanism: DiagonalGaussian, pointer: str) -> None:
 
 
 def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
+    """Raise MechanismError if the fields of a training run contradict each other."""
     sizes = run.dataset_size is not None and run.batch_size is not None
     partial = (run.dataset_size is None) != (run.batch_size is None)
     if partial or sizes == (run.sample_rate is not None):

@@ -1,10 +1,10 @@
-"""The mechanism tree: seven kinds and one shorthand, immutable, complete.
+"""The mechanism tree: seven immutable kinds of mechanism, and a shorthand for DP-SGD.
 
-A description says everything an accountant may need and nothing about how it is accounted. The
-meaning of a released kind never changes; a new idea is a new kind or a new optional field.
+A description says everything that an accountant may need, and nothing about how to account for it.
+The meaning of a released kind never changes: extensions are new kinds or new optional fields.
 
-`noise_multiplier` is the noise over the clip norm C whatever the neighbouring relation; that a
-relation may double the sensitivity is the accountants' business, never the caller's.
+`noise_multiplier` is the noise over the clip norm C under every neighbouring relation. Accountants,
+not callers, take into account that a relation may double the sensitivity.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Laplace:
 
 @dataclass(frozen=True, slots=True)
 class DiagonalGaussian:
-    """Gaussian noise of its own deviation on each coordinate or block of coordinates.
+    """Adds Gaussian noise with its own standard deviation to each coordinate or block.
 
     Papers/000, Lemma 1: as private as a Gaussian with σ* = (Σⱼ sⱼ²/σⱼ²)^(−1/2).
     """
@@ -48,7 +48,10 @@ class DiagonalGaussian:
     noise_stds: tuple[float, ...]
 
     def noise_multiplier(self) -> float:
-        """σ* of Lemma 1, the same for any order of the coordinates."""
+        """Return the noise multiplier of the equivalent Gaussian release.
+
+        It is σ* of Lemma 1, the same for any order of the coordinates.
+        """
         ratios = sorted(
             (s / deviation) ** 2
             for s, deviation in zip(self.sensitivities, self.noise_stds, strict=True)
@@ -86,7 +89,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """Runs every one of `mechanisms`, each adaptively."""
+    """Runs each of `mechanisms` once, each adaptively."""
 
     kind: ClassVar = "composed"
     mechanisms: tuple[Mechanism, ...]
@@ -97,7 +100,7 @@ class DpSgd:
     """Shorthand for a training run: `steps` sampled Gaussian releases.
 
     Either `sample_rate` and `steps`, or `dataset_size`, `batch_size` and one of `steps` and
-    `epochs`. Part of an epoch counts as whole steps: steps = ⌈epochs·dataset_size/batch_size⌉.
+    `epochs`. Steps are rounded up to a whole number: ⌈epochs·dataset_size/batch_size⌉.
     """
 
     kind: ClassVar = "dp_sgd"
@@ -110,29 +113,32 @@ class DpSgd:
     sampling: Sampling = "poisson"
 
     def rate(self) -> float:
-        """The share of the data in one batch."""
-        return self.sample_rate if self.sample_rate is not None else float(self._share())
+        """Return the sample rate: the expected fraction of the dataset in one batch."""
+        return self.sample_rate if self.sample_rate is not None else float(self._exact_rate())
 
     def step_count(self) -> int:
-        """How many releases the run makes."""
+        """Return the number of steps."""
         if self.steps is not None:
             return self.steps
-        return math.ceil(Fraction(self.epochs or 0) / self._share())
+        return math.ceil(Fraction(self.epochs or 0) / self._exact_rate())
 
-    def _share(self) -> Fraction:
-        """Batch size over dataset size; the codec has checked that both are there when needed."""
+    def _exact_rate(self) -> Fraction:
+        """Return the batch size over the dataset size, as an exact fraction.
+
+        The codec has checked that both are given.
+        """
         return Fraction(self.batch_size or 0, self.dataset_size or 1)
 
     def epoch_count(self) -> int:
-        """How many passes over shuffled data the run makes, a started pass counted whole.
+        """Return the number of epochs of shuffled batches, rounded up.
 
-        A rate without sizes is a rounded fraction: a product within a few rounding errors of a
-        whole number is that number, so that 1 000 steps at a rate of 0.01 are ten passes.
+        A rate given without sizes may be rounded, so steps × rate within a few rounding errors of
+        a whole number counts as that number: 1 000 steps at a rate of 0.01 are ten epochs.
         """
         if self.epochs is not None:
             return math.ceil(self.epochs)
         if self.dataset_size is not None:
-            return math.ceil(self.step_count() * self._share())
+            return math.ceil(self.step_count() * self._exact_rate())
         passes = self.step_count() * self.rate()
         nearest = round(passes)
         return nearest if abs(passes - nearest) <= 4 * math.ulp(passes) else math.ceil(passes)

@@ -1,1 +1,43 @@
-"""The floor of the house: pure functions on floats and arrays, no knowledge of anything above."""
+"""Certified numbers: pure functions on floats and arrays, independent of all other packages.
+
+Every bound is proved: each error of an approximation, a truncation or of floating point is bounded
+and added outward.
+
+Layers. Each imports only those below it (import contract in `pyproject.toml`):
+
+    trade_off, epsilon_curve    the trade-off function; ε after each of many numbers of steps
+    certified_interval          chooses engines and settings until the interval is narrow enough
+    engines/                    each bounds δ(ε) of a composition from both sides
+    laws/, renyi_conversion     one release's pair, moments, and characteristic function
+    floats/                     special functions, directed rounding, searches, intervals
+    errors                      the errors that these modules raise
+
+Engines, with their proofs in `docs/accountants/pld.md`:
+
+    engine              used                                    section of the proof
+    ------------------  --------------------------------------  --------------------
+    line_integral       first: most Gaussian compositions       The contour
+    rare_events         for few or rarely sampled Gaussian      Rare events
+                        releases, where the first decays slowly
+    fft_lattice         for all else, such as Laplace noise;    The lattice
+                        made finer by `lattice_refinement`
+    small_noise         by the accountant `pld`, before all     Little noise
+                        others, if the noise is very little
+    saddle_point        before every engine: the Rényi bound,   The contour
+                        and where to be accurate
+
+Error budgets are counted in the code that adds them, and each term is tested: with a fault of its
+kind the bounds hold only while the term is there.
+
+    engine              error terms added in                    tests in tests/unit/
+    ------------------  --------------------------------------  -------------------------
+    line_integral       `CompositionIntegrand.values`,          test_error_terms.py,
+                        `_choose_frequencies`, `_fourier_sum`,  test_line_integral.py
+                        `EvaluatedIntegral`
+    rare_events         `_DividedIntegrand.values`,             test_error_terms.py,
+                        `DividedComposition.omitted`            test_rare_events.py
+    fft_lattice         `upper_profile`, `lower_profile`,       test_error_terms.py,
+                        `_compose`, `_convolve`                 test_certified_interval.py
+    small_noise         `_SmallNoiseProfile`                    test_small_noise.py
+    saddle_point        `laws.sampled_gaussian.log_moments`     test_numerics.py
+"""

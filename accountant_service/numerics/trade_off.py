@@ -1,4 +1,4 @@
-"""The membership attacker's trade-off, enclosed from both sides.
+"""The trade-off function of a membership attack, bounded from both sides.
 
 For the pair (P, Q) of a record present and absent let f(α) be the least false-negative rate of any
 test whose false-positive rate is at most α. Every event A has P(A) ≤ δ(ε) + e^ε·Q(A), and the same
@@ -22,71 +22,77 @@ from typing import Final, Protocol
 import numpy as np
 from scipy import special
 
-from accountant_service.numerics import rounding, saddle_point, two_sided
-from accountant_service.numerics.contour import Contour, Effort, contour
-from accountant_service.numerics.lattice import Profile
-from accountant_service.numerics.privacy_loss import Composition, Direction
-from accountant_service.numerics.special import Array
-from accountant_service.numerics.tilted_loss import UndampedError
+from accountant_service.numerics.engines import lattice_refinement, saddle_point
+from accountant_service.numerics.engines.fft_lattice import LatticeProfile
+from accountant_service.numerics.engines.line_integral import (
+    EvaluatedIntegral,
+    IntegrationSettings,
+    integrate_composition,
+)
+from accountant_service.numerics.errors import SlowDecayError
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.bounds import check_bounds
+from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws.dominating_pair import Composition, Direction
 
-_NARROW: Final = 1e-4  # relative width of a δ that needs no other tilt
-_READERS_MAX: Final = 12  # contours of a direction
-_LATTICE_EFFORT: Final = 4  # a lattice costs as much as so many contours, or more
-_LATTICE_WIDTH: Final = 2e-3  # relative, of δ: lattices are costly
-_EFFORTS: Final = (
-    Effort(math.log(1e-8), blur=0.0, work=1 << 18),
-    Effort(math.log(1e-5), blur=0.0, work=1 << 20),
+_NARROW: Final = 1e-4  # relative width of δ at which no other tilt is tried
+_WORK_MAX: Final = 12  # line integrals for each direction
+_LATTICE_WORK: Final = 4  # a lattice costs at least as much as this many line integrals
+_LATTICE_WIDTH: Final = 2e-3  # relative width of δ; coarse, as lattices are costly
+_SETTINGS: Final = (
+    IntegrationSettings(math.log(1e-8), smoothing=0.0, work_limit=1 << 18),
+    IntegrationSettings(math.log(1e-5), smoothing=0.0, work_limit=1 << 20),
 )
 _UNDERFLOW: Final = 1e-300  # more than any Q of an attack that is computed as zero
 _SLACK: Final = 1e-12  # for the rounding of lines and chords
 _PROBITS: Final = np.linspace(-8.0, 8.0, 16001)  # where the Gaussian trade-off is compared
 
 
-class Reader(Protocol):
-    """What a contour or a pair of lattice profiles can say of one direction."""
+class ProfileBounds(Protocol):
+    """Bounds of δ(ε) and of attacks' error rates in one direction, from any engine."""
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Lower and upper bounds of δ."""
+        """Return lower and upper bounds of δ at each ε."""
         ...
 
-    def attacks(self, thresholds: Array) -> tuple[Array, Array]:
-        """Upper bounds of Q and lower bounds of P of some events."""
+    def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
+        """Return upper bounds of false-positive and lower bounds of true-positive rates."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class LatticeReader:
-    """δ and attacks from an upper and a lower profile."""
+class LatticeProfileBounds:
+    """Bounds of δ and of attacks from an upper and a lower lattice profile."""
 
-    upper: Profile
-    lower: Profile
+    upper: LatticeProfile
+    lower: LatticeProfile
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """See `Reader`."""
+        """Return lower and upper bounds of δ at each ε."""
         lower = np.array([self.lower.delta(float(e)) for e in epsilons])
         return lower, np.array([self.upper.delta(float(e)) for e in epsilons])
 
-    def attacks(self, thresholds: Array) -> tuple[Array, Array]:
-        """See `Reader`: of some of the lower profile's own events, whatever the thresholds."""
+    def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
+        """Return the rates of some of the lower profile's events; thresholds are ignored."""
         every = np.linspace(0, len(self.lower.p) - 1, 8 * len(thresholds)).astype(int)
-        accused = np.clip(self.lower.p[every], 0.0, None) * math.exp(self.lower.log_scale_p)
-        innocent = self.lower.q[every] * math.exp(self.lower.log_scale_q) + _UNDERFLOW
-        return np.minimum(innocent, 1.0), np.minimum(accused, 1.0)
+        true_positives = np.clip(self.lower.p[every], 0.0, None) * math.exp(self.lower.log_scale_p)
+        false_positives = self.lower.q[every] * math.exp(self.lower.log_scale_q) + _UNDERFLOW
+        return np.minimum(false_positives, 1.0), np.minimum(true_positives, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class DirectionCurve:
-    """Bounds of δ at increasing ε, and attacks, of one direction."""
+    """Bounds of δ at increasing ε, and error rates of some attacks, in one direction."""
 
     epsilons: Array
     lower: Array
     upper: Array
-    innocent: Array
-    accused: Array
+    false_positives: Array
+    true_positives: Array
 
 
 def direction_curve(releases: Composition, direction: Direction, epsilons: Array) -> DirectionCurve:
-    """δ(ε) of one direction at many ε from as few tilts as give it narrowly.
+    """Bound δ(ε) of one direction at many ε, with as few line integrals as possible.
 
     Args:
         releases: with their counts.
@@ -94,46 +100,51 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
         epsilons: increasing, at least 0.
     """
     lower, upper = np.zeros_like(epsilons), np.ones_like(epsilons)
-    innocent, accused = [np.array([0.0, 1.0])], [np.array([0.0, 1.0])]  # accuse no one, or all
+    # the attacks that accuse no one, and everyone
+    false_positives, true_positives = [np.array([0.0, 1.0])], [np.array([0.0, 1.0])]
     pending = np.ones(len(epsilons), dtype=bool)
-    effort = 0
-    while effort < _READERS_MAX:
+    work = 0
+    while work < _WORK_MAX:
         pending &= upper - lower > _NARROW * upper + _SLACK
         if not pending.any():
             break
         first = int(np.flatnonzero(pending)[0])
-        pending[first] = False  # as good as it gets there
-        reader = _reader(releases, direction, float(epsilons[first]))
-        effort += 1 if isinstance(reader, Contour) else _LATTICE_EFFORT
-        if reader is None:
+        pending[first] = False  # no other engine is better there
+        found = _bounds_near(releases, direction, float(epsilons[first]))
+        work += 1 if isinstance(found, EvaluatedIntegral) else _LATTICE_WORK
+        if found is None:
             continue
-        low, high = reader.delta(epsilons)
+        low, high = found.delta(epsilons)
         lower, upper = np.maximum(lower, low), np.minimum(upper, high)
         for least, most in zip(lower, upper, strict=True):
-            two_sided.consistent(rounding.down(float(least)), rounding.up(float(most)))
-        false_positives, true_positives = reader.attacks(epsilons)
-        innocent.append(false_positives)
-        accused.append(true_positives)
-    return DirectionCurve(epsilons, lower, upper, np.concatenate(innocent), np.concatenate(accused))
+            check_bounds(rounding.down(float(least)), rounding.up(float(most)))
+        found_false_positives, found_true_positives = found.attack_rates(epsilons)
+        false_positives.append(found_false_positives)
+        true_positives.append(found_true_positives)
+    return DirectionCurve(
+        epsilons, lower, upper, np.concatenate(false_positives), np.concatenate(true_positives)
+    )
 
 
-def _reader(releases: Composition, direction: Direction, epsilon: float) -> Reader | None:
-    """The contour, or else the lattice, that is accurate around this ε; None if none fits."""
-    saddle = saddle_point.of_epsilon(releases, direction, epsilon)
-    for effort in _EFFORTS:
-        with contextlib.suppress(UndampedError):
-            return contour(releases, saddle, effort)
-    upper, lower = two_sided.lattice_profiles(releases, saddle, _LATTICE_WIDTH)
-    return LatticeReader(upper, lower) if upper is not None and lower is not None else None
+def _bounds_near(
+    releases: Composition, direction: Direction, epsilon: float
+) -> ProfileBounds | None:
+    """Return bounds that are accurate around this ε, or None if no engine can give them."""
+    saddle = saddle_point.find_at_epsilon(releases, direction, epsilon)
+    for settings in _SETTINGS:
+        with contextlib.suppress(SlowDecayError):
+            return integrate_composition(releases, saddle, settings)
+    upper, lower = lattice_refinement.lattice_profiles(releases, saddle, _LATTICE_WIDTH)
+    return LatticeProfileBounds(upper, lower) if upper is not None and lower is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """Bounds of f at some false-positive rates, and what follows.
+    """Bounds of the trade-off function f, and the nearest Gaussian trade-off.
 
     Attributes:
         lower, upper: bounds of the least false-negative rate at each.
-        mu: of the Gaussian mechanism whose trade-off is nearest.
+        mu: μ of the Gaussian mechanism whose trade-off is nearest.
         mu_error: an upper bound of |f − G_μ| at every false-positive rate.
     """
 
@@ -146,17 +157,18 @@ class TradeOff:
 def trade_off(
     removing: DirectionCurve, adding: DirectionCurve, rates: Array, *, attained: bool = True
 ) -> TradeOff:
-    """The trade-off at some false-positive rates.
+    """Bound the trade-off function at some false-positive rates.
 
     Args:
-        removing: δ and attacks of this direction.
-        adding: of this one.
+        removing: δ and attacks of the direction "removing".
+        adding: δ and attacks of the direction "adding".
         rates: false-positive rates in [0, 1].
-        attained: whether the pair is the mechanism's own: if it only dominates, no attack on it is
-            one on the mechanism, and the upper bound is that of tossing a coin.
+        attained: whether the pair is the mechanism's own. If it only dominates, an attack on it is
+            not one on the mechanism, and the upper bound is that of tossing a coin.
     """
 
     def lower(at: Array) -> Array:
+        """Return a lower bound of the trade-off function at each rate."""
         steep = (
             1 - removing.upper - np.multiply.outer(at, np.exp(np.minimum(removing.epsilons, 700)))
         )
@@ -167,42 +179,46 @@ def trade_off(
     # the event of "adding" clears the record: its Q is a false negative, its P a true one
     points = np.concatenate(
         [
-            np.stack([removing.innocent, 1 - removing.accused], axis=1),
-            np.stack([1 - adding.accused, adding.innocent], axis=1),
+            np.stack([removing.false_positives, 1 - removing.true_positives], axis=1),
+            np.stack([1 - adding.true_positives, adding.false_positives], axis=1),
         ]
     )
     hull = _lower_hull(points if attained else np.array([[0.0, 1.0], [1.0, 0.0]]))
 
     def upper(at: Array) -> Array:
+        """Return an upper bound of the trade-off function at each rate."""
         return np.minimum(np.interp(at, hull[:, 0], hull[:, 1]) + _SLACK, 1.0)
 
     mu, error = _nearest_gaussian(lower, upper)
     low, high = lower(rates), upper(rates)
     for least, most in zip(low, high, strict=True):
-        two_sided.consistent(float(least), float(most) + _SLACK)
+        check_bounds(float(least), float(most) + _SLACK)
     return TradeOff(low, np.maximum(high, low), mu, error)
 
 
 def _lower_hull(points: Array) -> Array:
-    """The lower convex hull of points, by increasing first coordinate (Andrew's chain)."""
+    """Return the lower convex hull of points, by increasing first coordinate (Andrew's chain)."""
     ordered = points[np.lexsort((points[:, 1], points[:, 0]))]
     hull: list[Array] = []
     for point in ordered:
-        while len(hull) >= 2 and _turns_right(hull[-2], hull[-1], point):
+        while len(hull) >= 2 and _is_right_turn(hull[-2], hull[-1], point):
             hull.pop()
         if not hull or point[0] > hull[-1][0]:
             hull.append(point)
     return np.array(hull)
 
 
-def _turns_right(a: Array, b: Array, c: Array) -> bool:
+def _is_right_turn(a: Array, b: Array, c: Array) -> bool:
+    """Return whether the path a → b → c turns right or goes straight on."""
     return bool((b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]) <= 0)
 
 
 def _nearest_gaussian(
     lower: Callable[[Array], Array], upper: Callable[[Array], Array]
 ) -> tuple[float, float]:
-    """The μ whose trade-off G_μ(α) = Φ(Φ⁻¹(1 − α) − μ) is nearest in the worst case, and how near.
+    """Return the μ of the nearest Gaussian trade-off, and the largest distance from it.
+
+    That trade-off is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
 
     Both curves decrease, so between two rates they differ at most by one's value at the left and
     the other's at the right.
@@ -212,6 +228,7 @@ def _nearest_gaussian(
     low, high = np.append(low, 0.0), np.append(1.0, high)  # at the right, and at the left, ends
 
     def distance(mu: float) -> float:
+        """Return the largest distance from the Gaussian trade-off of this μ."""
         gaussian = special.ndtr(-_PROBITS - mu)
         right, left = np.append(gaussian, 0.0), np.append(1.0, gaussian)
         return float(max((high - right).max(), (left - low).max()))

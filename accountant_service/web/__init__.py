@@ -1,1 +1,1 @@
-"""The pages: the calculator, and the ledger for who has a key. Server-rendered, nothing inline."""
+"""Web pages: the calculator, and the ledger for holders of an API key. Rendered by the server."""

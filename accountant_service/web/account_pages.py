@@ -1,4 +1,4 @@
-"""Signing in and out, and the keys for administrators."""
+"""Pages to sign in and out, and to manage API keys."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from accountant_service.api import problems
 from accountant_service.api.ledger_routes import Name, keys_of
 from accountant_service.api.ledger_schemas import KeyRequest
 from accountant_service.api.routes import StrictRoute
-from accountant_service.errors import UnauthenticatedError, UnknownSubjectError
-from accountant_service.ledger.keys import Scope, require_unbound
+from accountant_service.ledger.api_keys import Scope, require_unbound
+from accountant_service.ledger.errors import UnauthenticatedError, UnknownSubjectError
 from accountant_service.ledger.repository import now
-from accountant_service.web.access import (
+from accountant_service.web.rendering import render_page
+from accountant_service.web.session_checks import (
     Fields,
-    FormHolder,
+    FormKey,
     SentFields,
     TheSession,
-    destination,
-    first,
+    first_value,
+    safe_redirect_path,
     sessions_of,
 )
-from accountant_service.web.rendering import page
 from accountant_service.web.sessions import COOKIE, VISITOR, set_cookie
 
 _SEE_OTHER: Final = 303
@@ -36,17 +36,20 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 @router.get("/sign-in")
 def sign_in_form(request: Request, next: str = "") -> Response:  # noqa: A002 - the name in the URL
-    """The form to sign in with."""
-    return _sign_in(request, next)
+    """Show the sign-in form."""
+    return _render_sign_in_page(request, next)
 
 
-def _sign_in(request: Request, after: str, problem: str = "", status: int = 200) -> Response:
+def _render_sign_in_page(
+    request: Request, after: str, problem: str = "", status: int = 200
+) -> Response:
+    """Render the sign-in form, which redirects to a path afterwards."""
     visitor = request.cookies.get(VISITOR) or secrets.token_urlsafe(16)
-    answer = page(
+    answer = render_page(
         request,
         "sign_in.html",
         status,
-        after=destination(after),
+        after=safe_redirect_path(after),
         problem=problem,
         csrf=sessions_of(request).csrf(visitor),
     )
@@ -56,14 +59,14 @@ def _sign_in(request: Request, after: str, problem: str = "", status: int = 200)
 
 @router.post("/sign-in")
 def sign_in(request: Request, sent: SentFields) -> Response:
-    """Open a session for the holder of a key."""
-    sessions_of(request).require_csrf(request.cookies.get(VISITOR), first(sent, "csrf"))
-    after = destination(first(sent, "next"))
+    """Open a session for the holder of an API key."""
+    sessions_of(request).require_csrf(request.cookies.get(VISITOR), first_value(sent, "csrf"))
+    after = safe_redirect_path(first_value(sent, "next"))
     try:
-        cookie = sessions_of(request).open(first(sent, "key"))
+        cookie = sessions_of(request).open(first_value(sent, "key"))
     except UnauthenticatedError:
-        return _sign_in(
-            request, after, "This is no valid key: it is mistyped, expired or revoked.", 422
+        return _render_sign_in_page(
+            request, after, "This key is not valid: it is mistyped, expired or revoked.", 422
         )
     answer = RedirectResponse(after, _SEE_OTHER)
     set_cookie(request, answer, COOKIE, cookie)
@@ -71,8 +74,8 @@ def sign_in(request: Request, sent: SentFields) -> Response:
 
 
 @router.post("/sign-out")
-def sign_out(_: FormHolder) -> Response:
-    """Forget who is signed in."""
+def sign_out(_: FormKey) -> Response:
+    """End the session."""
     answer = RedirectResponse("/sign-in", _SEE_OTHER)
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer
@@ -80,18 +83,19 @@ def sign_out(_: FormHolder) -> Response:
 
 @router.get("/keys")
 def keys(request: Request, session: TheSession) -> Response:
-    """Every key, and the form for a new one."""
+    """Show all API keys, and the form for a new one."""
     require_unbound(session.key)
-    return _keys_page(request)
+    return _render_keys_page(request)
 
 
-def _keys_page(request: Request, status: int = 200, **context: Any) -> Response:
+def _render_keys_page(request: Request, status: int = 200, **context: Any) -> Response:
+    """Render the page of API keys, with the form for a new one."""
     blank: Any = {"texts": {"scopes": [Scope.RUN.value]}, "problems": {}, "token": None}
-    return page(
+    return render_page(
         request,
         "keys.html",
         status,
-        keys=keys_of(request).all(),
+        keys=keys_of(request).list_keys(),
         scopes=[scope.value for scope in Scope],
         at=now(),
         **{**blank, **context},
@@ -99,24 +103,26 @@ def _keys_page(request: Request, status: int = 200, **context: Any) -> Response:
 
 
 @router.post("/keys")
-def create_key(request: Request, holder: FormHolder, sent: SentFields) -> Response:
-    """A new key, shown this once."""
+def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
+    """Create an API key and show it once."""
     require_unbound(holder)
     try:
-        asked = KeyRequest.model_validate(_key_body(sent))
+        asked = KeyRequest.model_validate(_build_key_body(sent))
     except ValidationError as error:
-        return _keys_page(request, 422, texts=_texts(sent), problems=_sentences(error))
+        return _render_keys_page(
+            request, 422, texts=_get_typed_texts(sent), problems=_get_problem_sentences(error)
+        )
     names = None if asked.datasets is None else tuple(asked.datasets)
     seconds = asked.expires_in_seconds
     expires = None if seconds is None else now() + int(1e6 * seconds)
     token, _ = keys_of(request).create(asked.scopes, asked.name, names, expires)
-    return _keys_page(request, 201, token=token)
+    return _render_keys_page(request, 201, token=token)
 
 
-def _key_body(sent: Fields) -> dict[str, Any]:
-    """What the form says, as the API's body."""
-    names, days = first(sent, "datasets").split(), first(sent, "days")
-    body: dict[str, Any] = {"name": first(sent, "name"), "scopes": sent.get("scopes", [])}
+def _build_key_body(sent: Fields) -> dict[str, Any]:
+    """Return the form for a new key as a request body of the API."""
+    names, days = first_value(sent, "datasets").split(), first_value(sent, "days")
+    body: dict[str, Any] = {"name": first_value(sent, "name"), "scopes": sent.get("scopes", [])}
     body |= {"datasets": names} if names else {}
     try:
         return body | ({"expires_in_seconds": float(days) * _DAY} if days else {})
@@ -124,29 +130,30 @@ def _key_body(sent: Fields) -> dict[str, Any]:
         return body | {"expires_in_seconds": days}
 
 
-def _texts(sent: Fields) -> dict[str, Any]:
-    """What was typed, as the template shows it again."""
-    typed = {name: first(sent, name) for name in ("name", "datasets", "days")}
+def _get_typed_texts(sent: Fields) -> dict[str, Any]:
+    """Return the form's texts as typed, to show them again."""
+    typed = {name: first_value(sent, name) for name in ("name", "datasets", "days")}
     return typed | {"scopes": sent.get("scopes", [])}
 
 
 _FIELD_PROBLEMS: Final = {
     "scopes": "Choose at least one scope.",
-    "name": "A name has at most 200 characters.",
-    "datasets": "Names have letters, digits, dots, dashes and underscores; put spaces between.",
-    "expires_in_seconds": "Days must be a number above 0 and up to 3650.",
+    "name": "Use at most 200 characters.",
+    "datasets": "Separate names by spaces; use letters, digits, dots, dashes and underscores.",
+    "expires_in_seconds": "Enter a number of days above 0 and up to 3650.",
 }
 
 
-def _sentences(error: ValidationError) -> dict[str, str]:
+def _get_problem_sentences(error: ValidationError) -> dict[str, str]:
+    """Return a sentence for each field of the form that is not valid."""
     faults = problems.of_error(error)["errors"]
     names = [fault["pointer"].split("/")[1] for fault in faults]
-    return {name: _FIELD_PROBLEMS.get(name, "This cannot be understood.") for name in names}
+    return {name: _FIELD_PROBLEMS.get(name, "This value is not valid.") for name in names}
 
 
 @router.post("/keys/{identifier}/revoke")
-def revoke_key(request: Request, identifier: Name, holder: FormHolder) -> Response:
-    """Make a key useless from now on."""
+def revoke_key(request: Request, identifier: Name, holder: FormKey) -> Response:
+    """Revoke an API key."""
     require_unbound(holder)
     if keys_of(request).revoke(identifier, by=holder.identifier) is None:
         raise UnknownSubjectError(f"there is no key {identifier!r}")

@@ -1,4 +1,4 @@
-"""The calculator: one question in the URL, every answer beside it."""
+"""The calculator page: reads a run from the URL and shows all answers about it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from starlette.responses import Response
 
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems
-from accountant_service.api.answering import CALLS, Answerer
-from accountant_service.api.routes import StrictRoute, asker
-from accountant_service.api.schemas import Unread
+from accountant_service.api.computation_cache import ENDPOINTS, ComputationCache
+from accountant_service.api.routes import StrictRoute, client_address
+from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import AccountingError
-from accountant_service.web import questions, snippets
-from accountant_service.web.access import optional_session, required_session
-from accountant_service.web.questions import Form
-from accountant_service.web.rendering import page
+from accountant_service.web import calculator_form, snippets
+from accountant_service.web.calculator_form import CalculatorForm
+from accountant_service.web.rendering import render_page
+from accountant_service.web.session_checks import optional_session, required_session
 
 Json = dict[str, Any]
 _TITLES: Final = {name: each.title for name, each in ACCOUNTANTS.items()}
@@ -32,73 +32,82 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 @router.get("/")
 async def calculator(request: Request) -> Response:
-    """The question of the URL, and its answers."""
+    """Show the calculator for the run in the URL."""
     is_open = request.app.state.settings.open_computation
     await run_in_threadpool(optional_session if is_open else required_session, request)
-    form = _checked(questions.read(request.query_params))
-    ready = set(form.problems) <= {"epsilon"}  # a wrong target leaves the run's own answers
-    answers = await _answers(request, form) if ready else {}
-    context = _context(request, form, answers)
-    return await run_in_threadpool(page, request, "calculator.html", form=form, **context)
+    form = _check_with_api(calculator_form.read_form(request.query_params))
+    ready = set(form.problems) <= {"epsilon"}  # a wrong target still allows answers about the run
+    answers = await _request_answers(request, form) if ready else {}
+    context = _template_context(request, form, answers)
+    return await run_in_threadpool(render_page, request, "calculator.html", form=form, **context)
 
 
-def _context(request: Request, form: Form, answers: Json) -> Json:
-    """What the template needs beside the form."""
+def _template_context(request: Request, form: CalculatorForm, answers: Json) -> Json:
+    """Return the template's variables, except for the form itself."""
     return {
-        "fields": questions.FIELDS,
-        "choices": questions.CHOICES,
+        "fields": calculator_form.FIELDS,
+        "choices": calculator_form.CHOICES,
         "titles": _TITLES,
-        "answers": _named(answers) if answers else None,
+        "answers": _key_by_template_name(answers) if answers else None,
         "snippets": _snippets(request, form) if answers else {},
         "with_values": lambda **changes: "/?" + urlencode({**form.texts, **changes}),
     }
 
 
-def _checked(form: Form) -> Form:
-    """The form with what the API would refuse, also where some of it cannot be read."""
-    found = questions.problems_of(
+def _check_with_api(form: CalculatorForm) -> CalculatorForm:
+    """Return the form with the problems that the API finds in it."""
+    found = calculator_form.problem_sentences(
         problem
         for path, body in form.bodies.items()
-        if (problem := _malformed(path, body)) is not None
+        if (problem := _find_problem(path, body)) is not None
     )
     readable = {name: text for name, text in found.items() if name in form.values}
     return replace(form, problems={**readable, **form.problems} if form.problems else found)
 
 
-def _malformed(path: str, body: Json) -> Json | None:
+def _find_problem(path: str, body: Json) -> Json | None:
+    """Return the problem of a request body that the API would refuse, or None."""
     try:
-        CALLS[path].request.model_validate(body)
+        ENDPOINTS[path].request.model_validate(body)
     except ValidationError as error:
         return problems.of_error(error)
     return None
 
 
-def _named(answers: Json) -> Json:
+def _key_by_template_name(answers: Json) -> Json:
+    """Return the answers keyed by endpoint name, such as `trade_off`, instead of path."""
     return {path.removeprefix("/v1/").replace("-", "_"): each for path, each in answers.items()}
 
 
-def _snippets(request: Request, form: Form) -> Json:
-    body, relation = form.bodies[questions.COMPARE], form.texts["neighbouring_relation"]
+def _snippets(request: Request, form: CalculatorForm) -> Json:
+    """Return code that repeats the comparison with curl, the command line or Python."""
+    body, relation = form.bodies[calculator_form.COMPARE], form.texts["neighbouring_relation"]
     return {
-        "curl": snippets.curl(str(request.base_url), questions.COMPARE, body),
+        "curl": snippets.curl(str(request.base_url), calculator_form.COMPARE, body),
         "command line": snippets.command(body),
         "Python": snippets.python(body, relation),
     }
 
 
-async def _answers(request: Request, form: Form) -> Json:
-    """Every question of the page, asked at once, with its answer or its problem."""
+async def _request_answers(request: Request, form: CalculatorForm) -> Json:
+    """Return the answer or the problem of each request of the page, by path."""
     bodies = form.bodies
-    found = await asyncio.gather(*(ask(request, path, body) for path, body in bodies.items()))
+    found = await asyncio.gather(
+        *(answer_or_problem(request, path, body) for path, body in bodies.items())
+    )
     return dict(zip(bodies, found, strict=True))
 
 
-async def ask(request: Request, path: str, body: Json | Unread) -> Json:
-    """The answer to a question, or its problem."""
-    answerer: Answerer = request.app.state.answerer
+async def answer_or_problem(request: Request, path: str, body: Json | UnreadBody) -> Json:
+    """Return the answer to a request of the API, or its problem."""
+    computations: ComputationCache = request.app.state.computations
     try:
-        question = body if isinstance(body, Unread) else CALLS[path].request.model_validate(body)
-        answer: Json = json.loads(await answerer.answer(asker(request), path, question))
+        question = (
+            body if isinstance(body, UnreadBody) else ENDPOINTS[path].request.model_validate(body)
+        )
+        answer: Json = json.loads(
+            await computations.answer(client_address(request), path, question)
+        )
         return answer
     except (ValidationError, AccountingError, HTTPException) as error:
         return problems.of_error(error)

@@ -1,4 +1,4 @@
-"""Who has spent what: datasets, one dataset, one run."""
+"""Pages of the ledger: all datasets, one dataset, one run."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from accountant_service.api import problems
+from accountant_service.api import ledger_views, problems
 from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.routes import StrictRoute
-from accountant_service.api.schemas import Unread
-from accountant_service.errors import NameTakenError
-from accountant_service.ledger import service
-from accountant_service.ledger.service import Ledger
-from accountant_service.web.access import (
+from accountant_service.api.schemas import UnreadBody
+from accountant_service.ledger.errors import NameTakenError
+from accountant_service.ledger.service import Ledger, WriteRequest
+from accountant_service.web.calculator_page import answer_or_problem
+from accountant_service.web.rendering import HEADERS, render_page
+from accountant_service.web.session_checks import (
     Fields,
-    FormHolder,
+    FormKey,
     SentFields,
     TheLedger,
     TheSession,
-    first,
+    first_value,
 )
-from accountant_service.web.calculator_page import ask
-from accountant_service.web.rendering import HEADERS, page
 from accountant_service.web.sessions import Session
 
 Json = dict[str, Any]
-_WARN_FROM: Final = 0.8  # of the budget
+_WARN_FROM: Final = 0.8  # share of the budget
 _ENTRIES: Final = 25
 _RUNS: Final = 20
-_POINTS: Final = 120  # of a burn-down
+_POINTS: Final = 120  # of the plot of ε over time
 _SEE_OTHER: Final = 303
-_ONCE_MAX: Final = 200
+_IDEMPOTENCY_KEY_MAX: Final = 200
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
-def _shares(dataset: Json) -> Json:
-    """What is spent and held of a budget, in hundredths, and whether to warn."""
+def _compute_budget_shares(dataset: Json, steps_left: int | None = None) -> Json:
+    """Return the shares of a budget spent and held, in percent, and whether to warn."""
     budget = dataset["budget"]["epsilon"]
     spent, held = (dataset[part]["epsilon"] / budget for part in ("spent", "held"))
     left = dataset["remaining"]["micronats"] / max(dataset["accounting"]["budget_micronats"], 1)
@@ -52,57 +51,75 @@ def _shares(dataset: Json) -> Json:
         "spent": 100 * spent,
         "held": 100 * held,
         "taken": 100 * (spent + held),
-        "charges_left": 100 * left,
+        "divergence_left": 100 * left,
+        "steps_left": steps_left,
         "warn": spent + held >= _WARN_FROM,
     }
 
 
+def _estimate_steps_left(dataset: Json, runs: list[Json]) -> int | None:
+    """Estimate how many more steps fit, from the average cost of the granted steps.
+
+    Args:
+        dataset: the dataset as the API shows it.
+        runs: all of its runs.
+    """
+    granted = sum(run["steps_granted"] for run in runs)
+    spent = dataset["spent"]["micronats"]
+    return dataset["remaining"]["micronats"] * granted // spent if spent else None
+
+
 @router.get("/datasets")
 async def datasets(request: Request, session: TheSession, ledger: TheLedger) -> Response:
-    """Every dataset that the key may see, with its budget as a bar."""
+    """Show the datasets that the key may see, with their budgets."""
     found = await ledger.datasets(session.key)
-    return await run_in_threadpool(_datasets_page, request, found)
+    return await run_in_threadpool(_render_datasets_page, request, found)
 
 
-def _datasets_page(request: Request, found: list[Json], **context: Any) -> Response:
+def _render_datasets_page(request: Request, listed: list[Json], **context: Any) -> Response:
+    """Render the page of all datasets, with the form for a new one."""
     blank: Json = {"texts": {}, "problems": {}, "status": 200}
-    items = [(dataset, _shares(dataset)) for dataset in found]
-    return page(
+    items = [(dataset, _compute_budget_shares(dataset)) for dataset in listed]
+    return render_page(
         request, "datasets.html", items=items, once=uuid.uuid4().hex, **{**blank, **context}
     )
 
 
 @router.post("/datasets")
 async def create_dataset(
-    request: Request, holder: FormHolder, sent: SentFields, ledger: TheLedger
+    request: Request, holder: FormKey, sent: SentFields, ledger: TheLedger
 ) -> Response:
-    """Give a dataset a privacy budget, for good."""
-    body = _dataset_body(sent)
+    """Create a dataset with a privacy budget."""
+    body = _build_dataset_body(sent)
     try:
         asked = DatasetRequest.model_validate(body)
-        write = service.Request(holder, first(sent, "once")[:_ONCE_MAX], "POST /datasets", body)
-        await ledger.create_dataset(
-            write, asked.name, asked.size, asked.budget.epsilon, asked.budget.delta,
-            asked.neighbouring_relation, asked.privacy_unit, None,
-        )  # fmt: skip
+        write = WriteRequest(
+            holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], "POST /datasets", body
+        )
+        await ledger.create_dataset(write, asked.to_new_dataset())
     except (ValidationError, NameTakenError) as error:
         found = await ledger.datasets(holder)
-        typed, faults = _typed(sent), _faults(error)
+        typed, faults = _get_typed_texts(sent), _get_problem_sentences(error)
         return await run_in_threadpool(
-            _datasets_page, request, found, texts=typed, problems=faults, status=422
+            _render_datasets_page, request, found, texts=typed, problems=faults, status=422
         )
     return RedirectResponse(f"/datasets/{asked.name}", _SEE_OTHER)
 
 
-def _dataset_body(sent: Fields) -> Json:
-    unit = first(sent, "privacy_unit")
-    budget = {name: _number(first(sent, name)) for name in ("epsilon", "delta")}
-    body = {"name": first(sent, "name"), "size": _number(first(sent, "size")), "budget": budget}
+def _build_dataset_body(sent: Fields) -> Json:
+    """Return the form for a new dataset as a request body of the API."""
+    unit = first_value(sent, "privacy_unit")
+    budget = {name: _number_or_text(first_value(sent, name)) for name in ("epsilon", "delta")}
+    body = {
+        "name": first_value(sent, "name"),
+        "size": _number_or_text(first_value(sent, "size")),
+        "budget": budget,
+    }
     return body | ({"privacy_unit": unit} if unit else {})
 
 
-def _number(text: str) -> float | str:
-    """A number where it is one; else what the API will refuse."""
+def _number_or_text(text: str) -> float | str:
+    """Return a number, or the text itself if it is none, which the API then refuses."""
     try:
         value = float(text)
     except ValueError:
@@ -110,26 +127,27 @@ def _number(text: str) -> float | str:
     return int(value) if value.is_integer() else value
 
 
-def _typed(sent: Fields) -> dict[str, str]:
-    return {name: first(sent, name) for name in sent}
+def _get_typed_texts(sent: Fields) -> dict[str, str]:
+    """Return the form's texts as typed, to show them again."""
+    return {name: first_value(sent, name) for name in sent}
 
 
 _FIELD_PROBLEMS: Final = {
-    "name": "A name begins with a letter or digit and has letters, digits, dots, dashes and "
-    "underscores.",
-    "size": "The number of records must be a whole number from 1.",
-    "epsilon": "ε must be a number above 0 and up to 1000.",
-    "delta": "δ must be a number from 1e-50 to below 1.",
-    "privacy_unit": "What one record stands for has at most 1000 characters.",
+    "name": "Begin with a letter or digit; use letters, digits, dots, dashes and underscores.",
+    "size": "Enter a whole number of records, at least 1.",
+    "epsilon": "Enter a number above 0 and up to 1000.",
+    "delta": "Enter a number from 1e-50 to below 1, such as 1e-5.",
+    "privacy_unit": "Use at most 1000 characters.",
 }
 
 
-def _faults(error: ValidationError | NameTakenError) -> dict[str, str]:
+def _get_problem_sentences(error: ValidationError | NameTakenError) -> dict[str, str]:
+    """Return a sentence for each field of the form that is not valid."""
     if isinstance(error, NameTakenError):
-        return {"name": "There is a dataset of this name; choose another."}
+        return {"name": "A dataset of this name exists; choose another name."}
     pointers = [fault["pointer"] for fault in problems.of_error(error)["errors"]]
     names = [pointer.rpartition("/")[2] for pointer in pointers]
-    return {name: _FIELD_PROBLEMS.get(name, "This cannot be understood.") for name in names}
+    return {name: _FIELD_PROBLEMS.get(name, "This value is not valid.") for name in names}
 
 
 @router.get("/datasets/{name}")
@@ -141,41 +159,45 @@ async def dataset(
     before: str = "",
     runs: str = "",
 ) -> Response:
-    """A dataset: its budget, its runs, ε over time, and the record, newest first."""
+    """Show a dataset: budget, runs, ε over time, and entries with the newest first."""
     found = await ledger.dataset(session.key, name)
-    return await run_in_threadpool(_dataset_page, request, session, found, before, runs)
+    return await run_in_threadpool(_render_dataset_page, request, session, found, before, runs)
 
 
-def _dataset_page(
+def _render_dataset_page(
     request: Request, session: Session, found: Json, before: str, runs: str
 ) -> Response:
+    """Render the page of one dataset, with pages of its runs and entries."""
     ledger: Ledger = request.app.state.ledger
     name = found["name"]
-    first_run = _whole(runs, 0)
-    shown = ledger.runs(session.key, name, first_run, _RUNS + 1)
-    return page(
+    first_run = _parse_count(runs, 0)
+    owner, shown = ledger.list_reservations(session.key, name, first_run, _RUNS + 1)
+    paged = first_run > 0 or len(shown) > _RUNS
+    views = [ledger_views.reservation_view(owner, run) for run in shown]
+    return render_page(
         request,
         "dataset.html",
         dataset=found,
-        shares=_shares(found),
-        runs=shown[:_RUNS],
+        shares=_compute_budget_shares(found, None if paged else _estimate_steps_left(found, views)),
+        runs=views[:_RUNS],
         runs_before=max(first_run - _RUNS, 0) if first_run else None,
         runs_after=first_run + _RUNS if len(shown) > _RUNS else None,
-        points=ledger.burn_down(session.key, name, _POINTS),
-        **_entries(ledger, session, found, _whole(before, found["version"] + 1)),
+        points=ledger_views.burn_down_view(ledger.compute_burn_down(session.key, name, _POINTS)),
+        **_read_entries_page(ledger, session, found, _parse_count(before, found["version"] + 1)),
     )
 
 
-def _whole(text: str, otherwise: int) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else otherwise
+def _parse_count(text: str, default: int) -> int:
+    """Return the count that a URL gives, or a default if it is not a valid count."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else default
 
 
-def _entries(ledger: Ledger, session: Session, dataset: Json, before: int) -> Json:
-    """A page of the record that ends before a number, newest first."""
+def _read_entries_page(ledger: Ledger, session: Session, dataset: Json, before: int) -> Json:
+    """Return the ledger entries before an entry's number, newest first, a page of them."""
     end = min(before, dataset["version"] + 1)
     start = max(end - 1 - _ENTRIES, 0)
-    items = ledger.entries(session.key, dataset["name"], str(start))["items"]
-    shown = [entry for entry in items if entry["number"] < end][:_ENTRIES]
+    page = ledger.list_entries(session.key, dataset["name"], start)
+    shown = [entry for entry in page.entries if entry["number"] < end][:_ENTRIES]
     newer = end + _ENTRIES if end <= dataset["version"] else None
     return {"entries": shown[::-1], "older": start + 1 if start else None, "newer": newer}
 
@@ -184,26 +206,30 @@ def _entries(ledger: Ledger, session: Session, dataset: Json, before: int) -> Js
 async def run(
     request: Request, identifier: Name, session: TheSession, ledger: TheLedger
 ) -> Response:
-    """A run: how far it is, and what its plan costs by itself."""
+    """Show a run: its progress, and the guarantee of its plan alone."""
     found = await ledger.reservation(session.key, identifier)
     delta = (await ledger.dataset(session.key, found["dataset"]))["budget"]["delta"]
-    claim = await ask(request, "/v1/epsilon", await run_in_threadpool(_of_plan, found, delta))
-    return await run_in_threadpool(page, request, "run.html", run=found, delta=delta, claim=claim)
+    claim = await answer_or_problem(
+        request, "/v1/epsilon", await run_in_threadpool(_build_plan_request, found, delta)
+    )
+    return await run_in_threadpool(
+        render_page, request, "run.html", run=found, delta=delta, claim=claim
+    )
 
 
-def _of_plan(run: Json, delta: float) -> Unread:
-    """The question that asks for the guarantee of all steps reserved."""
+def _build_plan_request(run: Json, delta: float) -> UnreadBody:
+    """Return the request body for the guarantee of all reserved steps."""
     body = {
         "mechanism": run["mechanism"],
         "delta": delta,
         "neighbouring_relation": run["neighbouring_relation"],
     }
-    return Unread(to_json(body))
+    return UnreadBody(to_json(body))
 
 
 @router.get("/runs/{identifier}/certificate")
 async def certificate(identifier: Name, session: TheSession, ledger: TheLedger) -> Response:
-    """The certificate of a run that has ended, as a file."""
+    """Download the certificate of a run that has ended."""
     found = await ledger.certificate(session.key, identifier)
     text = json.dumps(found, indent=2, ensure_ascii=False)
     headers = {

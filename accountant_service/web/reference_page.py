@@ -1,4 +1,4 @@
-"""The calls of the API as a page, written from its OpenAPI document."""
+"""The API reference page, built from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from accountant_service.api.routes import StrictRoute
-from accountant_service.web.rendering import page
+from accountant_service.web.rendering import render_page
 
 Node = Mapping[str, Any]
 _REFERENCE: Final = "#/components/schemas/"
@@ -21,14 +21,14 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 @dataclass(frozen=True)
-class Field:
-    """What a body or an address may hold.
+class Parameter:
+    """A parameter of an operation, in the URL, a header or the body.
 
     Attributes:
-        name: of it.
-        kind: its type, in words.
-        required: whether it must be there.
-        meaning: what it is, if that is said.
+        name: its name.
+        kind: its type in words.
+        required: True if it must be present.
+        meaning: its description; empty if there is none.
     """
 
     name: str
@@ -38,97 +38,110 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of the API.
+class Operation:
+    """An operation of the API.
 
     Attributes:
-        method: of HTTP.
-        path: with the names of its parts in braces.
-        says: what it does.
-        fields: of its address, its headers and its body.
-        example: a body, as JSON.
-        answers: what each status means.
+        method: the HTTP method.
+        path: the path, with parameters in braces.
+        description: what the operation does.
+        parameters: parameters in the URL, the headers and the body.
+        example: an example of the body as JSON; empty if there is none.
+        answers: status codes and their meanings.
     """
 
     method: str
     path: str
-    says: str
-    fields: tuple[Field, ...]
+    description: str
+    parameters: tuple[Parameter, ...]
     example: str
     answers: tuple[tuple[str, str], ...]
 
 
 @router.get("/docs")
 def reference(request: Request) -> Response:
-    """All calls, in the order of the OpenAPI document."""
-    return page(request, "reference.html", groups=groups(request.app.openapi()))
+    """Show all operations, in the order of the OpenAPI document."""
+    return render_page(request, "reference.html", groups=operations_by_tag(request.app.openapi()))
 
 
-def groups(document: Node) -> dict[str, list[Call]]:
-    """The calls of an OpenAPI document by what they are about."""
-    found: dict[str, list[Call]] = {title: [] for title in _TITLES.values()}
+def operations_by_tag(document: Node) -> dict[str, list[Operation]]:
+    """Return the operations of an OpenAPI document, grouped under titles of their tags."""
+    found: dict[str, list[Operation]] = {title: [] for title in _TITLES.values()}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            found[_TITLES[operation["tags"][0]]].append(_call(document, method, path, operation))
+            found[_TITLES[operation["tags"][0]]].append(
+                _build_operation(document, method, path, operation)
+            )
     return found
 
 
-def _call(document: Node, method: str, path: str, operation: Node) -> Call:
-    body = _resolved(document, _content(operation.get("requestBody", {})))
+def _build_operation(document: Node, method: str, path: str, operation: Node) -> Operation:
+    """Return an operation of an OpenAPI document as the page shows it."""
+    body = _resolve_reference(document, _get_json_schema(operation.get("requestBody", {})))
     examples = body.get("examples", [])
-    return Call(
+    return Operation(
         method.upper(),
         path,
         operation.get("description") or operation["summary"],
-        (*_parameters(document, operation), *_properties(document, body)),
+        (*_url_and_header_parameters(document, operation), *_body_parameters(document, body)),
         json.dumps(examples[0], indent=2, ensure_ascii=False) if examples else "",
-        tuple((status, _meaning(each)) for status, each in operation["responses"].items()),
+        tuple(
+            (status, _describe_response(each)) for status, each in operation["responses"].items()
+        ),
     )
 
 
-def _meaning(answer: Node) -> str:
-    """What a status means; FastAPI's word for what went well says nothing."""
+def _describe_response(answer: Node) -> str:
+    """Return a response's description, without markup; FastAPI's default is replaced."""
     text = str(answer["description"])
     return "The answer" if text == "Successful Response" else text.replace("`", "")
 
 
-def _content(part: Node) -> Node:
+def _get_json_schema(part: Node) -> Node:
+    """Return the schema of the JSON content of a request body, or an empty schema."""
     found: Node = part.get("content", {}).get("application/json", {}).get("schema", {})
     return found
 
 
-def _resolved(document: Node, schema: Node) -> Node:
+def _resolve_reference(document: Node, schema: Node) -> Node:
+    """Return the schema that a `$ref` names; a schema without one is returned unchanged."""
     if "$ref" not in schema:
         return schema
     found: Node = document["components"]["schemas"][schema["$ref"].removeprefix(_REFERENCE)]
     return found
 
 
-def _parameters(document: Node, operation: Node) -> Iterator[Field]:
+def _url_and_header_parameters(document: Node, operation: Node) -> Iterator[Parameter]:
+    """Yield the parameters of an operation in the path, the query and the headers."""
     for each in operation.get("parameters", []):
-        where = {"path": "in the address", "query": "in the query"}.get(each["in"], "a header")
+        where = {"path": "in the path", "query": "in the query"}.get(each["in"], "a header")
         meaning = each.get("description") or where
-        yield Field(each["name"], _kind(document, each["schema"]), each["required"], meaning)
+        yield Parameter(
+            each["name"], _describe_type(document, each["schema"]), each["required"], meaning
+        )
 
 
-def _properties(document: Node, body: Node) -> Iterator[Field]:
+def _body_parameters(document: Node, body: Node) -> Iterator[Parameter]:
+    """Yield the fields of an operation's request body."""
     required = body.get("required", ())
     for name, schema in body.get("properties", {}).items():
-        yield Field(name, _kind(document, schema), name in required, schema.get("description", ""))
+        yield Parameter(
+            name, _describe_type(document, schema), name in required, schema.get("description", "")
+        )
 
 
-def _kind(document: Node, schema: Node) -> str:
-    """The type of a value in words."""
-    if "enum" in _resolved(document, schema):
-        return " or ".join(_resolved(document, schema)["enum"])
+def _describe_type(document: Node, schema: Node) -> str:
+    """Return the type of a schema in words, such as "list of number"."""
+    if "enum" in _resolve_reference(document, schema):
+        return " or ".join(_resolve_reference(document, schema)["enum"])
     if "$ref" in schema:
         return str(schema["$ref"]).removeprefix(_REFERENCE).removesuffix("View")
     if "const" in schema:
         return str(schema["const"])
     for several in ("anyOf", "oneOf"):
         if several in schema:
-            kinds = dict.fromkeys(_kind(document, each) for each in schema[several])
+            kinds = dict.fromkeys(_describe_type(document, each) for each in schema[several])
             return " or ".join("nothing" if each == "null" else each for each in kinds)
     if schema.get("type") == "array":
-        return f"list of {_kind(document, schema.get('items', {}))}"
+        return f"list of {_describe_type(document, schema.get('items', {}))}"
     return str(schema.get("type", "anything"))

@@ -1,4 +1,4 @@
-"""Templates to answers: escaped, under a strict Content-Security-Policy, numbers rounded safely."""
+"""Rendering of pages: templates, security headers and safe rounding of numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from accountant_service import digits
+from accountant_service import number_format
 
 _FOLDER: Final = Path(__file__).parent
 
@@ -32,24 +32,25 @@ HEADERS: Final[Mapping[str, str]] = {
 _PRIVATE: Final = {"Cache-Control": "no-store", "Vary": "Cookie"}
 
 
-def count(value: int) -> str:
-    """A whole number in groups of three, with spaces that do not break."""
+def format_count(value: int) -> str:
+    """Format a whole number in groups of three digits, with non-breaking spaces."""
     return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "\N{MINUS SIGN}")
 
 
-def moment(seconds: float | None) -> str:
-    """A time since 1970 as a date."""
+def format_moment(seconds: float | None) -> str:
+    """Format Unix time in seconds as a date and time in UTC."""
     if seconds is None:
         return "never"
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def words(name: str) -> str:
-    """A name of the wire as words."""
+def format_words(name: str) -> str:
+    """Format an API name as words: underscores become spaces."""
     return name.replace("_", " ")
 
 
-def _environment() -> Environment:
+def _template_environment() -> Environment:
+    """Create the Jinja environment, with the filters that templates use."""
     found = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
         autoescape=True,
@@ -58,21 +59,21 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "number": digits.nearest,
-        "up": digits.up,
-        "down": digits.down,
-        "count": count,
-        "moment": moment,
-        "words": words,
+        "number": number_format.round_nearest,
+        "up": number_format.round_up,
+        "down": number_format.round_down,
+        "count": format_count,
+        "moment": format_moment,
+        "words": format_words,
     }
     return found
 
 
-_TEMPLATES: Final = _environment()
+_TEMPLATES: Final = _template_environment()
 
 
-def page(request: Request, template: str, status: int = 200, **context: Any) -> Response:
-    """A page, for whoever is signed in."""
+def render_page(request: Request, template: str, status: int = 200, **context: Any) -> Response:
+    """Render a template as a page for the current session."""
     session = getattr(request.state, "session", None)
     text = _TEMPLATES.get_template(template).render(
         path=request.url.path, session=session, **context
@@ -81,13 +82,13 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
 
 
 class Assets(StaticFiles):
-    """Style, scripts and the icon."""
+    """Static files: styles, scripts and the icon."""
 
     def __init__(self) -> None:
         super().__init__(directory=_FOLDER / "static")
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """A file, to be asked for again only when it has changed."""
+        """Return a static file, with a header that makes browsers revalidate it."""
         answer = await super().get_response(path, scope)
         answer.headers.update({**HEADERS, "Cache-Control": "no-cache"})
         return answer

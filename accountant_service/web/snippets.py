@@ -1,4 +1,4 @@
-"""The page's question in the other ways of asking it: curl, the command line, Python."""
+"""Snippets that ask the page's question with curl, the command line or Python."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ print(answer.epsilon, answer.status, answer.certified)"""
 
 
 def curl(address: str, path: str, body: Mapping[str, Any]) -> str:
-    """The request that the API answers alike."""
+    """Return a curl command that sends a request to the API."""
     url = shlex.quote(address.rstrip("/") + path)
     text = shlex.quote(json.dumps(body))
     return f"curl -s {url} \\\n  -H 'Content-Type: application/json' \\\n  -d {text}"
 
 
 def command(body: Mapping[str, Any]) -> str:
-    """The line for a terminal."""
+    """Return the `accountant compare` command for the run in a request body."""
     given = {**body["mechanism"], **body}
     options = [
         f"{option} {shlex.quote(str(given[name]))}"
@@ -46,5 +46,5 @@ def command(body: Mapping[str, Any]) -> str:
 
 
 def python(body: Mapping[str, Any], relation: str) -> str:
-    """The call within Python."""
+    """Return Python code that computes the answer to a request body."""
     return _PYTHON.format(run=dict(body["mechanism"]), relation=relation, delta=body["delta"])

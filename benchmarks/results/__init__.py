@@ -1,1 +1,1 @@
-"""What `benchmarks/training_results.py` is made of."""
+"""The experiments, storage and report of `benchmarks/training_results.py`."""

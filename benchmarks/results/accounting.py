@@ -1,4 +1,4 @@
-"""What the accounting service certifies of every run, asked once and kept in the results file."""
+"""The certified ε of every run, computed once by the accounting service and then stored."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.progress import track
 
 from accountant_service.app import create_app
 from accountant_service.settings import Settings
-from benchmarks.results.experiments import CLAIMED, PASSES, Experiment
+from benchmarks.results.experiments import PAPER_CLAIMS, PASSES, Experiment
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import PROJECTION_NOISE, TASKS
 
 METHOD: Final = "pld"
 
 
-def mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
-    """What so many steps of an experiment release about one record."""
+def describe_mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
+    """Return the description of the mechanism that an experiment releases in a number of steps."""
     task, noise = TASKS[experiment.task], experiment.noise_multiplier
-    if experiment.method.in_passes:  # a record is in PASSES batches, whichever they are
+    if experiment.method.in_passes:  # every record is in exactly PASSES batches
         once = {"kind": "gaussian", "noise_multiplier": noise}
         return {"kind": "repeated", "count": PASSES, "mechanism": once}
     training = {
@@ -32,16 +32,18 @@ def mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
         "steps": steps,
         "sampling": "poisson",
     }
-    if not task.projected:
+    if not task.has_private_projection:
         return training
     projection = {"kind": "gaussian", "noise_multiplier": PROJECTION_NOISE[noise]}
     return {"kind": "composed", "mechanisms": [projection, training]}
 
 
 def certify(experiments: Sequence[Experiment], store: Store) -> None:
-    """Ask for every point of every curve that is not known yet."""
-    asked = {json.dumps(each, sort_keys=True): each for each in _questions(experiments, store)}
-    missing = [each for each in asked.values() if {"kind": "epsilon", **each} not in store]
+    """Compute and store the ε of every point of every curve that the store does not have."""
+    questions = {
+        json.dumps(each, sort_keys=True): each for each in _list_questions(experiments, store)
+    }
+    missing = [each for each in questions.values() if {"kind": "epsilon", **each} not in store]
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(database_url=f"sqlite:///{folder}/accountant.db")
         with TestClient(create_app(settings)) as service:
@@ -51,29 +53,29 @@ def certify(experiments: Sequence[Experiment], store: Store) -> None:
                 store.add({"kind": "epsilon", **body, **known})
 
 
-def question(experiment: Experiment, steps: int) -> dict[str, Any]:
-    """What the service is asked."""
+def build_question(experiment: Experiment, steps: int) -> dict[str, Any]:
+    """Return the body of the request for the ε of an experiment after a number of steps."""
     delta = experiment.delta or TASKS[experiment.task].delta
-    return {"mechanism": mechanism(experiment, steps), "delta": delta}
+    return {"mechanism": describe_mechanism(experiment, steps), "delta": delta}
 
 
-def claimed(noise: float, epochs: int) -> dict[str, Any]:
-    """The question that papers/001 §5.2 answers: its training alone, with q = 0.01."""
+def build_claimed_question(noise: float, epochs: int) -> dict[str, Any]:
+    """Return the request for the ε that papers/001 §5.2 claims: training alone, with q = 0.01."""
     plan = {"noise_multiplier": noise, "sample_rate": 0.01, "steps": 100 * epochs}
     return {"mechanism": {"kind": "dp_sgd", **plan, "sampling": "poisson"}, "delta": 1e-5}
 
 
-def _questions(experiments: Sequence[Experiment], store: Store) -> Iterator[dict[str, Any]]:
-    yield from (claimed(noise, epochs) for noise, epochs, _ in CLAIMED)
+def _list_questions(experiments: Sequence[Experiment], store: Store) -> Iterator[dict[str, Any]]:
+    yield from (build_claimed_question(noise, epochs) for noise, epochs, _ in PAPER_CLAIMS)
     for experiment in experiments:
-        if experiment.method.proven:
-            steps = {step for run in store.runs(experiment) for step, _ in run["curve"]}
-            yield from (question(experiment, step) for step in sorted(steps))
+        if experiment.method.has_guarantee:
+            steps = {step for run in store.list_runs(experiment) for step, _ in run["curve"]}
+            yield from (build_question(experiment, step) for step in sorted(steps))
 
 
-def epsilon(experiment: Experiment, steps: int, store: Store) -> float | None:
-    """The certified ε of so many steps; None without a guarantee, or without an answer yet."""
-    if not experiment.method.proven:
+def find_certified_epsilon(experiment: Experiment, steps: int, store: Store) -> float | None:
+    """Return the certified ε after a number of steps; None without a guarantee or answer."""
+    if not experiment.method.has_guarantee:
         return None
-    known = store.get({"kind": "epsilon", **question(experiment, steps)})
+    known = store.get({"kind": "epsilon", **build_question(experiment, steps)})
     return None if known is None else float(known["epsilon"])

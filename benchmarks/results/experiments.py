@@ -1,4 +1,4 @@
-"""The experiments as data: what is trained, how, and what the paper prints for it."""
+"""The experiments as data: task, method, noise, steps, and the paper's result to compare with."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Final
 
 from training_client.optimizers import OPTIMIZERS
 
-GRID: Final = (0.1, 0.3, 1.0, 3.0, 10.0)  # times a method's own rate
+GRID: Final = (0.1, 0.3, 1.0, 3.0, 10.0)  # factors of a method's own learning rate
 FINE_GRID: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
-TUNING_SEED: Final = 0  # in no result
+TUNING_SEED: Final = 0  # not used for results
 FIRST_SEED: Final = 1
-PASSES: Final = 10  # over the data, of those that take every record in its turn
+PASSES: Final = 10  # over the data, by methods that cycle through the records
 
 
 @dataclass(frozen=True)
-class Printed:
-    """What a paper prints.
+class PaperResult:
+    """A result that a paper reports.
 
     Attributes:
-        source: paper, and table or figure.
-        value: the number; None if there is only a curve, or nothing.
-        remark: what differs from our run.
+        source: the paper and its table or figure.
+        value: the number; None if the paper has only a curve, or nothing.
+        remark: the differences from the run here.
     """
 
     source: str
@@ -36,33 +36,33 @@ class LinearDecay:
 
     Attributes:
         share: the final learning rate divided by the first.
-        steps: how many steps it takes to get there.
+        steps: number of steps until then.
     """
 
     share: float
     steps: int
 
     def factor(self, done: int) -> float:
-        """Return what multiplies the first learning rate after `done` steps."""
+        """Return the factor of the first learning rate after `done` steps."""
         return 1 - (1 - self.share) * min(1.0, done / self.steps)
 
 
 @dataclass(frozen=True)
 class Method:
-    """An optimizer as it is run.
+    """An optimizer and its settings.
 
     Attributes:
-        label: its name in tables and plots.
-        optimizer: of the registry, or `non_private`.
+        label: name in tables and plots.
+        optimizer: name in the registry, or `non_private`.
         learning_rate: the middle of its grid.
         clip_norm: C.
-        state: where its state comes from; the registry's default if None.
-        options: of the optimizer.
-        warm_start: first train without noise on the public examples.
-        in_passes: take every record in its turn, rather than sample.
-        side_information: divide gradients by how frequent each input is.
-        apart: each of the task's users takes part for themselves, rather than all as one.
-        schedule: of the learning rate; constant if None.
+        state: source of the optimizer state; the registry's default if None.
+        options: further options of the optimizer.
+        warm_start: train without noise on the public examples first.
+        in_passes: cycle through the records instead of sampling them.
+        side_information: divide gradients by the frequency of each input.
+        separate_users: simulate each of the task's users, instead of all as one.
+        schedule: schedule of the learning rate; constant if None.
     """
 
     label: str
@@ -74,17 +74,17 @@ class Method:
     warm_start: bool = False
     in_passes: bool = False
     side_information: bool = False
-    apart: bool = False
+    separate_users: bool = False
     schedule: LinearDecay | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a schedule that no run would follow."""
-        if self.schedule is not None and (self.apart or self.optimizer == "non_private"):
-            raise ValueError(f"{self.label}: only one private optimizer follows a schedule")
+        """Reject a schedule that the run would ignore."""
+        if self.schedule is not None and (self.separate_users or self.optimizer == "non_private"):
+            raise ValueError(f"{self.label}: a schedule needs a single private optimizer")
 
     @property
-    def proven(self) -> bool:
-        """Whether a guarantee covers the run."""
+    def has_guarantee(self) -> bool:
+        """Return whether a privacy guarantee covers the run."""
         return self.state != "raw" and self.optimizer != "non_private"
 
 
@@ -93,66 +93,68 @@ class Experiment:
     """One method on one task with one noise multiplier, for some steps.
 
     Attributes:
-        task: of `tasks.TASKS`.
-        method: what is run.
+        task: name in `tasks.TASKS`.
+        method: the optimizer and its settings.
         noise_multiplier: σ.
-        steps: how many.
-        printed: the paper's figure.
-        part: which part of the report it belongs to, if not to the task's first.
-        named_column: what it stands under there; the noise by default.
-        delta: δ of what is certified; the task's by default.
+        steps: number of steps.
+        paper_result: the paper's result.
+        section: section of the task's results in the report.
+        named_column: heading in that section; the noise multiplier by default.
+        delta: δ of the certified ε; the task's by default.
     """
 
     task: str
     method: Method
     noise_multiplier: float
     steps: int
-    printed: Printed
-    part: str = "main"
+    paper_result: PaperResult
+    section: str = "main"
     named_column: str = ""
     delta: float | None = None
 
     @property
     def column(self) -> str:
-        """What it stands under in the report."""
+        """The experiment's heading in its section of the report."""
         return self.named_column or f"σ = {self.noise_multiplier:g}"
 
     @property
     def name(self) -> str:
-        """Tells experiments apart in the results file."""
-        return f"{self.task}/{self.part}/{self.method.label}/{self.noise_multiplier:g}"
+        """The experiment's identifier in the results file."""
+        return f"{self.task}/{self.section}/{self.method.label}/{self.noise_multiplier:g}"
 
 
-def _own(name: str, clip_norm: float, label: str = "", **changes: Any) -> Method:
-    """A method, at the registry's learning rate if none is given."""
+def _make_method(name: str, clip_norm: float, label: str = "", **changes: Any) -> Method:
+    """Return a method, with the registry's learning rate by default."""
     if "learning_rate" not in changes:
         changes["learning_rate"] = OPTIMIZERS[name].learning_rate
     return Method(label or name, name, clip_norm=clip_norm, **changes)
 
 
 LOT_CLIP: Final = 4.0  # papers/000 §IV-C and papers/001 §5.1
-_LOCAL: Final = {"beta": 1.2}  # papers/000 §IV-C
+_BETA_OPTIONS: Final = {"beta": 1.2}  # papers/000 §IV-C
 IMAGE_METHODS: Final = (
-    _own("dp_sgd", LOT_CLIP),
-    _own("dp_adam", LOT_CLIP),
-    _own("adadp", LOT_CLIP, options=_LOCAL),
-    _own("adadp", LOT_CLIP, "adadp public", state="public", options=_LOCAL),
-    _own("adadp", LOT_CLIP, "adadp raw", state="raw", options=_LOCAL),
-    _own("adal", LOT_CLIP),
-    _own("adan", LOT_CLIP, learning_rate=0.3, options=_LOCAL),
+    _make_method("dp_sgd", LOT_CLIP),
+    _make_method("dp_adam", LOT_CLIP),
+    _make_method("adadp", LOT_CLIP, options=_BETA_OPTIONS),
+    _make_method("adadp", LOT_CLIP, "adadp public", state="public", options=_BETA_OPTIONS),
+    _make_method("adadp", LOT_CLIP, "adadp raw", state="raw", options=_BETA_OPTIONS),
+    _make_method("adal", LOT_CLIP),
+    _make_method("adan", LOT_CLIP, learning_rate=0.3, options=_BETA_OPTIONS),
     *(
-        _own(
+        _make_method(
             name, LOT_CLIP, learning_rate=OPTIMIZERS[name].learning_rate / LOT_CLIP
-        )  # is for C = 1
+        )  # the registry's rate is for C = 1
         for name in ("pi_adam", "pi_rmsprop", "pi_adagrad")
     ),
 )
-_BESIDE: Final = (  # state of raw gradients, and Table 1 of papers/001 to the letter
-    _own("dp_sgd", LOT_CLIP, "dp_sgd, warm start", warm_start=True),
-    _own("adan", LOT_CLIP, "adan raw", state="raw", learning_rate=0.3, options=_LOCAL),
-    _own("pi_adam", LOT_CLIP, "pi_adam raw", state="raw", learning_rate=3.0 / LOT_CLIP),
+_VARIANTS: Final = (  # raw state, and Table 1 as in papers/001
+    _make_method("dp_sgd", LOT_CLIP, "dp_sgd, warm start", warm_start=True),
+    _make_method(
+        "adan", LOT_CLIP, "adan raw", state="raw", learning_rate=0.3, options=_BETA_OPTIONS
+    ),
+    _make_method("pi_adam", LOT_CLIP, "pi_adam raw", state="raw", learning_rate=3.0 / LOT_CLIP),
     *(
-        _own(
+        _make_method(
             name, LOT_CLIP, f"{name} {state}, own squares", state=state, learning_rate=rate,
             options={"own_squares": True},
         )
@@ -167,12 +169,12 @@ MNIST_STEPS: Final = 1000  # 10 epochs at q = 0.01
 FASHION_STEPS: Final = 300
 LONG_STEPS: Final = 3000
 TABLE_1: Final = {0.92: (1.10, 0.75), 0.94: (1.61, 0.78), 0.95: (1.96, 0.80), 0.96: (5.48, 1.40)}
-# papers/001 §5.2: σ, epochs and the ε that it reads for them off its Figure 4
-CLAIMED: Final = ((2.0, 260, 5.47), (4.0, 100, 3.39), (8.0, 30, 1.86))
+# σ, epochs and ε in papers/001 §5.2, which reads the ε from its Figure 4
+PAPER_CLAIMS: Final = ((2.0, 260, 5.47), (4.0, 100, 3.39), (8.0, 30, 1.86))
 
 _FIGURE_5: Final = "papers/001 Figure 5"
-_EPOCHS: Final = {noise: epochs for noise, epochs, _ in CLAIMED}  # of PIAdam
-_MNIST_PRINTED: Final = {
+_EPOCHS: Final = {noise: epochs for noise, epochs, _ in PAPER_CLAIMS}  # for PIAdam
+_MNIST_RESULTS: Final = {
     ("dp_sgd", 2.0): 0.9681,
     ("dp_sgd", 4.0): 0.94,
     ("dp_sgd", 8.0): 0.8891,
@@ -182,7 +184,7 @@ _MNIST_PRINTED: Final = {
     ("pi_adam", 4.0): 0.9593,
     ("pi_adam", 8.0): 0.9202,
 }
-_FIGURE_3: Final = {  # its noise is not printed
+_FIGURE_3: Final = {  # the paper does not state its noise
     ("mnist", "pi_rmsprop"): 0.944,
     ("mnist", "pi_adagrad"): 0.9347,
     ("fashion-mnist", "pi_adam"): 0.83,
@@ -191,96 +193,111 @@ _FIGURE_3: Final = {  # its noise is not printed
 }
 
 
-def _image_printed(task: str, method: Method, noise: float) -> Printed:
-    """What papers/000 and papers/001 print of an image task."""
+def _find_image_result(task: str, method: Method, noise: float) -> PaperResult:
+    """Return the result of papers/000 or papers/001 for an image task."""
     key = method.optimizer
     if method.warm_start:
-        return Printed("none")
+        return PaperResult("none")
     if noise not in NOISES:
-        return Printed("papers/000 Table I")
-    if task == "mnist" and (key, noise) in _MNIST_PRINTED:
+        return PaperResult("papers/000 Table I")
+    if task == "mnist" and (key, noise) in _MNIST_RESULTS:
         remark = f"after {_EPOCHS[noise]} epochs" if key == "pi_adam" else "epochs not printed"
-        return Printed(_FIGURE_5, _MNIST_PRINTED[key, noise], remark)
+        return PaperResult(_FIGURE_5, _MNIST_RESULTS[key, noise], remark)
     if (task, key) in _FIGURE_3 and noise == 4.0:
-        return Printed("papers/001 Figure 3", _FIGURE_3[task, key], "noise and epochs not printed")
+        return PaperResult(
+            "papers/001 Figure 3", _FIGURE_3[task, key], "noise and epochs not printed"
+        )
     if task == "mnist" and key in ("adadp", "adal", "adan"):
-        return Printed("papers/000 Figures 2 and 4(a): curves only")
+        return PaperResult("papers/000 Figures 2 and 4(a): curves only")
     if key in ("dp_sgd", "adadp", "pi_adam"):
-        return Printed("papers/001 Figure 9: curves only")
-    return Printed("none")
+        return PaperResult("papers/001 Figure 9: curves only")
+    return PaperResult("none")
 
 
-def mnist() -> Iterator[Experiment]:
-    """Every method at every noise."""
+def make_mnist_experiments() -> Iterator[Experiment]:
+    """Yield every image method at every noise multiplier on MNIST."""
     for noise in NOISES:
-        for method in (*IMAGE_METHODS, *_BESIDE):
-            printed = _image_printed("mnist", method, noise)
-            yield Experiment("mnist", method, noise, MNIST_STEPS, printed)
+        for method in (*IMAGE_METHODS, *_VARIANTS):
+            paper_result = _find_image_result("mnist", method, noise)
+            yield Experiment("mnist", method, noise, MNIST_STEPS, paper_result)
 
 
-def fashion_mnist() -> Iterator[Experiment]:
-    """The same, but for what is as printed."""
+def make_fashion_mnist_experiments() -> Iterator[Experiment]:
+    """Yield every image method but the variants on Fashion-MNIST."""
     for noise in NOISES:
         for method in IMAGE_METHODS:
-            printed = _image_printed("fashion-mnist", method, noise)
-            yield Experiment("fashion-mnist", method, noise, FASHION_STEPS, printed)
+            paper_result = _find_image_result("fashion-mnist", method, noise)
+            yield Experiment("fashion-mnist", method, noise, FASHION_STEPS, paper_result)
 
 
-def longer() -> Iterator[Experiment]:
-    """30 epochs: as papers/001 trained PIAdam at its largest noise, and for papers/000 Table I."""
-    parts = (
+def make_long_experiments() -> Iterator[Experiment]:
+    """Yield runs of 30 epochs: papers/001 at its largest noise and papers/000 Table I."""
+    sections = (
         (8.0, "long", None, ("dp_sgd", "adadp raw", "pi_adam")),
         (3.0, "table-1", 1e-4, ("dp_sgd", "adadp raw")),
     )
-    for noise, part, delta, labels in parts:
+    for noise, section, delta, labels in sections:
         for method in IMAGE_METHODS:
             if method.label in labels:
-                printed = _image_printed("mnist", method, noise)
-                yield Experiment("mnist", method, noise, LONG_STEPS, printed, part, delta=delta)
+                paper_result = _find_image_result("mnist", method, noise)
+                yield Experiment(
+                    "mnist", method, noise, LONG_STEPS, paper_result, section, delta=delta
+                )
 
 
 PAPER_SCHEDULE: Final = LinearDecay(0.52, 1000)  # papers/000 §IV-C: 0.1 to 0.052 in 10 epochs
-_CHOSEN_AT_8: Final = (  # papers/000 §IV-C has 0.1 for DP-SGD and 0.002 for AdaDP
-    _own("dp_sgd", LOT_CLIP, learning_rate=0.1),
-    _own("adadp", LOT_CLIP, learning_rate=0.004, options=_LOCAL),
-    _own("adadp", LOT_CLIP, "adadp raw", state="raw", learning_rate=0.004, options=_LOCAL),
-    _own("adadp", LOT_CLIP, "adadp public", state="public", learning_rate=0.004, options=_LOCAL),
-    _own("dp_adam", LOT_CLIP, learning_rate=0.004),
-    _own("dp_sgd", LOT_CLIP, "dp_sgd, warm start", learning_rate=0.05, warm_start=True),
+_METHODS_TUNED_AT_8: Final = (  # papers/000 §IV-C has 0.1 for DP-SGD and 0.002 for AdaDP
+    _make_method("dp_sgd", LOT_CLIP, learning_rate=0.1),
+    _make_method("adadp", LOT_CLIP, learning_rate=0.004, options=_BETA_OPTIONS),
+    _make_method(
+        "adadp", LOT_CLIP, "adadp raw", state="raw", learning_rate=0.004, options=_BETA_OPTIONS
+    ),
+    _make_method(
+        "adadp",
+        LOT_CLIP,
+        "adadp public",
+        state="public",
+        learning_rate=0.004,
+        options=_BETA_OPTIONS,
+    ),
+    _make_method("dp_adam", LOT_CLIP, learning_rate=0.004),
+    _make_method("dp_sgd", LOT_CLIP, "dp_sgd, warm start", learning_rate=0.05, warm_start=True),
 )
 
 
-def equal_care() -> Iterator[Experiment]:
-    """MNIST at σ = 8, learning rates chosen for it, constant and with the schedule."""
-    for method in _CHOSEN_AT_8:
+def make_tuned_experiments() -> Iterator[Experiment]:
+    """Yield MNIST at σ = 8 with learning rates tuned there, constant and with the schedule."""
+    for method in _METHODS_TUNED_AT_8:
         scheduled = replace(method, label=f"{method.label}, schedule", schedule=PAPER_SCHEDULE)
         for each in (method, scheduled):
-            printed = _image_printed("mnist", each, 8.0)
-            yield Experiment("mnist-8", each, 8.0, MNIST_STEPS, printed)
+            paper_result = _find_image_result("mnist", each, 8.0)
+            yield Experiment("mnist-8", each, 8.0, MNIST_STEPS, paper_result)
 
 
-def shapes() -> Iterator[Experiment]:
-    """AdaDP's ellipsoid and its box, on a model small enough for the box."""
+def make_noise_shape_experiments() -> Iterator[Experiment]:
+    """Yield AdaDP with its ellipsoid and its box, on a model small enough for the box."""
     for state in ("privatised", "raw"):
         for shape in ("ellipsoid", "box"):
-            options = _LOCAL | {"box": shape == "box"}
-            method = _own("adadp", LOT_CLIP, f"{shape}, {state}", state=state, options=options)
+            options = _BETA_OPTIONS | {"box": shape == "box"}
+            method = _make_method(
+                "adadp", LOT_CLIP, f"{shape}, {state}", state=state, options=options
+            )
             for noise in NOISES:
                 yield Experiment(
-                    "box", method, noise, 600, Printed("papers/000 Algorithm 1 prints the box")
+                    "box", method, noise, 600, PaperResult("papers/000 Algorithm 1 prints the box")
                 )
 
 
 ADULT_CLIP: Final = 3.0  # papers/003, Experiment
 _ADULT_METHODS: Final = {
-    "non_private": _own("non_private", ADULT_CLIP, learning_rate=1.0),
-    "sgd_maj": _own("dp_sgd", ADULT_CLIP, "sgd_maj", learning_rate=0.1),
-    "sgd_adv": _own("dp_sgd", ADULT_CLIP, "sgd_adv", learning_rate=0.1),
-    "sgd_pass": _own("dp_sgd", ADULT_CLIP, "sgd_pass", learning_rate=0.03, in_passes=True),
-    "a_ddp": _own("dp_sgd", ADULT_CLIP, "a_ddp", learning_rate=0.01),
-    "a_ddp pld": _own("dp_sgd", ADULT_CLIP, "a_ddp pld", learning_rate=0.03),
+    "non_private": _make_method("non_private", ADULT_CLIP, learning_rate=1.0),
+    "sgd_maj": _make_method("dp_sgd", ADULT_CLIP, "sgd_maj", learning_rate=0.1),
+    "sgd_adv": _make_method("dp_sgd", ADULT_CLIP, "sgd_adv", learning_rate=0.1),
+    "sgd_pass": _make_method("dp_sgd", ADULT_CLIP, "sgd_pass", learning_rate=0.03, in_passes=True),
+    "a_ddp": _make_method("dp_sgd", ADULT_CLIP, "a_ddp", learning_rate=0.01),
+    "a_ddp pld": _make_method("dp_sgd", ADULT_CLIP, "a_ddp pld", learning_rate=0.03),
 }
-# σ and rounds by ε at δ = 1e-8, as the service solves for them; a test asks it again
+# σ and rounds for each ε at δ = 1e-8, solved by the service; a test checks them
 ADULT_PLANS: Final = {
     0.5: {
         "sgd_maj": (97.8189, 10),
@@ -299,9 +316,9 @@ ADULT_PLANS: Final = {
 }
 
 
-def adult() -> Iterator[Experiment]:
-    """A-DDP and its baselines, each with the noise and the rounds that its theorem gives it."""
-    printed = Printed("papers/003 Figure 1: curves only")
+def make_adult_experiments() -> Iterator[Experiment]:
+    """Yield A-DDP and its baselines, each with the noise and the rounds that its theorem allows."""
+    paper_result = PaperResult("papers/003 Figure 1: curves only")
     for target, plans in ADULT_PLANS.items():
         for label, (noise, rounds) in ({"non_private": (1.0, 2000)} | plans).items():
             yield Experiment(
@@ -309,42 +326,46 @@ def adult() -> Iterator[Experiment]:
                 _ADULT_METHODS[label],
                 noise,
                 rounds,
-                printed,
+                paper_result,
                 named_column=f"ε = {target:g}",
             )
 
 
-def participants() -> Iterator[Experiment]:
-    """One of these with every user apart, as the algorithm is printed."""
-    method = replace(_ADULT_METHODS["a_ddp pld"], apart=True)
-    printed = Printed("papers/003 Figure 1: curves only")
+def make_participant_experiments() -> Iterator[Experiment]:
+    """Yield one of the methods for Adult with every user simulated, as in the paper."""
+    method = replace(_ADULT_METHODS["a_ddp pld"], separate_users=True)
+    paper_result = PaperResult("papers/003 Figure 1: curves only")
     for target, plans in ADULT_PLANS.items():
         noise, rounds = plans[method.label]
-        yield Experiment("adult", method, noise, rounds, printed, "participants", f"ε = {target:g}")
+        yield Experiment(
+            "adult", method, noise, rounds, paper_result, "participants", f"ε = {target:g}"
+        )
 
 
-def _side(clips: Mapping[str, float], rates: Mapping[str, float]) -> Iterator[Method]:
-    """The methods of papers/004, with its Table 5's C and, in the grid's middle, η."""
+def _make_side_information_methods(
+    clips: Mapping[str, float], rates: Mapping[str, float]
+) -> Iterator[Method]:
+    """Yield the methods of papers/004 with C and the middle of the η grid from its Table 5."""
 
-    def own(name: str, label: str = "", of: str = "", **changes: Any) -> Method:
+    def method(name: str, label: str = "", of: str = "", **changes: Any) -> Method:
         key = of or name
-        return _own(name, clips[key], label, learning_rate=rates[key], **changes)
+        return _make_method(name, clips[key], label, learning_rate=rates[key], **changes)
 
-    yield own("dp_sgd")
-    yield own("dp_sgd", "dp_sgd, warm start", warm_start=True)
-    yield own("dp_adam")
-    yield own("dp_rmsprop")
-    yield own("dp_r_pub", of="dp_rmsprop")
-    yield own("dp_adam_pub", of="dp_adam")
-    yield own("adadps", "adadps rmsprop", options={"statistic": "rmsprop"})
-    yield own("adadps", "adadps adam", options={"statistic": "adam"})
+    yield method("dp_sgd")
+    yield method("dp_sgd", "dp_sgd, warm start", warm_start=True)
+    yield method("dp_adam")
+    yield method("dp_rmsprop")
+    yield method("dp_r_pub", of="dp_rmsprop")
+    yield method("dp_adam_pub", of="dp_adam")
+    yield method("adadps", "adadps rmsprop", options={"statistic": "rmsprop"})
+    yield method("adadps", "adadps adam", options={"statistic": "adam"})
 
 
 _TEXT_CLIPS: Final = {"dp_sgd": 0.1, "dp_adam": 0.1, "dp_rmsprop": 0.2, "adadps": 1.0}
 _TEXT_RATES: Final = {"dp_sgd": 1.0, "dp_adam": 0.01, "dp_rmsprop": 0.01, "adadps": 0.5}
-_CODE_CLIPS: Final = {"dp_sgd": 0.05, "dp_adam": 0.01, "dp_rmsprop": 0.01, "adadps": 3.0}
-_CODE_RATES: Final = {"dp_sgd": 0.5, "dp_adam": 0.001, "dp_rmsprop": 0.001, "adadps": 0.005}
-_FREQUENT: Final = _own(
+_AUTOENCODER_CLIPS: Final = {"dp_sgd": 0.05, "dp_adam": 0.01, "dp_rmsprop": 0.01, "adadps": 3.0}
+_AUTOENCODER_RATES: Final = {"dp_sgd": 0.5, "dp_adam": 0.001, "dp_rmsprop": 0.001, "adadps": 0.005}
+_FREQUENCY_METHOD: Final = _make_method(
     "adadps",
     1.0,
     "adadps frequencies",
@@ -352,7 +373,7 @@ _FREQUENT: Final = _own(
     state="privatised",
     side_information=True,
 )
-_TEXT_PRINTED: Final = {  # of StackOverflow: the same model, other data
+_TEXT_RESULTS: Final = {  # on StackOverflow: the same model, other data
     "dp_sgd": (0.28, 6),
     "dp_sgd, warm start": (0.33, 7),
     "dp_adam": (0.30, 6),
@@ -362,7 +383,7 @@ _TEXT_PRINTED: Final = {  # of StackOverflow: the same model, other data
     "adadps adam": (0.40, 6),
     "adadps frequencies": (0.41, 2),
 }
-_CODE_PRINTED: Final = {
+_AUTOENCODER_RESULTS: Final = {
     "dp_sgd": (5.013, 6),
     "dp_sgd, warm start": (4.9, 7),
     "dp_adam": (3.697, 6),
@@ -373,40 +394,43 @@ _CODE_PRINTED: Final = {
 }
 
 
-def _in_tables(figures: Mapping[str, tuple[float, int]], method: Method, remark: str) -> Printed:
+def _find_table_result(
+    figures: Mapping[str, tuple[float, int]], method: Method, remark: str
+) -> PaperResult:
+    """Return the paper's result for a method by its table, or refer to the paper's curves."""
     if method.label not in figures:
-        return Printed("papers/004 Figure 4: curves only")
+        return PaperResult("papers/004 Figure 4: curves only")
     value, number = figures[method.label]
-    return Printed(f"papers/004 Table {number}", value, remark)
+    return PaperResult(f"papers/004 Table {number}", value, remark)
 
 
-def newsgroups() -> Iterator[Experiment]:
-    """Where papers/004 has StackOverflow and IMDB."""
-    for method in (*_side(_TEXT_CLIPS, _TEXT_RATES), _FREQUENT):
-        printed = _in_tables(_TEXT_PRINTED, method, "on StackOverflow")
-        yield Experiment("newsgroups", method, 1.0, 1060, printed)
+def make_newsgroups_experiments() -> Iterator[Experiment]:
+    """Yield the methods of papers/004 on newsgroups, in place of its StackOverflow and IMDB."""
+    for method in (*_make_side_information_methods(_TEXT_CLIPS, _TEXT_RATES), _FREQUENCY_METHOD):
+        paper_result = _find_table_result(_TEXT_RESULTS, method, "on StackOverflow")
+        yield Experiment("newsgroups", method, 1.0, 1060, paper_result)
 
 
-def autoencoders() -> Iterator[Experiment]:
-    """The same methods on images."""
-    for method in _side(_CODE_CLIPS, _CODE_RATES):
-        printed = _in_tables(_CODE_PRINTED, method, "steps not printed")
-        yield Experiment("autoencoder", method, 1.0, 300, printed)
+def make_autoencoder_experiments() -> Iterator[Experiment]:
+    """Yield the methods of papers/004 on the autoencoder of images."""
+    for method in _make_side_information_methods(_AUTOENCODER_CLIPS, _AUTOENCODER_RATES):
+        paper_result = _find_table_result(_AUTOENCODER_RESULTS, method, "steps not printed")
+        yield Experiment("autoencoder", method, 1.0, 300, paper_result)
 
 
 EXPERIMENTS: Final = (
-    *mnist(),
-    *newsgroups(),
-    *adult(),
-    *fashion_mnist(),
-    *autoencoders(),
-    *longer(),
-    *equal_care(),
-    *shapes(),
-    *participants(),
+    *make_mnist_experiments(),
+    *make_newsgroups_experiments(),
+    *make_adult_experiments(),
+    *make_fashion_mnist_experiments(),
+    *make_autoencoder_experiments(),
+    *make_long_experiments(),
+    *make_tuned_experiments(),
+    *make_noise_shape_experiments(),
+    *make_participant_experiments(),
 )
 
 
-def quick(experiment: Experiment) -> Experiment:
-    """The same for a moment only, to see that it runs."""
+def shorten(experiment: Experiment) -> Experiment:
+    """Return the experiment with at most 20 steps, for a trial run."""
     return replace(experiment, steps=min(experiment.steps, 20))

@@ -1,4 +1,4 @@
-"""Curves: the score along a run, over epochs and over what they cost."""
+"""Plots of the score during a run, over its epochs and its certified ε."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.results.accounting import epsilon
+from benchmarks.results.accounting import find_certified_epsilon
 from benchmarks.results.experiments import Experiment, Method
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import TASKS
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart: by label, or by optimizer
+# Okabe and Ito's colours, which colour-blind readers can distinguish; by label or by optimizer
 _COLOURS: Final = {
     "non_private": "#999999",
     "dp_sgd": "#000000",
@@ -40,31 +40,31 @@ _COLOURS: Final = {
 _DASHES: Final = ("-", "--", "-.")
 _UNPROVEN: Final = ":"
 _PANEL: Final = (3.6, 4.0)  # inches
-_SHOWN: Final = 0.25  # of accuracy below the best: what lies lower is cut off
+_SHOWN: Final = 0.25  # range of accuracy below the best that a plot shows
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Mean and deviation over the seeds, at some steps."""
+class ScoreCurve:
+    """Mean and standard deviation of the score over the seeds, by step."""
 
     steps: list[int]
     means: list[float]
-    deviations: list[float]
+    standard_deviations: list[float]
 
 
-def curve(experiment: Experiment, store: Store) -> Curve | None:
-    """None before there is a run that did not break down."""
-    runs = [dict(run["curve"]) for run in store.runs(experiment) if run["score"] is not None]
+def compute_mean_curve(experiment: Experiment, store: Store) -> ScoreCurve | None:
+    """Return the mean curve over the seeds; None if every run so far broke down."""
+    runs = [dict(run["curve"]) for run in store.list_runs(experiment) if run["score"] is not None]
     if not runs:
         return None
     steps = sorted(set.intersection(*(set(run) for run in runs)))
     columns = [[run[step] for run in runs] for step in steps]
     spread = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
-    return Curve(steps, [statistics.mean(column) for column in columns], spread)
+    return ScoreCurve(steps, [statistics.mean(column) for column in columns], spread)
 
 
 def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
-    """A panel for each column of the report."""
+    """Draw a panel for each column of the report."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -73,26 +73,26 @@ def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
     with rc_context({"svg.hashsalt": file.stem, "svg.fonttype": "path", "font.size": 9}):
         figure = Figure(figsize=(width * len(columns) + 1.8, height), layout="constrained")
         panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-        floor = _floor(experiments, store)
+        floor = _find_lowest_shown_score(experiments, store)
         for axes, column in zip(panels, columns, strict=True):
             beside = [each for each in experiments if each.column == column]
-            _panel(axes, column, beside, store, floor)
+            _draw_panel(axes, column, beside, store, floor)
         panels[0].set_ylabel(TASKS[experiments[0].task].unit)
-        _cut_off(panels, floor)
+        _cut_off_low_scores(panels, floor)
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend(lines.values(), lines.keys(), frameon=False, loc="outside right center")
         figure.savefig(file, metadata={"Date": None})
 
 
-def _floor(experiments: Sequence[Experiment], store: Store) -> float:
-    """What lies lower is cut off, so that what is worst does not press all others together."""
-    found = [curve(experiment, store) for experiment in experiments]
+def _find_lowest_shown_score(experiments: Sequence[Experiment], store: Store) -> float:
+    """Return the lowest score to show, so that a bad run does not squeeze the other curves."""
+    found = [compute_mean_curve(experiment, store) for experiment in experiments]
     tops = [max(each.means) for each in found if each is not None]
     return max(tops) - _SHOWN if tops and TASKS[experiments[0].task].higher_is_better else -math.inf
 
 
-def _cut_off(panels: Sequence[Any], floor: float) -> None:
-    """Show what is above a floor, and say of a line that never is where it is."""
+def _cut_off_low_scores(panels: Sequence[Any], floor: float) -> None:
+    """Cut a plot off at its lowest shown score; mark the labels of curves that stay below it."""
     if floor == -math.inf:
         return
     lines = [line for axes in panels for line in axes.get_lines()]
@@ -104,61 +104,71 @@ def _cut_off(panels: Sequence[Any], floor: float) -> None:
             line.set_label(f"{line.get_label()}, below")
 
 
-def _panel(
+def _draw_panel(
     axes: Any, column: str, experiments: Sequence[Experiment], store: Store, floor: float
 ) -> None:
     for experiment in experiments:
-        found = curve(experiment, store)
+        found = compute_mean_curve(experiment, store)
         if found is None:
             continue
-        style = _style(experiment, experiments)
-        along = [step * _unit(experiment)[0] for step in found.steps]
+        style = _choose_line_style(experiment, experiments)
+        along = [step * _get_step_unit(experiment)[0] for step in found.steps]
         axes.plot(along, found.means, **style)
-        low = [mean - spread for mean, spread in zip(found.means, found.deviations, strict=True)]
-        high = [mean + spread for mean, spread in zip(found.means, found.deviations, strict=True)]
-        seen = [mean > floor for mean in found.means]  # a band says nothing without its line
+        low = [
+            mean - spread
+            for mean, spread in zip(found.means, found.standard_deviations, strict=True)
+        ]
+        high = [
+            mean + spread
+            for mean, spread in zip(found.means, found.standard_deviations, strict=True)
+        ]
+        seen = [mean > floor for mean in found.means]  # no band without its line
         axes.fill_between(along, low, high, seen, color=style["color"], alpha=0.12, linewidth=0)
     axes.set_title(column)
-    axes.set_xlabel(_unit(experiments[0])[1])
+    axes.set_xlabel(_get_step_unit(experiments[0])[1])
     if TASKS[experiments[0].task].users > 1:
         axes.set_xscale("log")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    _costs(axes, experiments, store)
+    _draw_epsilon_axis(axes, experiments, store)
 
 
-def _unit(experiment: Experiment) -> tuple[float, str]:
-    """What a step is along the axis: of an epoch, or a round of all users."""
+def _get_step_unit(experiment: Experiment) -> tuple[float, str]:
+    """Return a step's length on the axis and the unit: epochs, or rounds of all users."""
     task = TASKS[experiment.task]
     return (1.0, "rounds") if task.users > 1 else (task.sample_rate, "epochs")
 
 
-def _style(experiment: Experiment, beside: Sequence[Experiment]) -> dict[str, Any]:
-    """A colour for the optimizer; dashes tell its variants apart, dots that nothing is proven."""
+def _choose_line_style(experiment: Experiment, beside: Sequence[Experiment]) -> dict[str, Any]:
+    """Choose the line: a colour per optimizer, dashes per variant, dots without a guarantee."""
     method = experiment.method
-    colour, label = _colour(method), method.label
-    alike = [each for each in beside if each.method.proven and _colour(each.method) == colour]
-    if method.proven:
+    colour, label = _choose_colour(method), method.label
+    alike = [
+        each
+        for each in beside
+        if each.method.has_guarantee and _choose_colour(each.method) == colour
+    ]
+    if method.has_guarantee:
         dashes = _DASHES[alike.index(experiment) % len(_DASHES)]
     else:
         dashes, label = _UNPROVEN, f"{label} (no guarantee)"
     return {"label": label, "color": colour, "linestyle": dashes, "linewidth": 1.4}
 
 
-def _colour(method: Method) -> str:
+def _choose_colour(method: Method) -> str:
     return _COLOURS.get(method.label) or _COLOURS[method.optimizer]
 
 
-def _costs(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:
-    """The certified ε above the epochs, where it is the same for all."""
+def _draw_epsilon_axis(axes: Any, experiments: Sequence[Experiment], store: Store) -> None:
+    """Draw the certified ε above the epochs if it is the same for all experiments."""
     if len({each.noise_multiplier for each in experiments}) > 1:
         return
-    proven = next(each for each in experiments if each.method.proven)
-    found = curve(proven, store)
+    proven = next(each for each in experiments if each.method.has_guarantee)
+    found = compute_mean_curve(proven, store)
     if found is None:
         return
     marks = found.steps[len(found.steps) // 4 - 1 :: max(1, len(found.steps) // 4)]
-    costs = [epsilon(proven, step, store) for step in marks]
+    costs = [find_certified_epsilon(proven, step, store) for step in marks]
     above = axes.secondary_xaxis("top")
     above.set_xticks(
         [step * TASKS[proven.task].sample_rate for step in marks],

@@ -1,6 +1,6 @@
-"""The page: hand-written text in `page.md`, every figure in it out of the results file.
+"""The page of results: the text of `page.md` with figures from the results file.
 
-`{name:argument}` in the text is replaced by what the function of that name below says.
+`{name:argument}` in the text is replaced by the result of the function in `FIGURES`.
 """
 
 from __future__ import annotations
@@ -14,41 +14,47 @@ from typing import Final
 from scipy.stats import ttest_ind
 
 from benchmarks.results import plots
-from benchmarks.results.accounting import claimed, epsilon
-from benchmarks.results.experiments import CLAIMED, EXPERIMENTS, TABLE_1, Experiment, Printed
+from benchmarks.results.accounting import build_claimed_question, find_certified_epsilon
+from benchmarks.results.experiments import (
+    EXPERIMENTS,
+    PAPER_CLAIMS,
+    TABLE_1,
+    Experiment,
+    PaperResult,
+)
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import TASKS
 
 TEMPLATE: Final = Path(__file__).with_name("page.md")
 NOTHING: Final = "–"
-SEEDS: Final = 3  # fewer are pointed out
-_BY_NAME: Final = {each.name: each for each in EXPERIMENTS}
+SEEDS: Final = 3  # a score of fewer runs is marked
+_EXPERIMENTS: Final = {each.name: each for each in EXPERIMENTS}
 
 
-def of_part(argument: str) -> list[Experiment]:
-    """The experiments of `task/part`, or of `task/part/column`."""
-    task, part, *column = argument.split("/")
+def find_experiments(argument: str) -> list[Experiment]:
+    """Return the experiments of `task/section`, or of `task/section/column`."""
+    task, section, *column = argument.split("/")
     return [
         each
         for each in EXPERIMENTS
-        if (each.task, each.part) == (task, part) and each.column in (column or [each.column])
+        if (each.task, each.section) == (task, section) and each.column in (column or [each.column])
     ]
 
 
-def finals(experiment: Experiment, store: Store) -> list[float]:
-    """Scores at the end of the runs that did not break down."""
-    return [run["score"] for run in store.runs(experiment) if run["score"] is not None]
+def list_final_scores(experiment: Experiment, store: Store) -> list[float]:
+    """Return the final scores of the runs that did not break down."""
+    return [run["score"] for run in store.list_runs(experiment) if run["score"] is not None]
 
 
-def mean(name: str, store: Store) -> str:
-    """The mean over the seeds alone."""
-    found = finals(_BY_NAME[name], store)
+def format_mean(name: str, store: Store) -> str:
+    """Return the mean final score of an experiment."""
+    found = list_final_scores(_EXPERIMENTS[name], store)
     return f"{statistics.mean(found):.3f}" if found else NOTHING
 
 
-def _score(experiment: Experiment, store: Store) -> str:
-    """Mean ± deviation over the seeds; how many runs broke down, or are missing, if any."""
-    found, runs = finals(experiment, store), store.runs(experiment)
+def _format_score(experiment: Experiment, store: Store) -> str:
+    """Return mean ± standard deviation over the seeds; count broken and missing runs."""
+    found, runs = list_final_scores(experiment, store), store.list_runs(experiment)
     if not runs:
         return NOTHING
     if not found:
@@ -60,197 +66,210 @@ def _score(experiment: Experiment, store: Store) -> str:
     return f"{statistics.mean(found):.3f}{spread}{broken}"
 
 
-def score(name: str, store: Store) -> str:
-    """The mean over the seeds ± their deviation."""
-    return _score(_BY_NAME[name], store)
+def format_score(name: str, store: Store) -> str:
+    """Return the mean ± standard deviation of a named experiment's final scores."""
+    return _format_score(_EXPERIMENTS[name], store)
 
 
-def _pair(names: str, store: Store) -> list[list[float]]:
-    """The final scores of the two experiments of `first over second`."""
-    return [finals(_BY_NAME[name], store) for name in names.split(" over ")]
+def _list_scores_of_pair(names: str, store: Store) -> list[list[float]]:
+    """Return the final scores of both experiments in `first over second`."""
+    return [list_final_scores(_EXPERIMENTS[name], store) for name in names.split(" over ")]
 
 
-def _points(difference: float) -> str:
-    """A difference between scores in hundredths, with its sign."""
+def _format_points(difference: float) -> str:
+    """Return a difference of scores in hundredths, with its sign."""
     return f"{round(100 * difference, 1) or 0.0:+.1f}".replace("-", "−")
 
 
-def lead(names: str, store: Store) -> str:
-    """By how much the first of two is ahead of the second, in hundredths."""
-    first, second = _pair(names, store)
+def format_lead(names: str, store: Store) -> str:
+    """Return the lead in `first over second`: the difference of the mean scores, in hundredths."""
+    first, second = _list_scores_of_pair(names, store)
     if not (first and second):
         return NOTHING
-    return _points(statistics.mean(first) - statistics.mean(second))
+    return _format_points(statistics.mean(first) - statistics.mean(second))
 
 
-def verdict(names: str, store: Store) -> str:
-    """The 95 % confidence interval of a lead (Welch's t), and whether it excludes 0."""
-    first, second = _pair(names, store)
+def format_verdict(names: str, store: Store) -> str:
+    """Return the 95 % confidence interval of a lead (Welch's t), and whether it excludes 0."""
+    first, second = _list_scores_of_pair(names, store)
     if min(len(first), len(second)) < 2:
         return NOTHING
     low, high = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     decided = "significant" if low > 0 or high < 0 else "not significant"
-    return f"95 % interval {_points(low)} to {_points(high)}: {decided}"
+    return f"95 % interval {_format_points(low)} to {_format_points(high)}: {decided}"
 
 
-SETTINGS: Final = {  # of MNIST at σ = 8: the experiment's name, given the method's
+SETTINGS: Final = {  # for MNIST at σ = 8: the pattern of the experiments' names
     "η chosen at σ = 4, constant": "mnist/main/{}/8",
     "η chosen at σ = 8, constant": "mnist-8/main/{}/8",
     "η chosen at σ = 8, schedule": "mnist-8/main/{}, schedule/8",
 }
 
 
-def settings(_: str, store: Store) -> str:
-    """Scores of each method by how its learning rate was set."""
-    return _by_settings(lambda name, label: score(name.format(label), store))
+def build_settings_table(_: str, store: Store) -> str:
+    """Return a table of the methods' scores by the choice of the learning rate."""
+    return _build_table_by_setting(lambda name, label: format_score(name.format(label), store))
 
 
-def leads(_: str, store: Store) -> str:
-    """Leads over DP-SGD by how both learning rates were set."""
+def build_leads_table(_: str, store: Store) -> str:
+    """Return a table of the leads over DP-SGD by the choice of both learning rates."""
 
-    def cell(name: str, label: str) -> str:
+    def format_cell(name: str, label: str) -> str:
         pair = f"{name.format(label)} over {name.format('dp_sgd')}"
-        return f"{lead(pair, store)} ({verdict(pair, store)})"
+        return f"{format_lead(pair, store)} ({format_verdict(pair, store)})"
 
-    return _by_settings(cell, without="dp_sgd")
+    return _build_table_by_setting(format_cell, without="dp_sgd")
 
 
-def _by_settings(cell: Callable[[str, str], str], without: str = "") -> str:
-    """A table of `SETTINGS`: a cell for each of their names and each method's label."""
+def _build_table_by_setting(format_cell: Callable[[str, str], str], without: str = "") -> str:
+    """Return a table with a column for each of `SETTINGS` and a row for each method."""
     lines = [f"| method | {' | '.join(SETTINGS)} |", "|---" * (len(SETTINGS) + 1) + "|"]
-    constant = [each.method for each in of_part("mnist-8/main") if each.method.schedule is None]
+    constant = [
+        each.method for each in find_experiments("mnist-8/main") if each.method.schedule is None
+    ]
     for label in (method.label for method in constant if method.label != without):
-        cells = [cell(name, label) for name in SETTINGS.values()]
+        cells = [format_cell(name, label) for name in SETTINGS.values()]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def inside(argument: str, store: Store) -> str:
-    """The range of what the runs of an experiment tell of their state: `fact of experiment`."""
+def format_state_range(argument: str, store: Store) -> str:
+    """Return the range of a fact about the optimizer state over the runs: `fact of experiment`."""
     fact, name = argument.split(" of ")
-    told = [run[fact] for run in store.runs(_BY_NAME[name]) if fact in run]
-    if None in told:
+    values = [run[fact] for run in store.list_runs(_EXPERIMENTS[name]) if fact in run]
+    if None in values:
         return "beyond every number"
-    if not told:
+    if not values:
         return NOTHING
     shown = [
-        f"{each}" if isinstance(each, int) else f"{each:.2g}" for each in (min(told), max(told))
+        f"{each}" if isinstance(each, int) else f"{each:.2g}" for each in (min(values), max(values))
     ]
     return " to ".join(dict.fromkeys(shown))
 
 
-def printed(paper: Printed) -> str:
-    """The paper's number, and where it stands."""
+def format_paper_result(paper: PaperResult) -> str:
+    """Return the paper's number with its source."""
     if paper.value is None:
         return paper.source
     remark = f"; {paper.remark}" if paper.remark else ""
     return f"**{paper.value:g}** ({paper.source}{remark})"
 
 
-def table(argument: str, store: Store) -> str:
-    """A row for each experiment of a part, the best first."""
-    experiments = of_part(argument)
+def build_results_table(argument: str, store: Store) -> str:
+    """Return a table with a row for each experiment of a section, the best first."""
+    experiments = find_experiments(argument)
     unit, higher = TASKS[experiments[0].task].unit, TASKS[experiments[0].task].higher_is_better
 
     def rank(each: Experiment) -> float:
-        found = finals(each, store)
+        found = list_final_scores(each, store)
         value = statistics.mean(found) if found else float("-inf" if higher else "inf")
         return -value if higher else value
 
     lines = [f"| method | {unit} | ε | η | the paper |", "|---|---|---|---|---|"]
-    lines += [_row(each, store) for each in sorted(experiments, key=rank)]
+    lines += [_build_result_row(each, store) for each in sorted(experiments, key=rank)]
     return "\n".join(lines)
 
 
-def _row(experiment: Experiment, store: Store) -> str:
+def _build_result_row(experiment: Experiment, store: Store) -> str:
     method = experiment.method
-    found = epsilon(experiment, experiment.steps, store)
+    found = find_certified_epsilon(experiment, experiment.steps, store)
     guarantee = f"{found:.3g}" if found is not None else NOTHING
-    if not method.proven:
+    if not method.has_guarantee:
         guarantee = "no guarantee"
-    rate = store.chosen_rate(experiment.task, method.label)
+    rate = store.find_best_rate(experiment.task, method.label)
     shown = NOTHING if rate is None else f"{rate:g}"
-    cells = (method.label, _score(experiment, store), guarantee, shown, printed(experiment.printed))
+    cells = (
+        method.label,
+        _format_score(experiment, store),
+        guarantee,
+        shown,
+        format_paper_result(experiment.paper_result),
+    )
     return f"| {' | '.join(cells)} |"
 
 
-def rates(_: str, store: Store) -> str:
-    """What every method scored at every learning rate of its grid; the chosen one in bold."""
+def build_rates_table(_: str, store: Store) -> str:
+    """Return a table of every method's scores over its grid of learning rates, the best in bold."""
     lines = ["| task | method | η: score |", "|---|---|---|"]
     for task, label in dict.fromkeys((each.task, each.method.label) for each in EXPERIMENTS):
         if TASKS[task].tuned_on:
             continue
-        chosen = store.chosen_rate(task, label)
-        tried = sorted(store.tuning(task, label).items())
-        cells = [_tried(rate, found, chosen) for rate, found in tried]
+        chosen = store.find_best_rate(task, label)
+        tried = sorted(store.list_tuning_scores(task, label).items())
+        cells = [_format_tried_rate(rate, found, chosen) for rate, found in tried]
         lines.append(f"| {task} | {label} | {', '.join(cells) or NOTHING} |")
     return "\n".join(lines)
 
 
-def _tried(rate: float, found: float | None, chosen: float | None) -> str:
+def _format_tried_rate(rate: float, found: float | None, chosen: float | None) -> str:
     text = f"{rate:g}: {'broke down' if found is None else f'{found:.3f}'}"
     return f"**{text}**" if rate == chosen else text
 
 
-def table_1(_: str, store: Store) -> str:
-    """The ε and the epochs at which a mean first reaches an accuracy, beside papers/000 Table I."""
-    methods = {each.method.label: each for each in of_part("mnist/table-1")}
+def build_table_1(_: str, store: Store) -> str:
+    """Return a table of the ε at which a mean reaches an accuracy, with papers/000 Table I."""
+    methods = {each.method.label: each for each in find_experiments("mnist/table-1")}
     lines = [
         "| accuracy | dp_sgd: paper | ours | AdaDP: paper | adadp raw |",
         "|" + "---|" * 5,
     ]
     for level, (plain, adaptive) in TABLE_1.items():
-        found = {label: _needed(each, level, store) for label, each in methods.items()}
+        found = {
+            label: _format_cost_of_accuracy(each, level, store) for label, each in methods.items()
+        }
         cells = (f"{plain:.2f}", found["dp_sgd"], f"{adaptive:.2f}", found["adadp raw"])
         lines.append(f"| {level:g} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _needed(experiment: Experiment, level: float, store: Store) -> str:
-    found = plots.curve(experiment, store)
+def _format_cost_of_accuracy(experiment: Experiment, level: float, store: Store) -> str:
+    found = plots.compute_mean_curve(experiment, store)
     if found is None:
         return NOTHING
     points = zip(found.steps, found.means, strict=True)
     step = next((step for step, reached in points if reached >= level), None)
     if step is None:
         return "not reached"
-    spent, epochs = epsilon(experiment, step, store), step * TASKS[experiment.task].sample_rate
+    spent, epochs = (
+        find_certified_epsilon(experiment, step, store),
+        step * TASKS[experiment.task].sample_rate,
+    )
     cost = f"{spent:.2f}" if spent is not None else "no guarantee"
     return f"{cost} ({epochs:g} epochs)"
 
 
-def claims(_: str, store: Store) -> str:
-    """What papers/001 §5.2 says its runs cost, and what the service certifies."""
+def build_claims_table(_: str, store: Store) -> str:
+    """Return a table of the ε that papers/001 §5.2 claims and the ε that the service certifies."""
     lines = ["| σ | epochs | ε: papers/001 | certified |", "|---|---|---|---|"]
-    for noise, epochs, said in CLAIMED:
-        known = store.get({"kind": "epsilon", **claimed(noise, epochs)})
+    for noise, epochs, said in PAPER_CLAIMS:
+        known = store.get({"kind": "epsilon", **build_claimed_question(noise, epochs)})
         cost = NOTHING if known is None else f"{known['epsilon']:.3g}"
         lines.append(f"| {noise:g} | {epochs} | {said} | {cost} |")
     return "\n".join(lines)
 
 
 FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
-    "claims": claims,
-    "inside": inside,
-    "lead": lead,
-    "leads": leads,
-    "mean": mean,
-    "rates": rates,
-    "score": score,
-    "settings": settings,
-    "table": table,
-    "table_1": table_1,
-    "verdict": verdict,
+    "claims": build_claims_table,
+    "inside": format_state_range,
+    "lead": format_lead,
+    "leads": build_leads_table,
+    "mean": format_mean,
+    "rates": build_rates_table,
+    "score": format_score,
+    "settings": build_settings_table,
+    "table": build_results_table,
+    "table_1": build_table_1,
+    "verdict": format_verdict,
 }
 
 
-def page(store: Store, template: str) -> str:
-    """The text with its figures."""
+def render_page(store: Store, template: str) -> str:
+    """Return the template with its figures filled in."""
 
-    def figure(found: re.Match[str]) -> str:
+    def render_figure(found: re.Match[str]) -> str:
         return FIGURES[found[1]](found[2], store)
 
-    return re.sub(r"\{(\w+):([^{}]*)\}", figure, template)
+    return re.sub(r"\{(\w+):([^{}]*)\}", render_figure, template)
 
 
 PLOTS: Final = (
@@ -264,12 +283,12 @@ PLOTS: Final = (
 )
 
 
-def write(store: Store, file: Path) -> None:
-    """The page, and its plots in `images` beside it."""
+def write_page(store: Store, file: Path) -> None:
+    """Write the page, and its plots into `images` beside it."""
     images = file.parent / "images"
     images.mkdir(exist_ok=True)
-    file.write_text(page(store, TEMPLATE.read_text()))
+    file.write_text(render_page(store, TEMPLATE.read_text()))
     for name in PLOTS:
-        task, _, part = name.partition("/")
+        task, _, section = name.partition("/")
         plot = images / f"training-{name.replace('/', '-')}.svg"
-        plots.draw(of_part(f"{task}/{part or 'main'}"), store, plot)
+        plots.draw(find_experiments(f"{task}/{section or 'main'}"), store, plot)

@@ -1,4 +1,4 @@
-"""Trains each experiment with each seed, in processes of one thread, and keeps what comes out."""
+"""Training of each experiment with each seed, in processes of one thread."""
 
 from __future__ import annotations
 
@@ -16,32 +16,26 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 from torch import nn
 
 from benchmarks.results.experiments import FIRST_SEED, TUNING_SEED, Experiment, Method
-from benchmarks.results.store import Store, identity
-from benchmarks.results.tasks import TASKS, Task, held_out
+from benchmarks.results.store import Store, identify
+from benchmarks.results.tasks import TASKS, Task, hold_out_validation
 from training_client.budget import NoBudget
-from training_client.data import Dataset
-from training_client.distributed import Participant, train_together
-from training_client.models import side_information
-from training_client.optimizers import (
-    OPTIMIZERS,
-    AdaDp,
-    PiGdo,
-    PrivateOptimizer,
-    make_optimizer,
-)
+from training_client.lab.data import Dataset
+from training_client.lab.federated import Participant, train_federated
+from training_client.lab.models import side_information
+from training_client.lab.train import evaluate
+from training_client.lab.warm_start import warm_start
+from training_client.optimizers import OPTIMIZERS, AdaDp, PiGdo, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
-from training_client.sampling import PoissonSampler
-from training_client.train import score
-from training_client.warm_start import warm_start
+from training_client.private_step.sampling import PoissonSampler
 
-POINTS = 20  # of a curve
+POINTS = 20  # per curve
 WARM_STEPS = 100  # without noise, on public examples
 PUBLIC_BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training run."""
+    """One training run: an experiment with a learning rate and a seed."""
 
     experiment: Experiment
     learning_rate: float
@@ -50,7 +44,7 @@ class Job:
 
     @property
     def line(self) -> dict[str, Any]:
-        """What is known of its result beforehand."""
+        """The fields of the result line that are known before the run."""
         steps = self.experiment.steps
         known = {"learning_rate": self.learning_rate, "seed": self.seed, "steps": steps}
         if not self.tuning:
@@ -60,12 +54,12 @@ class Job:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """The finished line of a job."""
+    """Run a job and return its result line."""
     torch.manual_seed(job.seed)
     started, task = time.perf_counter(), TASKS[job.experiment.task]
     data = task.prepare(job.experiment.noise_multiplier, job.seed)
-    data = held_out(data) if job.tuning else data
-    curve, facts = _trained(job, task, data)
+    data = hold_out_validation(data) if job.tuning else data
+    curve, facts = _train_model(job, task, data)
     final = curve[-1][1] if math.isfinite(curve[-1][1]) else None
     if job.tuning:
         return job.line | {"score": final}
@@ -74,16 +68,20 @@ def train(job: Job) -> dict[str, Any]:
     return job.line | {"score": final, "curve": points, "seconds": seconds} | facts
 
 
-def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float]], dict[str, Any]]:
-    """Steps and scores along a run, and what else is to be known of it."""
+def _train_model(
+    job: Job, task: Task, data: Dataset
+) -> tuple[list[tuple[int, float]], dict[str, Any]]:
+    """Return the steps and scores during a run, and facts about the final optimizer state."""
     method, steps = job.experiment.method, job.experiment.steps
-    data, public = _with_public(method, task, data)
-    model = task.new_model(data)
+    data, public = _set_public_aside(method, task, data)
+    model = task.build_model(data)
     if method.warm_start and public:
         warm_start(model, public, task.objective.loss, WARM_STEPS)
-    stepper = None if method.apart else _stepper(job, task, model, data, public)
+    stepper = None if method.separate_users else _make_stepper(job, task, model, data, public)
     advance = (
-        _together(job, task, model, data) if stepper is None else _alone(job, task, data, stepper)
+        _make_federated_round(job, task, model, data)
+        if stepper is None
+        else _make_pooled_step(job, task, data, stepper)
     )
     every, curve, local = max(1, steps // POINTS), [], 0
     for step in range(1, steps + 1):
@@ -92,15 +90,15 @@ def _trained(job: Job, task: Task, data: Dataset) -> tuple[list[tuple[int, float
         advance()
         local += isinstance(stepper, AdaDp) and stepper.half_axes is not None
         if step % every == 0 or step == steps:
-            curve.append((step, task.factor * score(model, data, task.objective)))
-    return curve, _inside(stepper, local)
+            curve.append((step, task.factor * evaluate(model, data, task.objective)))
+    return curve, _summarize_state(stepper, local)
 
 
-def _alone(
-    job: Job, task: Task, data: Dataset, stepper: Ordinary | PrivateOptimizer
+def _make_pooled_step(
+    job: Job, task: Task, data: Dataset, stepper: NonPrivateSgd | PrivateOptimizer
 ) -> Callable[[], object]:
-    """A step on a batch of everybody's records."""
-    sampler = _sampler(job, task, len(data.train_labels))
+    """Return a function that takes a step on a batch of all users' records."""
+    sampler = _make_sampler(job, task, len(data.train_labels))
 
     def advance() -> None:
         batch = sampler.draw()
@@ -109,16 +107,18 @@ def _alone(
     return advance
 
 
-def _together(job: Job, task: Task, model: nn.Module, data: Dataset) -> Callable[[], object]:
-    """A round of A-DDP, to which each user gives a noisy mean of their own records."""
+def _make_federated_round(
+    job: Job, task: Task, model: nn.Module, data: Dataset
+) -> Callable[[], object]:
+    """Return a function that runs a round of A-DDP over noisy means of each user's records."""
     method, noise = job.experiment.method, job.experiment.noise_multiplier
     size = len(data.train_labels) // task.users
     plan = Plan(size, task.sample_rate, method.clip_norm, noise)
     people = []
     for user in range(task.users):
-        own = data.rows(slice(user * size, (user + 1) * size))
-        noises, batches = (torch.Generator().manual_seed(each) for each in _seeds(job, user))
-        allowance = _seeded(job, plan)
+        own = data.select(slice(user * size, (user + 1) * size))
+        noises, batches = (torch.Generator().manual_seed(each) for each in _derive_seeds(job, user))
+        allowance = _make_seeded_budget(job, plan)
         people.append(
             Participant(
                 f"user {user}", model, own.train_examples, own.train_labels, allowance,
@@ -126,78 +126,83 @@ def _together(job: Job, task: Task, model: nn.Module, data: Dataset) -> Callable
             )
         )  # fmt: skip
     loss, rate = task.objective.loss, job.learning_rate
-    return lambda: train_together(model, people, loss, learning_rate=rate, rounds_max=1)
+    return lambda: train_federated(model, people, loss, learning_rate=rate, rounds_max=1)
 
 
-def _seeded(job: Job, plan: Plan) -> NoBudget:
-    """Steps whose noise is seeded: never a release, so there is nothing to ask a service about."""
+def _make_seeded_budget(job: Job, plan: Plan) -> NoBudget:
+    """Return a budget without a claim: seeded noise can be repeated, so it protects nobody."""
     return NoBudget(plan, job.experiment.steps, "it is seeded")
 
 
-def _seeds(job: Job, user: int) -> tuple[int, int]:
-    """Of a user's noise and of their batches."""
+def _derive_seeds(job: Job, user: int) -> tuple[int, int]:
+    """Return the seeds of a user's noise and of the user's batches."""
     first = 10_000 * job.seed + 2 * user
     return first, first + 1
 
 
-def _inside(stepper: Ordinary | PrivateOptimizer | None, local_steps: int) -> dict[str, Any]:
-    """What the state had become, where a result is to be explained by it; null is ∞.
+def _summarize_state(
+    stepper: NonPrivateSgd | PrivateOptimizer | None, local_steps: int
+) -> dict[str, Any]:
+    """Return a fact about the optimizer state that helps to explain the result; null is ∞.
 
-    AdaDP: in how many steps half axes took the ball's place. PIGDO: the largest √s at the end, to
-    which ε is added.
+    AdaDP: the number of steps in which half axes replaced the ball. PIGDO: the largest √s at the
+    end, to which ε is added.
     """
     if isinstance(stepper, AdaDp) and stepper.adaptive_noise:
         return {"local_steps": local_steps}
     if isinstance(stepper, PiGdo):
-        return {"largest_root": _finite(math.sqrt(max(0.0, float(stepper.squares.max()))))}
+        return {"largest_root": _round_if_finite(math.sqrt(max(0.0, float(stepper.squares.max()))))}
     return {}
 
 
-def _finite(number: float) -> float | None:
+def _round_if_finite(number: float) -> float | None:
+    """Return a number with 4 digits; None if it is NaN or infinite."""
     return float(f"{number:.4g}") if math.isfinite(number) else None
 
 
-Public = tuple[torch.Tensor, torch.Tensor]
+PublicExamples = tuple[torch.Tensor, torch.Tensor]
 
 
-def _with_public(method: Method, task: Task, data: Dataset) -> tuple[Dataset, Public | None]:
-    """Give public examples up, if the method needs any."""
+def _set_public_aside(
+    method: Method, task: Task, data: Dataset
+) -> tuple[Dataset, PublicExamples | None]:
+    """Set public examples aside if the method needs any."""
     known = OPTIMIZERS.get(method.optimizer)
     state = method.state or (known.states[0] if known else "")
     if state != "public" and not method.warm_start:
         return data, None
-    return data.without_public(task.public_rows)
+    return data.split_public(task.public_rows)
 
 
-def _sampler(job: Job, task: Task, rows: int) -> PoissonSampler | InTurn:
+def _make_sampler(job: Job, task: Task, rows: int) -> PoissonSampler | CyclicSampler:
     if job.experiment.method.in_passes:
-        return InTurn(rows, round(1 / task.sample_rate))
+        return CyclicSampler(rows, round(1 / task.sample_rate))
     return PoissonSampler(rows, task.sample_rate, torch.Generator().manual_seed(job.seed))
 
 
-class InTurn:
-    """Takes every record once in so many steps, and then again."""
+class CyclicSampler:
+    """A sampler that takes every record once in a fixed number of steps, and then starts again."""
 
     def __init__(self, rows: int, steps: int) -> None:
         self._rows, self._steps, self._at = torch.arange(rows), steps, -1
 
     def draw(self) -> torch.Tensor:
-        """The next batch."""
+        """Return the indices of the next batch."""
         self._at = (self._at + 1) % self._steps
         return self._rows[self._at :: self._steps]
 
 
-def _stepper(
-    job: Job, task: Task, model: nn.Module, data: Dataset, public: Public | None
-) -> Ordinary | PrivateOptimizer:
-    """What makes the steps. Seeded noise can be repeated: it is for measuring only.
+def _make_stepper(
+    job: Job, task: Task, model: nn.Module, data: Dataset, public: PublicExamples | None
+) -> NonPrivateSgd | PrivateOptimizer:
+    """Return the optimizer that takes the steps, with seeded noise (for measurements only).
 
-    Users who add noise of their own to a mean of their own are, together, one mean with the root
-    of their number times the noise.
+    Users who each add noise to their own mean are equivalent to one mean whose noise is larger by
+    the square root of their number.
     """
     method = job.experiment.method
     if method.optimizer == "non_private":
-        return Ordinary(model, job.learning_rate)
+        return NonPrivateSgd(model, job.learning_rate)
     noise = job.experiment.noise_multiplier * math.sqrt(task.users)
     options = dict(method.options)
     if method.side_information and data.frequencies is not None:
@@ -206,7 +211,7 @@ def _stepper(
     return make_optimizer(
         method.optimizer,
         model,
-        _seeded(job, plan),
+        _make_seeded_budget(job, plan),
         learning_rate=job.learning_rate,
         state=method.state,
         public=public,
@@ -216,8 +221,8 @@ def _stepper(
     )
 
 
-class Ordinary:
-    """Descent without privacy: the dashed line that the others are measured against."""
+class NonPrivateSgd:
+    """SGD without privacy, the baseline of the other methods."""
 
     def __init__(self, model: nn.Module, learning_rate: float) -> None:
         self._model, self._descent = model, torch.optim.SGD(model.parameters(), lr=learning_rate)
@@ -228,37 +233,37 @@ class Ordinary:
         self._descent.step()
 
 
-def tunings(experiments: Sequence[Experiment]) -> Iterator[Job]:
-    """Every learning rate of every method's grid, on data that no result is measured on.
+def list_tuning_jobs(experiments: Sequence[Experiment]) -> Iterator[Job]:
+    """Yield a job for every learning rate of every method's grid, scored on held-out training data.
 
-    As short as the experiment, if that is shorter than what the task tunes for.
+    A tuning run is never longer than the experiment itself.
     """
     for experiment in experiments:
         task, method = TASKS[experiment.task], experiment.method
-        if task.tuned_on or experiment.part != "main" or experiment.column != task.tuned_at:
+        if task.tuned_on or experiment.section != "main" or experiment.column != task.tuned_at:
             continue
         tried = replace(experiment, steps=min(experiment.steps, task.tuning_steps))
         for factor in task.grid:
             yield Job(tried, float(f"{factor * method.learning_rate:.6g}"), TUNING_SEED, True)
 
 
-def runs(experiments: Sequence[Experiment], seeds: int, store: Store) -> Iterator[Job]:
-    """Every seed of every experiment whose learning rate is known; seed by seed."""
+def list_result_jobs(experiments: Sequence[Experiment], seeds: int, store: Store) -> Iterator[Job]:
+    """Yield a job for every seed and every experiment with a tuned learning rate, seed by seed."""
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for experiment in experiments:
-            rate = store.chosen_rate(experiment.task, experiment.method.label)
+            rate = store.find_best_rate(experiment.task, experiment.method.label)
             if rate is not None:
                 yield Job(experiment, rate, seed)
 
 
-def execute(jobs: Sequence[Job], store: Store, workers: int, title: str) -> None:
-    """Do what is not done yet, and keep each result as it comes."""
-    wanted = {identity(job.line): job for job in jobs}
+def run_jobs(jobs: Sequence[Job], store: Store, workers: int, title: str) -> None:
+    """Run the jobs that have no result yet, and store each result as it arrives."""
+    wanted = {identify(job.line): job for job in jobs}
     left = [job for name, job in wanted.items() if name not in store.lines]
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with (
         Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bar,
-        ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin) as pool,
+        ProcessPoolExecutor(workers, get_context("spawn"), initializer=_set_up_worker) as pool,
     ):
         shown = bar.add_task(title, total=len(wanted), completed=len(wanted) - len(left))
         for done in as_completed([pool.submit(train, job) for job in left]):
@@ -266,9 +271,9 @@ def execute(jobs: Sequence[Job], store: Store, workers: int, title: str) -> None
             bar.advance(shown)
 
 
-def _begin() -> None:
-    """Each worker process: one thread, and behind everybody else."""
-    for library in ("NUMBA", "OMP"):  # numba would otherwise give PyTorch its threads back
+def _set_up_worker() -> None:
+    """Set up a worker process: one thread, low priority."""
+    for library in ("NUMBA", "OMP"):  # numba would otherwise reset PyTorch's number of threads
         os.environ[f"{library}_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     os.nice(10)

@@ -1,4 +1,4 @@
-"""The results file: a JSON line for whatever is finished, so that an interrupted run goes on."""
+"""The results file: a JSON line for every finished result, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.results.experiments import Experiment
 from benchmarks.results.tasks import TASKS
 
-Line = Mapping[str, Any]
-IDENTITY = (
+ResultLine = Mapping[str, Any]
+IDENTIFYING_FIELDS = (
     "kind",
     "task",
     "experiment",
@@ -24,65 +24,69 @@ IDENTITY = (
 )
 
 
-def identity(line: Line) -> str:
-    """What a line is the answer to: two lines of one identity say the same."""
-    return json.dumps({name: line[name] for name in IDENTITY if name in line}, sort_keys=True)
+def identify(line: ResultLine) -> str:
+    """Return the identity of a line: lines with the same identity hold the same result."""
+    return json.dumps(
+        {name: line[name] for name in IDENTIFYING_FIELDS if name in line}, sort_keys=True
+    )
 
 
 class Store:
-    """Lines of a file, and more to come.
+    """The lines of a results file, which grows as results are added.
 
     Args:
-        file: made on the first line.
+        file: created with the first line if it does not exist.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         text = file.read_text() if file.exists() else ""
         whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # the last line was cut off
+        if whole != text:  # drop a last line that was cut off
             file.write_text(whole)
-        self.lines = {identity(line): line for line in map(json.loads, whole.splitlines())}
+        self.lines = {identify(line): line for line in map(json.loads, whole.splitlines())}
 
-    def __contains__(self, line: Line) -> bool:
-        return identity(line) in self.lines
+    def __contains__(self, line: ResultLine) -> bool:
+        return identify(line) in self.lines
 
-    def get(self, line: Line) -> Line | None:
-        """The whole of a line, of which only what identifies it needs to be known."""
-        return self.lines.get(identity(line))
+    def get(self, line: ResultLine) -> ResultLine | None:
+        """Return the stored line with the identity of the given one, or None."""
+        return self.lines.get(identify(line))
 
-    def add(self, line: Line) -> None:
-        """Write one more line."""
-        self.lines[identity(line)] = line
+    def add(self, line: ResultLine) -> None:
+        """Append a line to the file."""
+        self.lines[identify(line)] = line
         with self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def of_kind(self, kind: str) -> Iterator[Line]:
-        """All lines of a kind."""
+    def list_kind(self, kind: str) -> Iterator[ResultLine]:
+        """Return all lines of a kind."""
         return (line for line in self.lines.values() if line["kind"] == kind)
 
-    def runs(self, experiment: Experiment) -> list[Line]:
-        """The finished runs of an experiment, by seed."""
+    def list_runs(self, experiment: Experiment) -> list[ResultLine]:
+        """Return the finished runs of an experiment, sorted by seed."""
         found = [
             line
-            for line in self.of_kind("run")
+            for line in self.list_kind("run")
             if line["experiment"] == experiment.name and line["steps"] == experiment.steps
         ]
         return sorted(found, key=lambda line: line["seed"])
 
-    def tuning(self, task: str, method: str) -> dict[float, float | None]:
-        """Scores by learning rate; None for a run that broke down."""
+    def list_tuning_scores(self, task: str, method: str) -> dict[float, float | None]:
+        """Return the tuning scores by learning rate; None for a run that broke down."""
         return {
             line["learning_rate"]: line["score"]
-            for line in self.of_kind("tuning")
+            for line in self.list_kind("tuning")
             if (line["task"], line["method"]) == (task, method)
         }
 
-    def chosen_rate(self, task: str, method: str) -> float | None:
-        """The best learning rate of the grid, once all of it was tried."""
+    def find_best_rate(self, task: str, method: str) -> float | None:
+        """Return the best learning rate of the grid; None before the whole grid was tried."""
         task = TASKS[task].tuned_on or task
-        scores = {rate: s for rate, s in self.tuning(task, method).items() if s is not None}
-        if len(self.tuning(task, method)) < len(TASKS[task].grid) or not scores:
+        scores = {
+            rate: s for rate, s in self.list_tuning_scores(task, method).items() if s is not None
+        }
+        if len(self.list_tuning_scores(task, method)) < len(TASKS[task].grid) or not scores:
             return None
         best = max if TASKS[task].higher_is_better else min
         return best(scores, key=lambda rate: scores[rate])

@@ -1,4 +1,4 @@
-"""What is trained on: data, model, loss, and how well it is done."""
+"""The learning tasks: data, model, loss and score."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ import torch
 from torch import nn
 
 from benchmarks.results.experiments import FINE_GRID, GRID, MNIST_STEPS
-from training_client.data import Dataset, load
-from training_client.models import MODELS, Objective, make_model
-from training_client.pca import PrivatePca
+from training_client.lab.data import Dataset, load
+from training_client.lab.models import MODELS, Objective, make_model
+from training_client.lab.pca import PrivatePca
 
-FOLDER: Final = Path("data")
+DATA_FOLDER: Final = Path("data")
 COMPONENTS: Final = 60
 PROJECTION_NOISE: Final = {2.0: 4.0, 3.0: 6.0, 4.0: 7.0, 8.0: 16.0}  # σ_p by σ, papers/000 §IV
-VALIDATION: Final = 1 / 6  # of the training set, while learning rates are chosen
-USER_ROWS: Final = 100  # records of each user, papers/003, Experiment
+VALIDATION_SHARE: Final = 1 / 6  # of the training set, to choose learning rates
+USER_ROWS: Final = 100  # records per user: papers/003, Experiment
 
 
 @dataclass(frozen=True)
 class Task:
-    """Something to learn.
+    """A learning task.
 
     Attributes:
-        title: in the report.
+        title: title in the report.
         sample_rate: q.
-        prepare: the data, given σ and a seed.
-        model: its name.
-        tuned_at: the column of the report whose experiments the learning rates are chosen for.
-        tuning_steps: how long they are tried at most.
-        grid: learning rates that are tried, over the method's own.
-        tuned_on: another task, whose learning rates it takes over.
+        prepare: loads the data for σ and a seed.
+        model: the model's name.
+        tuned_at: the report's column whose experiments the learning rates are tuned for.
+        tuning_steps: greatest number of steps while tuning.
+        grid: learning rates to try, as factors of the method's own.
+        tuned_on: another task, whose tuned learning rates are used.
         hidden: units of the model's first layer.
-        public_rows: how many training examples are given up by those that need public ones.
-        users: how many people hold the data, of whom each adds noise of their own.
-        projected: whether the data went through a private projection, with its own noise.
-        delta: δ of what is certified.
-        factor: what scores are multiplied by.
+        public_rows: training examples set aside as public, for methods that need them.
+        users: number of people who hold the data; each adds their own noise.
+        has_private_projection: True if a private PCA, with its own noise, projects the data.
+        delta: δ of the certified ε.
+        factor: factor of the scores.
     """
 
     title: str
@@ -55,76 +55,76 @@ class Task:
     hidden: int = 1000
     public_rows: int = 0
     users: int = 1
-    projected: bool = False
+    has_private_projection: bool = False
     delta: float = 1e-5
     factor: float = 1.0
 
     @property
     def objective(self) -> Objective:
-        """What is minimised, and what is measured."""
+        """The loss to minimise and the score to measure."""
         return MODELS[self.model].objective
 
     @property
     def unit(self) -> str:
-        """What scores are."""
+        """The unit of the scores."""
         times = "" if self.factor == 1 else f" × {self.factor:g}"
         return f"{self.objective.measure}{times}"
 
     @property
     def higher_is_better(self) -> bool:
-        """Of scores."""
+        """Return whether a higher score is better."""
         return self.objective.measure == "accuracy"
 
-    def new_model(self, data: Dataset) -> nn.Module:
-        """One of them."""
+    def build_model(self, data: Dataset) -> nn.Module:
+        """Return a new model for the data."""
         return make_model(self.model, data, self.hidden)
 
 
 @cache
-def _loaded(name: str) -> Dataset:
-    return load(name, FOLDER)
+def _load_dataset(name: str) -> Dataset:
+    return load(name, DATA_FOLDER)
 
 
 @lru_cache(maxsize=2)
-def projected(name: str, noise_multiplier: float, seed: int) -> Dataset:
-    """Images in 60 directions, which are found with noise."""
-    data = _loaded(name)
+def project_images(name: str, noise_multiplier: float, seed: int) -> Dataset:
+    """Return the images projected onto 60 principal components, computed with noise."""
+    data = _load_dataset(name)
     pca = PrivatePca(COMPONENTS, PROJECTION_NOISE[noise_multiplier])
-    return pca.fit(data.train_examples, torch.Generator().manual_seed(seed)).of(data)
+    return pca.fit(data.train_examples, torch.Generator().manual_seed(seed)).project_dataset(data)
 
 
-def _images(name: str, hidden: int = 1000, tuned_on: str = "") -> Task:
+def _make_image_task(name: str, hidden: int = 1000, tuned_on: str = "") -> Task:
     return Task(
         title=f"{name}, 60-{hidden}-10",
         sample_rate=0.01,
-        prepare=lambda noise, seed: projected(name, noise, seed),
+        prepare=lambda noise, seed: project_images(name, noise, seed),
         model="mlp",
         hidden=hidden,
         tuned_at="σ = 4",
         tuning_steps=400,
         tuned_on=tuned_on,
         public_rows=600,
-        projected=True,
+        has_private_projection=True,
     )
 
 
-def _adult() -> Dataset:
-    """As many records as make whole users."""
-    data = _loaded("adult")
-    return data.rows(slice(len(data.train_labels) // USER_ROWS * USER_ROWS))
+def _load_adult() -> Dataset:
+    """Return the records of Adult that make up whole users."""
+    data = _load_dataset("adult")
+    return data.select(slice(len(data.train_labels) // USER_ROWS * USER_ROWS))
 
 
 TASKS: Final[dict[str, Task]] = {
-    "mnist": _images("mnist"),
-    "mnist-8": replace(  # as mnist, with learning rates of its own, tried at full length
-        _images("mnist"), tuned_at="σ = 8", tuning_steps=MNIST_STEPS, grid=FINE_GRID
+    "mnist": _make_image_task("mnist"),
+    "mnist-8": replace(  # like mnist, but with learning rates tuned at σ = 8 and at full length
+        _make_image_task("mnist"), tuned_at="σ = 8", tuning_steps=MNIST_STEPS, grid=FINE_GRID
     ),
-    "box": _images("mnist", hidden=50),
-    "fashion-mnist": _images("fashion-mnist", tuned_on="mnist"),
+    "box": _make_image_task("mnist", hidden=50),
+    "fashion-mnist": _make_image_task("fashion-mnist", tuned_on="mnist"),
     "adult": Task(
         title="Adult, logistic regression",
         sample_rate=1 / USER_ROWS,
-        prepare=lambda *_: _adult(),
+        prepare=lambda *_: _load_adult(),
         model="logistic",
         tuned_at="ε = 0.5",
         tuning_steps=8000,
@@ -134,7 +134,7 @@ TASKS: Final[dict[str, Task]] = {
     "newsgroups": Task(
         title="20 newsgroups, linear",
         sample_rate=64 / 11_293,
-        prepare=lambda *_: _loaded("newsgroups"),
+        prepare=lambda *_: _load_dataset("newsgroups"),
         model="linear",
         tuned_at="σ = 1",
         tuning_steps=400,
@@ -143,7 +143,7 @@ TASKS: Final[dict[str, Task]] = {
     "autoencoder": Task(
         title="MNIST, autoencoder of a quarter of the width",
         sample_rate=256 / 60_000,
-        prepare=lambda *_: MODELS["autoencoder"].objective.of(_loaded("mnist")),
+        prepare=lambda *_: MODELS["autoencoder"].objective.with_targets(_load_dataset("mnist")),
         model="autoencoder",
         hidden=250,
         tuned_at="σ = 1",
@@ -154,11 +154,11 @@ TASKS: Final[dict[str, Task]] = {
 }
 
 
-def held_out(data: Dataset) -> Dataset:
-    """The same with a part of the training set in the test set's place."""
-    rows = int(len(data.train_labels) * (1 - VALIDATION))
+def hold_out_validation(data: Dataset) -> Dataset:
+    """Return the data with a part of the training set in place of the test set."""
+    rows = int(len(data.train_labels) * (1 - VALIDATION_SHARE))
     return replace(
-        data.rows(slice(rows)),
+        data.select(slice(rows)),
         test_examples=data.train_examples[rows:],
         test_labels=data.train_labels[rows:],
     )

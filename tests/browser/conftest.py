@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from accountant_service.app import create_app
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,10 @@ from scipy import stats
 from torch import nn
 
 from accountant_service import calculator, mechanisms
-from training_client import train as training
 from training_client.budget import NoBudget
-from training_client.canaries import Verdict, audit, p_value
-from training_client.distributed import Participant, train_together
+from training_client.lab.canary_audit import AuditResult, audit_canaries, p_value
+from training_client.lab.federated import Participant, train_federated
+from training_client.lab.models import cross_entropy
 from training_client.optimizers import OPTIMIZERS, AdaDp, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 
@@ -32,8 +32,8 @@ SOUND = [(name, state) for name, state in STATES if state != "raw"]
 AS_PRINTED = [  # with a box, or own squares, of which privatised state cannot be made
     (name, state)
     for name, state in SOUND
-    if OPTIMIZERS[name].printed == "box"
-    or (OPTIMIZERS[name].printed == "own_squares" and state == "public")
+    if OPTIMIZERS[name].paper_option == "box"
+    or (OPTIMIZERS[name].paper_option == "own_squares" and state == "public")
 ]
 
 
@@ -44,7 +44,7 @@ def claimed(plan: Plan) -> float:
 
 def audited(
     name: str, state: str, *, cut: float = 1.0, seed: int = 1, printed: bool = False
-) -> Verdict:
+) -> AuditResult:
     """Each canary has a feature of its own, so its own weights say whether it was trained on.
 
     Public examples all point one way: what they do to weights tells no canaries apart.
@@ -52,13 +52,13 @@ def audited(
     Args:
         name: of the optimizer.
         state: where its state comes from.
-        cut: the noise that is drawn is so many times less than the claimed one.
+        cut: the factor by which the drawn noise is smaller than the claimed noise.
         seed: of all that is drawn.
-        printed: what is printed is taken to the letter.
+        printed: use the variant as in the paper.
     """
     entry = OPTIMIZERS[name]
-    options: dict[str, Any] = {"threshold": 0.0} if entry.printed == "box" else {}
-    options |= {str(entry.printed): True} if printed else {}
+    options: dict[str, Any] = {"threshold": 0.0} if entry.paper_option == "box" else {}
+    options |= {str(entry.paper_option): True} if printed else {}
     generator, took_part, net = drawn(seed)
     rows = torch.nonzero(took_part).flatten()
     examples, targets = torch.zeros(len(rows), CANARIES), torch.ones(len(rows), dtype=torch.long)
@@ -78,14 +78,14 @@ def audited(
     less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
     optimizer.private_sum.allowance = NoBudget(less, STEPS, "it is attacked")
     for _ in range(STEPS):
-        optimizer.step(examples, targets, training.cross_entropy)
+        optimizer.step(examples, targets, cross_entropy)
     if isinstance(optimizer, AdaDp) and optimizer.adaptive_noise:
         assert optimizer.half_axes is not None, "it is the half axes that are attacked"
     return judged(net, took_part)
 
 
-def audited_participant(*, cut: float = 1.0) -> Verdict:
-    """The same of A-DDP, by whoever sees what one participant gives; absent canaries are zero."""
+def audited_participant(*, cut: float = 1.0) -> AuditResult:
+    """Audit A-DDP from one participant's releases; absent canaries are zero."""
     generator, took_part, net = drawn(seed=1)
     examples = 10.0 * torch.diag(took_part.float())
     targets = torch.ones(CANARIES, dtype=torch.long)
@@ -94,12 +94,12 @@ def audited_participant(*, cut: float = 1.0) -> Verdict:
     )
     less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
     person._private_sum.allowance = NoBudget(less, STEPS, "it is attacked")
-    train_together(net, [person], training.cross_entropy, learning_rate=0.1, rounds_max=STEPS)
+    train_federated(net, [person], cross_entropy, learning_rate=0.1, rounds_max=STEPS)
     return judged(net, took_part)
 
 
 def drawn(seed: int) -> tuple[torch.Generator, torch.Tensor, nn.Linear]:
-    """Who took part, a model of zeros, and the generator for all else."""
+    """Return the generator, the mask of canaries that took part, and a model of zeros."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     took_part = torch.rand(CANARIES, generator=generator) < 0.5
@@ -108,15 +108,15 @@ def drawn(seed: int) -> tuple[torch.Generator, torch.Tensor, nn.Linear]:
     return generator, took_part, net
 
 
-def judged(net: nn.Linear, took_part: torch.Tensor) -> Verdict:
+def judged(net: nn.Linear, took_part: torch.Tensor) -> AuditResult:
     scores = (net.weight[1] - net.weight[0]).detach()
-    return audit(scores, took_part, GUESSES, DELTA)
+    return audit_canaries(scores, took_part, GUESSES, DELTA)
 
 
 def test_the_claim_is_one_that_the_audit_could_refute() -> None:
     """A claim above the bound that right guesses alone give would stand whatever is done."""
     took_part = torch.arange(CANARIES) < CANARIES // 2
-    all_right = audit(took_part.double(), took_part, GUESSES, DELTA)
+    all_right = audit_canaries(took_part.double(), took_part, GUESSES, DELTA)
     assert all_right.correct == GUESSES
     assert 4 * claimed(PLAN) < all_right.epsilon_lower
 
@@ -170,7 +170,7 @@ def test_guessing_blindly_refutes_nothing() -> None:
     for _ in range(100):
         took_part = torch.rand(500, generator=generator) < 0.5
         scores = torch.randn(500, generator=generator)
-        refuted += audit(scores, took_part, 200, DELTA).epsilon_lower > 0
+        refuted += audit_canaries(scores, took_part, 200, DELTA).epsilon_lower > 0
     assert refuted <= 12  # at most 5 in 100 are expected; 12 or more happen once in 300
 
 

@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 
 from accountant_service.app import create_app
 from accountant_service.settings import Settings
+from training_client.client import AccountingService
 from training_client.errors import ServiceRefusedError
-from training_client.service import AccountingService
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PLAN = {"noise_multiplier": 1.1, "sample_rate": 0.01}

@@ -26,7 +26,10 @@ def test_an_earlier_certificate_verifies_and_says_what_it_leaves_open(name: str)
     told = verified(file, "--public-key", document["public_key"].upper())
     assert (told.exit_code, told.stderr) == (0, "")
     steps = document["steps"]
-    assert f"it does not cover a run that was to make more than these {steps} steps" in told.stdout
+    assert (
+        f"it does not cover a run that was planned with more than these {steps} steps"
+        in told.stdout
+    )
     assert "steps reserved;" not in told.stdout  # it does not say
     as_json = json.loads(verified(file, "--json").stdout)
     assert (as_json["faults"], as_json["steps_reserved"]) == ([], None)

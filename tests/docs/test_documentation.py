@@ -1,4 +1,4 @@
-"""Every block of the README, of CONTRIBUTING and of docs/ is run here, or says where."""
+"""Code blocks of the README, CONTRIBUTING and docs/ run here, or name the test that runs them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from markdown_it import MarkdownIt
 from typer.main import get_command
 
 from accountant_service import cli
-from tests.pages import PAGES, ROOT, SHELL, Block, Page, Session
+from tests.support.pages import PAGES, ROOT, SHELL, Block, Page, Session
 
 _CALL = re.compile(r"(?:^|[(] ?|[$&|] |=\S+ )(?:\.venv/bin/)?(accountant(?:-train)? [^)#>&$]*)")
 _RUNNER = re.compile(r"\.ci/\w+|tests/\w+/test_\w+\.py")
-_NAMED = re.compile(  # on a page, in a block or in a line of text
+_NAMED = re.compile(  # targets, extras and benchmarks, in a block or in a line of text
     r"\bmake [a-z-]+|\bpip install 'privacy-accountant\[[a-z,]+\]'"
     r"|\bpython benchmarks/\w+\.py(?: [-\w]+)*"
 )
 
 
-def name(file: Path) -> str:
+def relative_name(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
-def with_code(slow: bool) -> list[Any]:
-    """The pages that have something to run, or something slow."""
+def pages_with_code(slow: bool) -> list[Any]:
+    """Return the pages with fast blocks to run, or with slow ones, as test parameters."""
     found = []
     for file in PAGES:
         blocks = [each for each in Page.read(file).blocks if each.here]
         if any(bool(each.slow) == slow for each in blocks):
-            found.append(pytest.param(file, id=name(file)))
+            found.append(pytest.param(file, id=relative_name(file)))
     return found
 
 
-def run(file: Path, folder: Path, *, slow: bool) -> None:
+def run_page(file: Path, folder: Path, *, slow: bool) -> None:
+    """Run a page's blocks in order; slow ones only on request."""
     page = Page.read(file)
     with Session(folder, page.needs) as session:
         for block in page.blocks:
@@ -45,32 +46,33 @@ def run(file: Path, folder: Path, *, slow: bool) -> None:
                 session.run(block)
 
 
-@pytest.mark.parametrize("file", with_code(slow=False))
-def test_what_a_page_shows_works(file: Path, tmp_path: Path) -> None:
-    run(file, tmp_path, slow=False)
+@pytest.mark.parametrize("file", pages_with_code(slow=False))
+def test_the_code_of_a_page_works(file: Path, tmp_path: Path) -> None:
+    run_page(file, tmp_path, slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", with_code(slow=True))
-def test_what_takes_longer_works_too(file: Path, tmp_path: Path) -> None:
-    run(file, tmp_path, slow=True)
+@pytest.mark.parametrize("file", pages_with_code(slow=True))
+def test_the_slow_code_of_a_page_works(file: Path, tmp_path: Path) -> None:
+    run_page(file, tmp_path, slow=True)
 
 
-def run_elsewhere() -> list[Block]:
+def blocks_run_elsewhere() -> list[Block]:
+    """Return the blocks that name another test."""
     return [block for file in PAGES for block in Page.read(file).blocks if block.run_by]
 
 
-@pytest.mark.parametrize("block", run_elsewhere(), ids=lambda block: block.where)
-def test_what_another_test_runs_is_in_that_test(block: Block) -> None:
+@pytest.mark.parametrize("block", blocks_run_elsewhere(), ids=lambda block: block.where)
+def test_a_named_test_contains_the_commands_of_the_block(block: Block) -> None:
     for runner in block.runners:
-        assert _RUNNER.fullmatch(runner), f"{runner} is no test"
+        assert _RUNNER.fullmatch(runner), f"{runner} is not a test"
     for command in block.commands:
         assert is_in(command, block.runners), f"{command!r} is in none of {block.runners}"
 
 
-def test_every_target_extra_and_benchmark_that_a_page_names_is_in_such_a_test() -> None:
-    runners = sorted({runner for block in run_elsewhere() for runner in block.runners})
+def test_every_target_extra_and_benchmark_on_a_page_is_run_by_a_named_test() -> None:
+    runners = sorted({runner for block in blocks_run_elsewhere() for runner in block.runners})
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     made = {f"make {target}" for target in targets}  # and not: make more of it
     named = {each for file in PAGES for each in _NAMED.findall(file.read_text())}
@@ -79,31 +81,35 @@ def test_every_target_extra_and_benchmark_that_a_page_names_is_in_such_a_test() 
 
 
 def is_in(command: str, runners: list[str]) -> bool:
-    """Whether one line of these files has its words in a row, with options among them; … is any."""
-    words = [re.escape(word).replace("…", r"\S*") for word in bare(command).split()]
+    """Return whether a line of these files has the command's words; options may stand between.
+
+    A … in the command matches any text.
+    """
+    words = [re.escape(word).replace("…", r"\S*") for word in bare_words(command).split()]
     pattern = r"(?<!\S)" + r"(?: -\S+)* ".join(words) + r"(?!\S)"
     return any(
-        re.search(pattern, bare(line))
+        re.search(pattern, bare_words(line))
         for runner in runners
         for line in (ROOT / runner).read_text().splitlines()
         if not line.lstrip().startswith("#")
     )
 
 
-def bare(text: str) -> str:
-    """A line without what a language puts around words."""
+def bare_words(text: str) -> str:
+    """Return a line without quotes, commas and brackets."""
     return " ".join(re.split(r"[\s\"'(),$]+", text)).strip()
 
 
 @cache
 def programs() -> dict[str, Any]:
-    from training_client.cli import app  # torch comes with it
+    """Return both command lines."""
+    from training_client.lab.cli import app  # torch comes with it
 
     return {"accountant": get_command(cli.app), "accountant-train": get_command(app)}
 
 
-def quoted(file: Path) -> Iterator[str]:
-    """What stands in backticks, and each line of the shell blocks, wherever they are run."""
+def quoted_code(file: Path) -> Iterator[str]:
+    """Yield the text in backticks, and each line of the shell blocks."""
     for token in MarkdownIt("commonmark").parse(file.read_text()):
         if token.type == "fence" and token.info in SHELL:
             yield from token.content.replace("\\\n", " ").splitlines()
@@ -112,8 +118,8 @@ def quoted(file: Path) -> Iterator[str]:
                 yield " ".join(part.content.split())
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """Calls of this project's programs in a text; `a b | c` means b or c."""
+def calls_in(text: str) -> Iterator[list[str]]:
+    """Yield the calls of this project's programs in a text; `a b | c` means b or c."""
     for found in _CALL.finditer(text):
         parts = [each.split() for each in found[1].split(" | ")]
         yield parts[0]
@@ -124,8 +130,8 @@ def commands(text: str) -> Iterator[list[str]]:
                 yield [*parts[0][:-1], *other]
 
 
-def unknown(words: list[str]) -> str | None:
-    """What a call names that its program does not have."""
+def unknown_part(words: list[str]) -> str | None:
+    """Return the first option or command of a call that its program does not have."""
     command = programs()[words[0]]
     for word in words[1:]:
         if word == "…":
@@ -145,12 +151,12 @@ def unknown(words: list[str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("file", PAGES, ids=name)
+@pytest.mark.parametrize("file", PAGES, ids=relative_name)
 def test_every_command_and_option_that_a_page_names_exists(file: Path) -> None:
     options = {"--help", *(o for each in programs().values() for o in all_options(each))}
-    for text in quoted(file):
-        for words in commands(text):
-            assert unknown(words) is None, f"{text}: there is no {unknown(words)}"
+    for text in quoted_code(file):
+        for words in calls_in(text):
+            assert unknown_part(words) is None, f"{text}: there is no {unknown_part(words)}"
         for target in re.findall(r"^make ([a-z-]+)", text):
             assert f"\n{target}:" in (ROOT / "Makefile").read_text(), f"make {target}"
         alone = re.match(r"(--[a-z-]+)(?: |$)", text)
@@ -160,6 +166,7 @@ def test_every_command_and_option_that_a_page_names_exists(file: Path) -> None:
 
 
 def all_options(command: Any) -> Iterator[str]:
+    """Yield the options of a command and of its subcommands."""
     yield from (option for each in command.params for option in each.opts)
     for each in getattr(command, "commands", {}).values():
         yield from all_options(each)
@@ -172,10 +179,10 @@ def all_options(command: Any) -> Iterator[str]:
         ("<!-- run by .ci/run -->\n```console\nfalse\n```\n", "without its reason"),
         ("<!-- run by .ci/run: why -->\n\nNo block.\n", "belongs to no block"),
         ("Text:\n\n    accountant serve\n", "fence it"),
-        ("```\naccountant serve\n```\n", "is none of"),
+        ("```\naccountant serve\n```\n", "not in"),
     ],
 )
-def test_code_that_would_be_neither_run_nor_marked_is_refused(
+def test_code_that_is_neither_run_nor_marked_is_refused(
     text: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "page.md").write_text(text)
@@ -193,7 +200,7 @@ def test_code_that_would_be_neither_run_nor_marked_is_refused(
         ("json", "{'not': 'json'}\n"),
     ],
 )
-def test_a_block_that_is_wrong_is_found_out(language: str, text: str, tmp_path: Path) -> None:
+def test_a_wrong_block_fails(language: str, text: str, tmp_path: Path) -> None:
     with (
         Session(tmp_path) as session,
         pytest.raises((AssertionError, ValueError, pytest.fail.Exception)),
@@ -201,7 +208,7 @@ def test_a_block_that_is_wrong_is_found_out(language: str, text: str, tmp_path: 
         session.run(Block("page.md:1", language, text))
 
 
-def test_blocks_follow_each_other(tmp_path: Path) -> None:
+def test_a_block_sees_the_results_of_the_blocks_before_it(tmp_path: Path) -> None:
     with Session(tmp_path) as session:
         session.run(Block("page.md:1", "console", "export WHO=me\nmkdir there && cd there\n"))
         session.run(Block("page.md:2", "console", "$ echo $WHO 12 > file && cat file\nme 3\n"))
@@ -209,8 +216,9 @@ def test_blocks_follow_each_other(tmp_path: Path) -> None:
         session.run(Block("page.md:4", "python", "assert open('file').read() == f'{who} 12\\n'\n"))
 
 
-def test_the_reference_of_the_http_api_says_what_the_service_answers() -> None:
+def test_the_http_reference_shows_the_answers_of_today() -> None:
     from scripts import api_reference
 
     page = api_reference.PAGE.read_text()
-    assert page == api_reference.written(), "write it anew: python scripts/api_reference.py"
+    expected = api_reference.render_reference()
+    assert page == expected, "write it again: python scripts/api_reference.py"

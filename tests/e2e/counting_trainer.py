@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from training_client import cli
-from training_client.data import DATASETS, Dataset
+from training_client.lab import cli
+from training_client.lab.data import DATASETS, Dataset
 from training_client.optimizers import PrivateOptimizer
 
 

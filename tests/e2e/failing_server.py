@@ -20,8 +20,8 @@ import uvicorn
 from sqlalchemy import event
 
 from accountant_service.app import create_app
+from accountant_service.computation_processes import ProcessPool
 from accountant_service.ledger.repository import Repository, Transaction
-from accountant_service.processes import Processes
 
 
 def main() -> None:
@@ -34,21 +34,21 @@ def main() -> None:
 
 
 def serve(port: int, point: int, mutant: str) -> None:
-    Processes.run = compute_here  # type: ignore[method-assign]
+    ProcessPool.run = compute_here  # type: ignore[method-assign]
     app = create_app()
     mutate(app.state.repository, mutant)
     arm(app.state.repository, point)
     uvicorn.run(app, port=port, log_level="error")
 
 
-async def compute_here(_: Processes, function: Any, *arguments: Any) -> Any:
+async def compute_here(_: ProcessPool, function: Any, *arguments: Any) -> Any:
     """Calculations are not what fails here; hundreds of servers need no processes for them."""
     return function(*arguments)
 
 
 def mutate(repository: Repository, mutant: str) -> None:
     if mutant == "forgetful":
-        Transaction.remember = lambda *_: None  # type: ignore[method-assign]
+        Transaction.store_answer = lambda *_: None  # type: ignore[method-assign]
     if mutant == "hasty":
         repository.engine.dialect.do_commit = lambda _: None  # type: ignore[method-assign]
     if mutant == "autocommit":

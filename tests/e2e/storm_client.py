@@ -2,8 +2,8 @@
 
     python storm_client.py KEY DATASET LOG PORT...
 
-Every line of the log is one answered call (see `tests/linearizability.py`), written and flushed
-before the next one is made. A client that is stopped ends between two calls.
+Every line of the log is one answered call (see `tests/support/linearizability.py`), written and
+flushed before the next one is made. A client that is stopped ends between two calls.
 """
 
 from __future__ import annotations

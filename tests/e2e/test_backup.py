@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from accountant_service.api.ledger_views import encode_answer
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
-from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.repository import KeyRecord, Repository
-from accountant_service.ledger.service import Ledger, Request
+from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import DpSgd
-from tests.databases import private_server
+from tests.support.databases import private_server
 
 RUN = DpSgd(1.0, sample_rate=0.01, steps=100)
 
@@ -29,34 +31,33 @@ class Run:
     def __init__(self, repository: Repository) -> None:
         self.repository = repository
         self.token, self.key = Keys(repository).create([Scope.ADMIN])
-        ledger = Ledger(repository)
-        ledger.create_dataset(
-            request(self.key), "d", 1000, 3.0, 1e-5,
-            NeighbouringRelation.ADD_OR_REMOVE_ONE, "record", None,
-        )  # fmt: skip
+        ledger = Ledger(repository, encode_answer)
+        relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+        new = NewDataset("d", 1000, 3.0, 1e-5, relation, "record")
+        ledger.create_dataset(request(self.key), new)
         ledger.reserve(request(self.key), "d", RUN, 3600, "")
         with repository.reading() as reading:
-            dataset = reading.dataset("d")
+            dataset = reading.find_dataset("d")
             assert dataset is not None
-            self.identifier = reading.reservations(dataset)[0].identifier
+            self.identifier = reading.list_reservations(dataset)[0].identifier
         self.last = request(self.key)
         self.answer = ledger.grant(self.last, self.identifier, 10, 0)
 
     def goes_on(self) -> None:
-        Ledger(self.repository).grant(request(self.key), self.identifier, 20, 10)
+        Ledger(self.repository, encode_answer).grant(request(self.key), self.identifier, 20, 10)
 
     def continues_on(self, restored: Repository) -> None:
         """The copy is whole, remembers, refuses what it does not know, and grants anew."""
         assert verify(restored).faults == []
-        ledger, key = Ledger(restored), Keys(restored).authenticate(self.token)
+        ledger, key = Ledger(restored, encode_answer), Keys(restored).authenticate(self.token)
         assert ledger.grant(self.last, self.identifier, 10, 0) == self.answer
-        assert ledger.reservation(key, self.identifier)["steps_granted"] == 10
+        assert ledger.get_reservation(key, self.identifier)[1].steps_granted == 10
         ledger.grant(request(key), self.identifier, 20, 10)
         assert verify(restored).faults == []
 
 
-def request(key: KeyRecord) -> Request:
-    return Request(key, uuid.uuid4().hex, "backup", None)
+def request(key: KeyRecord) -> WriteRequest:
+    return WriteRequest(key, uuid.uuid4().hex, "backup", None)
 
 
 def program(name: str) -> str:

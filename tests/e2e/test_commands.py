@@ -1,4 +1,4 @@
-"""What pages run in the repository, run in a copy: benchmarks, and what .ci/run does not make."""
+"""Commands of the pages run in a copy of the repository: benchmarks and further make targets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.databases import free_port
-from tests.e2e.test_programs import awake
-from tests.pages import copy_repository, end
+from tests.support.databases import free_port
+from tests.support.pages import copy_repository, end
+from tests.support.programs import awake
 
 _SECONDS = 900  # that a command may take, on a slow machine and beside other tests
 
@@ -141,7 +141,7 @@ def test_the_pages_are_shown(home: Path) -> None:
 
 
 def shown(url: str) -> str:
-    """What is at an address, as soon as somebody answers there."""
+    """Return the page at an address, as soon as a server answers there."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -195,7 +195,7 @@ def test_all_tests_and_the_nightly_ones_are_all_there_are(home: Path) -> None:
 
 
 def collected(command: str, home: Path) -> tuple[int, int]:
-    """How many tests a target runs, and how many it leaves out."""
+    """Return the number of tests that a target runs, and of those it leaves out."""
     said = done_by(command, home, PYTEST_ADDOPTS="--collect-only --quiet").stdout
     count = re.search(r"(\d+)/(\d+) tests collected", said)
     assert count, said[-2000:]

@@ -24,10 +24,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from accountant_service.app import create_app
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.verification import verify
 from accountant_service.settings import Settings
-from tests.databases import database, free_port
+from tests.support.databases import database, free_port
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 5.0, "sample_rate": 0.001, "steps": 100}
 KINDS = ("reserve", "grant", "commit", "release", "renew")
@@ -91,9 +91,9 @@ class Bench:
         return self.http.post(path, json=body, headers=headers)
 
     def version(self) -> int:
-        """How many entries there are."""
+        """Return the number of entries in the dataset's history."""
         with self.repository.reading() as reading:
-            return int(reading.dataset(self.name).version)
+            return int(reading.find_dataset(self.name).version)
 
     def next_write(self, kind: str) -> tuple[str, Any]:
         """A write of a kind that has not been made."""
@@ -101,7 +101,7 @@ class Bench:
             return self.plan
         if kind == "grant":
             with self.repository.reading() as reading:
-                granted = reading.reservation(self.run).steps_granted
+                granted = reading.find_reservation(self.run).steps_granted
             return f"/v1/reservations/{self.run}/grants", {"steps": 1, "sequence": granted}
         run = self.send(*self.plan).json()["id"]
         return f"/v1/reservations/{run}/{kind}", {}

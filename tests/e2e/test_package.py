@@ -1,4 +1,4 @@
-"""What is given out: a wheel made from the source archive, and both in an empty environment."""
+"""The published packages: a wheel built from the source archive, both installed from scratch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT, copy_repository
+from tests.support.pages import PAGES, ROOT, copy_repository
 
 pytestmark = pytest.mark.slow
 
@@ -133,13 +133,13 @@ python3 -m venv .venv
 .venv/bin/pip install torch
 .venv/bin/pip install -e '.[train,postgres,dev]'
 touch .venv/.ready
-"""  # lines of the README, and then
+"""  # lines of docs/how-to/gpu.md, and then
 TRAIN = ".venv/bin/accountant-train run --device cuda"
 SEES_GPU = "import torch; raise SystemExit(not torch.cuda.is_available())"
 
 
 @pytest.mark.timeout(900)
-def test_an_environment_for_a_gpu_is_made_as_the_readme_says(tmp_path: Path) -> None:
+def test_an_environment_for_a_gpu_is_made_as_its_page_says(tmp_path: Path) -> None:
     """With the torch that is pinned; where there is no GPU, the run says so before it asks."""
     home = tmp_path / "repository"
     copy_repository(home)

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import awake
 
 PROGRAMS = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
@@ -52,19 +53,6 @@ def running(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
         _, log = process.communicate(timeout=20)
     assert process.returncode in (0, -signal.SIGTERM)
     assert b"Traceback" not in log
-
-
-def awake(url: str) -> str:
-    """The same address, when somebody answers there."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/healthz", timeout=1) as answer:
-                assert json.load(answer) == {"status": "ok"}
-                return url
-        except OSError:
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +153,14 @@ def test_the_command_line_answers_what_the_service_answers(server: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["epsilon", "-q", "2", "-s", "1", "-t", "5", "-d", "1e-5"], "/mechanism/sample_rate"),
-        (["epsilon", "-q", "0.1", "-s", "1", "-t", "5", "-d", "7"], "/delta"),
+        (["epsilon", "-q", "2", "-s", "1", "-t", "5", "-d", "1e-5"], "--sample-rate must be"),
+        (["epsilon", "-q", "0.1", "-s", "1", "-t", "5", "-d", "7"], "--delta must be"),
         (["epsilon", "-d", "1e-5", "--mechanism", "{"], "not readable as JSON"),
         (["epsilon", "-d", "1e-5", "--mechanism", "@/nowhere"], "not readable"),
-        (["steps", "-q", "0.1", "-s", "1", "-E", "1", "-d", "1e-5", "--method", "x"], "/method"),
+        (
+            ["steps", "-q", "0.1", "-s", "1", "-E", "1", "-d", "1e-5", "--method", "x"],
+            "--method must be",
+        ),
     ],
 )
 def test_wrong_input_is_explained_without_a_traceback(arguments: list[str], words: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.databases import database, free_port
+from tests.support.databases import database, free_port
 
 PROGRAMS = Path(sys.executable).parent
 KINDS = pytest.mark.parametrize(
@@ -93,7 +93,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it said."""
+        """The server's log so far."""
         return self._log.read_text()
 
 
@@ -257,7 +257,7 @@ def test_idle_and_slow_clients_do_not_stop_it(tmp_path: Path) -> None:
 def test_a_forwarded_address_is_believed_only_of_proxies_that_were_named(
     trusted: dict[str, str], limited: bool, tmp_path: Path
 ) -> None:
-    """Else whoever names a new address in each request would have no limit."""
+    """Otherwise a client that names a new address in each request would have no limit."""
     settings = {"ACCOUNTANT_RATE_LIMIT": "0.001", "ACCOUNTANT_RATE_BURST": "3"}
     with serving(tmp_path, FORWARDED_ALLOW_IPS="*", **settings, **trusted) as server:
         statuses = [
@@ -291,7 +291,7 @@ def computing(server: Server) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"accountant_service.forking" not in (folder / "cmdline").read_bytes():
+            if b"accountant_service.fork_server" not in (folder / "cmdline").read_bytes():
                 continue
             environment = (folder / "environ").read_bytes()
             if f"TMPDIR={server.temporary}".encode() in environment:
@@ -357,5 +357,5 @@ def test_grants_stay_quick_whatever_strangers_ask(tmp_path: Path) -> None:
 
     measured = responsive.measure(tmp_path, 3.0)
     if responsive.has_postgresql():
-        measured.grants["locked row"] = responsive.locked_row(tmp_path, 3.0)
-    assert not measured.faults(), measured
+        measured.grants["locked row"] = responsive.measure_locked_row(tmp_path, 3.0)
+    assert not measured.list_faults(), measured

@@ -3,64 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
+from accountant_service.api.ledger_views import encode_answer
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
-from accountant_service.ledger.filter import cost
-from accountant_service.ledger.keys import Keys, Scope
-from accountant_service.ledger.service import Ledger, Request
+from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.privacy_filter import compute_cost
+from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import DpSgd, canonical_form
-from tests.databases import database, free_port, private_server
 from tests.e2e.storm_client import RUN
-from tests.linearizability import Call, faults
+from tests.support.databases import database, private_server
+from tests.support.linearizability import Call, faults
+from tests.support.server import Server
 
-PROGRAMS = Path(sys.executable).parent
 CLIENT = Path(__file__).with_name("storm_client.py")
-
-
-class Server:
-    """A server process that can be killed and started again on its port."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.port = free_port()
-        self._environment = os.environ | {"ACCOUNTANT_DATABASE_URL": url}
-        self._log = folder / f"server-{self.port}.log"
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [PROGRAMS / "accountant", "serve", "--port", str(self.port)],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-            )
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2).close()
-            except OSError:
-                time.sleep(0.05)
-            else:
-                return
-        raise AssertionError("the server did not start")
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
 
 class Storm:
@@ -69,10 +34,11 @@ class Storm:
     def __init__(self, url: str, folder: Path, servers: int, epsilon: float) -> None:
         self.repository = opening.open_repository(url)
         token, admin = Keys(self.repository).create([Scope.ADMIN])
-        Ledger(self.repository).create_dataset(
-            Request(admin, "first", "storm", None), "d", 60_000, epsilon, 1e-5,
-            NeighbouringRelation.ADD_OR_REMOVE_ONE, "record", None,
-        )  # fmt: skip
+        relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+        Ledger(self.repository, encode_answer).create_dataset(
+            WriteRequest(admin, "first", "storm", None),
+            NewDataset("d", 60_000, epsilon, 1e-5, relation, "record"),
+        )
         self.epsilon, self.folder = epsilon, folder
         self.servers = [Server(url, folder) for _ in range(servers)]
         for server in self.servers:
@@ -85,11 +51,11 @@ class Storm:
 
     @property
     def rages(self) -> bool:
-        """Whether a client still has budget to ask for."""
+        """True while a client still has budget to ask for."""
         return any(client.poll() is None for client in self.clients)
 
     def answered(self) -> int:
-        """How many calls have had an answer."""
+        """Return the number of calls that were answered."""
         return sum(len(log.read_text().splitlines()) for log in self.logs if log.exists())
 
     def wait_for(self, answers: int) -> None:
@@ -109,13 +75,13 @@ class Storm:
         report = verify(self.repository)
         assert report.faults == []
         with self.repository.reading() as reading:
-            dataset = reading.dataset("d")
+            dataset = reading.find_dataset("d")
             assert dataset is not None
-            entries = [json.loads(row.body) for row in reading.entries(dataset, 0, 1 << 30)]
+            entries = [json.loads(row.body) for row in reading.list_entries(dataset, 0, 1 << 30)]
         assert dataset.balance.taken <= dataset.policy.budget
         assert dataset.policy.epsilon_of(dataset.balance.spent) <= self.epsilon
         step = canonical_form(DpSgd(1.0, sample_rate=0.01, steps=1))
-        price = cost(dataset.policy.unit_cost(step), RUN["steps"])
+        price = compute_cost(dataset.policy.step_cost(step), RUN["steps"])
         lines = [line for log in self.logs if log.exists() for line in log.read_text().splitlines()]
         calls = [Call.from_line(line) for line in lines]
         # a client waits for every answer before it ends: nothing may be stored beyond these

@@ -14,10 +14,10 @@ from scipy import special
 
 from accountant_service import calculator, mechanisms
 from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.accountants.verdict import epsilon as judged_epsilon
-from accountant_service.audit import divisor_lower_bound
+from accountant_service.accountants.referee import epsilon as judged_epsilon
 from accountant_service.guarantee import Guarantee, Status
-from tests.helpers import REPLACE, delta, epsilon, question, run
+from accountant_service.paper_audit import divisor_lower_bound
+from tests.support.helpers import REPLACE, delta, epsilon, question, run
 
 
 def judged(method: str, q: float, sigma: float, steps: int, at: float = 1e-5) -> Guarantee:
@@ -25,7 +25,7 @@ def judged(method: str, q: float, sigma: float, steps: int, at: float = 1e-5) ->
 
 
 def holds(claim: Guarantee, truth: float) -> bool:
-    """Whether the interval holds a value printed to four digits."""
+    """Return whether the interval contains a value printed to four digits."""
     assert claim.certified is not None
     return claim.certified.lower - 5e-5 <= truth <= claim.certified.upper + 5e-5
 
@@ -146,7 +146,7 @@ def test_papers_003_sampled_steps_are_not_p_epsilon_dp(rate: float) -> None:
 
 def test_papers_000_lemma_1_example() -> None:
     diagonal = {"kind": "diagonal_gaussian", "sensitivities": [12, 6], "noise_stds": [17, 8.5]}
-    ((atom, _),) = question(diagonal).form.parts
+    ((atom, _),) = question(diagonal).form.atom_counts
     assert atom.noise_multiplier == pytest.approx(1.0017, abs=5e-5)
     same = {"kind": "gaussian", "noise_multiplier": atom.noise_multiplier}
     assert epsilon("pld", diagonal, 1e-5).epsilon == epsilon("pld", same, 1e-5).epsilon

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from accountant_service.guarantee import NeighbouringRelation
-from tests.helpers import epsilon, run
+from tests.support.helpers import epsilon, run
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "peers.json").read_text())[
     "cases"

@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from accountant_service.app import create_app
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
-from training_client.service import AccountingService
+from training_client.client import AccountingService
 
 
 @pytest.fixture(scope="session")

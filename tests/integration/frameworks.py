@@ -86,7 +86,7 @@ class Private:
 
     @property
     def untouched_since(self) -> bool:
-        """Whether parameters are as the last step left them."""
+        """True if the parameters are as the last step left them."""
         left = self.sgd.left or self.begun_with
         return all(map(torch.equal, copies(self.sgd), left))
 
@@ -98,7 +98,7 @@ def step(private: Private, batch: dict[str, Any] | None = None) -> None:
 
 
 class InLightning:
-    """Fits with Lightning; by hand, if so many steps of a batch are asked for."""
+    """Fits with Lightning; with manual optimization if several steps a batch are asked for."""
 
     overruled: ClassVar[dict[str, Any]] = {"min_steps": 100}
 
@@ -159,7 +159,7 @@ class GoesOn(transformers.TrainerCallback):
 
 
 class InHuggingFace:
-    """Trains with transformers; so many steps of a batch are made by hand, before its own."""
+    """Trains with transformers; additional steps of a batch are made by hand, before its own."""
 
     overruled: ClassVar[dict[str, Any]] = {"more": [GoesOn()]}
 

@@ -15,23 +15,23 @@ from fastapi.testclient import TestClient
 
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import schemas
-from accountant_service.api.answering import CALLS
-from tests.helpers import gaussian, run
+from accountant_service.api.computation_cache import ENDPOINTS
+from tests.support.helpers import gaussian, run
 
 RUN = run(0.01, 1.0, 1000)
 EXAMPLES = {
     path: call.request.model_config["json_schema_extra"]["examples"][0]  # type: ignore[index, call-overload]
-    for path, call in CALLS.items()
+    for path, call in ENDPOINTS.items()
 }
 
 
-@pytest.mark.parametrize("path", list(CALLS))
+@pytest.mark.parametrize("path", list(ENDPOINTS))
 def test_each_call_answers_its_own_example_in_the_documented_shape(
     api: TestClient, path: str
 ) -> None:
     answer = api.post(path, json=EXAMPLES[path])
     assert answer.status_code == 200, answer.text
-    CALLS[path].answer_model.model_validate_json(answer.content)
+    ENDPOINTS[path].answer_model.model_validate_json(answer.content)
 
 
 def test_epsilon(api: TestClient) -> None:
@@ -211,7 +211,7 @@ def test_an_identical_question_is_computed_once(api: TestClient) -> None:
 
 
 def computed(api: TestClient) -> float:
-    """How many answers of /v1/epsilon were computed so far."""
+    """Return the number of answers of /v1/epsilon that were computed so far."""
     line = r'^accountant_computation_seconds_count\{question="/v1/epsilon"\} (\S+)'
     found = re.search(line, api.get("/metrics").text, re.M)
     return float(found[1]) if found else 0.0
@@ -353,12 +353,12 @@ def test_openapi_has_an_example_in_every_request_and_the_mechanism_tree(api: Tes
     components = document["components"]["schemas"]
     assert "Mechanism" in components
     assert "x-mechanism" not in json.dumps(document)
-    for path in CALLS:
+    for path in ENDPOINTS:
         content = document["paths"][path]["post"]["requestBody"]["content"]
         name = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
         assert components[name]["examples"]
         assert components[name]["description"]
-    models = {call.answer_model for call in CALLS.values()} | {schemas.BatchAnswer}
+    models = {call.answer_model for call in ENDPOINTS.values()} | {schemas.BatchAnswer}
     for model in models:
         for example in components[model.__name__]["examples"]:
             model.model_validate_json(json.dumps(example))
@@ -381,7 +381,9 @@ def test_a_tolerance_is_reached_or_refused_with_what_was(api: TestClient) -> Non
     refused = api.post("/v1/epsilon", json=body | {"mechanism": rare, "delta": 2.7e-10})
     assert refused.status_code == 422
     assert refused.json()["code"] == "tolerance-not-reached"
-    assert re.search(r"relative width of \S+, and 1e-07", refused.json()["detail"])
+    assert re.search(
+        r"relative width of \S+, more than the tolerance 1e-07", refused.json()["detail"]
+    )
     for wrong in (0, -1e-3, 2.0, "1e-3"):
         answer = api.post("/v1/epsilon", json=body | {"tolerance": wrong})
         assert answer.status_code == 422

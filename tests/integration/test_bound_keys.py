@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from accountant_service.api import ledger_schemas
 from accountant_service.app import create_app
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 60}
@@ -71,7 +71,7 @@ def calls(service: Service) -> list[Call]:
 
 
 def answer(service: Service, key: str, call: Call, of: str) -> tuple[int, str]:
-    """What a call is answered, without the name of what was asked for."""
+    """Return a call's status and answer, without the name of the object asked for."""
     method, template = call
     body = BODIES.get(re.sub(r"^.*}", "", template), {}) if method == "POST" else None
     found = service.ask(key, method, re.sub(r"{\w+}", of, template), body)
@@ -112,7 +112,7 @@ def test_a_bound_key_makes_no_dataset_and_cannot_tell_which_names_are_taken(
 @pytest.mark.parametrize("scope", list(Scope))
 def test_a_bound_key_makes_shows_and_revokes_no_keys(service: Service, scope: Scope) -> None:
     key = service.key(scope)
-    kept = service.app.state.keys.all()[0].identifier  # type: ignore[attr-defined]
+    kept = service.app.state.keys.list_keys()[0].identifier  # type: ignore[attr-defined]
     for method, path, body in (
         ("GET", "/v1/keys", None),
         ("POST", "/v1/keys", {"scopes": ["admin"]}),
@@ -187,4 +187,4 @@ def form_token(page: str) -> str:
 def test_keys_are_kept_as_long_as_the_longest_lease() -> None:
     days = Settings.model_fields["idempotency_days"]
     least = next(each.ge for each in days.metadata if hasattr(each, "ge"))
-    assert days.default >= least >= ledger_schemas._LEASE_MAX / 86400
+    assert days.default >= least >= ledger_schemas._LEASE_SECONDS_MAX / 86400

@@ -15,7 +15,7 @@ from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd
-from tests.helpers import log_uniform, run
+from tests.support.helpers import log_uniform, run
 
 SIGMAS = [0.01, 0.011, 0.2, 1.0, 1e3, 1e6]
 RATES = [0.0, 1e-12, 1e-7, 0.3, 0.999999999, 1.0]

@@ -1,6 +1,6 @@
 """Histories that were forged and hashed anew: `accountant ledger verify` names the entry.
 
-Whoever can write to the database can make every hash fit. What they cannot do unseen is to write an
+Anyone who can write to the database can make every hash fit. They cannot, unnoticed, write an
 entry that the ledger's rules do not write. A whole history that follows the rules is not found:
 against that head hashes are kept elsewhere.
 """
@@ -23,10 +23,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import chain, database
-from accountant_service.ledger.filter import RenyiFilter, cost
-from accountant_service.ledger.service import Plan
-from accountant_service.ledger.verification import Report, verify
+from accountant_service.ledger import database, hash_chain
+from accountant_service.ledger.plans import StepPlan
+from accountant_service.ledger.privacy_filter import RenyiFilter, compute_cost
+from accountant_service.ledger.verification import VerificationReport, verify
 from accountant_service.mechanisms import from_json, to_json
 
 HISTORY = Path(__file__).parents[1] / "contract" / "fixtures" / "ledger-0001.sql"
@@ -50,8 +50,8 @@ class Forger:
             )
             self.entries: Entries = [json.loads(body) for (body,) in bodies]
 
-    def forged(self, entries: Entries, **columns: Any) -> Report:
-        """What `verify` says of these entries instead, hashed and added up anew.
+    def forged(self, entries: Entries, **columns: Any) -> VerificationReport:
+        """Verify other entries in place of these, with hashes and balances computed anew.
 
         Args:
             entries: of the dataset.
@@ -73,11 +73,11 @@ class Forger:
             repository.close()
 
     def _write(self, connection: sqlite3.Connection, identifier: str, entries: Entries) -> None:
-        head = chain.GENESIS
+        head = hash_chain.GENESIS
         connection.execute("DELETE FROM entry WHERE dataset = ?", (identifier,))
         for number, entry in enumerate(entries, 1):
-            body = chain.body_of(entry)
-            head = chain.hash_of(head, body)
+            body = hash_chain.encode_entry(entry)
+            head = hash_chain.hash_entry(head, body)
             row = (identifier, number, body, head)
             connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?)", row)
         sums = [sum(map(_amount(name), entries)) for name in ("spent_micronats", "held_micronats")]
@@ -274,7 +274,7 @@ def test_a_forged_entry_is_named(name: str, forger: Forger) -> None:
         for number, (was, entry) in enumerate(
             zip([*forger.entries, None], entries, strict=False), 1
         )
-        if was is None or chain.body_of(was) != chain.body_of(entry)
+        if was is None or hash_chain.encode_entry(was) != hash_chain.encode_entry(entry)
     )
     faults = forger.forged(entries).faults
     named = [int(number) for fault in faults for number in re.findall(r": entry (\d+)", fault)]
@@ -311,7 +311,7 @@ def test_no_field_of_an_entry_can_be_changed_against_the_rules(
     name = data.draw(st.sampled_from(sorted(entries[at])))
     assume(name not in FREE or not FREE[name](value))
     assume((name, entries[at]["kind"]) != ("reservation", "reserve"))  # the row of none fits
-    assume(chain.body_of({"": value}) != chain.body_of({"": entries[at][name]}))
+    assume(hash_chain.encode_entry({"": value}) != hash_chain.encode_entry({"": entries[at][name]}))
     entries[at][name] = value
     faults = forger.forged(entries).faults
     assert any(f": entry {at + 1}" in fault for fault in faults), faults
@@ -329,7 +329,7 @@ def test_numbers_that_no_dataset_may_have_are_named(forger: Forger) -> None:
         entries = copy.deepcopy(forger.entries)
         entries[0][name] = value
         faults = forger.forged(entries, **{column: value}).faults
-        assert any(f"no dataset is created so: {name}" in each for each in faults), faults
+        assert any(f"the dataset breaks a rule: {name}" in each for each in faults), faults
 
 
 @pytest.mark.parametrize(("size", "named"), [(10**9, True), (60_000, False), (59_999, False)])
@@ -337,17 +337,17 @@ def test_a_mechanism_for_more_records_than_there_are_is_named(
     size: int, named: bool, forger: Forger
 ) -> None:
     """It was believed once: the rate, and so the charge, was too small. Fewer cost more."""
-    plan = Plan.of(from_json(SIZED | {"dataset_size": size}))
+    plan = StepPlan.of(from_json(SIZED | {"dataset_size": size}))
     order = forger.entries[0]["order"]
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-    unit = RenyiFilter(order, 4.0, 1e-5, relation).unit_cost(plan.step)
+    unit = RenyiFilter(order, 4.0, 1e-5, relation).step_cost(plan.step)
     reserved = forger.entries[first(forger.entries, "reserve")] | {
         "reservation": "f" * 32,
         "mechanism": to_json(plan.mechanism),
-        "mechanism_hash": plan.whole.hash,
+        "mechanism_hash": plan.canonical.hash,
         "steps": plan.steps,
         "unit_attonats": str(unit),
-        "held_micronats": cost(unit, plan.steps),
+        "held_micronats": compute_cost(unit, plan.steps),
     }
     faults = forger.forged(renumbered([*forger.entries, reserved])).faults
     at = len(forger.entries) + 1

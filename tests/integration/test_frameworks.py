@@ -17,14 +17,10 @@ from torch.utils.data import DataLoader
 from accountant_service import calculator
 from accountant_service.mechanisms import DpSgd
 from training_client.budget import Budget, LedgerBudget
-from training_client.errors import (
-    BudgetExhaustedError,
-    NoGuaranteeError,
-    ServiceUnreachableError,
-)
-from training_client.integrations.gate import StepGate
+from training_client.client import AccountingService
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
+from training_client.integrations.step_gate import StepGate
 from training_client.plan import Plan
-from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -123,7 +119,7 @@ def test_no_block_is_granted_that_is_not_begun(
 def test_a_service_that_is_gone_ends_it(
     framework: Any, answers: int, made: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
+    monkeypatch.setattr("training_client.client.time.sleep", lambda _: None)
     given: list[int] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -181,13 +177,13 @@ def test_batches_whose_steps_were_skipped_are_refused(service: AccountingService
     private, gate = Private(), StepGate(budget(service))
     gate.guard(private.optimizer, private.loader)
     batch = next(iter(private.loader))
-    gate.ask()
+    gate.permit_step()
     private.optimizer.signal_skip_step()
     step(private, batch)
     with pytest.raises(NoGuaranteeError, match=r"signal_skip_step.*BatchMemoryManager"):
         step(private, batch)
     with pytest.raises(NoGuaranteeError, match="step 1 was left out"):
-        gate.ask()
+        gate.permit_step()
     assert (private.sgd.made, gate.steps) == (0, 0)
 
 
@@ -196,7 +192,7 @@ def test_one_batch_may_be_split(service: AccountingService) -> None:
     parts = parts_of(private)
     gate.guard(private.optimizer, parts)
     for part in parts:
-        gate.ask()
+        gate.permit_step()
         step(private, part)
     assert private.sgd.made == gate.steps == RECORDS / BATCH
 
@@ -212,7 +208,7 @@ def test_a_framework_may_be_given_parts_of_batches(
 
 
 class Watched:
-    """How many examples each batch that was drawn has, and each sum that a step was made of."""
+    """The sizes of the batches that were drawn, and of the sums that steps were made of."""
 
     def __init__(self, private: Private, monkeypatch: pytest.MonkeyPatch) -> None:
         self.drawn, self.summed = list[int](), list[int]()
@@ -240,7 +236,7 @@ class Watched:
 
     @property
     def of_one_batch_each(self) -> bool:
-        """Whether each sum is of one batch, in their order; some may have been given up."""
+        """True if each sum is of one batch, in order; batches may have been given up."""
         following = iter(self.drawn)
         return all(size in following for size in self.summed)
 
@@ -271,12 +267,12 @@ def test_there_are_no_more_parts_than_a_loader_says() -> None:
 def test_a_pass_that_was_left_within_a_batch_is_the_last(
     workers: int, service: AccountingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which batch that is depends on the sizes of those before: it may not be dropped unseen."""
+    """The unfinished batch depends on the sizes of those before: dropping it is detected."""
     private, gate = Private(workers=workers), StepGate(budget(service))
     watched, parts = Watched(private, monkeypatch), parts_of(private)
     gate.guard(private.optimizer, parts)
     for part in parts:
-        gate.ask()
+        gate.permit_step()
         step(private, part)
         if private.sgd.made and private.optimizer._is_last_step_skipped:
             break
@@ -295,7 +291,7 @@ def test_parts_are_not_counted_as_steps(
         pytest.skip("it is Lightning's")
     private = Private()
     private.loader = parts_of(private)
-    with pytest.raises(NoGuaranteeError, match=f"{name}.*counts parts of split batches"):
+    with pytest.raises(NoGuaranteeError, match=f"{name}.*counts physical batches"):
         framework.fit(private, budget(service), tmp_path, **limit)
     assert private.sgd.made == 0
 
@@ -306,7 +302,7 @@ def test_a_part_that_is_passed_over_is_refused(service: AccountingService) -> No
     parts = parts_of(private)
     gate.guard(private.optimizer, parts)
     following = iter(parts)
-    gate.ask()
+    gate.permit_step()
     step(private, next(following))
     next(following)
     with pytest.raises(NoGuaranteeError, match="passed over"):
@@ -374,7 +370,7 @@ def test_a_part_has_no_step_but_that_of_its_batch(service: AccountingService) ->
     parts = parts_of(private)
     gate.guard(private.optimizer, parts)
     first = next(iter(parts))
-    gate.ask()
+    gate.permit_step()
     step(private, first)  # skipped, and kept: a second one would add the same records again
     with pytest.raises(NoGuaranteeError, match="step 1 has no batch of its own"):
         step(private, first)
@@ -385,12 +381,12 @@ def test_a_question_permits_one_step_and_looking_ahead_none(service: AccountingS
     private, gate = Private(), StepGate(budget(service))
     gate.guard(private.optimizer, private.loader)
     batch = next(iter(private.loader))
-    gate.look_ahead()
+    gate.check_next_step()
     with pytest.raises(NoGuaranteeError, match="step 1 has no batch of its own"):
         step(private, batch)
-    gate.ask()
+    gate.permit_step()
     with pytest.raises(NoGuaranteeError, match="step 1 was left out"):
-        gate.ask()
+        gate.permit_step()
     step(private, batch)
     with pytest.raises(NoGuaranteeError, match="step 2 has no batch of its own"):
         step(private, batch)
@@ -460,11 +456,11 @@ def test_two_runs_do_not_share_one_allowance(ledger: AccountingService) -> None:
     gates = [StepGate(allowance) for _ in runs]
     for gate, run in zip(gates, runs, strict=True):
         gate.guard(run.optimizer, run.loader)
-        gate.ask()
+        gate.permit_step()
     step(runs[0])
-    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+    with pytest.raises(NoGuaranteeError, match="another run uses the same budget"):
         step(runs[1])
-    gates[0].ask()
+    gates[0].permit_step()
     step(runs[0])
     assert [run.sgd.made for run in runs] == [2, 0]
     assert runs[1].untouched_since

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from tests.integration.test_training import ROWS, Bench
+from tests.support.training_bench import ROWS, Bench
 from training_client.optimizers import PrivateOptimizer
 
 USUAL = ("--noise-multiplier", "4", "--steps", "70", "--checkpoint-every", "5")
@@ -77,7 +77,7 @@ def test_a_run_whose_reservation_ended_keeps_what_it_was_charged_for(
     assert (claim["steps_planned"], claim["steps"]) == (70, 50)
     assert claim["mechanism"]["steps"] == certificate["mechanism"]["steps"] == 70
     assert claim["epsilon"] == certificate["guarantee"]["epsilon"]
-    assert "It is of all 70 steps planned" in again.output.replace("\n", " ")
+    assert "It covers all 70 steps planned" in again.output.replace("\n", " ")
 
 
 @pytest.mark.parametrize("ledger", [True, False])
@@ -102,7 +102,7 @@ def test_a_run_that_is_asked_to_end_claims_its_plan(
     claim = bench.read("privacy.json")
     assert (claim["steps"], claim["steps_planned"]) == (3, 70)
     assert claim["epsilon"] == planned["epsilon"]
-    assert "It is of all 70 steps planned" in done.output.replace("\n", " ")
+    assert "It covers all 70 steps planned" in done.output.replace("\n", " ")
     if ledger:
         assert bench.read("certificate.json")["guarantee"]["epsilon"] == planned["epsilon"]
     claim = bench.read("privacy.json")
@@ -128,7 +128,7 @@ def test_a_run_that_is_asked_to_end_claims_its_plan(
 def test_a_run_goes_on_as_it_began(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, option: str, value: str | None
 ) -> None:
-    """What is asked for otherwise is refused, not passed over; and nothing is lost by it."""
+    """Changed options are refused, not ignored, and the run can still be resumed."""
     died(bench, monkeypatch)
     given = (option,) if value is None else (option, value)
     again = bench.train("run", "--resume", *given)
@@ -149,7 +149,7 @@ def test_sigterm_gives_back_what_is_held_before_the_first_step(
         signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr("training_client.recipe.load", killed)
+        patched.setattr("training_client.lab.recipe.load", killed)
         assert bench.run(*USUAL, "--dataset", bench.name).exit_code == 130
     assert bench.dataset()["budget"] == untouched["budget"]
 

@@ -16,19 +16,25 @@ from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from accountant_service.api import routes
-from accountant_service.api.answering import READ_HERE_BYTES, Answerer, _Cache, compute
+from accountant_service.api.computation_cache import (
+    PARSED_HERE_BYTES_MAX,
+    ComputationCache,
+    _AnswerCache,
+    compute,
+)
+from accountant_service.api.fair_queue import FairQueue, QueueLimits
 from accountant_service.api.problems import Problem
-from accountant_service.api.schemas import EpsilonRequest, Unread
-from accountant_service.api.turns import Limits, Turns
+from accountant_service.api.schemas import EpsilonRequest, UnreadBody
 from accountant_service.app import create_app
-from accountant_service.errors import AccountingError, BudgetExhaustedError, TooExpensiveError
-from accountant_service.forking import FORK_SERVER
-from accountant_service.ledger.keys import Scope
+from accountant_service.computation_processes import ComputationFailedError, ProcessPool
+from accountant_service.errors import AccountingError, TooExpensiveError
+from accountant_service.fork_server import FORK_SERVER
+from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.errors import BudgetExhaustedError
 from accountant_service.metrics import Metrics
-from accountant_service.processes import ComputationFailedError, Processes
 from accountant_service.settings import Settings
-from tests.databases import database
-from tests.helpers import gaussian, run
+from tests.support.databases import database
+from tests.support.helpers import gaussian, run
 
 RUN = run(0.01, 1.1, 1000)
 QUESTION = {"mechanism": RUN, "delta": 1e-5}
@@ -83,15 +89,15 @@ def fail() -> None:
 
 
 @pytest.fixture
-def processes() -> Iterator[Processes]:
-    found = Processes(1, seconds=0.2, niceness=7)
+def processes() -> Iterator[ProcessPool]:
+    found = ProcessPool(1, seconds=0.2, niceness=7)
     yield found
     found.close()
 
 
 @pytest.mark.parametrize("work", [spin, swallow, one_long_instruction, hoard, die])
 def test_a_computation_that_takes_too_much_is_ended_and_its_process_replaced(
-    processes: Processes, work: Any
+    processes: ProcessPool, work: Any
 ) -> None:
     async def both() -> int:
         with pytest.raises(TooExpensiveError):
@@ -102,7 +108,7 @@ def test_a_computation_that_takes_too_much_is_ended_and_its_process_replaced(
     assert asyncio.run(both()) == 3
 
 
-def test_the_deadline_counts_the_time_of_one_computation_alone(processes: Processes) -> None:
+def test_the_deadline_counts_the_time_of_one_computation_alone(processes: ProcessPool) -> None:
     async def many() -> None:
         for _ in range(5):
             await processes.run(busy_for, 0.1)
@@ -116,17 +122,17 @@ def busy_for(seconds: float) -> None:
         pass
 
 
-def test_computations_give_way_to_the_server(processes: Processes) -> None:
+def test_computations_give_way_to_the_server(processes: ProcessPool) -> None:
     assert asyncio.run(processes.run(priority)) == min(os.nice(0) + 7, 19)
 
 
-def test_the_ledgers_no_arrives_whole(processes: Processes) -> None:
+def test_the_ledgers_no_arrives_whole(processes: ProcessPool) -> None:
     with pytest.raises(BudgetExhaustedError) as refused:
         asyncio.run(processes.run(refuse))
     assert (refused.value.detail, refused.value.steps) == ("too much", 3)
 
 
-def test_a_fault_in_a_computation_is_told_without_its_values(processes: Processes) -> None:
+def test_a_fault_in_a_computation_is_told_without_its_values(processes: ProcessPool) -> None:
     with pytest.raises(
         ComputationFailedError, match=r"KeyError at .*test_jamming.py:\d+ fail"
     ) as f:
@@ -138,7 +144,7 @@ def test_the_server_that_forks_them_is_replaced_when_it_dies() -> None:
     async def three() -> list[int]:
         found = []
         for number in range(3):
-            processes = Processes(1, seconds=5, niceness=0)
+            processes = ProcessPool(1, seconds=5, niceness=0)
             found.append(await processes.run(abs, number))
             processes.close()
             assert FORK_SERVER._process is not None
@@ -149,10 +155,24 @@ def test_the_server_that_forks_them_is_replaced_when_it_dies() -> None:
     assert asyncio.run(three()) == [0, 1, 2]
 
 
+def test_computations_use_one_thread_each() -> None:
+    """A library that starts threads before the fork would hang or take other cores."""
+
+    async def environment() -> list[str | None]:
+        processes = ProcessPool(1, seconds=5, niceness=0)
+        try:
+            names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+            return [await processes.run(os.getenv, name) for name in names]
+        finally:
+            processes.close()
+
+    assert asyncio.run(environment()) == ["1", "1", "1"]
+
+
 @pytest.mark.parametrize("forked", [True, False])
 def test_closing_ends_what_still_computes(forked: bool) -> None:
     """Also a process that is only being forked."""
-    processes = Processes(1, seconds=60, niceness=0)
+    processes = ProcessPool(1, seconds=60, niceness=0)
 
     async def closed() -> float:
         await processes.run(abs, -1)
@@ -176,13 +196,13 @@ def test_closing_ends_what_still_computes(forked: bool) -> None:
 def test_askers_take_turns_however_much_each_asks() -> None:
     done: list[str] = []
 
-    async def work(turns: Turns, who: str) -> None:
+    async def work(turns: FairQueue, who: str) -> None:
         async with turns.turn(who):
             await asyncio.sleep(0)
             done.append(who)
 
     async def rush() -> None:
-        turns = Turns(Limits(1, 1, 100, 100), "full")
+        turns = FairQueue(QueueLimits(1, 1, 100, 100), "full")
         await asyncio.gather(*(work(turns, who) for who in "aaaaaaaab"))
 
     asyncio.run(rush())
@@ -191,7 +211,7 @@ def test_askers_take_turns_however_much_each_asks() -> None:
 
 def test_one_asker_leaves_room_for_others() -> None:
     async def rush() -> None:
-        turns = Turns(Limits(3, 2, 100, 100), "full")
+        turns = FairQueue(QueueLimits(3, 2, 100, 100), "full")
         hold = asyncio.Event()
 
         async def work() -> None:
@@ -209,20 +229,20 @@ def test_one_asker_leaves_room_for_others() -> None:
 
 def test_who_comes_when_too_many_wait_or_waits_too_long_is_told() -> None:
     async def rush() -> None:
-        turns = Turns(Limits(1, 1, 3, 2, seconds=0.05), "full")
+        turns = FairQueue(QueueLimits(1, 1, 3, 2, seconds=0.05), "full")
         async with turns.turn("a"):
-            waits = [asyncio.create_task(turns._wait(who)) for who in "aabbb"]
+            waits = [asyncio.create_task(turns._wait_for_turn(who)) for who in "aabbb"]
             found = await asyncio.gather(*waits, return_exceptions=True)
         assert [type(each) for each in found] == [Problem] * 5
         async with turns.turn("a"):  # nothing is left of those who gave up
-            assert turns._count() == 0
+            assert turns._waiting_count() == 0
 
     asyncio.run(rush())
 
 
 def test_a_turn_is_passed_on_by_who_gives_up() -> None:
     async def rush() -> None:
-        turns = Turns(Limits(1, 1, 9, 9), "full")
+        turns = FairQueue(QueueLimits(1, 1, 9, 9), "full")
 
         async def work(who: str) -> None:
             async with turns.turn(who):
@@ -234,7 +254,7 @@ def test_a_turn_is_passed_on_by_who_gives_up() -> None:
             each.cancel()
         async with asyncio.timeout(5):
             await asyncio.gather(*working, return_exceptions=True)
-        assert not turns._working
+        assert not turns._running
         assert not turns._waiting
 
     asyncio.run(rush())
@@ -252,12 +272,12 @@ def test_a_large_body_is_read_by_a_computation_process(
         raise AssertionError("in the serving process")
 
     body = {"mechanism": LARGE, "delta": 1e-5}
-    assert len(json.dumps(body)) > READ_HERE_BYTES
+    assert len(json.dumps(body)) > PARSED_HERE_BYTES_MAX
     with service(tmp_path) as http:
-        monkeypatch.setattr("accountant_service.api.answering.canonical_form", here)
+        monkeypatch.setattr("accountant_service.api.computation_cache.canonical_form", here)
         monkeypatch.setattr("accountant_service.mechanisms.canonical.canonical_form", here)
-        monkeypatch.setattr("accountant_service.api.problems.read", here)
-        monkeypatch.setattr("accountant_service.api.problems.parse", here)
+        monkeypatch.setattr("accountant_service.api.problems.read_body", here)
+        monkeypatch.setattr("accountant_service.api.problems.parse_json", here)
         answer = http.post("/v1/epsilon", json=body)
         assert answer.status_code == 200, answer.text
         batch = {"requests": [{"path": "/v1/epsilon", "body": body}]}
@@ -284,9 +304,9 @@ def test_a_large_plan_is_reserved_and_quoted(tmp_path: Path) -> None:
 
 def test_the_loop_goes_on_between_the_items_of_a_batch() -> None:
     """Whatever else is ready runs after each item, also where all are known."""
-    answerer = Answerer(Settings(), Metrics())
+    computations = ComputationCache(Settings(), Metrics())
     asked = EpsilonRequest.model_validate(QUESTION)
-    answerer._cache.keep(("/v1/epsilon", answerer_key(asked)), compute("/v1/epsilon", asked))
+    computations._cache.keep(("/v1/epsilon", answerer_key(asked)), compute("/v1/epsilon", asked))
     items = [("/v1/epsilon", QUESTION)] * 200
     rounds = 0
 
@@ -298,8 +318,8 @@ def test_the_loop_goes_on_between_the_items_of_a_batch() -> None:
 
     async def batch() -> int:
         counting = asyncio.create_task(count())
-        response = routes._BatchResponse(answerer, "a", Unread(b""), Settings())
-        found = [each async for each in response._results(items)]
+        response = routes._BatchResponse(computations, "a", UnreadBody(b""), Settings())
+        found = [each async for each in response._limited_results(items)]
         counting.cancel()
         return len(found)
 
@@ -308,9 +328,9 @@ def test_the_loop_goes_on_between_the_items_of_a_batch() -> None:
 
 
 def answerer_key(asked: Any) -> Any:
-    from accountant_service.api.answering import CALLS
+    from accountant_service.api.computation_cache import ENDPOINTS
 
-    return CALLS["/v1/epsilon"].key(asked)
+    return ENDPOINTS["/v1/epsilon"].key(asked)
 
 
 def test_a_batch_ends_at_its_bytes_with_a_problem_for_the_rest(tmp_path: Path) -> None:
@@ -327,7 +347,7 @@ def test_a_batch_ends_at_its_bytes_with_a_problem_for_the_rest(tmp_path: Path) -
 
 def test_a_client_that_does_not_read_holds_a_piece_of_its_answer_only() -> None:
     """The rest of a batch is made when the first pieces have been sent."""
-    answerer = Answerer(Settings(), Metrics())
+    computations = ComputationCache(Settings(), Metrics())
     made = 0
 
     async def answers() -> Any:
@@ -337,7 +357,7 @@ def test_a_client_that_does_not_read_holds_a_piece_of_its_answer_only() -> None:
             yield b'"' + b"x" * 100_000 + b'"'
 
     async def unread() -> None:
-        response = routes._BatchResponse(answerer, "a", Unread(b""), Settings())
+        response = routes._BatchResponse(computations, "a", UnreadBody(b""), Settings())
         sent = 0
 
         async def send(message: Message) -> None:
@@ -351,7 +371,7 @@ def test_a_client_that_does_not_read_holds_a_piece_of_its_answer_only() -> None:
             raise AssertionError
 
         response._items = items  # type: ignore[method-assign]
-        response._results = lambda _: answers()  # type: ignore[method-assign]
+        response._limited_results = lambda _: answers()  # type: ignore[method-assign]
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await response({"type": "http", "asgi": {}}, receive, send)
@@ -366,11 +386,11 @@ def test_a_client_that_does_not_read_holds_a_piece_of_its_answer_only() -> None:
 def test_a_batch_pauses_after_each_piece() -> None:
     async def answers() -> Any:
         for _ in range(20):
-            yield b"x" * routes._PIECE_BYTES
+            yield b"x" * routes._CHUNK_BYTES
 
     async def seconds() -> float:
         begun = time.monotonic()
-        pieces = [piece async for piece in routes._pieces(answers())]
+        pieces = [piece async for piece in routes._chunks(answers())]
         assert len(pieces) == 21
         return time.monotonic() - begun
 
@@ -378,7 +398,7 @@ def test_a_batch_pauses_after_each_piece() -> None:
 
 
 def test_the_cache_is_bounded_in_bytes() -> None:
-    cache = _Cache(100, 1000)
+    cache = _AnswerCache(100, 1000)
     for number in range(50):
         cache.keep(number, b"x" * 99)
     assert [number for number in range(50) if cache.find(number)] == list(range(40, 50))
@@ -387,7 +407,7 @@ def test_the_cache_is_bounded_in_bytes() -> None:
 
 
 def test_a_question_nobody_waits_for_is_not_begun() -> None:
-    answerer = Answerer(Settings(computation_processes=1), Metrics())
+    computations = ComputationCache(Settings(computation_processes=1), Metrics())
     begun: list[str] = []
 
     async def slow(_: Any, path: str, ask: Any) -> bytes:
@@ -395,11 +415,11 @@ def test_a_question_nobody_waits_for_is_not_begun() -> None:
         await asyncio.sleep(0.2)
         return b"{}"
 
-    answerer._processes.run = slow  # type: ignore[method-assign]
+    computations._processes.run = slow  # type: ignore[method-assign]
 
     async def rush() -> None:
         asks = [
-            asyncio.create_task(answerer.answer("a", "/v1/epsilon", Unread(text)))
+            asyncio.create_task(computations.answer("a", "/v1/epsilon", UnreadBody(text)))
             for text in (b"first", b"second", b"third")
         ]
         await asyncio.sleep(0.05)
@@ -429,7 +449,7 @@ def test_a_question_whose_client_has_gone_is_given_up() -> None:
     async def ask() -> None:
         request = routes.Request({"type": "http"}, receive)
         with pytest.raises(Problem):
-            await routes.while_connected(request, answer())
+            await routes.cancel_on_disconnect(request, answer())
         await asyncio.sleep(0)
 
     asyncio.run(ask())
@@ -574,12 +594,12 @@ def test_a_plan_too_large_to_be_answered_with_each_grant_is_not_reserved(tmp_pat
 def test_large_bodies_have_bounded_room_and_small_ones_always(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accountant_service.app.ROOM_BYTES", 10_000)
+    monkeypatch.setattr("accountant_service.app.BODY_MEMORY_BYTES", 10_000)
     body = {"mechanism": LARGE, "delta": 1e-5}
     with service(tmp_path) as http:
         for _ in range(3):  # the room is given back
             assert http.post("/v1/epsilon", json=body).status_code == 200
-        room = http.app.state.room  # type: ignore[attr-defined]
+        room = http.app.state.body_memory  # type: ignore[attr-defined]
         room.take(9_000)
         answer = http.post("/v1/epsilon", json=body)
         assert (answer.status_code, answer.json()["code"]) == (503, "busy")

@@ -17,18 +17,19 @@ from sqlalchemy import QueuePool, create_engine
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
-from accountant_service import cli, mechanisms
+from accountant_service import calculator, cli, mechanisms
 from accountant_service.app import create_app
-from accountant_service.errors import DatabaseAwayError, NoFiniteEpsilonError
-from accountant_service.ledger import certificate, chain, service
+from accountant_service.errors import NoFiniteEpsilonError
+from accountant_service.ledger import certificate, hash_chain, plans
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
-from accountant_service.ledger.keys import Keys, Scope
-from accountant_service.ledger.model import Dataset, Reservation
+from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.repository import Repository
+from accountant_service.ledger.rules import Dataset, Reservation
 from accountant_service.ledger.verification import verify
 from accountant_service.settings import Settings
-from tests.databases import database
+from tests.support.databases import database
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 60}
 BUDGET = {"epsilon": 3.0, "delta": 1e-5}
@@ -208,7 +209,7 @@ def test_an_end_declared_before_the_first_step_is_a_smaller_reservation(admin: C
 
 
 def test_steps_that_are_not_those_of_the_mechanism_are_found() -> None:
-    """Signed by whoever: the numbers of a certificate must fit each other."""
+    """Whatever key signs a certificate, its numbers must agree with each other."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.generate()
@@ -218,7 +219,7 @@ def test_steps_that_are_not_those_of_the_mechanism_are_found() -> None:
     right = [(300, 300), (300, 0)]
     for reserved, granted in (*right, (1500, 300), (20, 20), (300, 301), (300, -1)):
         document = whole | {"steps_reserved": reserved, "steps": granted}
-        document["signature"] = key.sign(certificate._text(document)).hex()
+        document["signature"] = key.sign(certificate._signed_bytes(document)).hex()
         faults, _ = certificate.check(document)
         assert (faults == []) == ((reserved, granted) in right), (reserved, granted, faults)
 
@@ -235,7 +236,7 @@ def test_a_name_that_is_there_twice_is_refused(inside: str, tmp_path: Path) -> N
     file.write_text(text[:at] + inside + text[at:])
     told = CliRunner().invoke(cli.app, ["verify", str(file)])
     assert told.exit_code == 1
-    assert f"the name {name[1:-1]!r} is there more than once" in told.stderr
+    assert f"the name {name[1:-1]!r} occurs more than once" in told.stderr
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"format": NaN}', "[" * 100_000, ""])
@@ -244,7 +245,7 @@ def test_what_is_no_json_object_is_no_certificate(text: str, tmp_path: Path) -> 
     file.write_text(text)
     told = CliRunner().invoke(cli.app, ["verify", str(file)])
     assert told.exit_code == 1
-    assert "it is no certificate" in told.stderr
+    assert "it is not a certificate" in told.stderr
 
 
 NESTED = {"kind": "fixed_size_sampled", "dataset_size": 60_000, "batch_size": 600,
@@ -355,8 +356,8 @@ def test_quotes_of_many_plans(admin: Caller) -> None:
 def stored(admin: Caller, name: str) -> tuple[Dataset, list[Reservation]]:
     """A dataset and its reservations as the database has them."""
     with admin.http.app.state.repository.reading() as reading:  # type: ignore[attr-defined]
-        dataset = reading.dataset(name)
-        return dataset, reading.reservations(dataset)
+        dataset = reading.find_dataset(name)
+        return dataset, reading.list_reservations(dataset)
 
 
 def test_a_quote_without_a_finite_epsilon_is_a_quote(
@@ -365,10 +366,10 @@ def test_a_quote_without_a_finite_epsilon_is_a_quote(
     def infinite(*_: Any) -> None:
         raise NoFiniteEpsilonError("none at all")
 
-    monkeypatch.setattr(certificate, "certified", infinite)
+    monkeypatch.setattr(calculator, "prove_epsilon", infinite)
     admin.dataset("endless")
-    found = service.quote(stored(admin, "endless")[0], mechanisms.from_json(RUN))
-    assert found.view["fits"]
+    found = plans.quote_plan(stored(admin, "endless")[0], mechanisms.from_json(RUN))
+    assert found.fits
     assert found.guarantee is None
 
 
@@ -402,13 +403,13 @@ def test_a_plan_of_no_steps_is_certified_as_nothing(admin: Caller) -> None:
 def test_what_pld_finds_too_much_is_certified_by_renyi(
     admin: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accountant_service.accountants.pld._PARTS_MAX", 1)
+    monkeypatch.setattr("accountant_service.accountants.pld._RELEASES_MAX", 1)
     admin.dataset("many")
     for noise in (1.0, 2.0):
         run = admin.reserve("many", RUN | {"noise_multiplier": noise})["id"]
         admin.grant(run, 10, 0)
     dataset, runs = stored(admin, "many")
-    assert service.running_total(dataset.policy, runs).method == "subsampled_rdp"
+    assert plans.estimate_running_total(dataset.policy, runs).method == "subsampled_rdp"
 
 
 def test_quotes_that_take_too_long_say_so(admin: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,8 +517,8 @@ def test_who_may_do_what(admin: Caller, keys: Keys) -> None:
     assert team.get("/v1/keys")[0] == 403
     for key, said in (
         ("", "send an API key"),
-        ("pa_x_y", "not known"),
-        (admin.key[:-1] + "!", "not known"),
+        ("pa_x_y", "is unknown"),
+        (admin.key[:-1] + "!", "is unknown"),
         ("nonsense", "begins with pa_"),
     ):
         status, problem = Caller(admin.http, key).get("/v1/datasets")
@@ -585,7 +586,7 @@ def test_entries_come_page_by_page(admin: Caller, monkeypatch: pytest.MonkeyPatc
     run = admin.reserve("pages")
     for k in range(5):
         admin.grant(run["id"], 1, k)
-    monkeypatch.setattr("accountant_service.ledger.service.PAGE", 3)
+    monkeypatch.setattr("accountant_service.ledger.service.PAGE_SIZE", 3)
     seen: list[int] = []
     cursor = ""
     while True:
@@ -707,7 +708,7 @@ def test_both_ways_make_the_tables_the_code_expects(kind: str, make: str, tmp_pa
             if make == "at once":
                 assert opening.upgrade(transaction.connection)[0] is None
             else:
-                opening._run_chain(transaction.connection)
+                opening._run_migrations(transaction.connection)
             context = MigrationContext.configure(transaction.connection)
             assert compare_metadata(context, METADATA) == []
             before, after = opening.upgrade(transaction.connection)
@@ -725,7 +726,7 @@ def test_a_database_that_is_away_grants_nothing() -> None:
 def answer_without_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, str, str]:
-    """What a reservation is answered when every statement fails; and what is stored of it."""
+    """Reserve while the connection is lost; return status, error code and Retry-After."""
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
     with TestClient(app, raise_server_exceptions=False) as http:
         admin = Caller(http, app.state.keys.create([Scope.ADMIN])[0])
@@ -756,7 +757,7 @@ def test_an_outage_that_is_not_recognised_would_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutant of the test above: nothing is granted either, but nobody is told why."""
-    monkeypatch.setattr(storage, "_AWAY", ())
+    monkeypatch.setattr(storage, "_CONNECTION_FAILURES", ())
     assert answer_without_database(tmp_path, monkeypatch)[0] == 500
 
 
@@ -764,9 +765,9 @@ def test_an_outage_that_is_not_recognised_would_show(
 def test_it_is_the_chain_that_shows_an_altered_time(
     chained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What no balance depends on is held by the hashes alone: without them it goes unnoticed."""
+    """Only the hashes protect fields that no balance depends on."""
     if not chained:
-        monkeypatch.setattr(chain, "hash_of", lambda *_: chain.GENESIS)
+        monkeypatch.setattr(hash_chain, "hash_entry", lambda *_: hash_chain.GENESIS)
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
     with TestClient(app) as http:
         admin = Caller(http, app.state.keys.create([Scope.ADMIN])[0])

@@ -18,15 +18,18 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from accountant_service.errors import AccountingError, BudgetExhaustedError, DatabaseAwayError
+from accountant_service.api.ledger_views import encode_answer
+from accountant_service.errors import CodedError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
-from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.errors import BudgetExhaustedError, DatabaseAwayError
 from accountant_service.ledger.repository import KeyRecord, Repository, Transaction
-from accountant_service.ledger.service import Ledger, Request
+from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import DpSgd
-from tests.databases import database
+from tests.support.databases import database
 
 RUN = DpSgd(1.0, sample_rate=0.01, steps=2000)  # five fit
 WRITERS = 16
@@ -50,7 +53,7 @@ def postgresql(tmp_path: Path) -> Iterator[Repository]:
 
 @dataclass
 class Outcome:
-    """What came of a race of reservations."""
+    """The outcome of a race of reservations."""
 
     admitted: int
     refused: int
@@ -61,18 +64,17 @@ class Outcome:
 
 def race(repository: Repository) -> Outcome:
     """Sixteen writers reserve a fifth of the budget each, at the same moment."""
-    ledger = Ledger(repository)
+    ledger = Ledger(repository, encode_answer)
     _, key = Keys(repository).create([Scope.ADMIN])
-    ledger.create_dataset(
-        request(key), "d", 1000, 8.0, 1e-5, NeighbouringRelation.ADD_OR_REMOVE_ONE, "record", None
-    )
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    ledger.create_dataset(request(key), NewDataset("d", 1000, 8.0, 1e-5, relation, "record"))
     start, results = threading.Barrier(WRITERS), []
 
     def writer() -> None:
         start.wait()
         try:
             ledger.reserve(request(key), "d", RUN, 3600, "")
-        except AccountingError as error:
+        except CodedError as error:
             results.append(type(error))
         else:
             results.append(None)
@@ -84,9 +86,9 @@ def race(repository: Repository) -> Outcome:
         thread.join()
     assert len(results) == WRITERS
     with repository.reading() as reading:
-        dataset = reading.dataset("d")
+        dataset = reading.find_dataset("d")
         assert dataset is not None
-        held = sum(run.held for run in reading.reservations(dataset))
+        held = sum(run.held for run in reading.list_reservations(dataset))
     return Outcome(
         results.count(None),
         results.count(BudgetExhaustedError),
@@ -96,16 +98,16 @@ def race(repository: Repository) -> Outcome:
     )
 
 
-def request(key: KeyRecord) -> Request:
-    return Request(key, uuid.uuid4().hex, "race", None)
+def request(key: KeyRecord) -> WriteRequest:
+    return WriteRequest(key, uuid.uuid4().hex, "race", None)
 
 
 def without_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And whoever would have held it waits a moment, so that others read the same before a charge.
+    """Remove the lock; each writer then waits, so that others read the same state before a charge.
 
     Else a busy machine may happen to run one writer after the other.
     """
-    for name in ("dataset", "dataset_by_id"):
+    for name in ("find_dataset", "find_dataset_by_id"):
         genuine: Any = getattr(Transaction, name)
 
         def unlocked(self: Transaction, of: str, *, lock: bool = False, to: Any = genuine) -> Any:
@@ -160,17 +162,17 @@ def test_without_either_a_race_overspends(
 def test_a_reader_waits_for_nobody_and_nobody_for_a_reader(repository: Repository) -> None:
     _, key = Keys(repository).create([Scope.ADMIN])
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-    ledger = Ledger(repository)
-    ledger.create_dataset(request(key), "d", 1000, 8.0, 1e-5, relation, "record", None)
+    ledger = Ledger(repository, encode_answer)
+    ledger.create_dataset(request(key), NewDataset("d", 1000, 8.0, 1e-5, relation, "record"))
     started = time.monotonic()
     with repository.transaction() as writing:
-        writing.dataset("d", lock=True)
-        writing.audit("someone", "waits", "d")
+        writing.find_dataset("d", lock=True)
+        writing.record_audit_event("someone", "waits", "d")
         with repository.reading() as reading:
-            assert reading.dataset("d") is not None
-            assert not any(event["action"] == "waits" for event in reading.audits())
+            assert reading.find_dataset("d") is not None
+            assert not any(event["action"] == "waits" for event in reading.list_audit_events())
     with repository.reading() as reading:
-        assert reading.dataset("d") is not None
+        assert reading.find_dataset("d") is not None
         ledger.reserve(request(key), "d", RUN, 3600, "")
     assert time.monotonic() - started < 5.0
 
@@ -181,7 +183,7 @@ def test_a_secret_is_made_once_whoever_asks_first(repository: Repository) -> Non
     def ask() -> None:
         start.wait()
         with repository.transaction() as transaction:
-            found.append(transaction.secret("certificates"))
+            found.append(transaction.get_or_create_secret("certificates"))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:

@@ -18,15 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from accountant_service import calculator
 from accountant_service.mechanisms import DpSgd
 from training_client.budget import LedgerBudget
-from training_client.errors import (
-    BudgetExhaustedError,
-    NoGuaranteeError,
-    ServiceUnreachableError,
-)
-from training_client.integrations import checks
+from training_client.client import AccountingService
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
 from training_client.integrations import opacus as integration
+from training_client.integrations import opacus_checks
 from training_client.plan import Plan
-from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -51,7 +47,7 @@ def records(number: int = 400) -> TensorDataset:
 
 
 def program(**private: Any) -> tuple[nn.Module, Any, DataLoader[Any], PrivacyEngine]:
-    """What a user of Opacus has written already."""
+    """A training program as users of Opacus write it."""
     torch.manual_seed(1)
     net = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -133,7 +129,7 @@ def test_the_noise_for_a_target_is_found(transport: Any) -> None:
 
 
 def test_without_a_service_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
+    monkeypatch.setattr("training_client.client.time.sleep", lambda _: None)
 
     def dead(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("gone")
@@ -187,7 +183,7 @@ def test_a_loader_that_is_not_poisson_is_refused(transport: Any, asked: list[Any
         ({"noise_multiplier": float("inf")}, "noise_multiplier = inf"),
         ({"noise_multiplier": 1.0, "max_grad_norm": float("inf")}, "max_grad_norm = inf"),
         ({"noise_multiplier": 1.0, "max_grad_norm": 0.0}, "max_grad_norm = 0 "),
-        ({"noise_multiplier": 1.0} | ADAPTIVE, "adaptive.*no claim covers"),
+        ({"noise_multiplier": 1.0} | ADAPTIVE, "adaptive.*no guarantee covers"),
     ],
 )
 def test_what_gives_no_guarantee_changes_nothing(
@@ -230,17 +226,17 @@ def test_no_record_is_drawn_more_often_than_is_charged(
     sampler = UniformWithReplacementSampler(num_samples=2**24, sample_rate=rate, steps=1)
     as_it_was = len(next(iter(sampler)))
     for _ in range(2):
-        assert checks.held_to_rate(sampler) == rate
+        assert opacus_checks.hold_to_charged_rate(sampler) == rate
     drawn = len(next(iter(sampler)))
     assert drawn == math.floor(rate * 2**24) <= as_it_was
     assert as_it_was > rate * 2**24 or drawn == rate * 2**24
     if rate == 1e-4:  # the figure in docs/how-to/frameworks.md
         assert f"{as_it_was / (rate * 2**24) - 1:.3%}" == "0.017%"
     sampler.sample_rate = 0.3  # told another
-    assert checks.held_to_rate(sampler) == 0.3
+    assert opacus_checks.hold_to_charged_rate(sampler) == 0.3
     sampler.sample_rate = 1e-8
     with pytest.raises(NoGuaranteeError, match="make batches larger"):
-        checks.held_to_rate(sampler)
+        opacus_checks.hold_to_charged_rate(sampler)
 
 
 def test_what_is_drawn_from_are_numbers_of_24_bits() -> None:
@@ -252,7 +248,7 @@ def test_a_sampler_is_held_to_its_rate_before_it_draws(transport: Any) -> None:
     integration.connect(transport=transport)
     _, optimizer, loader, _ = program(noise_multiplier=1.0)
     assert 0.05 - 2**-24 < loader.batch_sampler.sample_rate < 0.05
-    assert checks.plan_of(optimizer, loader).sample_rate == 0.05
+    assert opacus_checks.plan_of(optimizer, loader).sample_rate == 0.05
 
 
 def test_steps_that_a_program_skips_by_itself_are_not_charged_as_one(transport: Any) -> None:
@@ -287,7 +283,7 @@ def test_batches_that_are_split_are_one_step(transport: Any) -> None:
         data_loader=loader, max_physical_batch_size=4, optimizer=optimizer
     ) as parts:
         assert train(model, optimizer, parts, 1) > 3 * len(loader)
-        assert checks.plan_of(optimizer, parts) == checks.plan_of(optimizer, loader)
+        assert opacus_checks.plan_of(optimizer, parts) == opacus_checks.plan_of(optimizer, loader)
         with pytest.raises(NoGuaranteeError, match="has had its step"):
             step(model, optimizer, [torch.randn(2, 6), torch.tensor([0, 1])])
     assert engine.accountant.history == [(1.0, 0.05, 20)]
@@ -365,12 +361,12 @@ def test_the_divisor_must_be_the_plan_s() -> None:
             noise_multiplier=1.0,
             max_grad_norm=1.0,
         )
-    plan = checks.plan_of(optimizer, loader)
+    plan = opacus_checks.plan_of(optimizer, loader)
     assert plan == Plan(400, 0.05, 1.0, 1.0)
-    checks.require_plan(optimizer, loader, plan)
+    opacus_checks.require_plan(optimizer, loader, plan)
     optimizer.expected_batch_size = 10
     with pytest.raises(NoGuaranteeError, match="divided by 10, the plan expects batches of 20"):
-        checks.require_plan(optimizer, loader, plan)
+        opacus_checks.require_plan(optimizer, loader, plan)
 
 
 def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -> None:
@@ -400,7 +396,7 @@ def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -
     assert engine.get_epsilon(1e-5) == exact.epsilon
     optimizer.noise_multiplier = 2.0
     next(iter(loader))
-    with pytest.raises(NoGuaranteeError, match="the ledger was told"):
+    with pytest.raises(NoGuaranteeError, match="the ledger's plan is"):
         optimizer.step_hook(optimizer)
 
 
@@ -411,7 +407,7 @@ def test_two_engines_do_not_share_one_reservation(ledger: AccountingService) -> 
     first, second = program(noise_multiplier=1.0), program(noise_multiplier=1.0)
     with pytest.raises(BudgetExhaustedError, match="all 10 steps"):
         train(*first[:3], 1)
-    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+    with pytest.raises(NoGuaranteeError, match="another run uses the same budget"):
         train(*second[:3], 1)
     assert [each[3].accountant.made for each in (first, second)] == [10, 0]
 
@@ -436,7 +432,7 @@ def test_of_two_processes_one_asks_and_a_refusal_stops_both(tmp_path: Path) -> N
     assert second.count("made") == 12
     assert second[12].startswith("refused, untouched True")
     assert second[13:16] == ["at the gate", "step 1 allowed", "step 12 allowed"]
-    assert second[16].startswith("step 13 refused: step 13 would pass ε = 1.25")
+    assert second[16].startswith("step 13 refused: step 13 would exceed ε = 1.25")
     assert second[17].startswith("natively: 2 processes train")
 
 
@@ -444,6 +440,6 @@ def test_processes_that_each_draw_from_all_records_are_refused(
     transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     integration.connect(transport=transport)
-    monkeypatch.setattr(checks, "world_size", lambda: 2)
+    monkeypatch.setattr(opacus_checks, "world_size", lambda: 2)
     with pytest.raises(NoGuaranteeError, match="each of 2 processes would draw from all records"):
         program(noise_multiplier=1.0)

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 
 from accountant_service import calculator, mechanisms
 from accountant_service.app import create_app
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
 
 CHECKS = [

@@ -1,4 +1,4 @@
-"""What an operator relies on: metrics, the log, limits, settings and traces."""
+"""Operating the service: metrics, the log, limits, settings and traces."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from accountant_service import logs, tracing
-from accountant_service.api.limits import Limiter
 from accountant_service.api.problems import Problem
+from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.app import create_app
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
-from tests.databases import private_server
+from tests.support.databases import private_server
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0625, "sample_rate": 0.015625, "steps": 64}
 QUESTION = {"mechanism": RUN, "delta": 1e-5}
@@ -221,7 +221,7 @@ def test_a_request_keeps_its_own_identifier_if_it_is_one(http: TestClient) -> No
 
 def test_a_burst_passes_and_then_the_rate() -> None:
     now = 0.0
-    limiter = Limiter(rate=2, burst=3, clock=lambda: now)
+    limiter = RateLimiter(rate=2, burst=3, clock=lambda: now)
     for _ in range(3):
         limiter.admit("one")
     with pytest.raises(Problem) as refused:

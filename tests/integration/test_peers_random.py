@@ -12,8 +12,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 
-from accountant_service.numerics import sampled_gaussian
-from tests.helpers import epsilon, log_uniform, run
+from accountant_service.numerics.laws import sampled_gaussian
+from tests.support.helpers import epsilon, log_uniform, run
 
 GRID_RNG = random.Random(31)
 GRID = [

@@ -14,19 +14,21 @@ from alembic.config import Config
 from fastapi.testclient import TestClient
 from sqlalchemy import inspect, text
 
+from accountant_service.api.ledger_views import encode_answer
 from accountant_service.app import create_app
-from accountant_service.errors import DatabaseAwayError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
-from accountant_service.ledger import housekeeping
-from accountant_service.ledger.housekeeping import Housekeeping
-from accountant_service.ledger.keys import Keys, Scope
+from accountant_service.ledger import idempotency_cleanup
+from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
 from accountant_service.ledger.repository import KeyRecord, Repository, connect, now
-from accountant_service.ledger.service import Ledger, Request
+from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import DpSgd
 from accountant_service.settings import Settings
-from tests.databases import database
+from tests.support.databases import database
 
 RUN = DpSgd(1.0, sample_rate=0.01, steps=60)
 DAY = 86_400_000_000
@@ -46,16 +48,15 @@ class Client:
     """A ledger and a key, whose writes may be repeated."""
 
     def __init__(self, repository: Repository) -> None:
-        self.repository, self.ledger = repository, Ledger(repository)
+        self.repository, self.ledger = repository, Ledger(repository, encode_answer)
         self.key: KeyRecord = Keys(repository).create([Scope.ADMIN])[1]
 
-    def request(self, once: str = "") -> Request:
-        return Request(self.key, once or uuid.uuid4().hex, "test", None)
+    def request(self, once: str = "") -> WriteRequest:
+        return WriteRequest(self.key, once or uuid.uuid4().hex, "test", None)
 
     def dataset(self) -> None:
-        self.ledger.create_dataset(
-            self.request("create"), "d", 1000, 8.0, 1e-5, ADD_OR_REMOVE, "record", None
-        )
+        new = NewDataset("d", 1000, 8.0, 1e-5, ADD_OR_REMOVE, "record")
+        self.ledger.create_dataset(self.request("create"), new)
 
     def reserve(self, once: str) -> str:
         self.ledger.reserve(self.request(once), "d", RUN, 3600, "")
@@ -86,7 +87,7 @@ class Client:
 def test_what_is_old_is_forgotten_a_few_at_a_time(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "_BATCH", 2)
+    monkeypatch.setattr(idempotency_cleanup, "_KEYS_PER_TRANSACTION", 2)
     client = Client(repository)
     client.dataset()
     for name in "abcde":
@@ -94,13 +95,13 @@ def test_what_is_old_is_forgotten_a_few_at_a_time(
     client.age(31, "b", "c", "d")
     client.age(29.9, "a")
     client.age(40, "d")  # the oldest goes first
-    house = Housekeeping(repository, 30)
-    assert house.forget()
+    house = IdempotencyCleanup(repository, 30)
+    assert house.delete_expired()
     assert "d" not in client.known()
     assert client.known() > {"a", "e", "create"}
-    assert not house.forget()
+    assert not house.delete_expired()
     assert client.known() == {"a", "e", "create"}
-    assert not house.forget()
+    assert not house.delete_expired()
     assert verify(repository).faults == []
 
 
@@ -109,7 +110,7 @@ def test_a_repeat_within_the_retention_gets_the_first_answer(repository: Reposit
     client.dataset()
     run = client.reserve("once")
     client.age(29.9, "once")
-    Housekeeping(repository, 30).forget()
+    IdempotencyCleanup(repository, 30).delete_expired()
     assert client.reserve("once") == run
 
 
@@ -136,16 +137,16 @@ def test_a_repeat_after_the_retention_spends_nothing_twice(repository: Repositor
 
     other = client.reserve("reserve another")
     assert everything() == ["create", "grant", "commit", "release"]
-    spent = client.ledger.dataset(client.key, "d")["spent"]
+    spent = client.ledger.get_dataset(client.key, "d").balance.spent
     client.age(31, "create", "grant", "commit", "release", "reserve")
-    Housekeeping(repository, 30).forget()
+    IdempotencyCleanup(repository, 30).delete_expired()
     assert client.known() == {"reserve another"}
     assert everything() == [
         "create: name-taken", "grant: reservation-closed", "commit", "release",
     ]  # fmt: skip
     again = client.reserve("reserve")
     assert again != run
-    assert client.ledger.dataset(client.key, "d")["spent"] == spent
+    assert client.ledger.get_dataset(client.key, "d").balance.spent == spent
     assert verify(repository).faults == []
 
 
@@ -155,7 +156,7 @@ def test_a_late_repeat_of_a_grant_is_stale(repository: Repository) -> None:
     run = client.reserve("reserve")
     client.ledger.grant(client.request("grant"), run, 20, 0)
     client.age(31, "grant")
-    Housekeeping(repository, 30).forget()
+    IdempotencyCleanup(repository, 30).delete_expired()
     with pytest.raises(Exception, match="20 steps are granted, not 0"):
         client.ledger.grant(client.request("grant"), run, 20, 0)
 
@@ -174,7 +175,7 @@ def test_two_servers_may_forget_at_once(repository: Repository) -> None:
         start.wait()
         for _ in range(20):
             with repository.transaction() as transaction:
-                found.append(transaction.forget(now() - 30 * DAY, 5))
+                found.append(transaction.delete_answers(now() - 30 * DAY, 5))
 
     threads = [threading.Thread(target=forget) for _ in range(4)]
     for thread in threads:
@@ -186,7 +187,7 @@ def test_two_servers_may_forget_at_once(repository: Repository) -> None:
 
 
 def test_the_server_forgets_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(idempotency_cleanup, "_START_DELAY_SECONDS", 0.05)
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
     client = Client(app.state.repository)
     client.dataset()
@@ -201,8 +202,8 @@ def test_the_server_forgets_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_outage_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_FIRST_SECONDS", "_REST_SECONDS"):
-        monkeypatch.setattr(housekeeping, name, 0.05)
+    for name in ("_START_DELAY_SECONDS", "_IDLE_SECONDS"):
+        monkeypatch.setattr(idempotency_cleanup, name, 0.05)
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
     client = Client(app.state.repository)
     client.dataset()
@@ -274,8 +275,8 @@ def test_a_ledger_of_the_version_before_goes_on(kind: str, tmp_path: Path) -> No
         client.key = before.key
         run = client.reserve("reserve")
         status = client.ledger.grant(client.request("grant"), run, 20, 0)
-        assert '"steps_granted": 20' in status.answer, "the first answer, again"
+        assert '"steps_granted": 20' in status.text, "the first answer, again"
         client.age(31, "grant")
-        assert not Housekeeping(after, 30).forget()
+        assert not IdempotencyCleanup(after, 30).delete_expired()
         assert "grant" not in client.known()
         after.close()

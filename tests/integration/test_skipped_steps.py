@@ -1,4 +1,4 @@
-"""A step that is left out after its batch was drawn: refused, whoever leaves it out.
+"""A step that is left out after its batch was drawn: refused, whatever leaves it out.
 
 Parameters that stay as they were tell of the record for which they did, and no noise hides that.
 """
@@ -9,7 +9,7 @@ import copy
 import itertools
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,11 +18,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from training_client.budget import Budget
+from training_client.client import AccountingService
 from training_client.errors import NoGuaranteeError
 from training_client.integrations import opacus as integration
-from training_client.integrations.gate import StepGate
+from training_client.integrations.step_gate import StepGate
 from training_client.plan import Plan
-from training_client.service import AccountingService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -57,7 +57,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _accelerated() -> None:
-    """What wraps loaders and optimizers wants one."""
+    """Create the accelerator that wrapped loaders and optimizers need."""
     Accelerator(cpu=True)
 
 
@@ -181,7 +181,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(
             gate.guard(optimizer, loader)
         batch = next(iter(loader))
         if accountant == "rdp":
-            gate.ask()
+            gate.permit_step()
         batch["examples"][0] = value
         net(**batch)["loss"].backward()
         with pytest.raises(NoGuaranteeError, match="not finite"):
@@ -268,18 +268,18 @@ def test_a_step_that_hugging_face_leaves_out_ends_the_training(
     private = Private()
     genuine, calls, left_out = private.optimizer.step, list[int](), STEPS - 1 if last else 3
 
-    def skipping(closure: Any = None) -> Any:
+    def skipping(_: Any, closure: Any = None) -> Any:
         calls.append(1)
         return None if len(calls) == left_out + 1 else genuine(closure)
 
-    private.optimizer.step = skipping
+    private.optimizer.step = MethodType(skipping, private.optimizer)
     with pytest.raises(NoGuaranteeError, match=LEFT_OUT):
         InHuggingFace().fit(private, allowance, tmp_path, steps_max=STEPS)
     assert private.sgd.made == left_out
     assert not (tmp_path / "privacy.json").exists()
 
 
-# --- steps that a loop of one's own leaves out
+# --- steps that a user's own loop leaves out
 
 
 def programme(transport: Any, workers: int = 0) -> tuple[Net, Any, Any, Any]:
@@ -311,7 +311,7 @@ def train(net: Net, optimizer: Any, batches: Any, skip: int | None = None) -> No
 def test_a_batch_that_a_loop_passes_over_is_the_last(
     skip: int, workers: int, kept_ahead: int, transport: Any
 ) -> None:
-    """It is seen when the next one is drawn, or in the next pass, whoever draws ahead."""
+    """It is detected when the next batch is drawn, or in the next pass, even when prefetching."""
     net, optimizer, loader, accountant = programme(transport, workers)
     batches = prepare_data_loader(loader, put_on_device=False) if kept_ahead else loader
     train(net, optimizer, batches)

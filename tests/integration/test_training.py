@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import httpx
 import matplotlib
 import pytest
 import torch
@@ -21,108 +18,17 @@ from fastapi.testclient import TestClient
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from accountant_service.ledger.keys import Scope
-from training_client import data as data_sets
-from training_client.cli import app, compare, run, together
-from training_client.cli.folders import LOCK, held
-from training_client.data import Dataset
-from training_client.digits import up
-from training_client.models import MODELS
+from tests.support.training_bench import ROWS, Bench, small
+from training_client.client import AccountingService
+from training_client.lab import data as data_sets
+from training_client.lab.cli import app, compare, together
+from training_client.lab.cli.output_folders import lock_folder
+from training_client.lab.data import Dataset
+from training_client.lab.models import MODELS
+from training_client.lab.number_format import format_upper_bound
+from training_client.lab.pca import PrivatePca
 from training_client.optimizers import PrivateOptimizer
-from training_client.pca import PrivatePca
 from training_client.plan import Plan
-from training_client.service import AccountingService
-
-ROWS = 400
-
-
-def small(_: Path) -> Dataset:
-    """Two classes that a line tells apart."""
-    examples = torch.rand(ROWS + 100, 8, generator=torch.Generator().manual_seed(2))
-    labels = (examples[:, 0] > examples[:, 1]).long()
-    return Dataset(examples[:ROWS], labels[:ROWS], examples[ROWS:], labels[ROWS:], classes=2)
-
-
-class Bench:
-    """A ledger's dataset, and commands that ask the service in this process."""
-
-    def __init__(self, api: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.api, self.folder, self.asked = api, folder, list[tuple[str, Any]]()
-        self.refuse: str | None = None
-        self.token, _ = api.app.state.keys.create([Scope.ADMIN])  # type: ignore[attr-defined]
-        self.name = f"d{uuid.uuid4().hex[:8]}"
-        known = replace(data_sets.DATASETS["adult"], load=small, train_size=ROWS)
-        monkeypatch.setitem(data_sets.DATASETS, "small", known)
-        monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
-        for module in (run, compare, together):
-            monkeypatch.setattr(module, "AccountingService", self.service)
-
-    def service(self, url: str, *, api_key: str | None = None) -> AccountingService:
-        return AccountingService(url, api_key=api_key, transport=httpx.MockTransport(self.handle))
-
-    def handle(self, request: httpx.Request) -> httpx.Response:
-        path, content = request.url.path, request.content
-        self.asked.append((path, json.loads(content or b"null")))
-        if self.refuse is not None and self.refuse in path:
-            raise httpx.ConnectError("gone")
-        headers = {
-            name: request.headers[name]
-            for name in ("Authorization", "Idempotency-Key", "Content-Type")
-            if name in request.headers
-        }
-        answer = self.api.request(request.method, path, content=content, headers=headers)
-        return httpx.Response(answer.status_code, content=answer.content)
-
-    def give(self, epsilon: float) -> None:
-        budget = {"epsilon": epsilon, "delta": 1e-5}
-        headers = {"Authorization": f"Bearer {self.token}", "Idempotency-Key": self.name}
-        body = {"name": self.name, "size": ROWS, "budget": budget}
-        assert self.api.post("/v1/datasets", json=body, headers=headers).status_code == 201
-
-    def dataset(self) -> Any:
-        headers = {"Authorization": f"Bearer {self.token}"}
-        return self.api.get(f"/v1/datasets/{self.name}", headers=headers).json()
-
-    def train(self, command: str, *arguments: str) -> Result:
-        given = [command, "--data", "small", "--output", str(self.folder), *arguments]
-        environment = {"ACCOUNTANT_API_KEY": self.token, "COLUMNS": "200", "NO_COLOR": "1"}
-        return CliRunner().invoke(app, given, env=environment)
-
-    def run(self, *arguments: str) -> Result:
-        usual = ["--batch-size", "20", "--hidden", "4", "--steps", "30"]
-        return self.train("run", *usual, *arguments)
-
-    def leave_after(self, steps: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The service answers nothing of this any more after so many steps."""
-        genuine, made = PrivateOptimizer.step, []
-
-        def step(*of: Any) -> float:
-            made.append(1)
-            if len(made) == steps:
-                self.refuse = what
-            return genuine(*of)
-
-        monkeypatch.setattr(PrivateOptimizer, "step", step)
-
-    def counted(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """Grows by one with every step that is made, whatever is said of it."""
-        genuine, made = PrivateOptimizer.step, list[int]()
-
-        def step(*of: Any) -> float:
-            made.append(1)
-            return genuine(*of)
-
-        monkeypatch.setattr(PrivateOptimizer, "step", step)
-        return made
-
-    def left(self) -> set[str]:
-        return {file.name for file in self.folder.iterdir()} - {LOCK}
-
-    def digest(self) -> str:
-        return hashlib.sha256((self.folder / "model.pt").read_bytes()).hexdigest()
-
-    def read(self, name: str) -> Any:
-        return json.loads((self.folder / name).read_text())
 
 
 @pytest.fixture
@@ -224,7 +130,7 @@ def test_data_that_are_not_to_be_had_leave_nothing_held(bench: Bench) -> None:
     bench.give(3.0)
     done = bench.run("--dataset", bench.name, "--pca", "9", "--pca-noise", "9")
     assert done.exit_code == 2
-    assert "of 8 inputs" in done.output
+    assert "with 8 inputs" in done.output
     after = bench.dataset()
     assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
 
@@ -233,7 +139,7 @@ def test_frequencies_guide_the_optimizer_where_they_are_public(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = ("--optimizer", "adadps", "--side-information", "--model", "linear")
-    assert "how frequent" in bench.run(*wanted).output
+    assert "needs token frequencies" in bench.run(*wanted).output
     known = data_sets.DATASETS["small"]
     counted = replace(small(Path()), frequencies=torch.arange(1.0, 9.0))
     monkeypatch.setitem(data_sets.DATASETS, "small", replace(known, load=lambda _: counted))
@@ -332,11 +238,11 @@ def test_a_warm_start_gives_its_examples_up(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "resnet"], "there is no model 'resnet'; there are mlp"),
+        (["--model", "resnet"], "Unknown model 'resnet': there are mlp"),
         (["--model", "cnn"], "cnn takes images"),
         (["--batch-size", "500"], "more than 400 records"),
-        (["--warm-start", "5", "--public-examples", "400"], "leave none of 400 private"),
-        (["--pca", "9"], "takes 4096 here: 9 were asked for, of 8 inputs"),
+        (["--warm-start", "5", "--public-examples", "400"], "leaves no private record of 400"),
+        (["--pca", "9"], "--pca 9 is not possible with 8 inputs"),
         (["--size", "7", "--batch-size", "5"], "has 400 records, the plan is for 7"),
         (["--data", "mine"], "--size"),
         (["--learning-rate", "nan"], "not a finite number above 0"),
@@ -349,7 +255,7 @@ def test_a_warm_start_gives_its_examples_up(bench: Bench) -> None:
         (["--hidden", "99999999999999999999"], "--hidden"),
         (["--model", "linear", "--device", "banana"], "cannot use 'banana' here"),
         (["--output", "/dev/null"], "/dev/null"),
-        (["--api-key", "ключ"], "an API key has plain letters"),
+        (["--api-key", "ключ"], "printable ASCII"),
     ],
 )
 def test_wrong_input_is_named(bench: Bench, arguments: list[str], words: str) -> None:
@@ -389,7 +295,7 @@ def test_a_model_that_fits_nowhere_is_named(bench: Bench, monkeypatch: pytest.Mo
     monkeypatch.setitem(MODELS, "mlp", replace(kind, make=no_room))
     done = bench.run()
     assert done.exit_code == 2
-    assert "does not fit: you tried to allocate" in done.output
+    assert "does not fit into memory: you tried to allocate" in done.output
 
 
 def test_optimizers_are_compared_by_what_the_model_is_for(bench: Bench, tmp_path: Path) -> None:
@@ -453,7 +359,7 @@ def test_together_says_who_takes_part_and_who_never_did(bench: Bench) -> None:
     assert "round 3: 2 of 3 take part" in done.output
     nobody = bench.train("together", "--participants", "2", "--noise-multiplier", "0.05")
     assert nobody.exit_code == 3
-    assert "of participant-1, step 1 would pass ε = 1" in nobody.output
+    assert "for participant-1, step 1 would exceed ε = 1" in nobody.output
     assert "Raise --noise-multiplier" in nobody.output
 
 
@@ -485,7 +391,7 @@ def test_a_run_makes_no_more_steps_than_it_was_asked_for(bench: Bench) -> None:
     answer = json.loads(done.stdout)
     assert (answer["steps"], answer["steps_planned"]) == (7, 7)
     assert answer["stopped"] == "all steps are done"
-    spent = up(answer["guarantee"]["epsilon"])
+    spent = format_upper_bound(answer["guarantee"]["epsilon"])
     assert f"7 steps at q = 0.05 with σ = 20 take ε = {spent} of 2 at δ = 1e-05" in done.stderr
     assert re.search(rf"step 7: loss [\d.]+, ε ≤ {spent}\n", done.stderr)
 
@@ -520,7 +426,7 @@ def test_the_papers_accounting_is_used_where_it_is_asked_for(bench: Bench) -> No
     [
         (["--epsilon", "1,2"], 2, "one for each of 3"),
         (["--epsilon", "one"], 2, "not a number"),
-        (["--sample-rate", "1.5"], 2, "sample_rate ≤ 1"),
+        (["--sample-rate", "1.5"], 2, "--sample-rate must be in (0, 1]"),
         (["--epsilon", "1e-4"], 3, "0 steps fit"),
         (["--method", "nope"], 2, "/method"),
     ],
@@ -586,7 +492,7 @@ def test_people_leave_no_claim_of_others(bench: Bench, monkeypatch: pytest.Monke
     def dies(**_: Any) -> None:
         bench.refuse = "/v1/epsilon"
 
-    monkeypatch.setattr(together, "train_together", lambda *_, **__: dies() or 2)
+    monkeypatch.setattr(together, "train_federated", lambda *_, **__: dies() or 2)
     assert bench.train("together", "--participants", "2", "--rounds", "2").exit_code == 4
     assert bench.left() == {"privacy-participant-1.json", "privacy-participant-2.json", "model.pt"}
     assert bench.read("privacy-participant-1.json")["guarantee"] == "none"
@@ -626,7 +532,7 @@ def test_a_model_for_images_is_not_trained_on_projections(bench: Bench) -> None:
     bench.give(3.0)
     done = bench.run("--dataset", bench.name, *PCA, "--model", "cnn")
     assert done.exit_code == 2
-    assert "a projection makes rows of numbers" in done.output
+    assert "--pca turns them into rows of numbers" in done.output
     assert not bench.asked
 
 
@@ -705,7 +611,7 @@ def test_raw_state_is_trained_without_a_claim_and_without_a_charge(bench: Bench)
     done = bench.run(*RAW, "--no-guarantee")
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
-    assert "No guarantee: state 'raw' is made of private gradients" in said
+    assert "No guarantee: --state raw is computed from private gradients" in said
     assert "Guarantee: ε" not in said
     claim = bench.read("privacy.json")
     assert claim["guarantee"] == "none"
@@ -739,7 +645,7 @@ def test_a_folder_that_another_run_trains_into_is_refused_and_nothing_stays_held
     bench.give(8.0)
     (bench.folder / "checkpoint.pt").parent.mkdir(parents=True)
     (bench.folder / "checkpoint.pt").touch()  # the other's: it is not told to be removed
-    with held(bench.folder):
+    with lock_folder(bench.folder):
         done = bench.run("--dataset", bench.name, "--noise-multiplier", "8")
     assert done.exit_code == 2
     assert "another run trains into" in done.stderr
@@ -749,7 +655,7 @@ def test_a_folder_that_another_run_trains_into_is_refused_and_nothing_stays_held
 
 
 def any_run(seed: int) -> tuple[float, float, int, int]:
-    """ε, σ and the batch size of a run at random, and so many steps more than fit."""
+    """Draw a run at random: ε, σ, the batch size, and the number of steps beyond the budget."""
     chance = random.Random(seed)
     budget, batch = (chance.uniform(1, 3), chance.uniform(1.3, 2.2)), chance.randint(16, 24)
     return *budget, batch, 1 + chance.randrange(99)

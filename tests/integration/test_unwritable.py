@@ -19,14 +19,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, text
 
 from accountant_service.app import create_app
-from accountant_service.errors import DatabaseAwayError
 from accountant_service.ledger import repository as storage
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.database import open_repository
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.verification import verify
 from accountant_service.settings import Settings
-from tests.databases import PrivateServer, database, private_server
+from tests.support.databases import PrivateServer, database, private_server
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 60}
 BUDGET = {"epsilon": 3.0, "delta": 1e-5}
@@ -196,7 +196,7 @@ def test_every_write_waits_for_a_database_that_takes_none(situation: str, tmp_pa
 
 
 def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
-    """What still fits in half-empty pages is written; then nothing, and `/readyz` says so."""
+    """Writes succeed while half-empty pages have room; then they fail, and `/readyz` says so."""
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
     with TestClient(app, raise_server_exceptions=False) as http:
         admin = Caller(app, http)
@@ -353,7 +353,7 @@ def test_a_server_that_starts_or_stops_is_waited_for() -> None:
 
 
 def why(app: FastAPI) -> str:
-    """What the database says of itself."""
+    """Return the database's own error message."""
     with pytest.raises(DatabaseAwayError) as away:
         app.state.repository.ping()
     return str(away.value.__cause__)

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from accountant_service import cli, digits
+from accountant_service import cli, number_format
 from accountant_service.app import create_app
-from accountant_service.errors import DatabaseAwayError
-from accountant_service.ledger.keys import Scope
+from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.settings import Settings
-from accountant_service.web import questions, rendering, sessions
+from accountant_service.web import calculator_form, rendering, sessions
 
 HTML_NAME = '<b>"bold"</b><script>alert(1)</script>'
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
@@ -135,16 +135,16 @@ def test_the_calculator_answers_at_once(visitor: Person) -> None:
     text = visitor.get("/")
     for part in ("≤ ε ≤", "proven", "estimate", "refuted", "σ = 0.959", "curve-table", "curl -s"):
         assert part in text
-    for field, described in questions.FIELDS.items():
+    for field, described in calculator_form.FIELDS.items():
         assert value(text, field) == described.initial
 
 
 def test_the_whole_state_is_in_the_address(visitor: Person) -> None:
-    state = {name: field.initial for name, field in questions.FIELDS.items()}
-    state |= {name: options[-1] for name, options in questions.CHOICES.items()}
+    state = {name: field.initial for name, field in calculator_form.FIELDS.items()}
+    state |= {name: options[-1] for name, options in calculator_form.CHOICES.items()}
     state |= {"noise_multiplier": "3.5", "epochs": "2", "sampling": "shuffled", "batches": "sizes"}
     text = visitor.get("/?" + urlencode(state))
-    for name in questions.FIELDS:
+    for name in calculator_form.FIELDS:
         assert value(text, name) == state[name]
     for name in ("batches", "length"):
         assert f'name="{name}" value="{state[name]}" checked' in text
@@ -163,7 +163,7 @@ def test_the_whole_state_is_in_the_address(visitor: Person) -> None:
         ({"delta": "nan"}, "delta", "Failure probability must be a number"),
         ({"delta": "0"}, "delta", "Failure probability must be greater than"),
         ({"epsilon": "-1"}, "epsilon", "Target must be greater than 0."),
-        ({"length": "epochs"}, "epochs", "Epochs need the records"),
+        ({"length": "epochs"}, "epochs", "To use epochs, choose batches by sizes"),
         ({"sampling": "fixed_size"}, "sampling", "Fixed size sampling needs"),
         ({"batches": "sizes", "batch_size": "70000"}, "batch_size", "Batch size must be at most"),
         ({"noise_multiplier": "9" * 5000}, "noise_multiplier", "Noise multiplier must be"),
@@ -176,7 +176,7 @@ def test_a_problem_is_a_sentence_beside_what_was_typed(
     text = visitor.get("/?" + urlencode(query))
     assert problem(text, field).startswith(sentence)
     for name, typed in query.items():
-        if name in questions.FIELDS:
+        if name in calculator_form.FIELDS:
             assert value(text, name) == typed
     assert "<script>" not in text
 
@@ -191,7 +191,7 @@ def test_every_problem_is_told_at_once(visitor: Person) -> None:
 def test_a_target_out_of_reach_leaves_the_other_answers(visitor: Person) -> None:
     text = visitor.get("/?epsilon=-1")
     assert "≤ ε ≤" in text
-    assert "Correct what is marked" in text
+    assert "Correct the fields that are marked" in text
 
 
 def _snippets(text: str) -> list[str]:
@@ -211,9 +211,9 @@ def test_the_snippets_ask_the_same_question(visitor: Person, query: str) -> None
     answer = visitor.http.post(words[2].removeprefix("http://testserver"), content=words[-1],
         headers={"Content-Type": "application/json"})  # fmt: skip
     upper = answer.json()["certified"]["epsilon"]
-    assert digits.up(upper) == found[2]
+    assert number_format.round_up(upper) == found[2]
     printed = CliRunner().invoke(cli.app, shlex.split(command)[1:])
-    assert f"≤ {digits.up(upper)}" in printed.output
+    assert f"≤ {number_format.round_up(upper)}" in printed.output
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(python, {})
@@ -225,7 +225,7 @@ TEXTS = st.one_of(
     st.sampled_from(["", "0", "1", "-1", "1e-5", "1e308", "inf", "nan", "0x1", "1_0", "٣", "½"]),
     st.floats(width=32).map(str),
 )
-NAMES = [*questions.FIELDS, *questions.CHOICES, "other"]
+NAMES = [*calculator_form.FIELDS, *calculator_form.CHOICES, "other"]
 
 
 @settings(max_examples=40, deadline=None)
@@ -253,8 +253,8 @@ def test_raw_bytes_in_the_address_break_nothing(visitor: Person) -> None:
     ],
 )
 def test_bounds_are_shown_as_bounds(number: float, down: str, up: str) -> None:
-    assert digits.down(number) == down
-    assert digits.up(number) == up
+    assert number_format.round_down(number) == down
+    assert number_format.round_up(number) == up
 
 
 def test_a_closed_calculator_asks_who_is_there(
@@ -326,7 +326,7 @@ def test_the_cookie_is_out_of_reach(app: Any, keys: dict[str, str]) -> None:
 @pytest.mark.parametrize("key", ["", "nonsense", "pa_0_0", "é" * 3000])
 def test_a_wrong_key_is_a_sentence(visitor: Person, key: str) -> None:
     visitor.csrf = token_in(visitor.get("/sign-in"))
-    assert "no valid key" in problem(visitor.send("/sign-in", 422, key=key), "key")
+    assert "key is not valid" in problem(visitor.send("/sign-in", 422, key=key), "key")
 
 
 def test_signing_in_goes_on_to_where_one_was_going(visitor: Person, keys: dict[str, str]) -> None:
@@ -393,14 +393,21 @@ def test_a_session_that_is_over_has_a_page(
 
 
 def test_shares_are_rounded_as_bounds_are() -> None:
-    """What is taken up, what is left down."""
+    """Shares taken are rounded up, shares left are rounded down."""
     shown = rendering._TEMPLATES.get_template("macros.html").module.budget  # type: ignore[attr-defined]
     amount = {"epsilon": 1.0, "delta": 1e-5}
     dataset = dict.fromkeys(("budget", "spent", "held", "remaining"), amount)
-    shares = {"taken": 80.2, "spent": 80.2, "warn": True, "charges_left": 19.8}
+    shares = {
+        "taken": 80.2,
+        "spent": 80.2,
+        "warn": True,
+        "steps_left": None,
+        "divergence_left": 19.8,
+    }
     text = shown(dataset, shares)
     assert "81 % of ε is spent or held" in text
-    assert "can still charge 19 % of" in text
+    assert "19 % of the Rényi divergence budget remains" in text
+    assert "About 256 more steps fit" in shown(dataset, shares | {"steps_left": 256})
 
 
 def test_the_budget_is_told(admin: Person, run: str) -> None:
@@ -441,9 +448,9 @@ def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
     answer = admin.http.get(f"/runs/{run}/certificate")
     assert answer.headers["Content-Disposition"].startswith("attachment")
     assert (answer.json()["steps_reserved"], answer.json()["steps"]) == (100, 30)
-    assert "for all 100 steps reserved, wherever it stops" in text
-    assert f"ε ≤ {digits.up(answer.json()['guarantee']['epsilon'])} at" in text
-    assert "It assumes" in text
+    assert "for all 100 reserved steps, also if it stops earlier" in text
+    assert f"ε ≤ {number_format.round_up(answer.json()['guarantee']['epsilon'])} at" in text
+    assert "Assumptions" in text
     assert "the number of records is public" in text
 
 
@@ -462,7 +469,7 @@ def test_a_key_sees_only_its_own(visitor: Person, keys: dict[str, str], run: str
 
 def test_scopes_decide(visitor: Person, keys: dict[str, str], run: str) -> None:
     text = visitor.sign_in(keys["run"])
-    assert "Give a dataset a budget" not in text
+    assert "New dataset" not in text
     assert "does not allow this" in visitor.get("/keys", 403)
     visitor.send("/datasets", 403, name="mine", size="5", epsilon="1", delta="1e-5", once="1")
     visitor.send("/keys", 403, name="x", scopes="admin")
@@ -549,7 +556,7 @@ def test_a_fault_is_a_page_without_a_trace(
     def fail(*_: object) -> None:
         raise RuntimeError("a secret detail")
 
-    monkeypatch.setattr(questions, "read", fail)
+    monkeypatch.setattr(calculator_form, "read_form", fail)
     text = visitor.get("/", 500)
     assert "<h1>The service failed</h1>" in text
     assert "secret detail" not in text

@@ -18,18 +18,18 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from training_client.budget import Budget, NoBudget
+from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations import opacus as integration
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
-from training_client.service import AccountingService
 
 warnings.simplefilter("ignore")
 
 from opacus import PrivacyEngine  # noqa: E402
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel  # noqa: E402
 
-from training_client.integrations.gate import StepGate  # noqa: E402
+from training_client.integrations.step_gate import StepGate  # noqa: E402
 
 RANK, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
 
@@ -75,7 +75,7 @@ def ask_at_the_gate() -> None:
     gate = StepGate(Budget(service, Plan(400, 0.25, 1.0, 1.0), 1.25, 1e-5, block=10))
     for gate.steps in (0, 11, 12):
         try:
-            gate.ask()
+            gate.permit_step()
             say(f"step {gate.steps + 1} allowed")
         except BudgetExhaustedError as error:
             say(f"step {gate.steps + 1} refused: {error}")

@@ -15,7 +15,7 @@ import pytest
 from scipy import optimize
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.filter import RenyiFilter
+from accountant_service.ledger.privacy_filter import RenyiFilter
 
 EPSILON, DELTA = 2.0, 1e-3
 ORDERS = (4.0, 40.0)
@@ -27,7 +27,7 @@ Law = tuple[np.ndarray, np.ndarray]  # losses, and probabilities under P
 
 
 def room(order: float) -> float:
-    """What the shipped filter allows at an order, in nats."""
+    """Return the filter's Rényi divergence budget at an order, in nats."""
     policy = RenyiFilter(order, EPSILON, DELTA, NeighbouringRelation.ADD_OR_REMOVE_ONE)
     return policy.budget / 1e6
 

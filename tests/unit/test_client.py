@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -22,14 +21,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from training_client import cli, compare
-from training_client import train as training
+from tests.support.stub_service import (
+    PLAN,
+    claim,
+    linear_accountant,
+    service,
+    tiny_data,
+)
 from training_client.budget import Allowance, Budget, LedgerBudget, NoBudget
-from training_client.claims import settle
-from training_client.cli.progress import signals
-from training_client.clipping.sparse import Sparse
-from training_client.data import Dataset
-from training_client.distributed import Participant
+from training_client.client import AccountingService, Reservation
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
@@ -38,48 +38,25 @@ from training_client.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
 )
+from training_client.lab import cli, compare
+from training_client.lab import train as training
+from training_client.lab.cli.progress import catch_signals
+from training_client.lab.data import Dataset
+from training_client.lab.federated import Participant
+from training_client.lab.models import cross_entropy, mlp
+from training_client.lab.pca import PrivatePca
+from training_client.lab.plan_run import RunSpec, reserve_budget
+from training_client.lab.recipe import RecipeOptions, TrainingData, make_recipe
 from training_client.optimizers import OPTIMIZERS, make_optimizer
-from training_client.pca import PrivatePca
 from training_client.plan import Plan
-from training_client.preflight import Wanted, reserved
-from training_client.recipe import Ingredients, choose
-from training_client.sampling import PoissonSampler
-from training_client.service import AccountingService, Reservation
-
-PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
-DATASET = {"neighbouring_relation": "add_or_remove_one", "budget": {"epsilon": 2, "delta": 1e-5}}
-Answer = Callable[[str, dict[str, Any]], httpx.Response]
+from training_client.private_step.kernels.sparse import SparseFactor
+from training_client.private_step.sampling import PoissonSampler
+from training_client.run_report import settle
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training_client.service.time.sleep", lambda _: None)
-
-
-def service(answer: Answer) -> AccountingService:
-    def handle(request: httpx.Request) -> httpx.Response:
-        return answer(request.url.path, json.loads(request.content or b"null"))
-
-    return AccountingService("http://test", transport=httpx.MockTransport(handle))
-
-
-def claim(epsilon: float, delta: float = 1e-5) -> dict[str, Any]:
-    return {"epsilon": epsilon, "delta": delta, "method": "pld", "status": "proven"}
-
-
-def linear_accountant(path: str, body: dict[str, Any]) -> httpx.Response:
-    """A service for which a step costs 0.1: 20 steps fit into ε = 2."""
-    if path == "/v1/epsilon":
-        return httpx.Response(200, json=claim(0.1 * body["mechanism"]["steps"]))
-    if path == "/v1/datasets/d":
-        return httpx.Response(200, json=DATASET)
-    if path == "/v1/curve":
-        last = body["mechanism"]["steps"]
-        steps = sorted({last * at // body["points"] for at in range(1, body["points"] + 1)})
-        curve = {"method": "pld", "status": "proven", "epsilon": [0.1 * each for each in steps]}
-        return httpx.Response(200, json={"steps": steps, "curves": [curve]})
-    steps = int(body["epsilon"] / 0.1 + 1e-9)
-    return httpx.Response(200, json={"steps": steps, "guarantee": claim(0.1 * steps)})
+    monkeypatch.setattr("training_client.client.time.sleep", lambda _: None)
 
 
 def test_a_budget_may_begin_in_the_middle() -> None:
@@ -115,9 +92,9 @@ def test_a_step_may_be_asked_for_twice_and_taken_once(ledger: bool) -> None:
     first = second = budget.made
     budget.allow(first + 1)
     budget.take(first + 1)
-    with pytest.raises(NoGuaranteeError, match="step 1 was handed out before"):
+    with pytest.raises(NoGuaranteeError, match="step 1 was taken before"):
         budget.take(second + 1)
-    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+    with pytest.raises(NoGuaranteeError, match="another run uses the same budget"):
         budget.allow(second + 1)
     budget.allow(first + 2)
     later = budget.made
@@ -160,10 +137,10 @@ def test_of_two_threads_one_is_handed_a_step(ledger: bool) -> None:
 def test_a_copied_budget_hands_out_nothing(ledger: bool) -> None:
     budget = either(ledger, granting)
     for copied in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(NoGuaranteeError, match="give each run one of its own"):
-            copied(budget._handed_out)
-    copy.copy(budget).take(1)  # which shares what is handed out
-    with pytest.raises(NoGuaranteeError, match="handed out before"):
+        with pytest.raises(NoGuaranteeError, match="give each run its own budget"):
+            copied(budget._counter)
+    copy.copy(budget).take(1)  # shares the step counter
+    with pytest.raises(NoGuaranteeError, match="taken before"):
         budget.take(1)
 
 
@@ -186,7 +163,7 @@ def test_a_budget_is_not_spent_by_a_second_model_again() -> None:
     budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=7)
     made: list[int] = []
     for steps_max in (12, None):
-        model = training.mlp(5, 8, 2)
+        model = mlp(5, 8, 2)
         optimizer = make_optimizer("dp_sgd", model, budget, learning_rate=0.1)
         result = training.train(
             model, tiny_data(), optimizer, steps_max=steps_max,
@@ -216,7 +193,7 @@ def test_a_run_that_stops_early_claims_its_plan(
         budget.block = 2
     elif kind == "declared":
         budget = replace(budget, steps=12)
-    model = training.mlp(5, 8, 2)
+    model = mlp(5, 8, 2)
     optimizer = make_optimizer("dp_sgd", model, budget, learning_rate=0.1)
     result = training.train(model, tiny_data(), optimizer, **how)
     assert result.steps == 3
@@ -289,15 +266,8 @@ def test_a_refusal_can_be_sent_to_other_processes() -> None:
     assert (str(sent), sent.code, sent.pointers) == (str(refusal), refusal.code, refusal.pointers)
 
 
-def tiny_data() -> Dataset:
-    generator = torch.Generator().manual_seed(0)
-    examples = torch.randn(100, 5, generator=generator)
-    labels = (examples[:, 0] > 0).long()
-    return Dataset(examples, labels, examples, labels, classes=2)
-
-
 def run(accounting: AccountingService, **more: Any) -> tuple[training.Result, torch.nn.Module]:
-    model = training.mlp(5, 8, 2)
+    model = mlp(5, 8, 2)
     budget = Budget(accounting, PLAN, epsilon=2.0, delta=1e-5, block=7)
     optimizer = make_optimizer("dp_sgd", model, budget, learning_rate=0.1)
     return training.train(model, tiny_data(), optimizer, **more), model
@@ -412,7 +382,7 @@ def test_a_refused_step_leaves_the_parameters_untouched() -> None:
             return httpx.Response(200, json={"steps": 0, "guarantee": claim(0.0)})
         return httpx.Response(200, json=claim(99.0))
 
-    model = training.mlp(5, 8, 2)
+    model = mlp(5, 8, 2)
     before = [p.clone() for p in model.parameters()]
     budget = Budget(service(nothing_left), PLAN, epsilon=2.0, delta=1e-5)
     with pytest.raises(BudgetExhaustedError) as caught:
@@ -440,12 +410,12 @@ def test_without_an_answer_no_step_is_made() -> None:
 
 
 def test_code_and_claim_come_from_one_plan() -> None:
-    """What an optimizer runs is what its allowance accounts for: it is given no plan besides."""
+    """An optimizer runs the plan that its allowance accounts for, and takes no other plan."""
     budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
-    optimizer = make_optimizer("dp_sgd", training.mlp(5, 8, 2), budget)
+    optimizer = make_optimizer("dp_sgd", mlp(5, 8, 2), budget)
     assert optimizer.plan is budget.plan
-    with pytest.raises(NoGuaranteeError, match=r"expected an allowance.*got Plan.*NoBudget"):
-        make_optimizer("dp_sgd", training.mlp(5, 8, 2), PLAN)  # type: ignore[arg-type]
+    with pytest.raises(NoGuaranteeError, match=r"expected a budget.*got Plan.*NoBudget"):
+        make_optimizer("dp_sgd", mlp(5, 8, 2), PLAN)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", ["dataset_size", "sample_rate", "clip_norm", "noise_multiplier"])
@@ -499,7 +469,7 @@ def test_steps_are_charged_before_they_are_made_whatever_answers_are_lost() -> N
     )
     held = Reservation.from_json(ledger.view())
     budget = LedgerBudget(accounting, PLAN, "d", 1e-5, held, block=3)
-    model = training.mlp(5, 8, 2)
+    model = mlp(5, 8, 2)
     made: list[int] = []
 
     def seen(now: training.Progress) -> None:
@@ -583,9 +553,9 @@ def test_a_plan_that_does_not_fit_is_refused_with_what_would(records: int | None
         size = {} if records is None else {"size": records}
         return httpx.Response(200, json={"budget": {"epsilon": 1.0, "delta": 1e-5}} | size)
 
-    wanted, said = Wanted(1000, 0.1, 1.0, 50), list[str]()
+    wanted, said = RunSpec(1000, 0.1, 1.0, 50), list[str]()
     with pytest.raises(BudgetExhaustedError, match=r"7 such steps.*σ = 3.25") as refused:
-        reserved(service(small), wanted, "d", said.append, 1.0)
+        reserve_budget(service(small), wanted, "d", said.append, 1.0)
     assert refused.value.exit_code == 3
     assert any("'d' has 1001 records, the training data 1000" in each for each in said) == (
         records == 1001
@@ -600,7 +570,7 @@ def test_a_dataset_of_fewer_records_than_the_training_data_is_not_charged() -> N
         return httpx.Response(200, json={"size": 999, "budget": {"epsilon": 1.0, "delta": 1e-5}})
 
     with pytest.raises(DataError, match="999 records, the training data 1000"):
-        reserved(service(small), Wanted(1000, 0.1, 1.0, 50), "d", lambda _: None, 1.0)
+        reserve_budget(service(small), RunSpec(1000, 0.1, 1.0, 50), "d", lambda _: None, 1.0)
 
 
 def test_an_address_without_its_protocol_is_refused_at_once() -> None:
@@ -618,7 +588,7 @@ def test_a_run_that_is_asked_to_end_is_accounted_for() -> None:
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
     before = signal.getsignal(kind)
-    with signals() as stop:
+    with catch_signals() as stop:
         assert not stop()
         os.kill(os.getpid(), kind)
         assert stop()
@@ -632,7 +602,7 @@ def test_accuracy_is_taken_along_the_way() -> None:
 
 def test_public_rows_are_not_trained_on() -> None:
     data = tiny_data()
-    private, (examples, labels) = data.without_public(30)
+    private, (examples, labels) = data.split_public(30)
     assert len(private.train_labels) == 70
     assert torch.equal(torch.cat([examples, private.train_examples]), data.train_examples)
     assert torch.equal(torch.cat([labels, private.train_labels]), data.train_labels)
@@ -641,7 +611,7 @@ def test_public_rows_are_not_trained_on() -> None:
 @pytest.mark.parametrize("ledger", [False, True])
 def test_no_budget_accounts_for_what_no_theorem_covers(ledger: bool) -> None:
     """Raw state is trained with a `NoBudget`, or not at all: code and claim cannot differ."""
-    model = training.mlp(5, 8, 2)
+    model = mlp(5, 8, 2)
     accounting = service(granting)
     budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
     with pytest.raises(NoGuaranteeError, match="raw"):
@@ -662,12 +632,12 @@ def test_a_ledger_s_budget_is_for_the_plan_that_is_run() -> None:
 
 @pytest.mark.parametrize(("records", "rate"), [(100, 1.0), (100, 0.05), (99, 0.1), (200, 0.1)])
 def test_batches_are_drawn_as_they_are_charged(records: int, rate: float) -> None:
-    model, data = training.mlp(5, 8, 2), tiny_data()
+    model, data = mlp(5, 8, 2), tiny_data()
     sampler = PoissonSampler(records, rate)
     budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
-    with pytest.raises(DataError, match="is what is charged"):
+    with pytest.raises(DataError, match="the plan is charged for sample rate"):
         training.train(model, data, make_optimizer("dp_sgd", model, budget), sampler=sampler)
-    with pytest.raises(DataError, match="is what is charged"):
+    with pytest.raises(DataError, match="the plan is charged for sample rate"):
         Participant("a", model, data.train_examples, data.train_labels, budget, sampler=sampler)
     assert (budget.made, budget.allowed) == (0, 0)
 
@@ -678,7 +648,7 @@ def test_no_claim_is_of_fewer_steps_than_were_made(ledger: bool, tmp_path: Path)
     budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
     budget.take(1)
     budget.take(2)
-    with pytest.raises(NoGuaranteeError, match="step 2 was handed out"):
+    with pytest.raises(NoGuaranteeError, match="step 2 was taken"):
         settle(budget, 1, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -703,11 +673,11 @@ def test_a_reservation_that_has_ended_leaves_its_certificate(state: str) -> None
 
 @pytest.mark.parametrize("state", ["privatised", "public", "raw"])
 def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
-    """Whoever they belong to; and what is made of them is the same."""
+    """Public and private examples alike; the result is the same."""
 
     def after(rows: int | None) -> tuple[int, torch.Tensor]:
         torch.manual_seed(0)
-        model = training.mlp(5, 8, 2)
+        model = mlp(5, 8, 2)
         most = 0
 
         def seen(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -716,7 +686,12 @@ def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
 
         generator = torch.Generator().manual_seed(1)
         public = (torch.rand(40, 5, generator=generator), torch.randint(0, 2, (40,)))
-        options = choose("mnist", "adadp", state, physical_batch_size=rows, model="mlp", hidden=8)
+        options = make_recipe(
+            RecipeOptions(
+                data="mnist", optimizer="adadp", state=state, physical_batch_size=rows,
+                model="mlp", hidden=8,
+            )
+        )  # fmt: skip
         optimizer = make_optimizer(
             "adadp", model, NoBudget(PLAN, 3, "it is a test"), state=state, public=public,
             generator=generator, threshold=0.0, **options.options,
@@ -725,7 +700,7 @@ def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
         torch.manual_seed(2)  # which public examples a step takes
         examples = torch.rand(23, 5, generator=generator)
         for _ in range(3):
-            optimizer.step(examples, examples[:, 0].round().long(), training.cross_entropy)
+            optimizer.step(examples, examples[:, 0].round().long(), cross_entropy)
         return most, torch.cat([each.detach().flatten() for each in model.parameters()])
 
     (most, expected), (few, found) = after(None), after(7)
@@ -746,28 +721,32 @@ def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
 def test_zeros_are_left_out_of_data_that_are_known_to_have_many(
     data: str, pca: PrivatePca | None, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the examples are decides nothing: here none is 0."""
+    """The examples themselves decide nothing: here none is 0."""
     used: list[object] = []
-    genuine = Sparse.of
-    monkeypatch.setattr(Sparse, "of", lambda matrix: used.append(matrix) or genuine(matrix))
-    recipe = choose(data, "dp_sgd", size=20, model="mlp", hidden=20, pca=pca)
-    examples, labels = torch.rand(20, 150), torch.arange(20) % 2
-    _, optimizer = recipe.make(
-        NoBudget(PLAN, 1, "it is a test"),
-        Ingredients(Dataset(examples, labels, examples, labels, 2), None),
+    genuine = SparseFactor.from_dense
+    monkeypatch.setattr(
+        SparseFactor, "from_dense", lambda matrix: used.append(matrix) or genuine(matrix)
     )
-    optimizer.step(examples, labels, training.cross_entropy)
+    recipe = make_recipe(
+        RecipeOptions(data=data, optimizer="dp_sgd", size=20, model="mlp", hidden=20, pca=pca)
+    )
+    examples, labels = torch.rand(20, 150), torch.arange(20) % 2
+    _, optimizer = recipe.build(
+        NoBudget(PLAN, 1, "it is a test"),
+        TrainingData(Dataset(examples, labels, examples, labels, 2), None),
+    )
+    optimizer.step(examples, labels, cross_entropy)
     assert bool(used) == few
 
 
 def test_raw_gradients_that_are_no_number_end_the_run() -> None:
     """They would stay in the state for good."""
-    model = training.mlp(5, 8, 2)
+    model = mlp(5, 8, 2)
     optimizer = make_optimizer("adadp", model, NoBudget(PLAN, 3, "raw"), state="raw")
     examples = torch.rand(4, 5)
     examples[2, 3] = math.nan
     with pytest.raises(DataError, match="private examples has become nan"):
-        optimizer.step(examples, torch.zeros(4, dtype=torch.long), training.cross_entropy)
+        optimizer.step(examples, torch.zeros(4, dtype=torch.long), cross_entropy)
 
 
 def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
@@ -776,30 +755,32 @@ def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
         budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=7)
 
         def make(allowance: Allowance, name: str = name) -> tuple[torch.nn.Module, Any]:
-            model = training.mlp(5, 8, 2)
+            model = mlp(5, 8, 2)
             return model, make_optimizer(name, model, allowance)
 
-        curves.append(compare.run_all(name, make, tiny_data(), budget, 20, 2, objection=objection))
+        curves.append(
+            compare.train_seeds(name, make, tiny_data(), budget, 20, 2, objection=objection)
+        )
     assert curves[0].epsilons == pytest.approx([0.1 * step for step in curves[0].steps])
     assert len(curves[0].finals) == 2  # both seeds made all 20 steps
     assert curves[0].steps[-1] == 20
     assert curves[0].document["final"] == pytest.approx(curves[0].final)
-    compare.draw(curves, tmp_path / "plots" / "curves.png")
+    compare.plot(curves, tmp_path / "plots" / "curves.png")
     assert (tmp_path / "plots" / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--optimizer", "nope"], "there is no optimizer"),
+        (["--optimizer", "nope"], "Unknown optimizer"),
         (["--state", "raw"], "has no state"),
         (["--optimizer", "adadp", "--state", "raw"], "--no-guarantee"),
         (["--optimizer", "adadp", "--state", "raw", "--no-guarantee", "--dataset", "d"], "ledger"),
         (["--service", "none"], "no accounting service"),
         (["--service", "none", "--no-guarantee"], "--noise-multiplier"),
         (["--optimizer", "dp_adam", "--momentum", "0.5"], "--momentum"),
-        (["--box"], "--box is of adadp, adan, not of dp_sgd"),
-        (["--own-squares"], "--own-squares is of pi_adam, pi_rmsprop, pi_adagrad, not of dp_sgd"),
+        (["--box"], "--box is an option of adadp, adan, not of dp_sgd"),
+        (["--own-squares"], "--own-squares is an option of pi_adam, pi_rmsprop, pi_adagrad, not"),
         (["--optimizer", "pi_adam", "--own-squares"], "--state public"),
     ],
 )

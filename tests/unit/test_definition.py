@@ -13,10 +13,10 @@ from accountant_service import calculator, mechanisms
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
-from accountant_service.numerics import two_sided
-from accountant_service.numerics.privacy_loss import GaussianRatio, Release
-from tests import definition, oracles
-from tests.helpers import ADD_OR_REMOVE, REPLACE, ZERO_OUT, question
+from accountant_service.numerics import certified_interval
+from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release
+from tests.support import definition, oracles
+from tests.support.helpers import ADD_OR_REMOVE, REPLACE, ZERO_OUT, question
 
 Json = dict[str, Any]
 EPSILONS = (0.0, 0.4, 1.2)
@@ -240,8 +240,8 @@ def test_products_of_rates_are_told_apart() -> None:
 @pytest.mark.parametrize("rate", [1e-13, 1e-18, 1e-24, 1e-30])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_tiny_rates_are_enclosed(rate: float, epsilon: float) -> None:
-    release = Release(GaussianRatio(2.5), rate)
-    bounds = two_sided.delta_bounds([(release, 1)], epsilon, 1e-3)
+    release = Release(GaussianPair(2.5), rate)
+    bounds = certified_interval.delta_bounds([(release, 1)], epsilon, 1e-3)
     exact = max(
         float(oracles.single_step_delta(epsilon, rate, 0.4, removing=removing))
         for removing in (True, False)

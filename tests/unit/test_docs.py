@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from accountant_service import audit, errors, mechanisms, report
+from accountant_service import audit_report, errors, mechanisms, paper_audit
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems, views
-from accountant_service.api.answering import CALLS
-from training_client.data import DATASETS
-from training_client.models import MODELS
+from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.ledger import errors as ledger_errors
+from training_client.lab.data import DATASETS
+from training_client.lab.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -26,8 +27,9 @@ PAGES = [
 
 def test_every_error_code_has_its_heading() -> None:
     headings = set(re.findall(r"^## (\S+)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE))
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    raised = {kind.code for kind in kinds if issubclass(kind, errors.AccountingError)}
+    names = vars(errors) | vars(ledger_errors)
+    kinds = [kind for kind in names.values() if isinstance(kind, type)]
+    raised = {kind.code for kind in kinds if hasattr(kind, "code")}
     raised -= {errors.AccountingError.code}
     mapped = {code for code, _ in problems._STATUS_CODES.values()}
     assert headings == raised | mapped | {"invalid-request", "internal-error", "http-error"}
@@ -41,14 +43,14 @@ def test_every_method_has_a_page(method: str) -> None:
 
 def test_the_table_of_methods_says_what_the_service_says() -> None:
     lines = (ROOT / "docs/accountants/index.md").read_text().splitlines()
-    for method in views.methods()["methods"]:
-        cells = (method[name] for name in ("title", "source", "needs", "proves"))
-        assert f"| [{method['method']}]({method['method']}.md) | {' | '.join(cells)} |" in lines
+    for each in views.methods().methods:
+        cells = (each.title, each.source, each.needs, each.proves)
+        assert f"| [{each.method}]({each.method}.md) | {' | '.join(cells)} |" in lines
 
 
 def test_every_call_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
-    for path in CALLS:
+    for path in ENDPOINTS:
         assert f"`{path}`" in text or f"POST {path}`" in text, path
 
 
@@ -67,7 +69,7 @@ def test_the_readme_question_is_answered() -> None:
 
 
 def test_figures_of_the_mma_page_are_what_the_service_says() -> None:
-    from tests.helpers import epsilon, run
+    from tests.support.helpers import epsilon, run
 
     rows = re.findall(
         r"\| ([\d.]+) \| 1 \| 100 \| 1e-5 \| ([\d.]+) \| ([\d.]+) \|",
@@ -84,7 +86,7 @@ def test_figures_of_the_mma_page_are_what_the_service_says() -> None:
 
 def test_the_audit_page_holds_what_the_command_prints() -> None:
     page = (ROOT / "docs" / "audit.md").read_text()
-    assert report.markdown(audit.findings()) in page
+    assert audit_report.markdown(paper_audit.findings()) in page
     for figure in re.findall(r"\(images/([\w-]+\.svg)\)", page):
         assert (ROOT / "docs" / "images" / figure).stat().st_size > 10_000
 

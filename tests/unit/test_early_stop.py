@@ -13,13 +13,14 @@ import math
 import numpy as np
 import pytest
 
+from accountant_service import calculator
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import certificate, chain
-from accountant_service.ledger.filter import RenyiFilter
-from accountant_service.ledger.model import Balance, Dataset, Reservation, State
-from accountant_service.ledger.service import Plan
+from accountant_service.ledger import certificate, hash_chain
+from accountant_service.ledger.plans import StepPlan
+from accountant_service.ledger.privacy_filter import RenyiFilter
+from accountant_service.ledger.rules import Balance, Dataset, Reservation, State
 from accountant_service.mechanisms import from_json
-from accountant_service.numerics.special import Array
+from accountant_service.numerics.floats.special_functions import Array
 
 DELTA = 1e-5
 NOISE = 20.0
@@ -60,12 +61,12 @@ def excess(epsilons: list[float]) -> float:
 
 
 def certified(granted: int) -> certificate.Document:
-    """The certificate of the run when it was stopped after so many steps."""
-    plan = Plan.of(from_json(PLAN))
+    """Return the certificate of a run that was stopped after a number of steps."""
+    plan = StepPlan.of(from_json(PLAN))
     policy = RenyiFilter(5.0, 8.0, DELTA, NeighbouringRelation.ADD_OR_REMOVE_ONE)
-    dataset = Dataset("d", "d", 100, "record", policy, Balance(), 1, chain.GENESIS, 0)
+    dataset = Dataset("d", "d", 100, "record", policy, Balance(), 1, hash_chain.GENESIS, 0)
     run = Reservation(
-        "r", "d", State.COMMITTED, PLAN, plan.whole.hash, 1, plan.steps, granted, 0, "", "k"
+        "r", "d", State.COMMITTED, PLAN, plan.canonical.hash, 1, plan.steps, granted, 0, "", "k"
     )
     return certificate.issue(dataset, run, bytes(32), 0)
 
@@ -74,7 +75,7 @@ def test_epsilon_of_the_steps_made_is_exceeded_by_who_stops_after_looking() -> N
     """The quadrature finds δ itself for one stop, and 6.7 times as much for seven (docs)."""
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
     made = [
-        certificate.certified(from_json(RUN | {"steps": int(steps)}), relation, DELTA).epsilon
+        calculator.prove_epsilon(from_json(RUN | {"steps": int(steps)}), relation, DELTA).epsilon
         for steps in STOPS
     ]
     never = [1e3] * (len(STOPS) - 1)

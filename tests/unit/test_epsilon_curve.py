@@ -13,20 +13,26 @@ from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.errors import TooExpensiveError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import DpSgd, canonical_form
-from accountant_service.numerics import contour as engine
-from accountant_service.numerics import epsilon_curve, gaussian, saddle_point
+from accountant_service.numerics import epsilon_curve
+from accountant_service.numerics.certified_interval import epsilon_bounds
+from accountant_service.numerics.engines import line_integral as engine
+from accountant_service.numerics.engines import saddle_point
 from accountant_service.numerics.epsilon_curve import epsilon_curve as curve
-from accountant_service.numerics.privacy_loss import GaussianRatio, LaplaceRatio, Release
-from accountant_service.numerics.tilted_loss import TiltedSampledGaussian, tilted_loss
-from accountant_service.numerics.two_sided import Bounds, epsilon_bounds, relative_width
-from tests import oracles
-from tests.helpers import log_uniform
+from accountant_service.numerics.floats.bounds import Bounds, relative_width
+from accountant_service.numerics.laws import gaussian
+from accountant_service.numerics.laws.characteristic_function import (
+    TiltedSampledGaussian,
+    tilted_loss,
+)
+from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
+from tests.support import oracles
+from tests.support.helpers import log_uniform
 
 TOLERANCE = 1e-3
 
 
 def sampled(q: float, sigma: float) -> list[tuple[Release, int]]:
-    return [(Release(GaussianRatio(1 / sigma), q), 1)]
+    return [(Release(GaussianPair(1 / sigma), q), 1)]
 
 
 def evenly(last: int, points: int) -> list[int]:
@@ -38,7 +44,7 @@ def test_holds_the_closed_form_without_sampling() -> None:
     for _ in range(15):
         mu, delta = log_uniform(rng, 0.02, 0.5), log_uniform(rng, 1e-12, 1e-2)
         times = evenly(rng.randint(2, 2000), 40)
-        releases = [(Release(GaussianRatio(mu)), 1)]
+        releases = [(Release(GaussianPair(mu)), 1)]
         for each, bounds in zip(times, curve(releases, times, delta, TOLERANCE), strict=True):
             exact = float(gaussian.epsilon(delta, mu * math.sqrt(each)))
             assert bounds.lower <= exact <= bounds.upper, (mu, each, delta)
@@ -82,8 +88,8 @@ def _judged_by_line_integral(run: list[oracles.Run], delta: float, bounds: Bound
 @pytest.mark.parametrize(
     "releases",
     [
-        [(Release(GaussianRatio(0.9), 0.02), 2), (Release(GaussianRatio(0.3), 0.2), 1)],
-        [(Release(LaplaceRatio(0.4), 0.1), 1)],  # nothing decays: every one by itself
+        [(Release(GaussianPair(0.9), 0.02), 2), (Release(GaussianPair(0.3), 0.2), 1)],
+        [(Release(LaplacePair(0.4), 0.1), 1)],  # nothing decays: every one by itself
     ],
 )
 def test_a_repeated_mixture_is_what_it_is_one_by_one(releases: list[tuple[Release, int]]) -> None:
@@ -128,10 +134,10 @@ def test_a_hundred_points_cost_a_few_evaluations_of_the_integrand(
 
 def run_with_few_frequencies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Bounds]]:
     """Bounds from a line that leaves out much, and the exact ε of each point."""
-    coarse = engine.Effort(math.log(0.3), 0.0, 1 << 18)
-    monkeypatch.setattr(epsilon_curve, "_EFFORTS", (coarse,))
+    coarse = engine.IntegrationSettings(math.log(0.3), 0.0, 1 << 18)
+    monkeypatch.setattr(epsilon_curve, "_SETTINGS", (coarse,))
     mu, times = 0.05, np.arange(100.0, 401.0, 20.0)
-    found = epsilon_curve._shared([(Release(GaussianRatio(mu)), 1)], times, 1e-5)
+    found = epsilon_curve._bounds_of_group([(Release(GaussianPair(mu)), 1)], times, 1e-5)
     exact = gaussian.epsilon(1e-5, mu * np.sqrt(times))
     return list(zip(exact.tolist(), found, strict=True))
 
@@ -141,15 +147,15 @@ def violations(cases: list[tuple[float, Bounds]]) -> int:
 
 
 def test_the_tail_is_that_of_the_fewest_repetitions() -> None:
-    """What a longer sum adds to the fewest is below the tail; the most would promise less."""
+    """More repetitions add less than the tail of the fewest; the most would bound less."""
     release, _ = sampled(0.02, 1.0)[0]
-    saddle = saddle_point.of_delta([(release, 1200)], "removing", math.log(1e-5))
-    line = engine.line_for(saddle, engine.Effort(math.log(1e-8), 0.0, 1 << 20))
+    saddle = saddle_point.find_at_delta([(release, 1200)], "removing", math.log(1e-5))
+    line = engine.choose_line(saddle, engine.IntegrationSettings(math.log(1e-8), 0.0, 1 << 20))
     tilted = tilted_loss(release, "removing", line.tilt)
 
     def tail(times: list[float]) -> tuple[int, float]:
-        integrand = engine.Composed([(tilted, 1)], np.array(times))
-        extent = engine._extent(integrand, line, 1 << 20)
+        integrand = engine.CompositionIntegrand([(tilted, 1)], np.array(times))
+        extent = engine._choose_frequencies(integrand, line, 1 << 20)
         return extent.count, extent.tails[0]
 
     def missing(count: int) -> float:
@@ -165,16 +171,16 @@ def test_the_tail_is_that_of_the_fewest_repetitions() -> None:
 
 
 def test_aliases_are_taken_off_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = engine.line_for
+    genuine = engine.choose_line
 
-    def short(saddle: Any, effort: Any) -> engine.Line:
-        line = genuine(saddle, effort)
+    def short(saddle: Any, settings: Any) -> engine.IntegrationLine:
+        line = genuine(saddle, settings)
         return engine.replace(line, period=0.5 * line.period)
 
-    monkeypatch.setattr(engine, "line_for", short)
+    monkeypatch.setattr(engine, "choose_line", short)
     assert violations(run_with_few_frequencies(monkeypatch)) == 0
     monkeypatch.setattr(
-        engine.Contour, "_aliases", lambda _, epsilons, __=0.0: np.zeros_like(epsilons)
+        engine.EvaluatedIntegral, "_aliases", lambda _, epsilons, __=0.0: np.zeros_like(epsilons)
     )
     assert violations(run_with_few_frequencies(monkeypatch)) > 0
 
@@ -201,7 +207,7 @@ def test_a_curve_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_more_steps_never_cost_less() -> None:
     """Bounds of different engines differ by their widths; none of them may show as a dip."""
     wide = [Bounds(1.0, 1.2), Bounds(0.9, 1.1), Bounds(1.05, 1.3)]
-    assert epsilon_curve._increasing(wide) == [
+    assert epsilon_curve._enforce_monotone(wide) == [
         Bounds(1.0, 1.1), Bounds(1.0, 1.1), Bounds(1.05, 1.3)
     ]  # fmt: skip
 
@@ -217,9 +223,9 @@ def test_dropping_the_costlier_direction_shows(monkeypatch: pytest.MonkeyPatch) 
 
 def test_renyi_bounds_of_shares_are_those_of_fewer_repetitions() -> None:
     release = sampled(0.05, 1.0)[0][0]
-    saddle = saddle_point.of_delta([(release, 1000)], "removing", math.log(1e-6))
+    saddle = saddle_point.find_at_delta([(release, 1000)], "removing", math.log(1e-6))
     bounds = saddle_point.renyi_bounds(saddle, np.array([0.1, 0.5, 1.0]), math.log(1e-6))
     for share, bound in zip((100, 500, 1000), bounds, strict=True):
-        alone = saddle_point.of_delta([(release, share)], "removing", math.log(1e-6))
+        alone = saddle_point.find_at_delta([(release, share)], "removing", math.log(1e-6))
         assert bound >= alone.bound
         assert bound == pytest.approx(alone.bound, rel=1e-2)

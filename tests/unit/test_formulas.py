@@ -9,11 +9,11 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from accountant_service.accountants import amplified, subsampled_rdp
+from accountant_service.accountants import sampled_step, subsampled_rdp
 from accountant_service.accountants.moments_accountant import MOMENT_ORDER_MAX
-from accountant_service.numerics import conversion
-from tests import oracles
-from tests.helpers import REPLACE, epsilon, log_uniform, question, run
+from accountant_service.numerics import renyi_conversion
+from tests.support import oracles
+from tests.support.helpers import REPLACE, epsilon, log_uniform, question, run
 
 Exact = Callable[[float, float, int, float], mp.mpf]
 
@@ -57,7 +57,7 @@ def test_advanced_composition_is_the_best_of_its_splits() -> None:
         found = epsilon("advanced_composition", run(q, sigma, steps), delta).epsilon
         exact = min(
             oracles.advanced(q, sigma, steps, delta, float(share))
-            for share in amplified.DELTA_SHARES
+            for share in sampled_step.DELTA_SHARES
         )
         assert_rounded_up(found, exact)
 
@@ -69,13 +69,13 @@ def test_optimal_composition_is_the_best_of_its_splits() -> None:
             oracles.basic(q, sigma, steps, delta),
             *(
                 oracles.optimal(q, sigma, steps, delta, float(share))
-                for share in amplified.DELTA_SHARES[::4]
+                for share in sampled_step.DELTA_SHARES[::4]
             ),
         )
         assert found <= exact * (1 + 1e-9)
         everything = min(
             oracles.optimal(q, sigma, steps, delta, float(share))
-            for share in amplified.DELTA_SHARES
+            for share in sampled_step.DELTA_SHARES
         )
         assert_rounded_up(found, min(everything, exact))
 
@@ -109,8 +109,8 @@ def test_subsampled_rdp_is_a_bound_and_near_the_best_order() -> None:
 
 def test_the_tight_conversion_is_never_above_the_classical() -> None:
     orders = 1 + np.geomspace(1e-3, 1e5, 200)
-    tight = conversion.tight_epsilons(orders, np.ones_like(orders), 1e-5)
-    classical = conversion.classical_epsilons(orders, np.ones_like(orders), 1e-5)
+    tight = renyi_conversion.tight_epsilons(orders, np.ones_like(orders), 1e-5)
+    classical = renyi_conversion.classical_epsilons(orders, np.ones_like(orders), 1e-5)
     assert np.all(tight <= classical)
 
 

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.errors import (
+from accountant_service.errors import MethodNotApplicableError
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import privacy_filter, rules
+from accountant_service.ledger.errors import (
     BudgetExhaustedError,
-    MethodNotApplicableError,
     ReservationClosedError,
     StaleSequenceError,
 )
-from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import filter as privacy_filter
-from accountant_service.ledger import model
-from accountant_service.ledger.filter import RenyiFilter, cost
-from accountant_service.ledger.model import Balance, Change, Dataset, Reservation, State
-from accountant_service.ledger.service import Plan
+from accountant_service.ledger.plans import StepPlan
+from accountant_service.ledger.privacy_filter import RenyiFilter, compute_cost
+from accountant_service.ledger.rules import Balance, Change, Dataset, Reservation, State
 from accountant_service.mechanisms import (
     Composed,
     DpSgd,
@@ -68,16 +67,16 @@ class LedgerMachine(RuleBasedStateMachine):
         asked = plan(unit, steps)
         before = self.dataset.balance
         try:
-            self.apply(model.reserve(self.dataset, asked))
+            self.apply(rules.reserve(self.dataset, asked))
         except BudgetExhaustedError as error:
-            possible = error.steps
+            possible = error.steps or 0
         else:
             self.granted[asked.identifier] = 0
             return asked.identifier
         assert before == self.dataset.balance
         assert possible < steps
-        assert possible == 0 or model.fits(self.dataset, unit, possible)
-        assert not model.fits(self.dataset, unit, possible + 1)
+        assert possible == 0 or rules.fits_budget(self.dataset, unit, possible)
+        assert not rules.fits_budget(self.dataset, unit, possible + 1)
         return ""
 
     @rule(which=made, steps=st.integers(1, 3000), slip=st.sampled_from([0, 0, 0, 1]))
@@ -86,7 +85,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         run = self.runs[which]
         try:
-            self.apply(model.grant(run, steps, run.steps_granted + slip))
+            self.apply(rules.grant(run, steps, run.steps_granted + slip))
         except StaleSequenceError:
             assert slip
         except ReservationClosedError:
@@ -103,7 +102,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         run = self.runs[which]
         try:
-            self.apply(model.close(run, state))
+            self.apply(rules.close(run, state))
         except ReservationClosedError:
             assert run.state not in (State.OPEN, state)
         else:
@@ -114,7 +113,9 @@ class LedgerMachine(RuleBasedStateMachine):
         balance = self.dataset.balance
         assert balance.held >= 0
         assert balance.taken <= POLICY.budget
-        spent = sum(cost(self.runs[i].unit, steps) for i, steps in self.granted.items())
+        spent = sum(
+            compute_cost(self.runs[i].step_cost, steps) for i, steps in self.granted.items()
+        )
         assert balance.spent == spent  # every granted step is charged, for good
         held = sum(run.held for run in self.runs.values() if run.state is State.OPEN)
         assert balance.held == held
@@ -130,20 +131,20 @@ TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, d
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-6), (3.0, 1e-5), (10.0, 1e-7)])
 def test_what_the_filter_admits_is_within_the_budget(epsilon: float, delta: float) -> None:
     """As many steps as fit, certified: at most ε, and not absurdly far below."""
-    policy = privacy_filter.choose(epsilon, delta, RELATION)
+    policy = privacy_filter.choose_filter(epsilon, delta, RELATION)
     for run in (
         DpSgd(1.1, sample_rate=0.01, steps=1),
         DpSgd(0.8, sample_rate=0.001, steps=1),
         DpSgd(20.0, sample_rate=1.0, steps=1, sampling="none"),
     ):
         step = canonical_form(run)
-        steps = privacy_filter.affordable_steps(policy.unit_cost(step), policy.budget)
+        steps = privacy_filter.count_affordable_steps(policy.step_cost(step), policy.budget)
         assert steps is not None
-        assert cost(policy.unit_cost(step), steps) <= policy.budget
-        assert cost(policy.unit_cost(step), steps + 1) > policy.budget
+        assert compute_cost(policy.step_cost(step), steps) <= policy.budget
+        assert compute_cost(policy.step_cost(step), steps + 1) > policy.budget
         if steps == 0:
             continue
-        question = Question(step.scaled(steps), RELATION)
+        question = Question(step.repeated(steps), RELATION)
         certified = ACCOUNTANTS["pld"].epsilon(question, delta).certified
         assert certified is not None
         assert certified.upper <= epsilon
@@ -153,15 +154,15 @@ def test_what_the_filter_admits_is_within_the_budget(epsilon: float, delta: floa
 
 def test_many_small_grants_cost_what_one_large_one_does() -> None:
     unit = 123_456_789_012_345
-    pieces = [cost(unit, n + 1) - cost(unit, n) for n in range(1000)]
-    assert sum(pieces) == cost(unit, 1000)
-    assert cost(unit, 1) * 10**12 >= unit  # and up, never down
+    pieces = [compute_cost(unit, n + 1) - compute_cost(unit, n) for n in range(1000)]
+    assert sum(pieces) == compute_cost(unit, 1000)
+    assert compute_cost(unit, 1) * 10**12 >= unit  # and up, never down
 
 
 def test_a_charge_is_at_least_the_divergence_and_the_budget_at_most_what_is_allowed() -> None:
     sigma, order = 2.0, 8.0
     divergence = order / (2 * sigma**2)
-    unit = POLICY.unit_cost(canonical_form(Gaussian(sigma)))
+    unit = POLICY.step_cost(canonical_form(Gaussian(sigma)))
     assert divergence * 1e18 <= unit <= divergence * 1e18 * (1 + 1e-8)
     gain = math.log(order) - (order - 1) * math.log1p(-1 / order)
     allowed = POLICY.epsilon - (-math.log(POLICY.delta) - gain) / (order - 1)
@@ -180,16 +181,16 @@ def test_spent_budget_as_epsilon() -> None:
 def test_what_has_no_proof_is_not_charged() -> None:
     shuffled = DpSgd(1.0, sample_rate=0.01, steps=100, sampling="shuffled")
     with pytest.raises(MethodNotApplicableError, match="shuffled"):
-        POLICY.unit_cost(Plan.of(shuffled).step)
+        POLICY.step_cost(StepPlan.of(shuffled).step)
 
 
 def test_a_planned_mechanism_gets_the_order_best_for_it() -> None:
     step = canonical_form(DpSgd(1.0, sample_rate=0.01, steps=1))
-    own = privacy_filter.choose(3.0, 1e-5, RELATION, step)
-    general = privacy_filter.choose(3.0, 1e-5, RELATION)
+    own = privacy_filter.choose_filter(3.0, 1e-5, RELATION, step)
+    general = privacy_filter.choose_filter(3.0, 1e-5, RELATION)
 
     def steps(policy: RenyiFilter) -> int:
-        return privacy_filter.affordable_steps(policy.unit_cost(step), policy.budget) or 0
+        return privacy_filter.count_affordable_steps(policy.step_cost(step), policy.budget) or 0
 
     assert steps(own) > steps(general) > 0.5 * steps(own)
     others = [replace(own, order=order) for order in np.geomspace(2, 60, 80)]
@@ -208,10 +209,10 @@ def test_a_planned_mechanism_gets_the_order_best_for_it() -> None:
     ],
 )
 def test_steps_of_a_plan(mechanism: object, steps: int) -> None:
-    found = Plan.of(mechanism)  # type: ignore[arg-type]
+    found = StepPlan.of(mechanism)  # type: ignore[arg-type]
     assert found.steps == steps
-    if found.whole.parts:
-        assert found.step.scaled(steps).hash == found.whole.hash
+    if found.canonical.atom_counts:
+        assert found.step.repeated(steps).hash == found.canonical.hash
 
 
 # --- mutants: each makes the machine above fail
@@ -235,38 +236,38 @@ def fails() -> bool:
 
 
 def test_refunding_granted_steps_on_expiry_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = model.close
+    genuine = rules.close
 
     def generous(reservation: Reservation, state: State) -> Change | None:
         change = genuine(reservation, state)
         if change is None or state is not State.EXPIRED:
             return change
-        spent = cost(reservation.unit, reservation.steps_granted)
+        spent = compute_cost(reservation.step_cost, reservation.steps_granted)
         return replace(change, balance=Balance(-spent, change.balance.held))
 
-    monkeypatch.setattr(model, "close", generous)
+    monkeypatch.setattr(rules, "close", generous)
     assert fails()
 
 
 def test_not_counting_what_is_held_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        model,
-        "fits",
-        lambda d, unit, steps: d.balance.spent + cost(unit, steps) <= d.policy.budget,
+        rules,
+        "fits_budget",
+        lambda d, unit, steps: d.balance.spent + compute_cost(unit, steps) <= d.policy.budget,
     )
     assert fails()
 
 
 def test_ignoring_the_sequence_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = model.grant
+    genuine = rules.grant
     monkeypatch.setattr(
-        model, "grant", lambda run, steps, _: genuine(run, steps, run.steps_granted)
+        rules, "grant", lambda run, steps, _: genuine(run, steps, run.steps_granted)
     )
     assert fails()
 
 
 def test_rounding_down_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "cost", lambda unit, steps: unit * steps // 10**12)
+    monkeypatch.setattr(rules, "compute_cost", lambda unit, steps: unit * steps // 10**12)
     assert fails()
 
 
@@ -278,15 +279,15 @@ def plan_of(**fields: object) -> Reservation:
 @pytest.mark.parametrize("steps", [0, -1, -(10**12)])
 def test_no_rule_grants_or_reserves_less_than_a_step(steps: int) -> None:
     dataset = Dataset("d", "d", 1, "record", POLICY, Balance(), 1, "", 0)
-    model.reserve(dataset, plan_of())
-    with pytest.raises(model.RuleError, match="steps must be at least 1"):
-        model.reserve(dataset, plan_of(steps_reserved=steps))
-    with pytest.raises(model.RuleError, match="steps must be at least 1"):
-        model.grant(plan_of(steps_granted=5), steps, 5)
+    rules.reserve(dataset, plan_of())
+    with pytest.raises(rules.RuleError, match="steps must be at least 1"):
+        rules.reserve(dataset, plan_of(steps_reserved=steps))
+    with pytest.raises(rules.RuleError, match="steps must be at least 1"):
+        rules.grant(plan_of(steps_granted=5), steps, 5)
 
 
-@pytest.mark.parametrize(("field", "value"), [("unit", -1), ("expires_at", -1)])
+@pytest.mark.parametrize(("field", "value"), [("step_cost", -1), ("expires_at", -1)])
 def test_no_rule_reserves_at_a_negative_price_or_before_1970(field: str, value: int) -> None:
     dataset = Dataset("d", "d", 1, "record", POLICY, Balance(), 1, "", 0)
-    with pytest.raises(model.RuleError, match=f"at least 0, not {value}"):
-        model.reserve(dataset, plan_of(**{field: value}))
+    with pytest.raises(rules.RuleError, match=f"at least 0, not {value}"):
+        rules.reserve(dataset, plan_of(**{field: value}))

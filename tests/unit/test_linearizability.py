@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.linearizability import Call, faults
+from tests.support.linearizability import Call, faults
 
 BUDGET, COST = 20, 12
 RECORD: list[dict[str, Any]] = [

@@ -18,7 +18,7 @@ from accountant_service.mechanisms import (
     to_json,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
-from tests.helpers import gaussian, run
+from tests.support.helpers import gaussian, run
 
 noise = st.floats(0.01, 1e6)
 rates = st.one_of(st.just(0.0), st.floats(1e-12, 1))
@@ -121,7 +121,7 @@ def test_the_hash_is_stable_across_releases() -> None:
 def test_lemma_1_of_papers_000() -> None:
     """Paper: s = (12, 6), σ = (17, 8.5); Σ s²/σ² = 0.99654, so σ* = 1.0017."""
     diagonal = {"kind": "diagonal_gaussian", "sensitivities": [12, 6], "noise_stds": [17, 8.5]}
-    ((atom, count),) = canonical_form(from_json(diagonal)).parts
+    ((atom, count),) = canonical_form(from_json(diagonal)).atom_counts
     assert (atom.noise, count) == ("gaussian", 1)
     assert atom.noise_multiplier == pytest.approx(0.99654**-0.5, abs=1e-5)
     swapped = {"kind": "diagonal_gaussian", "sensitivities": [6, 12], "noise_stds": [8.5, 17]}
@@ -137,7 +137,7 @@ def test_one_sample_used_twice_is_one_gaussian() -> None:
 
 def test_a_part_of_an_epoch_counts_as_whole_steps() -> None:
     described = {"noise_multiplier": 1.0, "dataset_size": 1000, "batch_size": 300, "epochs": 1}
-    ((_, count),) = canonical_form(from_json({"kind": "dp_sgd", **described})).parts
+    ((_, count),) = canonical_form(from_json({"kind": "dp_sgd", **described})).atom_counts
     assert count == 4
 
 
@@ -145,7 +145,7 @@ def test_shuffled_epochs_are_counted_whole() -> None:
     for steps, epochs in ((1000, 10), (1001, 11), (1, 1)):
         ((atom, count),) = canonical_form(
             from_json(run(0.01, 1.0, steps, sampling="shuffled"))
-        ).parts
+        ).atom_counts
         assert (atom.sampling, count) == ("shuffled", epochs)
 
 

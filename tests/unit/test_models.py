@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.test_private_step import sum_clipped
-from training_client.clipping import Clipper, Transform
-from training_client.data import Dataset
+from tests.support.small_models import sum_clipped
 from training_client.errors import DataError
-from training_client.models import (
+from training_client.lab.data import Dataset
+from training_client.lab.models import (
     CLASSES,
     MODELS,
     RECONSTRUCTION,
@@ -21,8 +20,9 @@ from training_client.models import (
     side_information,
     squared_error,
 )
-from training_client.train import score
-from training_client.warm_start import warm_start
+from training_client.lab.train import evaluate
+from training_client.lab.warm_start import warm_start
+from training_client.private_step import Clipper, Transform
 
 
 def two_classes(rows: int = 64) -> Dataset:
@@ -35,7 +35,7 @@ def two_classes(rows: int = 64) -> Dataset:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_model_can_be_clipped_with_its_own_loss(name: str) -> None:
     objective = MODELS[name].objective
-    data = objective.of(two_classes())
+    data = objective.with_targets(two_classes())
     model = make_model(name, data, hidden=8)
     clipped, mean = sum_clipped(
         Clipper(model), data.train_examples, data.train_labels, objective.loss, Transform(1e-3)
@@ -49,13 +49,13 @@ def test_every_model_can_be_clipped_with_its_own_loss(name: str) -> None:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_warm_starts_learn_what_the_model_is_for(name: str) -> None:
     objective = MODELS[name].objective
-    data = objective.of(two_classes(400))
+    data = objective.with_targets(two_classes(400))
     torch.manual_seed(0)
     model = make_model(name, data, hidden=32)
-    before = score(model, data, objective)
+    before = evaluate(model, data, objective)
     public = (data.train_examples, data.train_labels)
     warm_start(model, public, objective.loss, 150, learning_rate=1e-2)
-    after = score(model, data, objective)
+    after = evaluate(model, data, objective)
     if objective.reconstructs:
         assert after < 0.8 * before
     else:
@@ -71,8 +71,8 @@ def test_the_logistic_loss_is_the_papers() -> None:
 
 def test_an_example_is_its_own_target_where_it_is_reconstructed() -> None:
     data = two_classes()
-    assert CLASSES.of(data) is data
-    assert RECONSTRUCTION.of(data).train_labels is data.train_examples
+    assert CLASSES.with_targets(data) is data
+    assert RECONSTRUCTION.with_targets(data).train_labels is data.train_examples
     ones, zeros = torch.ones(2, 3), torch.zeros(2, 3)
     assert squared_error(ones, zeros).tolist() == [1.0, 1.0]
 
@@ -89,7 +89,7 @@ def test_models_that_do_not_go_with_the_data_are_named() -> None:
         make_model("cnn", replace(two_classes(), images=None))
     data = two_classes()
     three = Dataset(data.train_examples, data.train_labels, data.test_examples, data.test_labels, 3)
-    with pytest.raises(DataError, match="tells 2 classes apart, the data have 3"):
+    with pytest.raises(DataError, match="supports 2 classes, the data have 3"):
         make_model("logistic", three)
 
 
@@ -111,7 +111,7 @@ def test_a_model_is_scored_as_it_is_used() -> None:
     )
     model[3].eval()  # frozen by its owner
     modes = [each.training for each in model.modules()]
-    found = {score(model, data) for _ in range(3)}
+    found = {evaluate(model, data) for _ in range(3)}
     assert [each.training for each in model.modules()] == modes
     model.eval()
     right = model(data.test_examples).argmax(1) == data.test_labels
@@ -121,7 +121,7 @@ def test_a_model_is_scored_as_it_is_used() -> None:
 def test_a_model_that_cannot_be_scored_is_left_in_its_mode() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Dropout(0.9))  # of 6 inputs
     with pytest.raises(RuntimeError):
-        score(model, two_classes())
+        evaluate(model, two_classes())
     assert all(each.training for each in model.modules())
 
 
@@ -134,7 +134,7 @@ def test_a_test_set_goes_through_the_model_in_parts(rows: int) -> None:
         assert not output.requires_grad
 
     model.register_forward_hook(seen)
-    found = score(model, data)
+    found = evaluate(model, data)
     assert (sum(sizes), max(sizes)) == (rows, min(rows, 1000))
     with torch.no_grad():
         right = model(data.test_examples).argmax(1) == data.test_labels

@@ -11,16 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant_service.numerics import (
-    gaussian,
-    rounding,
-    sampled_gaussian,
-    search,
-    special,
-    without_replacement,
-)
-from tests import oracles
-from tests.helpers import log_uniform
+from accountant_service.numerics.floats import rounding, search, special_functions
+from accountant_service.numerics.laws import gaussian, sampled_gaussian, without_replacement
+from tests.support import oracles
+from tests.support.helpers import log_uniform
 
 
 def relative(found: float, exact: mp.mpf) -> float:
@@ -78,7 +72,7 @@ def test_without_replacement_moments() -> None:
     for _ in range(25):
         q, sigma = log_uniform(rng, 1e-5, 0.9), log_uniform(rng, 0.4, 20)
         order = rng.randint(2, 40)
-        found = without_replacement.printed_log_moments(np.array([float(order)]), q, sigma)[0]
+        found = without_replacement.log_moments_as_in_paper(np.array([float(order)]), q, sigma)[0]
         assert relative(found, oracles.without_replacement_moment(order, q, sigma)) < 1e-10
 
 
@@ -120,7 +114,7 @@ def test_gaussian_profile_for_tiny_shifts() -> None:
 def test_binomial_probabilities(trials: int) -> None:
     p = mp.mpf(0.013)
     counts = sorted({0, 1, trials // 100, trials // 70, trials // 2, trials})
-    found = special.log_binomial_pmf(np.array(counts, float), trials, 0.013)
+    found = special_functions.log_binomial_pmf(np.array(counts, float), trials, 0.013)
     for count, value in zip(counts, found, strict=True):
         exact = (
             mp.loggamma(trials + 1)
@@ -134,11 +128,11 @@ def test_binomial_probabilities(trials: int) -> None:
 
 def test_the_binomial_window_holds_all_but_the_tails() -> None:
     for trials, p in ((1000, 0.01), (10_000_000, 0.3), (5, 0.5), (3, 1e-9)):
-        first, last = special.binomial_window(trials, p, -40.0)
+        first, last = special_functions.binomial_window(trials, p, -40.0)
         assert 0 <= first <= trials * p + 1
         assert trials * p - 1 <= last <= trials
         inside = np.arange(first, last + 1, dtype=float)
-        mass = np.exp(special.log_binomial_pmf(inside, trials, p)).sum()
+        mass = np.exp(special_functions.log_binomial_pmf(inside, trials, p)).sum()
         assert mass == pytest.approx(1.0, abs=1e-11)
 
 
@@ -147,7 +141,9 @@ def test_boundary_ends_on_the_fitting_side(place: float) -> None:
     def excess(x: float) -> float:
         return float("inf") if x < place / 10 else place - x
 
-    found = search.boundary(excess, fit=place * 1e3, unfit=place / 1e3, relative_width=1e-9)
+    found = search.find_boundary(
+        excess, feasible=place * 1e3, infeasible=place / 1e3, relative_width=1e-9
+    )
     assert place <= found <= place * (1 + 1e-8)
 
 
@@ -159,22 +155,22 @@ def test_largest_integer_is_exact(largest: int) -> None:
         asked.append(n)
         return n**0.5 - (largest + 0.5) ** 0.5
 
-    assert search.largest_integer(excess, 10**6) == largest
+    assert search.find_largest_integer(excess, 10**6) == largest
     assert len(asked) < 60
-    assert search.largest_integer(lambda _: -1.0, 10**6) is None
+    assert search.find_largest_integer(lambda _: -1.0, 10**6) is None
 
 
 def test_logarithms_near_one_keep_their_digits() -> None:
     for x in (-0.9, -0.02, -1e-3, -1e-9, 1e-12, 1e-5, 0.019, 0.021, 3.0):
         exact = mp.log1p(mp.mpf(x)) - mp.mpf(x)
-        assert relative(float(special.log1p_minus(np.array(x))), exact) < 1e-12
+        assert relative(float(special_functions.log1p_minus(np.array(x))), exact) < 1e-12
 
 
 def test_log1p_of_small_complex_numbers_keeps_its_digits() -> None:
     """A billion of them are added up: numpy's own would be off by 1e-7 then."""
     rng = np.random.default_rng(5)
     x = 10.0 ** rng.uniform(-14, -0.2, 300) * np.exp(2j * np.pi * rng.random(300))
-    for value, found in zip(x, special.log1p_complex(x), strict=True):
+    for value, found in zip(x, special_functions.log1p_complex(x), strict=True):
         exact = mp.log(1 + mp.mpc(value.real, value.imag))
         assert abs(mp.mpc(found.real, found.imag) - exact) <= 1e-15 * abs(value)
 
@@ -182,5 +178,5 @@ def test_log1p_of_small_complex_numbers_keeps_its_digits() -> None:
 @given(st.floats(0, 1000), st.floats(0, 1000))
 def test_sums_and_differences_are_rounded_outward(first: float, second: float) -> None:
     exact = Fraction(first) - Fraction(second)
-    assert Fraction(rounding.difference_down(first, second)) <= exact
-    assert Fraction(rounding.sum_up(first, -second)) >= exact
+    assert Fraction(rounding.subtract_rounding_down(first, second)) <= exact
+    assert Fraction(rounding.add_rounding_up(first, -second)) >= exact

@@ -1,4 +1,4 @@
-"""What is odd and not wrong is taken; what is wrong ends with a sentence, and never a traceback."""
+"""Unusual input is accepted; wrong input ends with an error message, never with a traceback."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from training_client.checkpoint import NAME, Checkpoint, understood
-from training_client.clipping import Clipper, Transform
-from training_client.data import load
+from training_client.client import AccountingService, Reservation
 from training_client.errors import (
     DataError,
     ServiceRefusedError,
     ServiceUnreachableError,
     UnsupportedModelError,
 )
-from training_client.models import cross_entropy, logistic
+from training_client.lab.checkpoint import CHECKPOINT, Checkpoint, report_unreadable
+from training_client.lab.data import load
+from training_client.lab.models import cross_entropy, logistic
+from training_client.lab.recipe import Recipe, RecipeOptions, make_recipe
 from training_client.plan import Plan
-from training_client.recipe import Recipe, choose
-from training_client.service import AccountingService, Reservation
+from training_client.private_step import Clipper, Transform
 
 
 def clip(
@@ -147,11 +147,11 @@ def test_a_thousandth_of_one_gradient_out_of_sight_is_found(by: float, first: bo
 
 
 def kept(**more: Any) -> Checkpoint:
-    recipe = choose("mnist", "adadp", model="logistic", hidden=3)
+    recipe = make_recipe(RecipeOptions(data="mnist", optimizer="adadp", model="logistic", hidden=3))
     fields: dict[str, Any] = {
         "recipe": recipe.document, "dataset": "d", "reservation": "r",
         "plan": Plan(60_000, 0.01, 1.0, 1.0), "directions": None, "steps": 3,
-        "model": nn.Linear(784, 1).state_dict(), "kept": {},
+        "model": nn.Linear(784, 1).state_dict(), "optimizer": {},
     }  # fmt: skip
     return Checkpoint(**(fields | more))
 
@@ -160,7 +160,7 @@ def kept(**more: Any) -> Checkpoint:
 def test_a_file_that_is_no_checkpoint_is_named_with_the_way_out(
     content: bytes, tmp_path: Path
 ) -> None:
-    (tmp_path / NAME).write_bytes(content)
+    (tmp_path / CHECKPOINT).write_bytes(content)
     with pytest.raises(DataError, match=r"no checkpoint to resume.*without --resume") as found:
         Checkpoint.read(tmp_path)
     assert "weights_only" not in str(found.value)
@@ -168,9 +168,9 @@ def test_a_file_that_is_no_checkpoint_is_named_with_the_way_out(
 
 def test_a_checkpoint_that_was_cut_short_is_named(tmp_path: Path) -> None:
     kept().write(tmp_path)
-    whole = (tmp_path / NAME).read_bytes()
+    whole = (tmp_path / CHECKPOINT).read_bytes()
     for size in range(0, len(whole), len(whole) // 40):
-        (tmp_path / NAME).write_bytes(whole[:size])
+        (tmp_path / CHECKPOINT).write_bytes(whole[:size])
         with pytest.raises(DataError, match="cut short"):
             Checkpoint.read(tmp_path)
 
@@ -184,9 +184,9 @@ def test_a_checkpoint_that_was_cut_short_is_named(tmp_path: Path) -> None:
         ({"recipe": kept().recipe | {"model": "large"}}, "'large'"),
         ({"recipe": kept().recipe | {"pca": 3}}, "TypeError"),
         ({"recipe": "a recipe"}, "as this version writes"),
-        ({"model": {}}, "no weights"),
-        ({"model": {"weight": "heavy"}}, "no weights"),
-        ({"model": None}, "no weights"),
+        ({"model": {}}, "no model weights"),
+        ({"model": {"weight": "heavy"}}, "no model weights"),
+        ({"model": None}, "no model weights"),
     ],
 )
 def test_a_checkpoint_that_says_something_else_is_named(
@@ -199,7 +199,10 @@ def test_a_checkpoint_that_says_something_else_is_named(
 
 
 def test_weights_of_another_model_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"size mismatch.*without --resume"), understood(tmp_path):
+    with (
+        pytest.raises(DataError, match=r"size mismatch.*without --resume"),
+        report_unreadable(tmp_path),
+    ):
         nn.Linear(3, 1).load_state_dict(kept().model)
 
 
@@ -213,7 +216,7 @@ def test_a_checkpoint_of_an_accelerator_is_read_without_one(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     found = Checkpoint.read(tmp_path)
     assert all(torch.equal(found.model[name], each) for name, each in written.model.items())
-    assert Recipe.of(found.recipe) == Recipe.of(written.recipe)
+    assert Recipe.from_document(found.recipe) == Recipe.from_document(written.recipe)
 
 
 # --- names and addresses
@@ -264,7 +267,7 @@ def test_a_name_that_cannot_be_asked_for_is_wrong_input(
 
 @pytest.mark.parametrize("url", ["http://a\nb", "http://a:b", "http://\u2028"])
 def test_what_is_no_address_is_named(url: str) -> None:
-    with pytest.raises(ServiceUnreachableError, match="no address of a service"):
+    with pytest.raises(ServiceUnreachableError, match="is not the address of a service"):
         AccountingService(url)
 
 
@@ -291,5 +294,5 @@ def test_a_class_is_a_whole_number(label: str, tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("train.csv", "test.csv"):
         (folder / name).write_text(f"{label},1,2\n")
-    with pytest.raises(DataError, match="a whole number"):
+    with pytest.raises(DataError, match="an integer label"):
         load("mine", tmp_path)

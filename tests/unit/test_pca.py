@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from training_client import pca
-from training_client.data import Dataset
 from training_client.errors import DataError
-from training_client.noise import FreshGenerator
-from training_client.pca import PrivatePca, Projection, second_moments
+from training_client.lab import pca
+from training_client.lab.data import Dataset
+from training_client.lab.pca import PrivatePca, Projection, second_moments
+from training_client.private_step.noise import FreshGenerator
 
 
 def examples(rows: int = 200, inputs: int = 12, *, scale: float = 1.0) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_the_bound_is_reached_by_a_record_along_an_axis() -> None:
 
 def test_without_scaling_the_bound_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above has teeth."""
-    monkeypatch.setattr(pca, "_scaled", lambda rows: rows)
+    monkeypatch.setattr(pca, "_scale_to_unit_ball", lambda rows: rows)
     assert largest_change(examples(20)) > 1
 
 
@@ -103,17 +103,17 @@ def test_a_data_set_is_projected_whole() -> None:
     labels = torch.zeros(10, dtype=torch.long)
     data = Dataset(rows, labels, rows[:4], labels[:4], 2, images=(1, 3, 4))
     projection = Projection(torch.eye(12)[:, :5])
-    found = projection.of(data)
+    found = projection.project_dataset(data)
     assert (found.inputs, found.classes, found.images) == (5, 2, None)
     assert torch.equal(found.test_examples, rows[:4, :5])
     assert torch.equal(found.train_labels, labels)
 
 
 def test_what_cannot_be_projected_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="takes 4096 here: 20 were asked for, of 12 inputs"):
+    with pytest.raises(DataError, match="--pca 20 is not possible with 12 inputs"):
         PrivatePca(20, 1.0).fit(examples())
     monkeypatch.setattr(pca, "INPUTS_MAX", 8)
-    with pytest.raises(DataError, match="takes 8 here: 2 were asked for, of 12 inputs"):
+    with pytest.raises(DataError, match="at most 8 inputs"):
         PrivatePca(2, 1.0).fit(examples())
 
 

@@ -12,20 +12,23 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from accountant_service.numerics import gaussian, two_sided
-from accountant_service.numerics.contour import Contour
-from accountant_service.numerics.privacy_loss import GaussianRatio, Release
-from accountant_service.numerics.tilted_loss import UndampedError
-from accountant_service.numerics.two_sided import Bounds
-from tests import oracles
-from tests.helpers import log_uniform
+from accountant_service.numerics import certified_interval
+from accountant_service.numerics.engines.line_integral import EvaluatedIntegral
+from accountant_service.numerics.errors import SlowDecayError
+from accountant_service.numerics.floats.bounds import Bounds
+from accountant_service.numerics.laws import gaussian
+from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release
+from tests.support import oracles
+from tests.support.helpers import log_uniform
+
+pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
 
 TOLERANCE = 1e-3
 
 
 @dataclass
 class Tally:
-    """How the cases were judged, and how narrow their intervals are."""
+    """The references that judged the cases, and the widths of their intervals."""
 
     judges: dict[str, int] = field(default_factory=dict)
     widths: list[float] = field(default_factory=list)
@@ -46,7 +49,7 @@ def random_case(rng: random.Random) -> tuple[list[oracles.Run], float]:
 
 
 def judge(parts: list[oracles.Run], delta: float, bounds: Bounds) -> str:
-    """Which reference the interval was held against; fails if it does not hold it."""
+    """Fail unless the interval contains its reference; return the reference's name."""
     case = (parts, delta, bounds)
     q, sigma, count = parts[0]
     if len(parts) == 1 and q == 1.0:
@@ -79,26 +82,26 @@ def by_line_integral(parts: list[oracles.Run], delta: float, bounds: Bounds) -> 
 
 
 def by_lattice(parts: list[oracles.Run], delta: float, bounds: Bounds) -> str:
-    def undamped(*_: object) -> Contour:
-        raise UndampedError
+    def undamped(*_: object) -> EvaluatedIntegral:
+        raise SlowDecayError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(two_sided, "contour", undamped)
-        patch.setattr(two_sided.rare_events, "contour", undamped)
-        other = two_sided.epsilon_bounds(releases(parts), delta, 0.1)
+        patch.setattr(certified_interval, "integrate_composition", undamped)
+        patch.setattr(certified_interval.rare_events, "integrate_rare_events", undamped)
+        other = certified_interval.epsilon_bounds(releases(parts), delta, 0.1)
     assert max(bounds.lower, other.lower) <= min(bounds.upper, other.upper), (parts, delta, bounds)
     return "lattice"
 
 
 def releases(parts: list[oracles.Run]) -> list[tuple[Release, int]]:
-    return [(Release(GaussianRatio(1 / sigma), q), count) for q, sigma, count in parts]
+    return [(Release(GaussianPair(1 / sigma), q), count) for q, sigma, count in parts]
 
 
 def hold(seed: int, cases: int) -> Tally:
     rng, tally = random.Random(seed), Tally()
     for _ in range(cases):
         parts, delta = random_case(rng)
-        bounds = two_sided.epsilon_bounds(releases(parts), delta, TOLERANCE)
+        bounds = certified_interval.epsilon_bounds(releases(parts), delta, TOLERANCE)
         by = judge(parts, delta, bounds)
         tally.judges[by] = tally.judges.get(by, 0) + 1
         if bounds.upper >= 0.05:

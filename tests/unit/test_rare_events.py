@@ -14,22 +14,29 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from accountant_service.numerics import gaussian, rare_events, windowed_loss
-from accountant_service.numerics.contour import Contour, Effort, LeftOut
-from accountant_service.numerics.privacy_loss import Composition, GaussianRatio, Release
-from accountant_service.numerics.saddle_point import SaddlePoint
-from accountant_service.numerics.sampled_gaussian import privacy_loss
-from accountant_service.numerics.special import log1p_complex
-from accountant_service.numerics.tilted_loss import UndampedError
-from accountant_service.numerics.windowed_loss import Window, WindowedLoss
-from tests import oracles
-from tests.helpers import log_uniform
+from accountant_service.numerics.engines import rare_events
+from accountant_service.numerics.engines.line_integral import (
+    EvaluatedIntegral,
+    IntegrationSettings,
+    OmittedOutcomes,
+)
+from accountant_service.numerics.engines.saddle_point import SaddlePoint
+from accountant_service.numerics.errors import SlowDecayError
+from accountant_service.numerics.floats.special_functions import log1p_complex
+from accountant_service.numerics.laws import gaussian, windowed_loss
+from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
+from accountant_service.numerics.laws.sampled_gaussian import privacy_loss
+from accountant_service.numerics.laws.windowed_loss import Window, WindowedLoss
+from tests.support import oracles
+from tests.support.helpers import log_uniform
 
-EFFORT = Effort(math.log(1e-6), 0.0, 1 << 22)
+pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
+
+EFFORT = IntegrationSettings(math.log(1e-6), 0.0, 1 << 22)
 
 
 def releases(*parts: tuple[float, float, int]) -> Composition:
-    return [(Release(GaussianRatio(1 / sigma), q), count) for q, sigma, count in parts]
+    return [(Release(GaussianPair(1 / sigma), q), count) for q, sigma, count in parts]
 
 
 def aimed(epsilon: float, delta: float) -> SaddlePoint:
@@ -37,8 +44,10 @@ def aimed(epsilon: float, delta: float) -> SaddlePoint:
     return SaddlePoint("removing", 1.0, epsilon, math.log(delta), epsilon, nothing, nothing)
 
 
-def traced(run: Composition, epsilon: float, delta: float, effort: Effort = EFFORT) -> Contour:
-    return rare_events.contour(run, aimed(epsilon, delta), effort)
+def traced(
+    run: Composition, epsilon: float, delta: float, settings: IntegrationSettings = EFFORT
+) -> EvaluatedIntegral:
+    return rare_events.integrate_rare_events(run, aimed(epsilon, delta), settings)
 
 
 def bounds(run: Composition, epsilon: float, delta: float) -> tuple[float, float]:
@@ -77,7 +86,7 @@ def test_one_release_has_a_closed_form() -> None:
             continue
         try:
             lower, upper = bounds(releases((q, sigma, 1)), epsilon, exact)
-        except UndampedError:
+        except SlowDecayError:
             continue
         answered += 1
         assert lower <= exact * (1 + 1e-11), (q, sigma, epsilon)
@@ -106,7 +115,7 @@ def test_two_releases_are_one_integral() -> None:
 
 def test_a_rare_release_beside_a_whole_one() -> None:
     q, sigma, mu, epsilon = 1e-4, 0.6, 0.05, 1.2
-    run = [*releases((q, sigma, 1)), (Release(GaussianRatio(mu)), 4)]
+    run = [*releases((q, sigma, 1)), (Release(GaussianPair(mu)), 4)]
 
     def whole(rest: float) -> float:
         if rest < 0:  # δ(−ε) = 1 − e^{−ε} + e^{−ε}·δ(ε)
@@ -138,23 +147,27 @@ def holds(exact: float) -> bool:
 
 def test_what_extreme_outcomes_add(exact: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a top at ε most of δ is beyond it."""
-    monkeypatch.setattr(rare_events._Sketch, "top", lambda *_: EPSILON)
+    monkeypatch.setattr(rare_events._ApproximateLaws, "top", lambda *_: EPSILON)
     assert holds(exact)
-    genuine = rare_events.Divided.left_out
-    monkeypatch.setattr(rare_events.Divided, "left_out", lambda of: replace(genuine(of), mass=0.0))
+    genuine = rare_events.DividedComposition.omitted
+    monkeypatch.setattr(
+        rare_events.DividedComposition, "omitted", lambda of: replace(genuine(of), mass=0.0)
+    )
     assert bounds(RUN, EPSILON, exact)[1] < exact
 
 
 def test_what_common_outcomes_add(exact: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a split at ε half of δ is common."""
     genuine = rare_events._Division.at
-    monkeypatch.setattr(rare_events._Sketch, "log_chernoff", lambda *_: -math.inf)
+    monkeypatch.setattr(rare_events._ApproximateLaws, "log_chernoff", lambda *_: -math.inf)
     monkeypatch.setattr(
         rare_events._Division, "at", lambda split, top: genuine(EPSILON if split else 0.0, top)
     )
     assert holds(exact)
-    left_out = rare_events.Divided.left_out
-    monkeypatch.setattr(rare_events.Divided, "left_out", lambda of: LeftOut(left_out(of).mass))
+    omitted = rare_events.DividedComposition.omitted
+    monkeypatch.setattr(
+        rare_events.DividedComposition, "omitted", lambda of: OmittedOutcomes(omitted(of).mass)
+    )
     assert bounds(RUN, EPSILON, exact)[1] < exact
 
 
@@ -162,9 +175,9 @@ def test_a_release_that_is_not_counted_would_be_caught(
     exact: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With T − 1 for T half of δ is gone."""
-    genuine = rare_events._Product.times
+    genuine = rare_events._Product.multiply
     monkeypatch.setattr(
-        rare_events._Product, "times", lambda of, b, a, count: genuine(of, b, a, count - 1)
+        rare_events._Product, "multiply", lambda of, b, a, count: genuine(of, b, a, count - 1)
     )
     assert bounds(RUN, EPSILON, exact)[1] < exact
 
@@ -173,33 +186,37 @@ def test_the_quadrature(exact: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With far too few nodes a and b are off, by no more than is stated and not by nothing."""
     monkeypatch.setattr(windowed_loss, "_LOG_ERROR", 0.0)
     assert holds(exact)
-    genuine = WindowedLoss._rule
+    genuine = WindowedLoss._choose_spacing
 
     def optimistic(*args: Any) -> Any:
-        spacing, log_left_out = genuine(*args)
-        return spacing, np.full_like(log_left_out, -700.0)
+        spacing, log_omitted = genuine(*args)
+        return spacing, np.full_like(log_omitted, -700.0)
 
-    monkeypatch.setattr(WindowedLoss, "_rule", optimistic)
+    monkeypatch.setattr(WindowedLoss, "_choose_spacing", optimistic)
     assert not holds(exact)
 
 
 def test_an_error_of_a_factor(exact: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every a and b as far off as stated: by a share of 1e-6, against δ."""
-    genuine = rare_events._Factor.of
+    genuine = rare_events._TransformValues.with_scale_error
     size = 1e-4
 
     def off(*args: Any) -> Any:
         found = genuine(*args)
-        return replace(found, rise=found.rise - size * (1 + found.rise), error=found.error + size)
+        return replace(
+            found,
+            phi_minus_one=found.phi_minus_one - size * (1 + found.phi_minus_one),
+            error=found.error + size,
+        )
 
-    monkeypatch.setattr(rare_events._Factor, "of", off)
+    monkeypatch.setattr(rare_events._TransformValues, "with_scale_error", off)
     assert holds(exact)
 
     def careless(*args: Any) -> Any:
         found = off(*args)
         return replace(found, error=0 * found.error)
 
-    monkeypatch.setattr(rare_events._Factor, "of", careless)
+    monkeypatch.setattr(rare_events._TransformValues, "with_scale_error", careless)
     assert not holds(exact)
 
 
@@ -251,11 +268,11 @@ def test_bounds_on_lines_hold(law: Any, order: float) -> None:
     moment = integrand(law, order, z).real.sum() * step
     upper = float(seen.log_moments(np.array([order]))[0])
     assert 0 <= upper - math.log(moment) < 1e-9
-    nodes = seen.nodes(order, 60.0)
-    rise, error = nodes.characteristic(np.array([0.5, 8.0, 60.0]))
+    nodes = seen.trapezoidal_rule(order, 60.0)
+    phi_minus_one, error = nodes.characteristic(np.array([0.5, 8.0, 60.0]))
     for at, v in enumerate((0.5, 8.0, 60.0)):
         wanted = integrand(law, order + 1j * v, z).sum() * step
-        found = math.exp(nodes.log_moment) * (1 + rise[at])
+        found = math.exp(nodes.log_moment) * (1 + phi_minus_one[at])
         assert abs(found - wanted) <= math.exp(nodes.log_moment) * (error[at] + 1e-12)
 
 
@@ -285,16 +302,18 @@ def test_losses_grow_to_the_right_on_every_line() -> None:
 
 
 def test_what_it_cannot_do_is_left_to_others() -> None:
-    with pytest.raises(UndampedError):
-        rare_events.contour(RUN, replace(aimed(0.1, 1e-9), direction="adding"), EFFORT)
-    with pytest.raises(UndampedError):
+    with pytest.raises(SlowDecayError):
+        rare_events.integrate_rare_events(
+            RUN, replace(aimed(0.1, 1e-9), direction="adding"), EFFORT
+        )
+    with pytest.raises(SlowDecayError):
         traced(RUN, 0.0, 1e-9)
 
 
 def test_many_events_need_no_common_ones() -> None:
-    """Where Tq is about 1 and ε takes several of them, only extreme outcomes are set aside."""
+    """If Tq is about 1 and ε takes several events, only extreme outcomes are set aside."""
     found = traced(releases((2e-3, 1.8, 900)), 0.28, 2.7e-15)
-    assert not len(found.left_out.tilts)
+    assert not len(found.omitted.tilts)
     lower, upper = found.epsilon(2.7e-15, 1.0)
     assert 0.27 < lower < upper < lower * (1 + 1e-4)
     exact = oracles.double_line_integral_delta([(2e-3, 1.8, 900)], upper, removing=True)

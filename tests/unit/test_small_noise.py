@@ -13,15 +13,19 @@ from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.accountants import pld as pld_accountant
 from accountant_service.errors import BoundsContradictError
 from accountant_service.mechanisms import DpSgd
-from accountant_service.numerics import small_noise, two_sided
-from accountant_service.numerics.privacy_loss import GaussianRatio, LaplaceRatio, Release
+from accountant_service.numerics import certified_interval
+from accountant_service.numerics.engines import small_noise
+from accountant_service.numerics.floats.bounds import Bounds
+from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
 from accountant_service.solver import Target
-from tests import oracles
-from tests.helpers import ADD_OR_REMOVE, log_uniform, run
+from tests.support import oracles
+from tests.support.helpers import ADD_OR_REMOVE, log_uniform, run
+
+pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
 
 
 def sampled(rate: float, sigma: float) -> Release:
-    return Release(GaussianRatio(1 / sigma), rate)
+    return Release(GaussianPair(1 / sigma), rate)
 
 
 def one_step(epsilon: np.ndarray, q: float, sigma: float, *, removing: bool) -> np.ndarray:
@@ -96,7 +100,7 @@ def test_it_agrees_with_the_other_engines() -> None:
         if closed is None:
             continue
         answered += 1
-        other = two_sided.epsilon_bounds(releases, delta, 1e-3)
+        other = certified_interval.epsilon_bounds(releases, delta, 1e-3)
         assert closed.lower <= other.upper
         assert other.lower <= closed.upper
     assert answered >= 4
@@ -105,7 +109,7 @@ def test_it_agrees_with_the_other_engines() -> None:
 def test_it_is_silent_where_it_has_nothing_to_say() -> None:
     assert small_noise.epsilon_bounds([(sampled(0.01, 1.0), 10)], 1e-5) is None
     assert small_noise.epsilon_bounds([(sampled(1.0, 0.02), 10)], 1e-5) is None
-    laplace = Release(LaplaceRatio(50.0), 0.1)
+    laplace = Release(LaplacePair(50.0), 0.1)
     assert small_noise.delta_bounds([(sampled(0.01, 0.02), 10), (laplace, 1)], 1.0) is None
 
 
@@ -116,7 +120,7 @@ POINTS = [(q, share * 12.5) for q in (0.02, 0.3, 0.7) for share in (0.02, 0.5, 1
 
 
 def encloses(sigma: float = 0.2) -> bool:
-    """Whether two releases with much noise are enclosed everywhere."""
+    """Return whether the bounds for two releases enclose the exact values at all points."""
     for q, epsilon in POINTS:
         bounds = small_noise.delta_bounds([(sampled(q, sigma), 2)], epsilon)
         assert bounds is not None
@@ -130,7 +134,7 @@ def test_the_ambiguous_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (LOOSE | {"_SLACKS": (9.0,)}).items():
         monkeypatch.setattr(small_noise, name, value)
     assert encloses()
-    monkeypatch.setattr(small_noise._Sampled, "ambiguous", lambda *_: 0.0)
+    monkeypatch.setattr(small_noise._SampledReleases, "expected_ambiguous", lambda *_: 0.0)
     assert not encloses()
 
 
@@ -139,43 +143,45 @@ def test_what_is_left_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (LOOSE | {"_SLACKS": (-0.6,)}).items():
         monkeypatch.setattr(small_noise, name, value)
     assert encloses()
-    monkeypatch.setattr(small_noise._Profile, "_loss_slack", property(lambda _: 0.0))
+    monkeypatch.setattr(small_noise._SmallNoiseProfile, "_loss_slack", property(lambda _: 0.0))
     assert not encloses()
 
 
 def test_records_taken_for_present(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adding, with a small slack: outcomes that are taken for present are left out."""
-    of = small_noise._Sampled(np.array([1.0]), np.array([0.6]), np.array([2.0]))
-    counts = small_noise._participations(of, 0.0, -700.0)
+    of = small_noise._SampledReleases(np.array([1.0]), np.array([0.6]), np.array([2.0]))
+    counts = small_noise._enumerate_participations(of, 0.0, -700.0)
     assert counts is not None
-    profile = small_noise._Profile(of, counts, 0.0, 1.0)
+    profile = small_noise._SmallNoiseProfile(of, counts, 0.0, 1.0)
     exact = max(
         float(oracles.single_step_delta(0.0, 0.6, 0.5, removing=removing))
         for removing in (True, False)
     )
     assert profile.log_lower(0.0) <= math.log(exact)
     nothing = np.full(1, -math.inf)
-    monkeypatch.setattr(small_noise._Sampled, "log_taken_for_present", lambda *_: nothing)
+    monkeypatch.setattr(small_noise._SampledReleases, "log_false_presence", lambda *_: nothing)
     assert profile.log_lower(0.0) > math.log(exact)
 
 
 @pytest.mark.parametrize("side", [1.0, -1.0])
 def test_rounding_of_arguments(side: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every ε − o(k) is off by a share of 1e-6 of its terms, inward."""
-    counts = small_noise._participations(
-        small_noise._Sampled(np.array([50.0]), np.array([0.1]), np.array([8.0])), 0.0, -700.0
+    counts = small_noise._enumerate_participations(
+        small_noise._SampledReleases(np.array([50.0]), np.array([0.1]), np.array([8.0])),
+        0.0,
+        -700.0,
     )
     assert counts is not None
-    exact = counts.log_mean(200.0, 0.0)
-    genuine = small_noise._log_delta
+    exact = counts.log_mixture_delta(200.0, 0.0)
+    genuine = small_noise._log_gaussian_delta
     monkeypatch.setattr(
         small_noise,
-        "_log_delta",
+        "_log_gaussian_delta",
         lambda at, mu: genuine(at - side * 0.9e-6 * (200.0 + np.abs(counts.offsets) + mu**2), mu),
     )
 
     def holds() -> bool:
-        off = counts.log_mean(200.0, side)
+        off = counts.log_mixture_delta(200.0, side)
         return off <= exact if side > 0 else off >= exact
 
     assert not holds()
@@ -210,7 +216,7 @@ def test_little_noise_is_enclosed_narrowly(sigma: float) -> None:
 def test_a_wide_interval_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = mechanisms.from_json(run(0.01, 1.0, 1000))
     monkeypatch.setattr(
-        pld_accountant.two_sided, "epsilon_bounds", lambda *_: two_sided.Bounds(1.0, 2.0)
+        pld_accountant.certified_interval, "epsilon_bounds", lambda *_: Bounds(1.0, 2.0)
     )
     text = "the proved interval is wider than a relative 0.001"
     for method in ("pld", "subsampled_rdp"):
@@ -222,9 +228,9 @@ def test_a_wide_interval_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_disjoint_intervals_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     described = mechanisms.from_json(run(0.01, 0.1, 1000))
     monkeypatch.setattr(
-        pld_accountant.two_sided, "epsilon_bounds", lambda *_: two_sided.Bounds(1.0, 2.0)
+        pld_accountant.certified_interval, "epsilon_bounds", lambda *_: Bounds(1.0, 2.0)
     )
-    monkeypatch.setattr(small_noise, "epsilon_bounds", lambda *_: two_sided.Bounds(3.0, 4.0))
+    monkeypatch.setattr(small_noise, "epsilon_bounds", lambda *_: Bounds(3.0, 4.0))
     with pytest.raises(BoundsContradictError):
         calculator.epsilon(described, 1e-5)
 
@@ -244,7 +250,7 @@ def test_a_step_whose_interval_contains_the_target_is_looked_at_again() -> None:
 
 
 def test_a_step_that_stays_undecided_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver, "_FINER", ())
+    monkeypatch.setattr(solver, "_FINER_TOLERANCES", ())
     plan = DpSgd(20.0, sample_rate=0.001, steps=1)
     target = Target(ACCOUNTANTS["pld"], ADD_OR_REMOVE, 1.0, 1e-6)
     found = solver.steps(plan, target)

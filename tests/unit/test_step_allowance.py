@@ -12,14 +12,13 @@ from torch import distributed, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.unit.test_client import PLAN, linear_accountant, service, tiny_data
-from training_client import processes
-from training_client import train as training
+from tests.support.stub_service import PLAN, linear_accountant, service, tiny_data
 from training_client.budget import Budget, NoBudget
-from training_client.clipping import Clipper
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, UnsupportedModelError
-from training_client.models import cross_entropy, mlp
+from training_client.lab import train as training
+from training_client.lab.models import cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer, make_optimizer
+from training_client.private_step import Clipper, single_process
 
 FITS = 20
 
@@ -71,7 +70,7 @@ def test_two_optimizers_do_not_share_one_allowance() -> None:
     allowance = budget()
     first, second = (make_optimizer("dp_sgd", mlp(5, 8, 2), allowance) for _ in range(2))
     step(first)
-    with pytest.raises(NoGuaranteeError, match="another run draws on the same allowance"):
+    with pytest.raises(NoGuaranteeError, match="another run uses the same budget"):
         step(second)
 
 
@@ -95,9 +94,11 @@ def test_a_step_that_was_not_finished_ends_the_run(ahead: bool) -> None:
     with pytest.raises(MemoryError):
         step(optimizer, fails)
     for _ in range(2):
-        with pytest.raises(NoGuaranteeError, match="step 2 was taken and not made"):
+        with pytest.raises(
+            NoGuaranteeError, match="step 2 was taken from the budget but not finished"
+        ):
             step(optimizer)
-    with pytest.raises(NoGuaranteeError, match="step 2 was taken and not made"):
+    with pytest.raises(NoGuaranteeError, match="step 2 was taken from the budget but not finished"):
         training.train(net, tiny_data(), optimizer)
     assert all(map(torch.equal, left, net.parameters()))
     assert allowance.taken == 2  # charged, for its batch was drawn
@@ -106,7 +107,7 @@ def test_a_step_that_was_not_finished_ends_the_run(ahead: bool) -> None:
 def test_a_batch_that_was_drawn_and_dropped_ends_the_run() -> None:
     optimizer = make_optimizer("dp_sgd", mlp(5, 8, 2), budget())
     optimizer.take()
-    with pytest.raises(NoGuaranteeError, match="step 1 was taken and not made"):
+    with pytest.raises(NoGuaranteeError, match="step 1 was taken from the budget but not finished"):
         optimizer.take()
 
 
@@ -123,10 +124,10 @@ def test_a_grad_scaler_is_refused() -> None:
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When an optimizer is made, and at each step: a process group may come later."""
+    """An optimizer checks when it is made and at each step: a process group may come later."""
     optimizer = make_optimizer("dp_sgd", mlp(5, 8, 2), budget())
     step(optimizer)
-    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(single_process, "world_size", lambda: 2)
     with pytest.raises(NoGuaranteeError, match=r"2 processes train.*start one process"):
         step(optimizer)
     assert optimizer.allowance.taken == 1
@@ -170,5 +171,5 @@ def group_of_one() -> Iterator[None]:
 def test_a_model_that_is_shared_out_is_refused(wrap: Any) -> None:
     with group_of_one():
         Clipper(mlp(5, 8, 2))
-        with pytest.raises(UnsupportedModelError, match="run of its own: give the model"):
+        with pytest.raises(UnsupportedModelError, match="run of its own: pass the model"):
             Clipper(wrap(mlp(5, 8, 2)))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.results import report, runner
-from benchmarks.results.accounting import question
+from benchmarks.results.accounting import build_question
 from benchmarks.results.experiments import (
     ADULT_PLANS,
     EXPERIMENTS,
@@ -24,14 +24,14 @@ from benchmarks.results.experiments import (
     PASSES,
     LinearDecay,
     Method,
-    quick,
+    shorten,
 )
 from benchmarks.results.plots import draw
-from benchmarks.results.runner import Job, tunings
+from benchmarks.results.runner import Job, list_tuning_jobs
 from benchmarks.results.store import Store
 from benchmarks.results.tasks import TASKS
-from tests.helpers import epsilon, run
-from training_client.data import Dataset
+from tests.support.helpers import epsilon, run
+from training_client.lab.data import Dataset
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -49,14 +49,14 @@ def made_up(file: Path) -> Store:
             score = None if seed == 3 else 0.5 + seed / 10
             rest = {"score": score, "curve": curve, "seconds": 1.0}
             store.add({"kind": "run", **known, "learning_rate": 0.1, **rest})
-        asked = question(experiment, experiment.steps)
+        asked = build_question(experiment, experiment.steps)
         store.add({"kind": "epsilon", **asked, "epsilon": 0.25, "status": "proven"})
     return store
 
 
 def test_a_page_renders_from_a_few_results(tmp_path: Path) -> None:
     store = made_up(tmp_path / "results.jsonl")
-    text = report.page(store, report.TEMPLATE.read_text())
+    text = report.render_page(store, report.TEMPLATE.read_text())
     assert "0.650 ± 0.071, 1 broke down" in text
     assert "| 0.25 |" in text
     assert not set("{}") & set(text)
@@ -64,7 +64,7 @@ def test_a_page_renders_from_a_few_results(tmp_path: Path) -> None:
 
 def test_plots_are_drawn_from_a_few_results(tmp_path: Path) -> None:
     store = made_up(tmp_path / "results.jsonl")
-    draw(report.of_part("adult/main"), store, tmp_path / "plot.svg")
+    draw(report.find_experiments("adult/main"), store, tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
@@ -79,7 +79,7 @@ def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
 
 
 def test_every_experiment_says_what_its_paper_prints() -> None:
-    sources = {each.printed.source for each in EXPERIMENTS}
+    sources = {each.paper_result.source for each in EXPERIMENTS}
     assert all(source.startswith("papers/00") or source == "none" for source in sources)
 
 
@@ -89,11 +89,13 @@ def test_names_tell_experiments_apart() -> None:
 
 
 def test_the_grid_is_tried_for_every_method() -> None:
-    tried = {(job.experiment.task, job.experiment.method.label) for job in tunings(EXPERIMENTS)}
+    tried = {
+        (job.experiment.task, job.experiment.method.label) for job in list_tuning_jobs(EXPERIMENTS)
+    }
     needed = {(TASKS[each.task].tuned_on or each.task, each.method.label) for each in EXPERIMENTS}
     assert tried == needed
     expected = sum(len(TASKS[task].grid) for task, _ in tried)
-    assert len(list(tunings(EXPERIMENTS))) == expected
+    assert len(list(list_tuning_jobs(EXPERIMENTS))) == expected
 
 
 def test_the_schedule_of_papers_000_falls_for_ten_epochs_and_then_stays() -> None:
@@ -105,7 +107,7 @@ def test_the_schedule_of_papers_000_falls_for_ten_epochs_and_then_stays() -> Non
 def test_a_run_follows_its_schedule(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = Method("scheduled", optimizer, 0.5, 1.0, schedule=LinearDecay(0.5, 2))
     experiment = replace(BY_NAME["mnist-8/main/dp_sgd/8"], method=method, steps=4)
-    used, make = [], runner._stepper
+    used, make = [], runner._make_stepper
 
     def recorded(*of: Any) -> Any:
         made = make(*of)
@@ -113,15 +115,15 @@ def test_a_run_follows_its_schedule(optimizer: str, monkeypatch: pytest.MonkeyPa
         made.step = lambda *given: (used.append(made.learning_rate), step(*given))
         return made
 
-    monkeypatch.setattr(runner, "_stepper", recorded)
+    monkeypatch.setattr(runner, "_make_stepper", recorded)
     rows, labels = torch.rand(200, 3), torch.arange(200) % 2
     data = Dataset(rows, labels, rows, labels, 2)
     task = replace(TASKS["mnist-8"], hidden=4)
-    runner._trained(Job(experiment, method.learning_rate, 1), task, data)
+    runner._train_model(Job(experiment, method.learning_rate, 1), task, data)
     assert used == [0.5, 0.375, 0.25, 0.25]
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": "non_private"}, {"apart": True}])
+@pytest.mark.parametrize("changes", [{"optimizer": "non_private"}, {"separate_users": True}])
 def test_a_schedule_that_no_run_would_follow_is_refused(changes: dict[str, Any]) -> None:
     known = {"optimizer": "dp_sgd", "learning_rate": 0.1, "clip_norm": 1.0}
     with pytest.raises(ValueError, match="schedule"):
@@ -153,12 +155,12 @@ def test_a_lead_is_called_significant_only_where_its_interval_excludes_0(
     first, second = "mnist-8/main/adadp/8", "mnist-8/main/dp_sgd/8"
     store = scored(tmp_path / "file.jsonl", {first: ahead, second: (0.88, 0.89, 0.90)})
     pair = f"{first} over {second}"
-    assert report.page(store, f"{{lead:{pair}}} points, {{verdict:{pair}}}") == expected
+    assert report.render_page(store, f"{{lead:{pair}}} points, {{verdict:{pair}}}") == expected
 
 
 def test_the_page_is_what_the_results_file_says() -> None:
     store = Store(DOCS / "training-results.jsonl")
-    text = report.page(store, report.TEMPLATE.read_text())
+    text = report.render_page(store, report.TEMPLATE.read_text())
     assert (DOCS / "training-results.md").read_text() == text
 
 
@@ -180,9 +182,9 @@ def test_what_is_left_of_the_lead_of_adadp_is_read_off_the_results(
     scores = {"mnist-8/main/dp_sgd, schedule/8": (0.88, 0.89, 0.90)}
     scores |= {f"mnist-8/main/{name}, schedule/8": ahead for name in ("adadp", "adadp raw")}
     scores |= {"mnist/main/dp_sgd/8": (0.85, 0.86, 0.87)}
-    text = report.page(scored(tmp_path / "file.jsonl", scores), report.TEMPLATE.read_text())
+    text = report.render_page(scored(tmp_path / "file.jsonl", scores), report.TEMPLATE.read_text())
     summary = text.split("## In short")[1].split("\n## ")[0]
-    assert "DP-SGD reaches 0.890 ± 0.010, where it has 0.860 ± 0.010 without" in summary
+    assert "DP-SGD reaches 0.890 ± 0.010 instead of 0.860 ± 0.010" in summary
     assert summary.count(left) == 2
 
 
@@ -190,7 +192,7 @@ def test_the_words_about_our_settings_hold_for_the_results() -> None:
     store = Store(DOCS / "training-results.jsonl")
 
     def mean(name: str) -> float:
-        return statistics.mean(report.finals(BY_NAME[name], store))
+        return statistics.mean(report.list_final_scores(BY_NAME[name], store))
 
     for method in ("adadp", "adadp raw", "dp_adam"):
         ours = mean(f"mnist/main/{method}/8") - mean("mnist/main/dp_sgd/8")
@@ -198,13 +200,16 @@ def test_the_words_about_our_settings_hold_for_the_results() -> None:
         for rest in ("", ", schedule"):  # the lead comes from our own settings
             pair = [f"mnist-8/main/{each}{rest}/8" for each in (method, "dp_sgd")]
             assert mean(pair[0]) - mean(pair[1]) < ours / 2
-            assert report.verdict(" over ".join(pair), store).endswith(": not significant")
-    at_4, at_8 = (store.chosen_rate(task, "dp_sgd") or 0.0 for task in ("mnist", "mnist-8"))
+            assert report.format_verdict(" over ".join(pair), store).endswith(": not significant")
+    at_4, at_8 = (store.find_best_rate(task, "dp_sgd") or 0.0 for task in ("mnist", "mnist-8"))
     assert 0 < at_8 < at_4  # what was chosen at σ = 4 is too large at σ = 8
     for name in SCHEDULED:  # no choice is at the end of its grid
         label = BY_NAME[name].method.label
-        assert store.chosen_rate("mnist-8", label) in sorted(store.tuning("mnist-8", label))[1:-1]
-    runs = [run for name in SCHEDULED for run in store.runs(BY_NAME[name])]
+        assert (
+            store.find_best_rate("mnist-8", label)
+            in sorted(store.list_tuning_scores("mnist-8", label))[1:-1]
+        )
+    runs = [run for name in SCHEDULED for run in store.list_runs(BY_NAME[name])]
     assert {run["seed"] for run in runs} == {1, 2, 3}
     assert len(runs) == 3 * len(SCHEDULED)
 
@@ -229,7 +234,7 @@ def test_plans_for_adult_are_what_the_service_says(label: str) -> None:
 
 
 def called(command: str, *options: object) -> str:
-    """What a command of the page prints, with options that it does not show."""
+    """Run a command of the page with further options; return its output."""
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["env", f"PATH={programs}", *shlex.split(command), *map(str, options)],
@@ -247,7 +252,7 @@ def called(command: str, *options: object) -> str:
 def test_the_command_that_trains_does_so() -> None:
     kept = (DOCS / "training-results.jsonl").read_bytes()
     printed = called("python benchmarks/training_results.py run", "--quick", "--only", "adult")
-    adult = {quick(each).name for each in EXPERIMENTS if each.task == "adult"}
+    adult = {shorten(each).name for each in EXPERIMENTS if each.task == "adult"}
     assert f"{len(adult)}/{len(adult)}" in printed
     assert (DOCS / "training-results.jsonl").read_bytes() == kept
 

@@ -1,1 +1,22 @@
-"""For those who train with something else: the accounting, and nothing else, is exchanged."""
+"""Integrations: train with another framework, and let the accounting service permit every step.
+
+By framework:
+
+- Opacus: `opacus`, an accountant for `PrivacyEngine` that charges every step before it is made.
+- Lightning: `lightning`, a callback that ends a fit before the step that does not fit the budget.
+- Hugging Face: `huggingface`, the same for a `Trainer`.
+
+The callbacks share `step_gate`, which checks every step of Opacus' optimizer. By what is refused:
+
+- `opacus_checks`: loaders without Poisson sampling, optimizers without noise, adaptive or ghost
+  clipping, accumulation over batches. No guarantee covers them.
+- `batch_counting`: a second step of a batch, which is charged as one of a batch of its own; and a
+  batch without a step, which can reveal a record.
+- `split_batches`: a pass that ends within a batch that `BatchMemoryManager` splits, since its
+  records could count twice.
+- `skipped_steps`: a `GradScaler` and gradients that are not finite, by which one record can skip a
+  step or reach all parameters; half precision, whose rounding removes noise.
+
+`prefetching` counts the batches that loaders draw ahead, and `distributed_ranks` sends rank 0's
+answer to all ranks. Every change made to another library is in `patches`.
+"""

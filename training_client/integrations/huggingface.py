@@ -1,4 +1,4 @@
-"""Hugging Face: a callback that asks before every step of an Opacus optimizer.
+"""Hugging Face: a callback that asks the service before every step of an Opacus optimizer.
 
     trainer = Trainer(model, args, optimizers=(optimizer, None), callbacks=[
         PrivacyCallback(Budget(service, plan, epsilon=2.0, delta=1e-5), "runs/mine")
@@ -16,25 +16,28 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
-from training_client.integrations.checks import require_no_accumulation
-from training_client.integrations.gate import StepGate
-from training_client.integrations.skipped import require_no_scaler
-from training_client.integrations.splitting import require_whole_passes
+from training_client.integrations.opacus_checks import require_no_accumulation
+from training_client.integrations.patches import warn_if_untested
+from training_client.integrations.skipped_steps import require_no_grad_scaler
+from training_client.integrations.split_batches import require_no_batch_limit
+from training_client.integrations.step_gate import StepGate
+
+warn_if_untested("opacus", "torch", "transformers", "accelerate")
 
 
 class PrivacyCallback(TrainerCallback):
-    """Ends training before the step that its budget does not cover.
+    """A `Trainer` callback that ends training before the step that the budget does not cover.
 
-    A `Trainer` heeds a request to stop only after a step, so at the end of each the callback looks
-    for the next, and when training begins for the first. A step is asked for when its batch is
-    drawn: that raises if the request was overruled. A second step of the batch raises before
-    parameters change. Training that resumes a checkpoint counts the steps that the checkpoint knows
-    of; steps made after it was written are known to a ledger only.
+    A `Trainer` can be asked to stop only after a step, so the callback checks each step at the end
+    of the one before, and the first when training begins. When a batch is drawn, one step of it is
+    permitted; that raises if a request to stop was overruled. A second step of the batch raises
+    before parameters change. Training resumed from a checkpoint counts the steps of the checkpoint;
+    only a ledger knows of steps made after it was written.
 
     Args:
-        allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. With
-            several processes each has one, and that of rank 0 is asked.
-        output: folder for `privacy.json` and `certificate.json`. Training that ends in an error
+        allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. In
+            distributed training each process has one, and that of rank 0 is asked.
+        output: the folder for `privacy.json` and `certificate.json`. Training that ends in an error
             writes neither, and commits nothing.
     """
 
@@ -49,36 +52,36 @@ class PrivacyCallback(TrainerCallback):
         control: TrainerControl,
         **running: Any,
     ) -> None:
-        """Check what is about to run, and that at least a step of it fits.
+        """Check the training's options, optimizer and loader, and that one step fits the budget.
 
         Raises:
-            NoGuaranteeError: it is not what the allowance's plan says.
+            NoGuaranteeError: they do not run the allowance's plan.
             BudgetExhaustedError: no step fits.
-            ServiceError: no usable answer.
+            ServiceError: the service gave no usable answer.
         """
         require_no_accumulation(args.gradient_accumulation_steps)
         optimizer = running["optimizer"]
         limit = "max_steps" if args.max_steps > 0 else None
-        require_whole_passes(running["train_dataloader"], limit)
-        require_no_scaler(True if args.fp16 else None, "fp16=True")
-        require_no_scaler(getattr(optimizer, "scaler", None), "accelerate")
+        require_no_batch_limit(running["train_dataloader"], limit)
+        require_no_grad_scaler(True if args.fp16 else None, "fp16=True")
+        require_no_grad_scaler(getattr(optimizer, "scaler", None), "accelerate")
         if args.auto_find_batch_size:
             raise NoGuaranteeError(
-                "auto_find_batch_size=True begins again where a batch was too large, and that step "
-                "is left out: set it to False, and have batches split by Opacus' BatchMemoryManager"
+                "auto_find_batch_size=True restarts if a batch is too large, and that batch has no "
+                "step: set it to False, and have batches split by Opacus' BatchMemoryManager"
             )
-        own = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self.gate.guard(own, running["train_dataloader"], made=state.global_step)
-        self.gate.look_ahead()
+        unwrapped = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self.gate.guard(unwrapped, running["train_dataloader"], made=state.global_step)
+        self.gate.check_next_step()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Ask for one step, of the batch that was drawn.
+        """Permit the optimizer one step on the batch just drawn.
 
         Raises:
-            BudgetExhaustedError: training was told to stop and goes on.
-            ServiceError: no usable answer.
+            BudgetExhaustedError: training goes on although it was asked to stop.
+            ServiceError: the service gave no usable answer.
         """
-        self.gate.ask()
+        self.gate.permit_step()
 
     def on_step_end(
         self,
@@ -87,24 +90,24 @@ class PrivacyCallback(TrainerCallback):
         control: TrainerControl,
         **running: Any,
     ) -> None:
-        """Look for the next step, if there is to be one.
+        """Ask training to stop if the budget covers no further step.
 
         Raises:
-            ServiceError: no usable answer.
+            ServiceError: the service gave no usable answer.
         """
-        # The Trainer clears gradients through the model, which leaves what Opacus summed.
+        # The Trainer clears gradients through the model, which leaves Opacus' sums.
         running["optimizer"].zero_grad()
         if control.should_training_stop:
             return
         try:
-            self.gate.look_ahead()
+            self.gate.check_next_step()
         except BudgetExhaustedError:
             control.should_training_stop = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Commit, and write what may be said of the model.
+        """Commit the run, and write its guarantee.
 
         Raises:
-            ServiceError: no usable answer.
+            ServiceError: the service gave no usable answer.
         """
         self.gate.settle(self._output)

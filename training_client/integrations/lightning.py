@@ -1,4 +1,4 @@
-"""Lightning: a callback that asks before every step of an Opacus optimizer.
+"""Lightning: a callback that asks the service before every step of an Opacus optimizer.
 
     trainer = Trainer(
         callbacks=[PrivacyCallback(Budget(service, plan, epsilon=2.0, delta=1e-5), "runs/mine")],
@@ -17,26 +17,29 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
-from training_client.integrations.checks import require_no_accumulation
-from training_client.integrations.gate import StepGate
-from training_client.integrations.skipped import require_no_scaler
-from training_client.integrations.splitting import require_whole_passes
+from training_client.integrations.opacus_checks import require_no_accumulation
+from training_client.integrations.patches import warn_if_untested
+from training_client.integrations.skipped_steps import require_no_grad_scaler
+from training_client.integrations.split_batches import require_no_batch_limit
+from training_client.integrations.step_gate import StepGate
+
+warn_if_untested("opacus", "torch", "pytorch-lightning")
 
 _PRECISIONS: Final = ("32-true", "64-true", "bf16-mixed")
 
 
 class PrivacyCallback(Callback):
-    """Ends a fit before the step that its budget does not cover.
+    """A `Trainer` callback that ends a fit before the step that the budget does not cover.
 
-    The question is asked when a batch is about to be used: nothing has been computed from it yet.
-    It permits one step, with manual optimization too: a second of the batch raises before
-    parameters change. A fit that resumes a checkpoint counts the steps that the checkpoint knows
-    of; steps made after it was written are known to a ledger only.
+    It asks before a batch is used, when nothing has been computed from it. That permits one step,
+    with manual optimization too: a second step of the batch raises before parameters change. A fit
+    resumed from a checkpoint counts the steps of the checkpoint; only a ledger knows of steps made
+    after it was written.
 
     Args:
-        allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. With
-            several processes each has one, and that of rank 0 is asked.
-        output: folder for `privacy.json` and `certificate.json`. A fit that ends in an error
+        allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. In
+            distributed training each process has one, and that of rank 0 is asked.
+        output: the folder for `privacy.json` and `certificate.json`. A fit that ends in an error
             writes neither, and commits nothing.
     """
 
@@ -45,23 +48,23 @@ class PrivacyCallback(Callback):
         self._output = output
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check what is about to run, and that at least a step of it fits.
+        """Check the trainer's options, optimizer and loader, and that one step fits the budget.
 
         Raises:
-            NoGuaranteeError: it is not what the allowance's plan says.
+            NoGuaranteeError: they do not run the allowance's plan.
             BudgetExhaustedError: no step fits.
-            ServiceError: no usable answer.
+            ServiceError: the service gave no usable answer.
         """
-        self._guard(trainer, made=trainer.global_step)
-        self.gate.look_ahead()
+        self._guard_optimizer(trainer, made=trainer.global_step)
+        self.gate.check_next_step()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check again: each epoch may have a loader of its own.
+        """Check the optimizer and loader again: each epoch may have its own loader.
 
         Raises:
-            NoGuaranteeError: what is about to run is not what the allowance's plan says.
+            NoGuaranteeError: the trainer does not run the allowance's plan.
         """
-        self._guard(trainer)
+        self._guard_optimizer(trainer)
 
     def on_train_batch_start(
         self,
@@ -70,38 +73,40 @@ class PrivacyCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """End the fit if no further step fits; the batch is not used.
+        """Permit one step on the batch, or end the fit before the batch is used.
 
         Raises:
-            BudgetExhaustedError: the fit was told to end and goes on, for min_steps or min_epochs.
-            ServiceError: no usable answer.
+            BudgetExhaustedError: min_steps or min_epochs makes the fit go on although it was asked
+                to end.
+            ServiceError: the service gave no usable answer.
         """
         try:
-            self.gate.ask()
+            self.gate.permit_step()
         except BudgetExhaustedError:
             if trainer.should_stop:
                 raise
             trainer.should_stop = True
-            raise StopIteration from None  # what the loop of batches ends on
+            raise StopIteration from None  # ends the loop over batches
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Commit, and write what may be said of the model.
+        """Commit the run, and write its guarantee.
 
         Raises:
-            ServiceError: no usable answer.
+            ServiceError: the service gave no usable answer.
         """
         self.gate.settle(self._output)
 
-    def _guard(self, trainer: Trainer, made: int = 0) -> None:
+    def _guard_optimizer(self, trainer: Trainer, made: int = 0) -> None:
+        """Make the fit's only optimizer ask for permission before every step."""
         require_no_accumulation(trainer.accumulate_grad_batches)
         limited = trainer.max_steps != -1 or trainer.limit_train_batches != 1.0
         limit = "max_steps or limit_train_batches" if limited else None
-        require_whole_passes(trainer.train_dataloader, limit)
+        require_no_batch_limit(trainer.train_dataloader, limit)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        require_no_scaler(scaler, f'precision="{trainer.precision}"')
+        require_no_grad_scaler(scaler, f'precision="{trainer.precision}"')
         if trainer.precision not in _PRECISIONS:
             raise NoGuaranteeError(
-                f'precision="{trainer.precision}" may skip steps, or lose noise by rounding: take '
+                f'precision="{trainer.precision}" may skip steps, or lose noise by rounding: use '
                 f"one of {', '.join(_PRECISIONS)}"
             )
         if len(trainer.optimizers) != 1:

@@ -1,4 +1,4 @@
-"""Opacus with its accounting done by the service, asked before every step.
+"""Opacus: an accountant for `PrivacyEngine` that asks the service before every step.
 
     from training_client.integrations.opacus import connect
 
@@ -6,24 +6,24 @@
     engine = PrivacyEngine(accountant="remote")      # the rest of the program stays as it is
 
 Opacus calls its accountant from the optimizer's step, after the noise is drawn and before gradients
-are added up over processes or parameters change: a step that does not fit the budget, or for which
-the service gives no answer, raises there, and the parameters stay as they were. Of several
-processes rank 0 asks, and all get its answer. `get_epsilon`, `get_noise_multiplier` and
+are reduced over ranks or parameters change. A step that does not fit the budget, or for which the
+service gives no answer, raises there and leaves the parameters unchanged. In distributed training
+rank 0 asks, and all ranks get its answer. `get_epsilon`, `get_noise_multiplier` and
 `make_private_with_epsilon` ask the service too.
 
-What is charged is read off the sampler and the optimizer. A loader that does not sample by Poisson
-is refused by `make_private`; a step without noise, with an infinite or an adaptive norm, with ghost
-clipping, of parameters in half precision, with a gradient that is not finite, over several batches
-(also those that a program adds up by `signal_skip_step`), or for which no batch is left, when it is
-about to be made. A batch or a part of one that has no step is refused when the next is drawn.
+The charge is read off the sampler and the optimizer. `make_private` refuses a loader without
+Poisson sampling. The step itself refuses: no noise; an infinite or adaptive clipping norm; ghost
+clipping; parameters in half precision; a gradient that is not finite; several batches (also if
+accumulated by `signal_skip_step`); more steps than batches. The sampler refuses to draw a batch
+while the one before has had no step.
 
-What is not seen here is the loop. Batches are counted as the sampler draws them, which is an upper
-bound on those that the loop was given, for workers draw ahead: a second step of a batch is refused
-only if it makes more steps than batches. The callbacks for Lightning and Hugging Face are told of
-each batch, and refuse it.
+The training loop itself cannot be observed. Batches are counted as the sampler draws them, and
+workers draw ahead of the loop, so a second step of one batch is refused only if there are more
+steps than batches drawn. The callbacks for Lightning and Hugging Face observe each batch, and
+refuse it.
 
-A checkpoint never rewinds what this process has made. A fresh process knows only what the
-checkpoint says: steps that were made after it was written are not counted, unless a ledger granted
+Loading a checkpoint never reduces the number of steps that this process counts. A new process knows
+only what the checkpoint says: steps made after it was written are counted only if a ledger granted
 them (`connect_ledger`).
 """
 
@@ -40,24 +40,31 @@ from opacus.accountants import IAccountant, register_accountant
 from opacus.optimizers import DPOptimizer
 
 from training_client.budget import LedgerBudget
+from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
-from training_client.integrations.checks import (
+from training_client.integrations.batch_counting import BatchCounter
+from training_client.integrations.distributed_ranks import run_on_rank_zero
+from training_client.integrations.opacus_checks import (
     plan_of,
     require_no_skipped_steps,
     require_one_batch,
 )
-from training_client.integrations.draws import Draws
-from training_client.integrations.ranks import on_rank_zero
-from training_client.integrations.skipped import require_finite, require_usual_precision
-from training_client.service import AccountingService
+from training_client.integrations.patches import warn_if_untested
+from training_client.integrations.skipped_steps import (
+    require_finite_gradients,
+    require_full_precision,
+)
+
+warn_if_untested("opacus", "torch")
 
 NAME: Final = "remote"
 _DELTA: Final = 1e-5
+Run = tuple[float, float, int]  # noise multiplier, sample rate, number of equal steps
 
 
 @dataclass
 class _Connection:
-    """The service that new accountants ask, and what they may spend."""
+    """The service that new accountants ask, and the budget that they may spend."""
 
     service: AccountingService
     epsilon: float | None
@@ -78,15 +85,15 @@ def connect(
     block: int = 50,
     transport: httpx.BaseTransport | None = None,
 ) -> None:
-    """Say which service `PrivacyEngine(accountant="remote")` asks.
+    """Set the service that `PrivacyEngine(accountant="remote")` asks.
 
     Args:
-        url: of the service.
-        epsilon: what the run may spend; without one steps are accounted for, and not refused.
-        delta: at which ε counts.
-        api_key: if computations are not left open.
-        block: steps asked for at once.
-        transport: for tests.
+        url: the service's address.
+        epsilon: the largest ε of the run; without it steps are accounted for and never refused.
+        delta: δ at which ε is computed.
+        api_key: the key, if the service requires one for computations.
+        block: the number of steps asked for at once.
+        transport: replaces the network in tests.
     """
     global _connection
     service = AccountingService(url, api_key=api_key, transport=transport)
@@ -94,24 +101,27 @@ def connect(
 
 
 def connect_ledger(budget: LedgerBudget) -> None:
-    """Say which reservation `PrivacyEngine(accountant="remote")` has its steps granted from.
+    """Set the ledger's reservation that `PrivacyEngine(accountant="remote")` uses.
 
-    Its steps are numbered on from those that were granted before, whatever a checkpoint says, and
-    made by one engine: a second begins after the first has ended, or is refused. At the end
-    `training_client.claims.settle` commits it.
+    The engine continues after the steps granted before, whatever a checkpoint says. One engine uses
+    a reservation at a time: a second may start after the first has ended. At the end
+    `training_client.run_report.settle` commits the reservation.
 
     Args:
-        budget: with the plan that `checks.plan_of` finds.
+        budget: the budget, with the plan that `opacus_checks.plan_of` returns.
     """
     global _connection
     _connection = _Connection(budget.service, None, budget.delta, budget.block, budget)
 
 
 class RemoteAccountant(IAccountant):  # type: ignore[misc]
-    """What Opacus asks of an accountant, answered by the service.
+    """An accountant of Opacus whose answers come from the accounting service.
 
     Attributes:
-        history: (noise multiplier, sample rate, steps), a row for each stretch of equal steps.
+        history: a row (noise multiplier, sample rate, steps) for each run of equal steps.
+
+    Raises:
+        ServiceUnreachableError: `connect` was not called before.
     """
 
     def __init__(self) -> None:
@@ -120,16 +130,16 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
                 "call training_client.integrations.opacus.connect(url) before "
                 'PrivacyEngine(accountant="remote")'
             )
-        self.history: list[tuple[float, float, int]] = []
+        self.history: list[Run] = []
         self._connection = _connection
-        self._allowed = 0  # more steps like the last
+        self._allowed = 0  # steps left of the last block
         budget = _connection.budget
         if budget is not None and budget.made:
-            self.history = _extended([], _like(budget), budget.made)
+            self.history = _append_steps([], _step_parameters(budget), budget.made)
 
     @property
     def made(self) -> int:
-        """Steps that count as made."""
+        """The number of steps made so far, including those of a loaded checkpoint."""
         return sum(steps for _, _, steps in self.history)
 
     def get_optimizer_hook_fn(
@@ -137,79 +147,83 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         sample_rate: float,
         data_loader: Any = None,
     ) -> Callable[[DPOptimizer], None]:
-        """What an optimizer calls when it is about to make a step.
+        """Return the hook that an optimizer calls before each step, to check and charge it.
 
         Args:
-            sample_rate: 1/len(loader) as Opacus computes it. It is not used: rounding may have made
-                the loader a batch shorter, and a sampler may have been told its number of steps.
-            data_loader: of the batches; that of `make_private` by default.
+            sample_rate: Opacus' 1/len(loader). It is not used: rounding may shorten the loader by a
+                batch, and a sampler may be told its number of steps.
+            data_loader: the training loader; by default the one given to `make_private`.
 
         Raises:
             NoGuaranteeError: the loader does not sample by Poisson, or cannot be found.
         """
-        loader = _loader_of_caller() if data_loader is None else data_loader
-        draws = Draws(loader)
+        loader = _find_callers_loader() if data_loader is None else data_loader
+        batches = BatchCounter(loader)
 
         def before_step(optimizer: DPOptimizer) -> None:
             require_one_batch(optimizer)
             require_no_skipped_steps(optimizer)
-            require_usual_precision(optimizer)
-            runs = plan_of(optimizer, loader)
-            require_finite(optimizer)
-            draws.require_unused()
-            draws.use()
-            self.step(noise_multiplier=runs.noise_multiplier, sample_rate=runs.sample_rate)
+            require_full_precision(optimizer)
+            plan = plan_of(optimizer, loader)
+            require_finite_gradients(optimizer)
+            batches.require_unused_batch()
+            batches.use_batch()
+            self.step(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
 
-        before_step.counts_draws = True  # type: ignore[attr-defined]
+        before_step.counts_batches = True  # type: ignore[attr-defined]
         return before_step
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Count one more step, if it may be made.
+        """Charge one more step to the budget; Opacus calls it before the step is made.
 
         Raises:
-            BudgetExhaustedError: it would pass the budget.
-            NoGuaranteeError: it is not what the ledger was told, or another engine made it.
-            ServiceError: no usable answer.
+            BudgetExhaustedError: the step would exceed the budget.
+            NoGuaranteeError: the step differs from the ledger's plan, or another engine made it.
+            ServiceError: the service gave no usable answer.
         """
-        like = (noise_multiplier, sample_rate)
+        parameters = (noise_multiplier, sample_rate)
         if self._connection.budget is not None:
-            self._draw_on(self._connection.budget, like)
+            self._take_from_ledger(self._connection.budget, parameters)
         else:
-            if not self.history or self.history[-1][:2] != like or self._allowed == 0:
-                self._allowed = on_rank_zero(partial(self._ask, like))
+            if not self.history or self.history[-1][:2] != parameters or self._allowed == 0:
+                self._allowed = run_on_rank_zero(partial(self._request_block, parameters))
             self._allowed -= 1
-        self.history = _extended(self.history, like, 1)
+        self.history = _append_steps(self.history, parameters, 1)
 
-    def _draw_on(self, budget: LedgerBudget, like: tuple[float, float]) -> None:
-        if like != _like(budget):
+    def _take_from_ledger(self, budget: LedgerBudget, parameters: tuple[float, float]) -> None:
+        """Take one step of these parameters from the ledger's reservation."""
+        if parameters != _step_parameters(budget):
             raise NoGuaranteeError(
-                f"the step has σ, q = {like}, and the ledger was told {_like(budget)}: make the "
-                "plan with training_client.integrations.checks.plan_of(optimizer, loader)"
+                f"the step has σ, q = {parameters}, but the ledger's plan is "
+                f"{_step_parameters(budget)}: make the plan with "
+                "training_client.integrations.opacus_checks.plan_of(optimizer, loader)"
             )
-        on_rank_zero(partial(budget.take, self.made + 1))
+        run_on_rank_zero(partial(budget.take, self.made + 1))
 
-    def _ask(self, like: tuple[float, float]) -> int:
-        """How many more such steps may be made: a block of them, or as many of it as fit."""
+    def _request_block(self, parameters: tuple[float, float]) -> int:
+        """Return how many more steps with these parameters fit ε, up to one block."""
         limit, block = self._connection.epsilon, self._connection.block
         while block > 0:
-            spent = self._epsilon(_extended(self.history, like, block), self._connection.delta)
-            if limit is None or spent <= limit:
+            longer = _append_steps(self.history, parameters, block)
+            spent = self._epsilon(longer, self._connection.delta)  # without a limit too: no step
+            if limit is None or spent <= limit:  # is made that the service did not account for
                 return block
             block //= 2
         raise BudgetExhaustedError(
-            f"one more step would pass ε = {limit:g} at δ = {self._connection.delta:g}: "
+            f"one more step would exceed ε = {limit:g} at δ = {self._connection.delta:g}: "
             f"{self.made} steps are made"
         )
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
-        """ε of the steps made so far, proven for a run that was planned to end here, rounded up.
+        """Return ε of the steps made so far, rounded up.
 
-        Whoever stops after looking at results has no such plan: `settle` writes the claim that
-        covers the steps reserved.
+        It is proven only for a run that was planned to end here. A run that is stopped after
+        looking at results needs the guarantee of its whole plan, which `settle` writes.
         """
         return self._epsilon(self.history, delta) if self.history else 0.0
 
-    def _epsilon(self, history: list[tuple[float, float, int]], delta: float) -> float:
+    def _epsilon(self, history: list[Run], delta: float) -> float:
+        """Ask the service for ε of a history of steps."""
         runs = [
             {"kind": "dp_sgd", "noise_multiplier": sigma, "sample_rate": rate, "steps": steps}
             for sigma, rate, steps in history
@@ -218,50 +232,51 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return self._connection.service.epsilon(whole, delta).epsilon
 
     def __len__(self) -> int:
-        """Stretches of equal steps, as Opacus' own accountants count."""
+        """Return the number of runs of equal steps, as Opacus' own accountants do."""
         return len(self.history)
 
     @classmethod
     def mechanism(cls) -> str:
-        """The name it is registered under."""
+        """Return the name under which Opacus knows this accountant."""
         return NAME
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on with a checkpoint's history, if that has all that was made here, and maybe more.
+        """Load a checkpoint's history if it continues the steps counted here; else keep those.
 
-        With a ledger it is the ledger that knows.
+        With a ledger, the ledger's count is kept.
         """
         made = self.history
         super().load_state_dict(state_dict)
-        if self._connection.budget is not None or not _continues(self.history, made):
-            self.history = made  # a rolled-back checkpoint does not rewind what was spent
+        if self._connection.budget is not None or not _is_continuation(self.history, made):
+            self.history = made  # an older checkpoint does not reduce what was spent
         self._allowed = 0
 
 
-def _loader_of_caller() -> Any:
-    """The loader of the `make_private` that asks for a hook.
+def _find_callers_loader() -> Any:
+    """Return the loader of the `make_private` call that asks for a hook, from its stack frame.
 
-    Opacus tells its accountant a number, and the sampler behind it is what the charge depends on.
-    Sizes of batches would show it only after private steps were made, and not for certain; the
-    caller's own loader shows it before the first. If it is not there, nothing is trained.
+    The charge depends on the sampler, but Opacus tells its accountant only a rate. Batch sizes
+    would reveal the sampler only after private steps were made, and not reliably.
+
+    Raises:
+        NoGuaranteeError: the caller has no loader.
     """
     loader = sys._getframe(2).f_locals.get("data_loader")
     if loader is None:
         raise NoGuaranteeError(
-            "how batches are sampled is not known: call "
+            "the loader, and so how it samples, is not known: call "
             "get_optimizer_hook_fn(sample_rate, data_loader=loader)"
         )
     return loader
 
 
-def _like(budget: LedgerBudget) -> tuple[float, float]:
+def _step_parameters(budget: LedgerBudget) -> tuple[float, float]:
+    """Return the noise multiplier and sample rate of a budget's plan."""
     return budget.plan.noise_multiplier, budget.plan.sample_rate
 
 
-def _continues(
-    longer: list[tuple[float, float, int]], history: list[tuple[float, float, int]]
-) -> bool:
-    """Whether one history begins with another."""
+def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
+    """Return whether `longer` begins with the steps of `history`."""
     if not history:
         return True
     last = len(history) - 1
@@ -274,13 +289,11 @@ def _continues(
     )
 
 
-def _extended(
-    history: list[tuple[float, float, int]], like: tuple[float, float], steps: int
-) -> list[tuple[float, float, int]]:
-    """The history with so many more steps of one kind."""
-    if history and history[-1][:2] == like:
-        return [*history[:-1], (*like, history[-1][2] + steps)]
-    return [*history, (*like, steps)]
+def _append_steps(history: list[Run], parameters: tuple[float, float], steps: int) -> list[Run]:
+    """Return the history with `steps` more steps of these parameters."""
+    if history and history[-1][:2] == parameters:
+        return [*history[:-1], (*parameters, history[-1][2] + steps)]
+    return [*history, (*parameters, steps)]
 
 
 register_accountant(NAME, RemoteAccountant)

@@ -1,35 +1,40 @@
-"""The papers' optimizers, one protocol."""
+"""Private optimizers: the papers' and those of PyTorch, behind one interface.
+
+`base` makes a step; each family (`adadp`, `adadps`, `pigdo`, `torch_optimizers`) says what is
+clipped and how the noisy mean changes the parameters; `state_source` says which gradients an
+optimizer's state is made of; `registry` makes them by name.
+"""
 
 from training_client.optimizers.adadp import AdaDp
 from training_client.optimizers.adadps import AdaDps, PublicPreconditioner
-from training_client.optimizers.after_noise import AfterNoise
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.pigdo import PiGdo
 from training_client.optimizers.registry import OPTIMIZERS, make_optimizer
-from training_client.optimizers.source import (
+from training_client.optimizers.state_source import (
     PUBLIC_BATCH_SIZE,
-    Gradients,
-    Noisy,
-    Public,
-    Raw,
-    Source,
-    Step,
+    GradientEstimate,
+    NoisySource,
+    PublicSource,
+    RawSource,
+    StateSource,
+    StepContext,
 )
+from training_client.optimizers.torch_optimizers import NoisyTorchOptimizer
 
 __all__ = [
     "OPTIMIZERS",
     "PUBLIC_BATCH_SIZE",
     "AdaDp",
     "AdaDps",
-    "AfterNoise",
-    "Gradients",
-    "Noisy",
+    "GradientEstimate",
+    "NoisySource",
+    "NoisyTorchOptimizer",
     "PiGdo",
     "PrivateOptimizer",
-    "Public",
     "PublicPreconditioner",
-    "Raw",
-    "Source",
-    "Step",
+    "PublicSource",
+    "RawSource",
+    "StateSource",
+    "StepContext",
     "make_optimizer",
 ]

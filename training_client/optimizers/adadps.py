@@ -10,23 +10,23 @@ import torch
 from torch import nn
 
 from training_client.budget import Allowance
-from training_client.clipping import Block, Transform, joined
-from training_client.elements import inverse_roots
-from training_client.optimizers.base import PrivateOptimizer, require_alike
-from training_client.optimizers.source import Gradients, Source, Step
-from training_client.private_sum import Part
+from training_client.optimizers.base import PrivateOptimizer, require_same_kind
+from training_client.optimizers.state_source import GradientEstimate, StateSource, StepContext
+from training_client.private_step import Block, Transform, flatten_tensors
+from training_client.private_step.kernels.elementwise import inverse_square_roots
+from training_client.private_step.private_sum import NoisyBlock
 
 Statistic = Literal["rmsprop", "adam", "adagrad"]
-_LEAST: Final = 1e-18  # of side information, and one over the largest
+_SIDE_INFORMATION_MIN: Final = 1e-18  # and 1/_SIDE_INFORMATION_MIN is the largest
 
 
-class Statistics:
-    """A running statistic of public gradients: the A that gradients are divided by.
+class SquareStatistic:
+    """A running mean or sum of squared gradients, usually public, used as a preconditioner.
 
     Args:
-        zeros: a vector, for the squares.
-        statistic: RMSProp's and Adam's moving mean of squares (Adam's with its bias corrected), or
-            Adagrad's sum.
+        zeros: a vector of zeros, for the squares.
+        statistic: the moving mean of squares of RMSProp or Adam (Adam's with its bias corrected),
+            or Adagrad's sum of squares.
         decay: β of the moving mean.
         epsilon: added to the root.
     """
@@ -39,73 +39,77 @@ class Statistics:
         self.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps."""
+        """Return the running squares and the number of steps, for a checkpoint."""
         return {"squares": self.squares, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` gave.
+        """Restore what `state_dict` returned.
 
         Raises:
-            DataError: it was of another model.
+            DataError: the checkpoint is of another model.
         """
-        require_alike("squares", state.get("squares"), self.squares)
+        require_same_kind("squares", state.get("squares"), self.squares)
         self.squares = state["squares"].to(self.squares.device, copy=True)
         self.steps = state["steps"]
 
-    def take(self, block: Block, square: torch.Tensor) -> None:
-        """A block of one more gradient's square; `steps` counts it when all blocks are taken."""
-        total = block.of(self.squares)
+    def update_block(self, block: Block, square: torch.Tensor) -> None:
+        """Add one more gradient's square on a block; the caller counts `steps` after all blocks."""
+        total = block.view_in(self.squares)
         if self._statistic == "adagrad":
             total.add_(square)
         else:
             total.mul_(self._decay).add_(square, alpha=1 - self._decay)
 
     def inverse(self, block: Block, steps: int) -> torch.Tensor:
-        """1/A of a block after so many steps, A = √E[g²] + ε; all ones after none."""
+        """Return the inverse preconditioner 1/(√E[g²] + ε) on a block; ones at the first step."""
         if steps == 0:
-            return torch.ones_like(block.of(self.squares))
-        share = 1 - self._decay**steps if self._statistic == "adam" else 1.0
-        whole = share**0.5
-        return inverse_roots(block.of(self.squares), whole, self._epsilon * whole)
+            return torch.ones_like(block.view_in(self.squares))
+        bias = 1 - self._decay**steps if self._statistic == "adam" else 1.0
+        root = bias**0.5
+        return inverse_square_roots(block.view_in(self.squares), root, self._epsilon * root)
 
 
-class _WithStatistics(PrivateOptimizer):
-    """One that keeps a statistic."""
+class _StatisticOptimizer(PrivateOptimizer):
+    """Base class of optimizers whose state includes a `SquareStatistic`."""
 
-    statistics: Statistics
+    statistics: SquareStatistic
 
     def state_dict(self) -> dict[str, Any]:
-        """See `PrivateOptimizer`: with the statistic."""
+        """Return the state, including the statistic."""
         return super().state_dict() | {"statistics": self.statistics.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `PrivateOptimizer`."""
+        """Restore what `state_dict` returned.
+
+        Raises:
+            DataError: another optimizer or model returned it.
+        """
         rest = dict(state)
         statistics = rest.pop("statistics", {})
         super().load_state_dict(rest)
         self.statistics.load_state_dict(statistics)
 
 
-class AdaDps(_WithStatistics):
-    """Divide every example's gradient by A, then clip, add noise and descend.
+class AdaDps(_StatisticOptimizer):
+    """AdaDPS: preconditions each example's gradient, then clips, adds noise and descends.
 
-    A is a statistic of public gradients, or side information that is fixed and no secret, such as
-    how often each token occurs.
+    A is a statistic of public gradients, or fixed side information that is not secret, such as how
+    often each token occurs.
 
     Args:
         model: the model to train.
-        allowance: allows each step; the clip norm of its plan is C, of ∇/A.
+        allowance: the budget that covers the steps; the clip norm of its plan is C, for ∇/A.
         learning_rate: η > 0.
         momentum: of the noisy mean.
-        statistic: of the gradients of `source`, which should be public.
-        side_information: A itself, a tensor per parameter, instead of a statistic: numbers from
-            1e-18 to 1e18, so that no sum of what is divided by it passes all numbers.
-        decay: see `Statistics`.
-        epsilon: see `Statistics`.
+        statistic: which statistic of the gradients of `source`, which should be public.
+        side_information: A itself, one tensor per parameter, instead of a statistic: values from
+            1e-18 to 1e18, so that sums of gradients divided by it do not overflow.
+        decay: see `SquareStatistic`.
+        epsilon: see `SquareStatistic`.
         options: see `PrivateOptimizer`.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("velocities",)
+    state_attributes: ClassVar[tuple[str, ...]] = ("velocities",)
 
     def __init__(
         self,
@@ -121,66 +125,77 @@ class AdaDps(_WithStatistics):
         **options: Any,
     ) -> None:
         super().__init__(model, allowance, **options)
-        shapes = [each.shape for each in side_information or self.parameters]
-        if shapes != [each.shape for each in self.parameters]:
-            raise ValueError("expected side information shaped like the parameters")
+        given, expected = _shapes(side_information or self.parameters), _shapes(self.parameters)
+        if given != expected:
+            raise ValueError(
+                f"expected side information shaped like the parameters, {expected}, got {given}"
+            )
         for each in side_information or ():
-            if not bool(((each >= _LEAST) & (each <= 1 / _LEAST)).all()):
-                raise ValueError(f"expected side information from {_LEAST:g} to {1 / _LEAST:g}")
+            if not bool(
+                ((each >= _SIDE_INFORMATION_MIN) & (each <= 1 / _SIDE_INFORMATION_MIN)).all()
+            ):
+                raise ValueError(
+                    f"expected side information from {_SIDE_INFORMATION_MIN:g} to "
+                    f"{1 / _SIDE_INFORMATION_MIN:g}, got {float(each.min()):g} to "
+                    f"{float(each.max()):g}"
+                )
         self.learning_rate, self.momentum = learning_rate, momentum
-        self.side_information = joined(side_information) if side_information else None
-        self.statistics = Statistics(self.zeros(), statistic, decay, epsilon)
+        self.side_information = flatten_tensors(side_information) if side_information else None
+        self.statistics = SquareStatistic(self.zeros(), statistic, decay, epsilon)
         self.velocities = self.zeros() if momentum else None
 
     def transform(self) -> Transform:
-        """D = 1/A."""
+        """Return the next step's clipping: gradients scaled by the inverse preconditioner."""
         return Transform(self.plan.clip_norm, partial(self._scale, self.statistics.steps))
 
     def _scale(self, steps: int, block: Block) -> torch.Tensor:
+        """Return the inverse preconditioner on a block."""
         if self.side_information is not None:
-            return block.of(self.side_information).reciprocal()
+            return block.view_in(self.side_information).reciprocal()
         return self.statistics.inverse(block, steps)
 
-    def update(self, step: Step) -> None:
-        """A step with momentum along what was divided by A before it was clipped."""
+    def update(self, step: StepContext) -> None:
+        """Descend along the noisy mean of scaled gradients, with momentum; update the statistic."""
         if self.side_information is not None:
-            step.released.each(self._descend)
+            step.noisy_mean.for_each_block(self._descend_with_momentum)
             return
-        step.released.each(partial(self._take, self.source.gradients(step)))
+        step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.statistics.steps += 1
 
-    def _take(self, known: Gradients, part: Part) -> None:
-        self.statistics.take(part.block, known.moments(part)[1])
-        self._descend(part)
+    def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
+        """Update the statistic and the parameters on one block."""
+        self.statistics.update_block(noisy.block, estimate.moments(noisy)[1])
+        self._descend_with_momentum(noisy)
 
-    def _descend(self, part: Part) -> None:
-        mean = part.mean
+    def _descend_with_momentum(self, noisy: NoisyBlock) -> None:
+        """Update the momentum and descend along it on one block."""
+        mean = noisy.mean
         if self.velocities is not None:
-            mean = part.block.of(self.velocities).mul_(self.momentum).add_(mean)
-        self.descend(part.block, mean, self.learning_rate)
+            mean = noisy.block.view_in(self.velocities).mul_(self.momentum).add_(mean)
+        self.descend(noisy.block, mean, self.learning_rate)
 
 
-class PublicPreconditioner(_WithStatistics):
-    """Clip and add noise first, then divide by A: DP-R-Pub, and DP-Adam-Pub with momentum.
+class PublicPreconditioner(_StatisticOptimizer):
+    """DP-R-Pub and DP-Adam-Pub: clip, add noise, then divide by a public preconditioner.
 
     Args:
         model: the model to train.
-        allowance: allows each step, and says by its plan what a step does and costs.
-        source: public gradients.
+        allowance: the budget that covers the steps; its plan says what a step does and costs.
+        source: source of the public gradients.
         learning_rate: η > 0.
-        first: β₁, of a moving mean of noisy gradients with its bias corrected; 0 is DP-R-Pub.
-        decay: see `Statistics`.
-        epsilon: see `Statistics`.
+        first: β₁ of the moving mean of noisy gradients, its bias corrected; 0 is DP-R-Pub.
+        decay: see `SquareStatistic`.
+        epsilon: see `SquareStatistic`.
         options: see `PrivateOptimizer`.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("firsts",)
+    state_attributes: ClassVar[tuple[str, ...]] = ("firsts",)
 
     def __init__(
         self,
         model: nn.Module,
         allowance: Allowance,
-        source: Source,
+        source: StateSource,
         *,
         learning_rate: float,
         first: float = 0.0,
@@ -191,18 +206,24 @@ class PublicPreconditioner(_WithStatistics):
         super().__init__(model, allowance, source=source, **options)
         self.learning_rate, self.first = learning_rate, first
         statistic: Statistic = "adam" if first else "rmsprop"
-        self.statistics = Statistics(self.zeros(), statistic, decay, epsilon)
+        self.statistics = SquareStatistic(self.zeros(), statistic, decay, epsilon)
         self.firsts = self.zeros() if first else None
 
-    def update(self, step: Step) -> None:
-        """A step along the (mean of the) noisy gradient over A."""
-        step.released.each(partial(self._take, self.source.gradients(step)))
+    def update(self, step: StepContext) -> None:
+        """Descend along the noisy mean, or its moving mean, divided by the preconditioner."""
+        step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.statistics.steps += 1
 
-    def _take(self, known: Gradients, part: Part) -> None:
-        block, mean, steps = part.block, part.mean, self.statistics.steps + 1
-        self.statistics.take(block, known.moments(part)[1])
+    def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
+        """Update the statistic and the parameters on one block."""
+        block, mean, steps = noisy.block, noisy.mean, self.statistics.steps + 1
+        self.statistics.update_block(block, estimate.moments(noisy)[1])
         if self.firsts is not None:
-            mean = block.of(self.firsts).mul_(self.first).add_(mean, alpha=1 - self.first)
+            mean = block.view_in(self.firsts).mul_(self.first).add_(mean, alpha=1 - self.first)
         rate = self.learning_rate / (1 - self.first**steps)
         self.descend(block, self.statistics.inverse(block, steps).mul_(mean), rate)
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+    """Return the shapes of tensors, to compare them."""
+    return [tuple(each.shape) for each in tensors]

@@ -1,8 +1,9 @@
-"""A step of any optimizer: transform, clip, sum, add noise, divide by the batch size, update.
+"""The base class of private optimizers.
 
-What is private happens in `private_sum`. A subclass says what is clipped, from what it already
-knows (`transform`), and what to do with the noisy mean (`update`): both are post-processing of
-noisy sums, unless its state comes from elsewhere (`source`).
+A step is: transform, clip, sum, add noise, divide by the expected batch size, update.
+Only `private_step.private_sum` handles private data. A subclass says what is clipped, from its
+state before the step (`transform`), and what to do with the noisy mean (`update`): both are
+post-processing of noisy sums, unless the state is made of other gradients (`source`).
 """
 
 from __future__ import annotations
@@ -14,40 +15,40 @@ import torch
 from torch import nn
 
 from training_client.budget import Allowance, NoBudget
-from training_client.clipping import Block, Loss, Transform
 from training_client.errors import DataError, NoGuaranteeError
-from training_client.optimizers.source import Noisy, Source, Step
+from training_client.optimizers.state_source import NoisySource, StateSource, StepContext
 from training_client.plan import Plan
-from training_client.private_sum import PrivateSum
+from training_client.private_step import Block, Loss, Transform
+from training_client.private_step.private_sum import PrivateSum
 
 
 class PrivateOptimizer(ABC):
-    """Makes the private steps that an allowance covers, as its plan says.
+    """Base class of private optimizers: clip, add noise, descend, within a privacy budget.
 
-    Each step is taken from the allowance before anything is computed from its batch.
+    Each step is taken from the budget before anything is computed from its batch.
 
     Attributes:
-        allowance: that covers the steps.
-        parameters: what is trained.
-        blocks: of all their numbers.
-        size: how many numbers that is.
+        allowance: the budget that covers the steps.
+        parameters: the trained parameters.
+        blocks: the blocks that their coordinates are cut into.
+        size: the number of their coordinates.
         learning_rate: η; it may be changed between steps, as a schedule does.
 
     Args:
         model: the model to train.
         allowance: a `Budget` or `LedgerBudget`; a `NoBudget` for steps without a privacy claim.
-        source: where the gradients come from that state is made of; noisy ones by default.
-        generator: of the noise, on the model's device; seeded by the operating system by default.
-        physical_batch_size: so many examples are clipped at a time; all by default.
-        sparse_inputs: most numbers of examples are 0; see `Clipper`.
+        source: source of the gradients that update the state; the noisy ones by default.
+        generator: draws the noise, on the model's device; by default the operating system seeds it.
+        physical_batch_size: examples per forward pass; the whole batch by default.
+        sparse_inputs: declare that most input values are 0; see `Clipper`.
 
     Raises:
-        NoGuaranteeError: a budget is to account for state that no theorem covers, or several
-            processes train.
+        NoGuaranteeError: the state is made of raw gradients, which no budget can account for, or
+            several processes train.
         UnsupportedModelError: a layer cannot be clipped.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()  # attributes that are its state
+    state_attributes: ClassVar[tuple[str, ...]] = ()  # the keys of `state_dict`
     learning_rate: float
 
     def __init__(
@@ -55,19 +56,19 @@ class PrivateOptimizer(ABC):
         model: nn.Module,
         allowance: Allowance,
         *,
-        source: Source | None = None,
+        source: StateSource | None = None,
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
         sparse_inputs: bool = False,
     ) -> None:
-        self.source, self.allowance = source or Noisy(), allowance
+        self.source, self.allowance = source or NoisySource(), allowance
         self.private_sum = PrivateSum(
             model, allowance, generator, physical_batch_size, sparse_inputs=sparse_inputs
         )
         if not (self.source.proven or isinstance(allowance, NoBudget)):
             raise NoGuaranteeError(
-                f"state {self.source.state!r} is made of private gradients: no theorem covers it, "
-                "and no budget; train it with a NoBudget"
+                f"state {self.source.state!r} is made of private gradients without noise, which no "
+                "theorem covers: train with a NoBudget, which claims nothing"
             )
         self.parameters = self.private_sum.clipper.parameters
         self.blocks = self.private_sum.clipper.blocks
@@ -75,17 +76,17 @@ class PrivateOptimizer(ABC):
 
     @property
     def plan(self) -> Plan:
-        """What each step does and costs."""
+        """The plan of each step: sample rate, clip norm and noise."""
         return self.private_sum.plan
 
     @property
     def steps_made(self) -> int:
-        """Steps that count as made."""
+        """The number of steps made so far."""
         return self.private_sum.steps
 
     @property
     def param_groups(self) -> NoReturn:
-        """Refuse what handles ordinary optimizers, such as a GradScaler.
+        """Raise: tools for ordinary optimizers, such as a GradScaler, must not handle this one.
 
         Raises:
             NoGuaranteeError: always.
@@ -97,10 +98,10 @@ class PrivateOptimizer(ABC):
         )
 
     def take(self) -> None:
-        """Take the next step from the allowance before its batch is drawn; else `step` does.
+        """Take the next step from the budget, before its batch is drawn; otherwise `step` does it.
 
         Raises:
-            BudgetExhaustedError: the allowance covers no further step.
+            BudgetExhaustedError: the budget covers no further step.
             NoGuaranteeError: another run took the step, the step before was not finished, or
                 several processes train.
             ServiceError: no usable answer; no batch may be drawn.
@@ -108,7 +109,7 @@ class PrivateOptimizer(ABC):
         self.private_sum.take()
 
     def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> float:
-        """One step on one Poisson batch (which may be empty: the noise is added all the same).
+        """Make one step on one Poisson batch; an empty batch gets noise all the same.
 
         Returns:
             The batch's mean loss, for the data owner's eyes only.
@@ -119,66 +120,73 @@ class PrivateOptimizer(ABC):
         """
         with torch.no_grad():
             transform = self.transform()
-        released = self.private_sum.release(examples, targets, loss, transform)
-        size = self.plan.expected_batch_size
+        noisy_mean = self.private_sum.release(examples, targets, loss, transform)
+        clipper, size = self.private_sum.clipper, self.plan.expected_batch_size
         with torch.no_grad():
-            self.update(Step(released, self.private_sum.clipper, examples, targets, loss, size))
-        return released.mean_loss
+            self.update(StepContext(noisy_mean, clipper, examples, targets, loss, size))
+        return noisy_mean.mean_loss
 
     def zeros(self) -> torch.Tensor:
-        """A vector, for state: a number for each that is trained."""
+        """Return a vector of zeros, one per trained coordinate, for state."""
         return self.private_sum.clipper.zeros()
 
     def descend(self, block: Block, direction: torch.Tensor, rate: float) -> None:
-        """Change the parameters.
+        """Subtract `rate` times a direction from the parameters on a block.
 
         Args:
-            block: where.
-            direction: of its numbers.
-            rate: how far to go against it.
+            block: the block.
+            direction: one value per coordinate of the block.
+            rate: the learning rate.
         """
         for piece in block.pieces:
-            piece.of(self.parameters).sub_(piece.within(direction), alpha=rate)
+            piece.select_rows(self.parameters).sub_(piece.view_in(direction), alpha=rate)
 
     def transform(self) -> Transform:
-        """What is clipped in the next step: the gradient itself, to the plan's norm."""
+        """Return how the next step scales and clips gradients; by default to the clip norm."""
         return Transform(self.plan.clip_norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the optimizer keeps from step to step, for a checkpoint."""
-        return {name: getattr(self, name) for name in self.kept}
+        """Return the state that the optimizer keeps from step to step, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.state_attributes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` gave.
+        """Restore what `state_dict` returned.
 
         Raises:
-            DataError: another optimizer or model gave it.
+            DataError: another optimizer or model returned it.
         """
-        if set(state) != set(self.kept):
-            raise DataError(f"a checkpoint of {sorted(state)} is not one of {sorted(self.kept)}")
+        if set(state) != set(self.state_attributes):
+            raise DataError(
+                f"the checkpoint has optimizer state {sorted(state)}, but this optimizer has "
+                f"{sorted(self.state_attributes)}: resume with the optimizer that wrote it"
+            )
         for name, value in state.items():
-            require_alike(name, value, getattr(self, name))
+            require_same_kind(name, value, getattr(self, name))
         for name, value in state.items():
             if torch.is_tensor(value):  # a copy, wherever the model is now
                 value = value.to(getattr(self, name).device, copy=True)
             setattr(self, name, value)
 
     @abstractmethod
-    def update(self, step: Step) -> None:
-        """Change the parameters, from what the step released, and the state, from the source."""
+    def update(self, step: StepContext) -> None:
+        """Update the parameters from the step's noisy mean gradient, and the optimizer's state."""
 
 
-def require_alike(name: str, given: Any, own: Any) -> None:
-    """Return if what a checkpoint gives can take the place of an optimizer's own.
+def require_same_kind(name: str, given: Any, own: Any) -> None:
+    """Raise unless a checkpoint's value has the same types and shapes as the optimizer's own.
 
     Raises:
-        DataError: they are not of one kind, or tensors not of one shape and type.
+        DataError: the types differ, or the tensors' shapes or dtypes.
     """
     if _kind(given) != _kind(own):
-        raise DataError(f"{name} in the checkpoint is of another model, or of another version")
+        raise DataError(
+            f"{name!r} in the checkpoint is of another model or version: expected {_kind(own)}, "
+            f"got {_kind(given)}"
+        )
 
 
-def _kind(kept: Any) -> tuple[Any, ...]:
-    if torch.is_tensor(kept):
-        return torch.Tensor, kept.shape, kept.dtype
-    return (type(kept),)
+def _kind(value: Any) -> tuple[Any, ...]:
+    """Return what two values of optimizer state must share: type, and shape of a tensor."""
+    if torch.is_tensor(value):
+        return torch.Tensor, value.shape, value.dtype
+    return (type(value),)

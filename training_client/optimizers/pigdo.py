@@ -9,46 +9,48 @@ import torch
 from torch import nn
 
 from training_client.budget import Allowance
-from training_client.clipping import Block, Transform
-from training_client.elements import inverse_roots
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.source import Gradients, Noisy, Step
-from training_client.private_sum import Part
+from training_client.optimizers.state_source import GradientEstimate, NoisySource, StepContext
+from training_client.private_step import Block, Transform
+from training_client.private_step.kernels.elementwise import inverse_square_roots
+from training_client.private_step.private_sum import NoisyBlock
 
 Rule = Literal["adam", "rmsprop", "adagrad"]
 
 
 class PiGdo(PrivateOptimizer):
-    """An example's gradient goes through an adaptive rule, then is clipped; plain descent after it.
+    """PIGDO: applies an adaptive rule to each example's gradient, clips the result, and descends.
 
-    Table 1 makes of an example's gradient g the step f/√s, with
+    In Table 1 of the paper the rules turn an example's gradient g into f/√s, with
 
         Adagrad:   f = g,                                   s = s₋ + g²
         RMSprop:   f = g,                                   s = β₂s₋ + (1 − β₂)g²
         Adam:      f = (β₁f₋ + (1 − β₁)g)/(1 − β₁ᵗ),        s = (β₂s₋ + (1 − β₂)g²)/(1 − β₂ᵗ).
 
     Here s and f₋ are those before the step (with their bias corrected in Adam), so that f/√s is
-    affine in g: D∘(g + b), which `clipping` sums without any example's gradient. They are made of
-    mean gradients, noisy ones unless `source` says otherwise; the paper prints raw ones.
+    affine in g: D∘(g + b), which `private_step` sums without computing each example's gradient.
+    They are made of mean gradients: noisy ones unless `source` says otherwise, raw ones in the
+    paper.
 
-    With `own_squares` s has the example's own g² in it, as printed: D is damped by it. Then what is
-    released no longer tells the mean gradient, and state has to come from elsewhere.
+    With `own_squares` s includes the example's own g², as in the paper: D is damped by it. The mean
+    gradient can then no longer be computed from the noisy mean, so the state needs another source.
 
     Args:
         model: the model to train.
-        allowance: allows each step; the clip norm of its plan is C.
+        allowance: the budget that covers the steps; the clip norm of its plan is C.
         rule: the row of Table 1.
         learning_rate: η > 0.
         betas: β₁ and β₂.
-        epsilon: added to √s₋; before anything is known of a coordinate it is all of it.
-        own_squares: as printed; every example's gradient is gone through, number by number.
+        epsilon: added to √s₋, which is 0 for a coordinate until its first gradient.
+        own_squares: include the example's own g², as in the paper; every coordinate of every
+            example's gradient is then computed.
         options: see `PrivateOptimizer`.
 
     Raises:
-        ValueError: state of noisy gradients is asked for with own squares.
+        ValueError: own squares with state made of noisy gradients.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("steps", "firsts", "squares")
+    state_attributes: ClassVar[tuple[str, ...]] = ("steps", "firsts", "squares")
 
     def __init__(
         self,
@@ -63,10 +65,10 @@ class PiGdo(PrivateOptimizer):
         **options: Any,
     ) -> None:
         super().__init__(model, allowance, **options)
-        if own_squares and isinstance(self.source, Noisy):
+        if own_squares and isinstance(self.source, NoisySource):
             raise ValueError(
-                "with own squares what is released does not tell the mean gradient that state is "
-                "made of: take public state, or raw"
+                "with own_squares the state cannot be made of noisy gradients, because the mean "
+                "gradient cannot be computed from the noisy mean: use state public or raw"
             )
         self.rule: Rule = rule
         self.own_squares = own_squares
@@ -76,57 +78,61 @@ class PiGdo(PrivateOptimizer):
         self.squares = self.zeros()  # s
 
     def transform(self) -> Transform:
-        """D = k/(√(p·s₋) + ε); for Adam b = β₁/(1 − β₁)·f₋, so that k·b is f₋'s part of f.
+        """Return the rule as an affine map of the gradient, clipped to the plan's clip norm.
+
+        D = k/(√(p·s₋) + ε), and for Adam b = β₁/(1 − β₁)·f₋, so that k·b is f₋'s part of f.
 
         With own squares f/√((√(p·s₋) + ε)² + r·g²) = D∘(g + b)/√(1 + (c·D∘g)²) has c = √r/k.
         """
         firsts = self.firsts
-        first, factor = self.betas[0], self._factor()
-        part, own = self._own() if self.own_squares else (self._part(), 0.0)
-        root = part**0.5
+        first, factor = self.betas[0], self._gradient_factor()
+        old, own = self._square_weights() if self.own_squares else (self._bias_correction(), 0.0)
+        root = old**0.5
 
         def scale(block: Block) -> torch.Tensor:
-            return inverse_roots(block.of(self.squares), factor / root, self.epsilon / root)
+            return inverse_square_roots(
+                block.view_in(self.squares), factor / root, self.epsilon / root
+            )
 
         def shift(block: Block) -> torch.Tensor:
             assert firsts is not None
-            return block.of(firsts) * (first / (1 - first))
+            return block.view_in(firsts) * (first / (1 - first))
 
         shifted = shift if firsts is not None and self.steps > 0 else None
         return Transform(self.plan.clip_norm, scale, shifted, damping=own**0.5 / factor)
 
-    def _factor(self) -> float:
-        """k, g's part of f."""
+    def _gradient_factor(self) -> float:
+        """Return the weight of the example's gradient in the momentum."""
         first = self.betas[0]
         return (1 - first) / (1 - first ** (self.steps + 1)) if self.rule == "adam" else 1.0
 
-    def _part(self) -> float:
-        """p, of s₋ before the step."""
+    def _bias_correction(self) -> float:
+        """Return Adam's bias correction of the mean squares; 1 for other rules."""
         seen = 1 - self.betas[1] ** max(self.steps, 1)
         return 1 / seen if self.rule == "adam" else 1.0
 
-    def _own(self) -> tuple[float, float]:
-        """p, and r, which is g²'s part, of s in the step."""
+    def _square_weights(self) -> tuple[float, float]:
+        """Return the weights of the old mean squares and of the example's own squared gradient."""
         second = self.betas[1]
         if self.rule == "adagrad":
             return 1.0, 1.0
         seen = 1 - second ** (self.steps + 1) if self.rule == "adam" else 1.0
         return second / seen, (1 - second) / seen
 
-    def update(self, step: Step) -> None:
-        """Descend along the noisy mean; take the step's gradients into f and s."""
-        step.released.each(partial(self._take, self.source.gradients(step)))
+    def update(self, step: StepContext) -> None:
+        """Descend along the noisy mean, and update the momentum and the mean squares."""
+        step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.steps += 1
 
-    def _take(self, known: Gradients, part: Part) -> None:
-        """A part into f and s, and its step."""
-        mean, square = known.moments(part)
+    def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
+        """Update the parameters and the state on one block."""
+        mean, square = estimate.moments(noisy)
         first, second = self.betas
         if self.firsts is not None:
-            part.block.of(self.firsts).mul_(first).add_(mean, alpha=1 - first)
-        squares = part.block.of(self.squares)
+            noisy.block.view_in(self.firsts).mul_(first).add_(mean, alpha=1 - first)
+        squares = noisy.block.view_in(self.squares)
         if self.rule == "adagrad":
             squares.add_(square)
         else:
             squares.mul_(second).add_(square, alpha=1 - second)
-        self.descend(part.block, part.mean, self.learning_rate)
+        self.descend(noisy.block, noisy.mean, self.learning_rate)

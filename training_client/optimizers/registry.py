@@ -1,4 +1,4 @@
-"""Every optimizer by its name, as the command line, the benchmarks and the tests make it."""
+"""The registry of optimizers by name, for the command line, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -13,110 +13,126 @@ from torch import nn
 from training_client.budget import Allowance
 from training_client.optimizers.adadp import AdaDp
 from training_client.optimizers.adadps import AdaDps, PublicPreconditioner
-from training_client.optimizers.after_noise import AfterNoise
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.pigdo import PiGdo, Rule
-from training_client.optimizers.source import PUBLIC_BATCH_SIZE, Noisy, Public, Raw, Source
+from training_client.optimizers.state_source import (
+    PUBLIC_BATCH_SIZE,
+    NoisySource,
+    PublicSource,
+    RawSource,
+    StateSource,
+)
+from training_client.optimizers.torch_optimizers import NoisyTorchOptimizer
 
-Make = Callable[..., PrivateOptimizer]
+MakeOptimizer = Callable[..., PrivateOptimizer]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """An optimizer that can be asked for by name.
+class RegisteredOptimizer:
+    """A registered optimizer: its constructor, and its description for users.
 
     Attributes:
         make: called with model, allowance, learning_rate, and options.
-        title: what it does.
-        source: where it comes from.
-        learning_rate: a start for MNIST.
-        states: where its state may come from; the first is the default.
-        printed: the option that takes what is printed to the letter where the default does not,
-            and goes through every example's gradient for it.
+        title: what it does, in a few words.
+        source: the paper that it is from.
+        learning_rate: a first learning rate for MNIST; the default.
+        states: the sources that its state may be made of; the first is the default.
+        paper_option: the option that follows the paper exactly where the default does not; it
+            computes every coordinate of every example's gradient.
     """
 
-    make: Make
+    make: MakeOptimizer
     title: str
     source: str
     learning_rate: float
     states: tuple[str, ...] = ("privatised",)
-    printed: Literal["box", "own_squares"] | None = None
+    paper_option: Literal["box", "own_squares"] | None = None
 
 
-def _after(optimizer: Callable[..., torch.optim.Optimizer]) -> Make:
+def _register_torch(
+    optimizer: Callable[..., torch.optim.Optimizer], title: str, source: str, rate: float
+) -> RegisteredOptimizer:
+    """Return the registry's entry of a PyTorch optimizer."""
+
     def make(
         model: nn.Module, allowance: Allowance, *, learning_rate: float, **options: Any
-    ) -> AfterNoise:
-        ordinary = {name: options.pop(name) for name in ("momentum",) if name in options}
-        return AfterNoise(
-            model, allowance, partial(optimizer, lr=learning_rate, **ordinary), **options
+    ) -> NoisyTorchOptimizer:
+        torch_options = {name: options.pop(name) for name in ("momentum",) if name in options}
+        return NoisyTorchOptimizer(
+            model, allowance, partial(optimizer, lr=learning_rate, **torch_options), **options
         )
 
-    return make
+    return RegisteredOptimizer(make, title, source, rate)
 
 
-def _pi(rule: Rule, title: str) -> Entry:
+def _register_pigdo(rule: Rule, title: str) -> RegisteredOptimizer:
+    """Return the registry's entry of a PIGDO rule."""
+
     def make(model: nn.Module, allowance: Allowance, **options: Any) -> PiGdo:
         return PiGdo(model, allowance, rule, **options)
 
-    return Entry(make, title, "papers/001", 3.0, _ANY, "own_squares")
+    return RegisteredOptimizer(make, title, "papers/001", 3.0, _ALL_STATES, "own_squares")
 
 
 _ADAM: Final = partial(torch.optim.Adam, fused=True)  # in one pass, without temporary tensors
-_ANY: Final = ("privatised", "public", "raw")
-OPTIMIZERS: Final[dict[str, Entry]] = {
-    "dp_sgd": Entry(_after(torch.optim.SGD), "SGD on the noisy gradient", "papers/002", 0.5),
-    "dp_adam": Entry(_after(_ADAM), "Adam on the noisy gradient", "papers/004", 1e-3),
-    "dp_rmsprop": Entry(
-        _after(torch.optim.RMSprop), "RMSprop on the noisy gradient", "papers/004", 1e-3
+_ALL_STATES: Final = ("privatised", "public", "raw")
+OPTIMIZERS: Final[dict[str, RegisteredOptimizer]] = {
+    "dp_sgd": _register_torch(torch.optim.SGD, "SGD on the noisy gradient", "papers/002", 0.5),
+    "dp_adam": _register_torch(_ADAM, "Adam on the noisy gradient", "papers/004", 1e-3),
+    "dp_rmsprop": _register_torch(
+        torch.optim.RMSprop, "RMSprop on the noisy gradient", "papers/004", 1e-3
     ),
-    "dp_adagrad": Entry(
-        _after(torch.optim.Adagrad), "Adagrad on the noisy gradient", "papers/004", 1e-2
+    "dp_adagrad": _register_torch(
+        torch.optim.Adagrad, "Adagrad on the noisy gradient", "papers/004", 1e-2
     ),
-    "adadp": Entry(
-        AdaDp, "noise and steps by the size of gradients", "papers/000", 2e-3, _ANY, "box"
+    "adadp": RegisteredOptimizer(
+        AdaDp, "noise and steps by the size of gradients", "papers/000", 2e-3, _ALL_STATES, "box"
     ),
-    "adal": Entry(
+    "adal": RegisteredOptimizer(
         partial(AdaDp, adaptive_noise=False), "AdaDP's steps alone", "papers/000", 2e-3
     ),
-    "adan": Entry(
-        partial(AdaDp, adaptive_rate=False), "AdaDP's noise alone", "papers/000", 3.0, _ANY, "box"
+    "adan": RegisteredOptimizer(
+        partial(AdaDp, adaptive_rate=False), "AdaDP's noise alone", "papers/000", 3.0,
+        _ALL_STATES, "box",
     ),
-    "pi_adam": _pi("adam", "Adam's rule before the clip"),
-    "pi_rmsprop": _pi("rmsprop", "RMSprop's rule before the clip"),
-    "pi_adagrad": _pi("adagrad", "Adagrad's rule before the clip"),
-    "adadps": Entry(
+    "pi_adam": _register_pigdo("adam", "Adam's rule before the clip"),
+    "pi_rmsprop": _register_pigdo("rmsprop", "RMSprop's rule before the clip"),
+    "pi_adagrad": _register_pigdo("adagrad", "Adagrad's rule before the clip"),
+    "adadps": RegisteredOptimizer(
         AdaDps, "gradients over a public statistic, then the clip", "papers/004", 3.0,
         ("public", "privatised"),
     ),
-    "dp_r_pub": Entry(
+    "dp_r_pub": RegisteredOptimizer(
         PublicPreconditioner, "the noisy gradient over a public statistic", "papers/004", 0.01,
         ("public",),
     ),
-    "dp_adam_pub": Entry(
+    "dp_adam_pub": RegisteredOptimizer(
         partial(PublicPreconditioner, first=0.9), "the same with momentum", "papers/004", 0.01,
         ("public",),
     ),
 }  # fmt: skip
 
 
-def source_of(
+def make_source(
     state: str,
     public: tuple[torch.Tensor, torch.Tensor] | None = None,
     public_batch_size: int = PUBLIC_BATCH_SIZE,
-) -> Source:
-    """A source by its name.
+) -> StateSource:
+    """Make a state source by its name.
 
     Args:
         state: privatised, public or raw.
-        public: examples and targets, for public.
-        public_batch_size: of them, a step.
+        public: public examples and targets, for public.
+        public_batch_size: public examples per step.
+
+    Raises:
+        ValueError: public state without public data.
     """
     if state == "public":
         if public is None:
-            raise ValueError("public state needs public data")
-        return Public(*public, public_batch_size)
-    return Raw() if state == "raw" else Noisy()
+            raise ValueError("state 'public' needs public data: pass public=(examples, targets)")
+        return PublicSource(*public, public_batch_size)
+    return RawSource() if state == "raw" else NoisySource()
 
 
 def make_optimizer(
@@ -130,32 +146,31 @@ def make_optimizer(
     public_batch_size: int = PUBLIC_BATCH_SIZE,
     **options: Any,
 ) -> PrivateOptimizer:
-    """An optimizer by its name.
+    """Make a private optimizer by its name.
 
     Args:
-        name: of `OPTIMIZERS`.
+        name: one of `OPTIMIZERS`.
         model: the model to train.
-        allowance: allows each step, and says by its plan what a step does and costs.
-        learning_rate: the entry's own by default.
-        state: where its state comes from; the entry's first by default.
-        public: examples and targets, if that is public.
-        public_batch_size: of them, a step.
+        allowance: the budget that covers the steps; its plan says what a step does and costs.
+        learning_rate: the registered one by default.
+        state: what its state is made of: privatised, public or raw; the registered default if None.
+        public: public examples and targets, for state public.
+        public_batch_size: public examples per step.
         options: of the optimizer.
 
     Raises:
-        ValueError: there is no such optimizer, or it has no such state; the message names those
-            there are.
+        ValueError: unknown optimizer or state; the message lists those that exist.
     """
     if name not in OPTIMIZERS:
-        raise ValueError(f"there is no optimizer {name!r}; there are {', '.join(OPTIMIZERS)}")
+        raise ValueError(f"unknown optimizer {name!r}: use one of {', '.join(OPTIMIZERS)}")
     entry = OPTIMIZERS[name]
     state = state or entry.states[0]
     if state not in entry.states:
-        raise ValueError(f"{name} has no state {state!r}; it has {', '.join(entry.states)}")
+        raise ValueError(f"{name} has no state {state!r}: use one of {', '.join(entry.states)}")
     return entry.make(
         model,
         allowance,
         learning_rate=entry.learning_rate if learning_rate is None else learning_rate,
-        source=source_of(state, public, public_batch_size),
+        source=make_source(state, public, public_batch_size),
         **options,
     )

@@ -1,4 +1,4 @@
-"""Alembic's entry: run the chain on the connection that `database` hands over."""
+"""Alembic's entry point: run the migrations on the connection that `database` passes."""
 
 from alembic import context
 

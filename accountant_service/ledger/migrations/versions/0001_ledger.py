@@ -87,5 +87,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """A ledger is never taken back."""
-    raise NotImplementedError("a ledger is never taken back: restore a backup instead")
+    """Refuse: a ledger cannot be downgraded."""
+    raise NotImplementedError("a ledger cannot be downgraded; restore a backup instead")

@@ -1,4 +1,4 @@
-"""An index on the age of idempotency keys, by which old ones are found.
+"""An index on the age of idempotency keys, to find old ones.
 
 Revision ID: 0002
 """
@@ -15,5 +15,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """A ledger is never taken back."""
-    raise NotImplementedError("a ledger is never taken back: restore a backup instead")
+    """Refuse: a ledger cannot be downgraded."""
+    raise NotImplementedError("a ledger cannot be downgraded; restore a backup instead")

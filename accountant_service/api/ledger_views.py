@@ -1,0 +1,124 @@
+"""The ledger's answers as the JSON of the wire."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from accountant_service.api import views
+from accountant_service.ledger import rules
+from accountant_service.ledger.plans import CombinedQuote, Quote
+from accountant_service.ledger.repository import KeyRecord
+from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.ledger.service import BurnDownPoint, EntriesPage
+from accountant_service.numerics.floats import rounding
+
+Json = dict[str, Any]
+
+
+def encode_answer(dataset: Dataset, reservation: Reservation | None) -> str:
+    """Return the answer of a write as JSON: the reservation, or the dataset if there is none.
+
+    The ledger stores this text, in the transaction of the write, for retries.
+    """
+    if reservation is None:
+        return json.dumps(dataset_view(dataset))
+    return json.dumps(reservation_view(dataset, reservation))
+
+
+def dataset_view(dataset: Dataset) -> Json:
+    """Return a dataset as JSON, with what is spent, held and left of its budget."""
+    policy, balance = dataset.policy, dataset.balance
+    spent, taken = policy.epsilon_of(balance.spent), policy.epsilon_of(balance.taken)
+    return {
+        "name": dataset.name,
+        "size": dataset.size,
+        "privacy_unit": dataset.privacy_unit,
+        "neighbouring_relation": policy.relation.value,
+        "budget": {"epsilon": policy.epsilon, "delta": policy.delta},
+        "spent": {"epsilon": spent, "micronats": balance.spent},
+        "held": {"epsilon": max(taken - spent, 0.0), "micronats": balance.held},
+        "remaining": {
+            "epsilon": max(rounding.subtract_rounding_down(policy.epsilon, taken), 0.0),
+            "micronats": rules.remaining_micronats(dataset),
+        },
+        "accounting": {
+            "filter": "renyi",
+            "order": policy.order,
+            "budget_micronats": policy.budget,
+            "scope": "filter_budget",
+        },
+        "version": dataset.version,
+    }
+
+
+def reservation_view(dataset: Dataset, reservation: Reservation) -> Json:
+    """Return a reservation as JSON."""
+    return {
+        "id": reservation.identifier,
+        "dataset": dataset.name,
+        "state": reservation.state.value,
+        "mechanism": reservation.mechanism,
+        "mechanism_hash": reservation.mechanism_hash,
+        "steps_reserved": reservation.steps_reserved,
+        "steps_granted": reservation.steps_granted,
+        "expires_at": _to_seconds(reservation.expires_at),
+        "purpose": reservation.purpose,
+        "neighbouring_relation": dataset.policy.relation.value,
+    }
+
+
+def quote_view(quote: Quote) -> Json:
+    """Return a quote for one plan as JSON."""
+    found = quote.guarantee
+    guarantee = None if found is None else views.guarantee(found).model_dump()
+    return {
+        "fits": quote.fits,
+        "affordable": {
+            "steps": quote.affordable_steps,
+            "noise_multiplier": quote.least_noise_multiplier,
+        },
+        "epsilon_after": quote.epsilon_after,
+        "guarantee": None if guarantee is None else guarantee | {"scope": "fixed_plan"},
+    }
+
+
+def combined_quote_view(quote: CombinedQuote) -> Json:
+    """Return the quote of several plans together as JSON."""
+    return {"fits": quote.fits, "epsilon_after": quote.epsilon_after}
+
+
+def entries_view(page: EntriesPage) -> Json:
+    """Return a page of ledger entries as JSON, with the cursor of the next page."""
+    entries = page.entries
+    return {
+        "items": entries,
+        "next_cursor": str(entries[-1]["number"]) if page.has_more else None,
+    }
+
+
+def burn_down_view(points: list[BurnDownPoint]) -> list[Json]:
+    """Return the history of ε spent, and of ε spent or held, as JSON."""
+    return [
+        {"at": _to_seconds(point.at), "spent": point.spent, "taken": point.taken}
+        for point in points
+    ]
+
+
+def key_view(key: KeyRecord) -> Json:
+    """Return an API key as JSON, without its digest."""
+    return {
+        "id": key.identifier,
+        "name": key.name,
+        "scopes": sorted(key.scopes),
+        "datasets": None if key.datasets is None else list(key.datasets),
+        "created_at": _to_seconds(key.created_at),
+        "expires_at": None if key.expires_at is None else _to_seconds(key.expires_at),
+        "revoked_at": None if key.revoked_at is None else _to_seconds(key.revoked_at),
+        "last_used_at": None if key.last_used_at is None else _to_seconds(key.last_used_at),
+    }
+
+
+def _to_seconds(microseconds: int) -> float:
+    """Convert microseconds to seconds."""
+    return microseconds / 1e6

@@ -1,0 +1,142 @@
+"""The `/metrics` endpoint: metrics of the service, and budgets that the key may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as AnswerTimeoutError
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Request
+from prometheus_client import CONTENT_TYPE_LATEST, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from sqlalchemy import event
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from accountant_service.api.ledger_routes import authenticate
+from accountant_service.ledger.api_keys import Scope, is_visible, require_scope
+from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.repository import KeyRecord, Repository
+from accountant_service.ledger.rules import Dataset
+from accountant_service.metrics import Metrics
+
+_DATASETS_MAX: Final = 1000
+_SECONDS_MAX: Final = 3.0  # well below the 10 s timeout of Prometheus
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/metrics", response_class=Response, include_in_schema=False)
+async def metrics(
+    request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
+) -> Response:
+    """Return all metrics; with a key of scope `monitor` or `owner`, also the budgets."""
+    state = request.app.state
+    key = None if authorization is None else await authenticate(request, authorization)
+    if key is not None:
+        require_scope(key, Scope.MONITOR, Scope.OWNER)
+    budgets = _LedgerCollector(state.ledger_probe, key)
+    text = await run_in_threadpool(state.metrics.exposition, budgets)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+class LedgerProbe:
+    """Reads the ledger for a scrape, with a time limit.
+
+    Args:
+        repository: the ledger's database.
+        metrics: counts the connections of the database from now on.
+    """
+
+    def __init__(self, repository: Repository, metrics: Metrics) -> None:
+        self._repository = repository
+        self._thread = ThreadPoolExecutor(1, "scrape")
+        self._pending: Future[list[Dataset]] | None = None
+        _count_connections(repository, metrics)
+
+    def datasets(self) -> list[Dataset] | None:
+        """Return the first datasets by name, or None if the database is slow or read-only."""
+        if self._pending is None or self._pending.done():  # at most one query at a time
+            self._pending = self._thread.submit(self._read_datasets)
+        try:
+            return self._pending.result(_SECONDS_MAX)
+        except (AnswerTimeoutError, DatabaseAwayError):
+            return None
+
+    def _read_datasets(self) -> list[Dataset]:
+        """Check that the database accepts writes, and read the first datasets by name."""
+        self._repository.ping()
+        with self._repository.reading() as reading:
+            return reading.list_datasets(_DATASETS_MAX)
+
+    def close(self) -> None:
+        """Stop the thread that reads the ledger."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class _LedgerCollector(Collector):
+    """Prometheus collector for the state of the ledger and the budgets that a key may see."""
+
+    def __init__(self, ledger_probe: LedgerProbe, key: KeyRecord | None) -> None:
+        self._probe, self._key = ledger_probe, key
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield whether the ledger is up, and the budgets that the key may see."""
+        datasets, key = self._probe.datasets(), self._key
+        yield GaugeMetricFamily(
+            "accountant_ledger_up",
+            "1 if the database answers and accepts writes",
+            value=float(datasets is not None),
+        )
+        if key is not None:
+            yield from _collect_budget_metrics(
+                [each for each in datasets or [] if is_visible(key, each.name)]
+            )
+
+
+def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
+    """Yield gauges of the ε budget, the ε taken and the share left of each dataset."""
+    epsilon = GaugeMetricFamily(
+        "accountant_budget_epsilon", "The whole privacy budget of a dataset", labels=["dataset"]
+    )
+    taken = GaugeMetricFamily(
+        "accountant_budget_taken_epsilon",
+        "What is spent or held of a budget",
+        labels=["dataset"],
+    )
+    left = GaugeMetricFamily(
+        "accountant_budget_remaining_ratio",
+        "The share of a budget that is neither spent nor held",
+        labels=["dataset"],
+    )
+    for each in datasets:
+        policy, balance = each.policy, each.balance
+        epsilon.add_metric([each.name], policy.epsilon)
+        taken.add_metric([each.name], policy.epsilon_of(balance.taken))
+        left.add_metric([each.name], 1 - balance.taken / policy.budget if policy.budget else 0.0)
+    yield from (epsilon, taken, left)
+
+
+def _count_connections(repository: Repository, metrics: Metrics) -> None:
+    """Count new database connections, and measure how many are in use.
+
+    The pool also returns dead connections that were never taken; these are not counted.
+    """
+    engine = repository.engine
+    in_use: set[Any] = set()
+
+    def count_checkout(_: Any, record: Any, __: Any) -> None:
+        in_use.add(record)
+        metrics.connections.inc()
+
+    def count_checkin(_: Any, record: Any) -> None:
+        """Count a connection as free, unless it was never taken."""
+        if record in in_use:
+            in_use.discard(record)
+            metrics.connections.dec()
+
+    event.listen(engine, "connect", lambda *_: metrics.connects.inc())
+    event.listen(engine, "checkout", count_checkout)
+    event.listen(engine, "checkin", count_checkin)

@@ -1,0 +1,102 @@
+"""Middleware for every request: identifier, access log, metrics and rate limit."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
+
+from accountant_service.api import problems
+from accountant_service.api.rate_limit import RateLimiter
+from accountant_service.metrics import Metrics
+
+_LOG: Final = logging.getLogger("accountant_service.access")
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_IDENTIFIER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+
+
+class AccessLog:
+    """Gives each request an identifier, and measures, counts and logs it.
+
+    Args:
+        app: the application.
+        metrics: counts the requests.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        identifier = _request_identifier(scope)
+        notes = scope[problems.NOTES] = problems.RequestNotes(identifier)
+        bind_contextvars(request_id=identifier)
+        status, begun = 500, time.perf_counter()  # 500: the status after an exception
+
+        async def send_with_identifier(message: Message) -> None:
+            """Send a message, with the request identifier in the response headers."""
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[problems.REQUEST_ID] = identifier
+            await send(message)
+
+        try:
+            with self._metrics.in_progress.track_inprogress():
+                await self._app(scope, receive, send_with_identifier)
+        except Exception:
+            notes.code = problems.INTERNAL_ERROR
+            raise
+        finally:
+            self._log_request(scope, status, time.perf_counter() - begun, notes.code)
+
+    def _log_request(self, scope: Scope, status: int, seconds: float, code: str | None) -> None:
+        """Measure, count and log a request that has ended."""
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route = getattr(scope.get("route"), "path", "unknown")
+        self._metrics.requests.labels(method, route, f"{status // 100}xx").observe(seconds)
+        if code is not None:
+            self._metrics.refusals.labels(code).inc()
+        level = logging.WARNING if status >= 500 else logging.INFO
+        if _LOG.isEnabledFor(level):
+            fields = {"method": method, "route": route, "status": status}
+            fields["milliseconds"] = round(1e3 * seconds, 3)
+            _LOG.log(level, "request", extra=fields if code is None else fields | {"code": code})
+
+
+def _request_identifier(scope: Scope) -> str:
+    """Return the identifier that the client sent, if it is well-formed, or else a new one."""
+    given = Headers(scope=scope).get(problems.REQUEST_ID, "")
+    return given if _IDENTIFIER.fullmatch(given) else secrets.token_hex(16)
+
+
+class AddressRateLimit:
+    """Refuses requests of an address above its rate limit, before the body is read.
+
+    Args:
+        app: the application.
+        limiter: counts the requests of each address.
+    """
+
+    def __init__(self, app: ASGIApp, limiter: RateLimiter) -> None:
+        self._app, self._limiter = app, limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the application, or refuse it."""
+        app = self._app
+        if scope["type"] == "http" and scope["path"] not in _PROBES:
+            try:
+                self._limiter.admit(scope["client"][0] if scope.get("client") else "unknown")
+            except problems.Problem as refusal:
+                app = problems.error_response(scope, refusal)
+        await app(scope, receive, send)

@@ -1,0 +1,59 @@
+"""Rate limit for one API key or address: a burst, then a number of requests per second."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from accountant_service.api.problems import Problem
+
+_CLIENTS_MAX: Final = 10_000
+
+
+class RateLimiter:
+    """A leaky bucket for each client, stored as the time at which it will be empty.
+
+    Args:
+        rate: requests per second; 0 for no limit.
+        burst: requests that may come at once.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(
+        self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._empty_at: OrderedDict[str, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def admit(self, client: str) -> None:
+        """Count a request of a client, or refuse it if the client is above its rate limit.
+
+        Raises:
+            Problem: 429, the limit is exceeded; `Retry-After` says when to try again.
+        """
+        wait = self._seconds_to_wait(client) if self._rate else 0.0
+        if wait > 0:
+            raise Problem(
+                429,
+                f"more than {self._rate:g} requests per second from this key or address; slow down",
+                {"Retry-After": str(math.ceil(wait))},
+            )
+
+    def _seconds_to_wait(self, client: str) -> float:
+        """Count a request and return 0, or return the seconds until it would be allowed."""
+        with self._lock:
+            now = self._clock()
+            empty_at = max(self._empty_at.get(client, now), now) + 1 / self._rate
+            wait = empty_at - now - self._burst / self._rate
+            if wait > 1e-9:  # rounding must not refuse the last of a burst
+                return wait
+            self._empty_at[client] = empty_at
+            self._empty_at.move_to_end(client)
+            if len(self._empty_at) > _CLIENTS_MAX:
+                self._empty_at.popitem(last=False)
+        return 0.0

@@ -1,0 +1,147 @@
+"""A process that has imported the accountants and forks computation processes from itself.
+
+The forked processes share its memory and start in milliseconds. The serving process itself has
+threads, so it must not be forked. `multiprocessing` has a fork server too, but each of its
+processes imports the main module of the program again.
+
+    python -m accountant_service.fork_server DESCRIPTOR
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+# one thread each: threads do not survive a fork, and one computation uses one core
+_THREAD_COUNTS: Final = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)
+_REQUEST_BYTES_MAX: Final = 4096
+
+
+class ForkServer:
+    """A handle of the fork server; starts it when needed, and again if it has died."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the server unless it is running. It imports its modules in the background."""
+        with self._lock:
+            self._ensure_started()
+
+    def _ensure_started(self) -> socket.socket:
+        """Start the server unless it is running, and return the socket to it."""
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair()
+            path = os.pathsep.join(filter(None, sys.path))
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=os.environ | dict.fromkeys(_THREAD_COUNTS, "1") | {"PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C stops the service, which then stops the server
+                )
+        return self._socket
+
+    def fork(self, *arguments: Any) -> tuple[int, Connection]:
+        """Fork a process that runs `computation_processes.compute` with these arguments.
+
+        Returns:
+            The process ID, and the connection to the process.
+
+        Raises:
+            OSError: the server has died twice.
+        """
+        request = pickle.dumps(arguments)
+        with self._lock:
+            try:
+                return self._request_fork(request)
+            except OSError:  # the server was killed, perhaps to free memory
+                self._stop()
+                return self._request_fork(request)
+
+    def _request_fork(self, request: bytes) -> tuple[int, Connection]:
+        """Ask the server for a new process; return its process ID and the connection to it."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            to_server = self._ensure_started()
+            socket.send_fds(to_server, [request], [theirs.fileno()])
+            answer = to_server.recv(8)
+            if not answer:
+                raise BrokenPipeError("the server that forks computation processes has ended")
+            return int.from_bytes(answer, "big"), Connection(ours.detach())
+
+    def close(self) -> None:
+        """Stop the server. Processes that still compute exit afterwards."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Stop the server if it is running; the caller holds the lock."""
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._socket = None
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(2.0)
+
+
+FORK_SERVER: Final = ForkServer()
+atexit.register(FORK_SERVER.close)
+
+
+def _serve_forks(requests: socket.socket) -> None:
+    """Fork a process for each request, until the service closes the connection."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps processes that have ended
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1)
+        if not message:
+            return
+        process_id = os.fork()
+        if process_id == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _run_forked_process(descriptors[0], pickle.loads(message))
+        os.close(descriptors[0])
+        requests.sendall(process_id.to_bytes(8, "big"))
+
+
+def _run_forked_process(descriptor: int, arguments: tuple[Any, ...]) -> None:
+    """Run computations in a forked process until its connection closes, then exit."""
+    from accountant_service import computation_processes
+
+    try:
+        computation_processes.compute(Connection(descriptor), *arguments)
+    finally:
+        os._exit(0)
+
+
+def _import_and_fill_caches() -> None:
+    """Import the modules for computations, and fill the caches of a first computation."""
+    from accountant_service import calculator
+    from accountant_service.api import computation_cache  # noqa: F401 - its processes need it
+    from accountant_service.guarantee import NeighbouringRelation
+    from accountant_service.ledger import privacy_filter
+    from accountant_service.mechanisms import DpSgd
+
+    calculator.epsilon(DpSgd(1.1, sample_rate=0.01, steps=1000), 1e-5)
+    privacy_filter.choose_filter(1.0, 1e-5, NeighbouringRelation.ADD_OR_REMOVE_ONE)
+
+
+if __name__ == "__main__":
+    _import_and_fill_caches()
+    _serve_forks(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,158 @@
+"""API keys: shown once when created, stored only as an HMAC."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from accountant_service.ledger.errors import (
+    DatabaseReadOnlyError,
+    ForbiddenError,
+    UnauthenticatedError,
+    UnknownSubjectError,
+)
+from accountant_service.ledger.repository import KeyRecord, Repository, now
+
+_TOKEN_PREFIX: Final = "pa"
+_SECRET_NAME: Final = "api-keys"
+_USE_RECORD_INTERVAL: Final = 60_000_000  # microseconds between two records of a key's use
+
+
+class Scope(StrEnum):
+    """A permission of an API key; `admin` permits everything, `monitor` only to read budgets.
+
+    A key that is bound to datasets has its permissions for these only, and cannot create datasets.
+    """
+
+    COMPUTE = "compute"
+    RUN = "run"
+    OWNER = "owner"
+    MONITOR = "monitor"
+    ADMIN = "admin"
+
+
+class Keys:
+    """The API keys of a ledger: create, authenticate, list and revoke them."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._secret: bytes | None = None
+        self._next_use_record = 0  # microseconds since 1970
+
+    def create(
+        self,
+        scopes: Iterable[Scope],
+        name: str = "",
+        datasets: tuple[str, ...] | None = None,
+        expires_at: int | None = None,
+    ) -> tuple[str, KeyRecord]:
+        """Create a key; return its token, which is stored nowhere, and its record."""
+        identifier = secrets.token_hex(8)
+        token = f"{_TOKEN_PREFIX}_{identifier}_{secrets.token_urlsafe(32)}"
+        record = KeyRecord(
+            identifier, name, self._digest(token), frozenset(scope.value for scope in scopes),
+            datasets, now(), expires_at, None, None,
+        )  # fmt: skip
+        with self._repository.transaction() as transaction:
+            transaction.add_key(record)
+            transaction.record_audit_event(identifier, "key-created", identifier)
+        return token, record
+
+    def authenticate(self, token: str | None) -> KeyRecord:
+        """Return the valid API key that a token belongs to.
+
+        Raises:
+            UnauthenticatedError: the token belongs to no key, or to an expired or revoked one.
+        """
+        if not token:
+            raise UnauthenticatedError("send an API key as Authorization: Bearer …")
+        parts = token.split("_", 2)
+        if len(parts) != 3 or parts[0] != _TOKEN_PREFIX:
+            raise UnauthenticatedError(f"this is not an API key: one begins with {_TOKEN_PREFIX}_")
+        with self._repository.reading() as reading:
+            record = reading.find_key(parts[1])
+        expected = record.digest if record is not None else bytes(32)
+        genuine = hmac.compare_digest(self._digest(token), expected)
+        if record is None or not genuine:
+            raise UnauthenticatedError("this API key is unknown")
+        return self._require_valid(record)
+
+    def get_valid(self, identifier: str) -> KeyRecord:
+        """Return the current record of a key that was authenticated before.
+
+        Raises:
+            UnauthenticatedError: the key has expired or been revoked since.
+        """
+        with self._repository.reading() as reading:
+            record = reading.find_key(identifier)
+        if record is None:
+            raise UnauthenticatedError("this API key is unknown")
+        return self._require_valid(record)
+
+    def _require_valid(self, record: KeyRecord) -> KeyRecord:
+        """Return the key and record its use, unless it has expired or been revoked."""
+        expired = record.expires_at is not None and record.expires_at <= now()
+        if record.revoked_at is not None or expired:
+            raise UnauthenticatedError("this API key has expired or was revoked")
+        self._record_use(record)
+        return record
+
+    def _record_use(self, record: KeyRecord) -> None:
+        """Record a key's use at most once a minute; skip it while the database is read-only."""
+        at = now()
+        if at < max((record.last_used_at or 0) + _USE_RECORD_INTERVAL, self._next_use_record):
+            return
+        try:
+            with self._repository.transaction() as transaction:
+                transaction.record_key_use(record.identifier)
+        except DatabaseReadOnlyError:
+            self._next_use_record = at + _USE_RECORD_INTERVAL
+
+    def list_keys(self) -> list[KeyRecord]:
+        """Return all keys, the oldest first."""
+        with self._repository.reading() as reading:
+            return reading.list_keys()
+
+    def revoke(self, identifier: str, by: str) -> KeyRecord | None:
+        """Revoke a key from now on; return None if there is no such key."""
+        with self._repository.transaction() as transaction:
+            if transaction.find_key(identifier) is None:
+                return None
+            transaction.revoke_key(identifier)
+            transaction.record_audit_event(by, "key-revoked", identifier)
+            return transaction.find_key(identifier)
+
+    def _digest(self, token: str) -> bytes:
+        """Return the HMAC of a token, the only form in which it is stored."""
+        if self._secret is None:
+            self._secret = self._repository.get_or_create_secret(_SECRET_NAME)
+        return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()
+
+
+def require_scope(key: KeyRecord, *scopes: Scope) -> None:
+    """Raise `ForbiddenError` unless the key has one of the scopes."""
+    allowed = {Scope.ADMIN.value, *(scope.value for scope in scopes)}
+    if not allowed & key.scopes:
+        raise ForbiddenError(f"this needs a key with scope {' or '.join(scopes) or 'admin'}")
+
+
+def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
+    """Raise `ForbiddenError` unless the key has one of the scopes for all datasets."""
+    require_scope(key, *scopes)
+    if key.datasets is not None:
+        raise ForbiddenError("this needs a key that is not bound to datasets")
+
+
+def is_visible(key: KeyRecord, dataset: str) -> bool:
+    """Return whether a key may learn that a dataset exists."""
+    return key.datasets is None or dataset in key.datasets
+
+
+def require_visible(key: KeyRecord, dataset: str, subject: str) -> None:
+    """Raise `UnknownSubjectError` if a key may not see a dataset, as if it did not exist."""
+    if not is_visible(key, dataset):
+        raise UnknownSubjectError(f"there is no {subject}")

@@ -1,0 +1,113 @@
+"""Reasons for which the ledger refuses a request, each with a stable code.
+
+LedgerError
+├── BudgetExhaustedError       the plan does not fit in the remaining budget
+├── DatasetSizeError           the mechanism is for another number of records
+├── ReservationClosedError     the reservation has ended
+├── ReservationOpenError       the reservation has not ended yet
+├── StaleSequenceError         the client's count of granted steps is not the ledger's
+├── NameTakenError             a dataset of this name exists
+├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
+├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
+└── DatabaseAwayError          the database does not answer: nothing is granted
+    └── DatabaseReadOnlyError  the database answers but takes no writes: nothing is granted
+"""
+
+from __future__ import annotations
+
+from accountant_service.errors import CodedError
+
+
+class LedgerError(CodedError, code="ledger-error", title="The ledger says no"):
+    """The ledger refuses a request."""
+
+
+class BudgetExhaustedError(
+    LedgerError, code="budget-exhausted", title="The budget does not allow it", status=409
+):
+    """The plan does not fit in the remaining budget.
+
+    Attributes:
+        steps: the number of steps of this mechanism that fit.
+        noise_multiplier: the least with which the whole plan fits, where it is known.
+    """
+
+    def __init__(self, detail: str, steps: int) -> None:
+        self.steps: int | None = steps
+        self.noise_multiplier: float | None = None
+        super().__init__(detail)
+
+
+class DatasetSizeError(
+    LedgerError,
+    code="dataset-size-mismatch",
+    title="The mechanism is for another number of records",
+):
+    """The mechanism is for another number of records than the dataset has."""
+
+
+class ReservationClosedError(
+    LedgerError, code="reservation-closed", title="The reservation has ended", status=409
+):
+    """The reservation has ended."""
+
+
+class ReservationOpenError(
+    LedgerError, code="reservation-open", title="The reservation is still open", status=409
+):
+    """The reservation has not ended yet."""
+
+
+class StaleSequenceError(
+    LedgerError, code="stale-sequence", title="The sequence is stale", status=409
+):
+    """The client missed a grant, or requests the same grant twice."""
+
+
+class NameTakenError(LedgerError, code="name-taken", title="The name is taken", status=409):
+    """A dataset of this name exists."""
+
+
+class IdempotencyKeyRequiredError(
+    LedgerError,
+    code="idempotency-key-required",
+    title="An Idempotency-Key is required",
+    status=400,
+):
+    """A write was sent without an Idempotency-Key."""
+
+
+class IdempotencyKeyReusedError(
+    LedgerError,
+    code="idempotency-key-reused",
+    title="The Idempotency-Key was used for another request",
+):
+    """The Idempotency-Key was used for another request."""
+
+
+class UnauthenticatedError(
+    LedgerError, code="unauthenticated", title="A valid API key is required", status=401
+):
+    """The request has no valid API key."""
+
+
+class ForbiddenError(
+    LedgerError, code="forbidden", title="The key does not allow this", status=403
+):
+    """The API key lacks the scope, or is bound to datasets."""
+
+
+class UnknownSubjectError(LedgerError, code="not-found", title="There is nothing here", status=404):
+    """The subject does not exist, or the key may not see it."""
+
+
+class DatabaseAwayError(
+    LedgerError, code="database-away", title="The database does not answer", status=503
+):
+    """The database does not answer; nothing was charged."""
+
+
+class DatabaseReadOnlyError(
+    DatabaseAwayError, code="database-read-only", title="The database takes no writes"
+):
+    """The database takes no writes; nothing was charged."""

@@ -1,0 +1,56 @@
+"""Deletion of expired idempotency keys, in a background thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.repository import Repository, now
+
+_KEYS_PER_TRANSACTION: Final = 200  # so that a transaction takes milliseconds
+_START_DELAY_SECONDS: Final = 60.0
+_PAUSE_SECONDS: Final = 0.2  # while more keys are expired
+_IDLE_SECONDS: Final = 3600.0
+_DAY_MICROSECONDS: Final = 86_400_000_000
+
+
+class IdempotencyCleanup:
+    """A thread that deletes old idempotency keys, a few at a time.
+
+    Args:
+        repository: the ledger's.
+        days: the number of days that a key is kept.
+    """
+
+    def __init__(self, repository: Repository, days: int) -> None:
+        self._repository, self._days = repository, days
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread; it waits a minute first, to leave a starting server alone."""
+        self._stopped.clear()
+        threading.Thread(target=self._run, name="housekeeping", daemon=True).start()
+
+    def delete_expired(self) -> bool:
+        """Delete the oldest expired keys; return whether more may be left."""
+        with self._repository.transaction() as transaction:
+            return (
+                transaction.delete_answers(
+                    now() - self._days * _DAY_MICROSECONDS, _KEYS_PER_TRANSACTION
+                )
+                == _KEYS_PER_TRANSACTION
+            )
+
+    def close(self) -> None:
+        """Stop the thread after its current transaction, if it has one."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        """Delete expired idempotency keys at intervals until closed."""
+        pause = _START_DELAY_SECONDS
+        while not self._stopped.wait(pause):
+            try:
+                pause = _PAUSE_SECONDS if self.delete_expired() else _IDLE_SECONDS
+            except DatabaseAwayError:
+                pause = _IDLE_SECONDS

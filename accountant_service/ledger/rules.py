@@ -1,0 +1,356 @@
+"""The ledger's rules, without a database: which change may follow which, and what it costs.
+
+Every rule is a pure function from a state and a request to the next state and the entry that
+records it. A balance has two numbers, both in micro-nats:
+
+    spent   charged for granted steps: never given back;
+    held    reserved for steps that are not granted yet.
+
+spent + held ≤ budget, always. A grant moves its steps' cost from held to spent *before* their noise
+is drawn; only budget that was never granted is ever released.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.errors import (
+    BudgetExhaustedError,
+    ReservationClosedError,
+    StaleSequenceError,
+)
+from accountant_service.ledger.privacy_filter import (
+    RenyiFilter,
+    compute_cost,
+    count_affordable_steps,
+)
+from accountant_service.mechanisms import Mechanism
+
+
+class RuleError(ValueError):
+    """An entry breaks the ledger's rules: a forbidden number, or a wrong place in the chain."""
+
+
+class State(StrEnum):
+    """A reservation's state; every state but `open` is final."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    RELEASED = "released"
+    EXPIRED = "expired"
+
+
+class EntryKind(StrEnum):
+    """The event that an entry records."""
+
+    CREATE = "create"
+    RESERVE = "reserve"
+    GRANT = "grant"
+    COMMIT = "commit"
+    RELEASE = "release"
+    EXPIRE = "expire"
+    RENEW = "renew"
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Budget spent and held, or a change of both, in micro-nats."""
+
+    spent: int = 0
+    held: int = 0
+
+    @property
+    def taken(self) -> int:
+        """The budget that no later reservation may use."""
+        return self.spent + self.held
+
+    def plus(self, change: Balance) -> Balance:
+        """Return the balance after a change."""
+        return Balance(self.spent + change.spent, self.held + change.held)
+
+
+@dataclass(frozen=True, slots=True)
+class NewDataset:
+    """A dataset to be created, with its budget.
+
+    Attributes:
+        name: unique.
+        size: the number of records.
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+        relation: when two datasets are neighbours.
+        privacy_unit: what one record stands for.
+        planned_mechanism: the mechanism that the policy is chosen for, if there is one.
+    """
+
+    name: str
+    size: int
+    epsilon: float
+    delta: float
+    relation: NeighbouringRelation
+    privacy_unit: str
+    planned_mechanism: Mechanism | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset with its frozen policy and its balance.
+
+    Attributes:
+        identifier: internal.
+        name: unique.
+        size: the number of records.
+        privacy_unit: what one record stands for.
+        policy: the privacy filter, fixed at creation.
+        balance: in micro-nats.
+        version: the number of the last entry.
+        head: the hash of the last entry.
+        created_at: microseconds since 1970.
+    """
+
+    identifier: str
+    name: str
+    size: int
+    privacy_unit: str
+    policy: RenyiFilter
+    balance: Balance
+    version: int
+    head: str
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A plan for which a dataset holds budget.
+
+    Attributes:
+        identifier: public.
+        dataset: the dataset's identifier.
+        state: open, or how it ended.
+        mechanism: the whole plan, as JSON.
+        mechanism_hash: its canonical hash.
+        step_cost: atto-nats of one step at the dataset's Rényi order.
+        steps_reserved: the number of steps of the plan.
+        steps_granted: the number of steps granted so far.
+        expires_at: the end of the lease, in microseconds since 1970.
+        purpose: the caller's words.
+        key: identifier of the key that reserved.
+    """
+
+    identifier: str
+    dataset: str
+    state: State
+    mechanism: dict[str, Any]
+    mechanism_hash: str
+    step_cost: int
+    steps_reserved: int
+    steps_granted: int
+    expires_at: int
+    purpose: str
+    key: str
+
+    @property
+    def held(self) -> int:
+        """The micro-nats held for steps not granted yet."""
+        reserved = compute_cost(self.step_cost, self.steps_reserved)
+        return reserved - compute_cost(self.step_cost, self.steps_granted)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The effect of a request on a reservation and on its dataset's balance.
+
+    Attributes:
+        kind: of the entry that records it.
+        reservation: as it is afterwards.
+        balance: added to the dataset's.
+        steps: the number of steps that the entry names.
+    """
+
+    kind: EntryKind
+    reservation: Reservation
+    balance: Balance
+    steps: int
+
+
+def fits_budget(dataset: Dataset, step_cost: int, steps: int) -> bool:
+    """Return whether a number of further steps may be reserved."""
+    return dataset.balance.taken + compute_cost(step_cost, steps) <= dataset.policy.budget
+
+
+def remaining_micronats(dataset: Dataset) -> int:
+    """Return the micro-nats that are neither spent nor held."""
+    return max(dataset.policy.budget - dataset.balance.taken, 0)
+
+
+def describe_entry(
+    number: int, kind: EntryKind, at: int, key: str, change: Balance, version: str
+) -> dict[str, Any]:
+    """Return the fields that every entry has.
+
+    Args:
+        number: 1 for the first entry of a dataset.
+        kind: of the entry.
+        at: microseconds since 1970.
+        key: identifier of the key that wrote it.
+        change: added to the balance.
+        version: of the accountant.
+
+    Raises:
+        RuleError: the time is before 1970.
+    """
+    _require(at >= 0, f"at must be at least 0, not {at}")
+    return {
+        "number": number,
+        "kind": kind.value,
+        "at": at,
+        "key": key,
+        "spent_micronats": change.spent,
+        "held_micronats": change.held,
+        "accountant_version": version,
+    }
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Return the first entry's fields about a dataset: everything that never changes.
+
+    Raises:
+        RuleError: the dataset has a number that the rules forbid.
+    """
+    policy = dataset.policy
+    _require(dataset.size >= 1, f"size must be at least 1, not {dataset.size}")
+    _require(0 < policy.epsilon < math.inf, f"epsilon must be above 0, not {policy.epsilon}")
+    _require(0 < policy.delta < 1, f"delta must be between 0 and 1, not {policy.delta}")
+    _require(1 < policy.order < math.inf, f"order must be above 1, not {policy.order}")
+    _require(dataset.created_at >= 0, f"created_at must be at least 0, not {dataset.created_at}")
+    return {
+        "name": dataset.name,
+        "size": dataset.size,
+        "privacy_unit": dataset.privacy_unit,
+        "neighbouring_relation": policy.relation.value,
+        "epsilon": policy.epsilon,
+        "delta": policy.delta,
+        "order": policy.order,
+        "budget_micronats": policy.budget,
+        "created_at": dataset.created_at,
+    }
+
+
+def describe_change(change: Change) -> dict[str, Any]:
+    """Return an entry's fields about a change, without those that every entry has."""
+    after = change.reservation
+    fields: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
+    if change.kind is EntryKind.RESERVE:
+        fields |= {
+            "mechanism": after.mechanism,
+            "mechanism_hash": after.mechanism_hash,
+            "unit_attonats": str(after.step_cost),
+            "purpose": after.purpose,
+        }
+    if change.kind in (EntryKind.RESERVE, EntryKind.RENEW):
+        fields["expires_at"] = after.expires_at
+    return fields
+
+
+def reserve(dataset: Dataset, reservation: Reservation) -> Change:
+    """Hold budget for a whole plan.
+
+    Raises:
+        BudgetExhaustedError: the plan does not fit in the remaining budget.
+        RuleError: the reservation has a number that the rules forbid.
+    """
+    steps, step_cost = reservation.steps_reserved, reservation.step_cost
+    _require(steps >= 1, f"steps must be at least 1, not {steps}")
+    _require(step_cost >= 0, f"a step must cost at least 0, not {step_cost} atto-nats")
+    expires_at = reservation.expires_at
+    _require(expires_at >= 0, f"expires_at must be at least 0, not {expires_at}")
+    if not fits_budget(dataset, step_cost, steps):
+        affordable = count_affordable_steps(step_cost, remaining_micronats(dataset)) or 0
+        raise BudgetExhaustedError(
+            f"{steps} steps do not fit in the remaining budget of {dataset.name!r}; "
+            f"{affordable} steps of this mechanism fit",
+            affordable,
+        )
+    return Change(EntryKind.RESERVE, reservation, Balance(held=reservation.held), steps)
+
+
+def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
+    """Charge the next steps, before their noise is drawn.
+
+    Args:
+        reservation: open.
+        steps: the number of steps to grant, at least 1.
+        sequence: the number of steps granted so far, as the client knows it.
+
+    Raises:
+        ReservationClosedError: the reservation is not open.
+        StaleSequenceError: the client missed a grant, or requests the same grant twice.
+        BudgetExhaustedError: the reservation has fewer steps left.
+        RuleError: the number of steps is below 1.
+    """
+    _require_open(reservation)
+    _require(steps >= 1, f"steps must be at least 1, not {steps}")
+    if sequence != reservation.steps_granted:
+        raise StaleSequenceError(
+            f"{reservation.steps_granted} steps are granted, not {sequence}: "
+            "GET the reservation and continue from its steps_granted",
+        )
+    if reservation.steps_granted + steps > reservation.steps_reserved:
+        left = reservation.steps_reserved - reservation.steps_granted
+        raise BudgetExhaustedError(
+            f"this reservation has {left} steps left, and {steps} were requested", left
+        )
+    after = replace(reservation, steps_granted=reservation.steps_granted + steps)
+    moved = reservation.held - after.held
+    return Change(EntryKind.GRANT, after, Balance(spent=moved, held=-moved), steps)
+
+
+def close(reservation: Reservation, state: State) -> Change | None:
+    """End a reservation: granted steps stay charged, the budget of the others is free again.
+
+    Returns:
+        None if the reservation has this state already.
+
+    Raises:
+        ReservationClosedError: the reservation has ended with another state.
+    """
+    if reservation.state is state:
+        return None
+    _require_open(reservation)
+    kinds = {
+        State.COMMITTED: EntryKind.COMMIT,
+        State.RELEASED: EntryKind.RELEASE,
+        State.EXPIRED: EntryKind.EXPIRE,
+    }
+    rest = reservation.steps_reserved - reservation.steps_granted
+    after = replace(reservation, state=state)
+    return Change(kinds[state], after, Balance(held=-reservation.held), rest)
+
+
+def renew(reservation: Reservation, expires_at: int) -> Change:
+    """Extend a reservation's lease; never shorten it.
+
+    Raises:
+        ReservationClosedError: the reservation is not open.
+    """
+    _require_open(reservation)
+    after = replace(reservation, expires_at=max(expires_at, reservation.expires_at))
+    return Change(EntryKind.RENEW, after, Balance(), 0)
+
+
+def _require_open(reservation: Reservation) -> None:
+    """Raise ReservationClosedError unless the reservation is open."""
+    if reservation.state is not State.OPEN:
+        raise ReservationClosedError(
+            f"this reservation is {reservation.state}; make a new one for more steps"
+        )
+
+
+def _require(condition: bool, message: str) -> None:
+    """Raise RuleError with this message unless the condition holds."""
+    if not condition:
+        raise RuleError(message)

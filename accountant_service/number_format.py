@@ -1,0 +1,39 @@
+"""Format numbers for people: a few digits, with bounds rounded outward."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
+from typing import Final
+
+DIGITS: Final = 6
+_DECIMAL_NOTATION_MIN: Final = 1e-4  # smaller numbers are written with an exponent
+
+
+def round_up(value: float, digits: int = DIGITS) -> str:
+    """Format an upper bound or a spent budget: never less than the value."""
+    return _format(value, digits, ROUND_CEILING)
+
+
+def round_down(value: float, digits: int = DIGITS) -> str:
+    """Format a lower bound or a remaining budget: never more than the value."""
+    return _format(value, digits, ROUND_FLOOR)
+
+
+def round_nearest(value: float, digits: int = DIGITS) -> str:
+    """Format a number that is not a bound, rounded to the nearest."""
+    return _format(value, digits, ROUND_HALF_EVEN)
+
+
+def _format(value: float, digits: int, direction: str) -> str:
+    """Format a number with this many significant digits, rounded in a direction."""
+    number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))
+    size = abs(number)
+    if size and not _DECIMAL_NOTATION_MIN <= size < 10**digits:
+        shown, _, exponent = f"{number:e}".partition("e")
+        return f"{_trim_zeros(shown)}e{int(exponent)}"
+    return _trim_zeros(f"{number:f}")
+
+
+def _trim_zeros(shown: str) -> str:
+    """Remove trailing zeros after the decimal point."""
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown

@@ -1,0 +1,489 @@
+"""The certified interval: a line integral where it decays, a lattice where it does not.
+
+Each direction of add-or-remove is first bounded by Rényi moments, which often settles the cheaper
+direction. Then `line_integral` gives both bounds at once, to eight digits or more, whenever the
+characteristic function of the composed loss decays: for Gaussian noise and all but the fewest or
+rarest releases. Few or rare releases go to `rare_events`. If the interval is still too wide,
+`lattice_refinement` narrows it with an FFT lattice, refined from the measured width.
+
+Every attempt of every engine only narrows the interval. A question first makes the attempts of all
+coarser tolerances and stops at its own, so a smaller tolerance never loosens a bound. The results
+of coarser attempts are cached: asking again for more digits costs only the finer attempts, and the
+answer does not depend on earlier questions. Contradicting bounds are an error, never an interval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from accountant_service.numerics.engines import rare_events, saddle_point
+from accountant_service.numerics.engines.fft_lattice import LatticeProfile
+from accountant_service.numerics.engines.lattice_refinement import RefinedLattice
+from accountant_service.numerics.engines.line_integral import (
+    EvaluatedIntegral,
+    IntegrationSettings,
+    integrate_composition,
+)
+from accountant_service.numerics.engines.saddle_point import SaddlePoint
+from accountant_service.numerics.errors import SlowDecayError
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.bounds import (
+    EPSILON_NEGLIGIBLE,
+    Bounds,
+    check_bounds,
+    relative_width,
+    widen_bounds,
+)
+from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
+    Composition,
+    Direction,
+    Release,
+)
+
+_ROUNDS_MAX: Final = 6
+_FIRST_TARGET_WIDTH: Final = 1e-3  # the widest relative width to aim at
+_DELTA_UNREFINED: Final = 0.99  # beyond it nobody is protected, and every engine is slow
+_ACCURACY: Final = 1e-8  # relative, of δ, where a line integral is cheap
+_ACCURACY_SHARE: Final = 0.01  # of the tolerance, where a line integral is costly
+_SMOOTHING_SHARE: Final = 0.15  # of the tolerance that smoothing may cost
+_RARE_SHARE: Final = 0.05  # of the tolerance: the error of δ allowed where δ is steep
+_SMOOTHED_ATTEMPTS: Final = 3
+_RARE_ATTEMPTS: Final = 2
+_WORK_FAST: Final = 1 << 17  # a millisecond
+_WORK_THOROUGH: Final = 1 << 20
+_WORK_SMOOTHED: Final = 1 << 24  # a third of a second
+
+
+Engine = Callable[[Composition, SaddlePoint, IntegrationSettings], EvaluatedIntegral]
+
+
+@dataclass(frozen=True, slots=True)
+class _SearchStart:
+    """The saddle point and the Rényi bound from which the search in one direction starts.
+
+    Attributes:
+        saddle: the saddle point that Rényi moments suggest.
+        bound: the upper bound that Rényi moments prove.
+        log_delta: log of the δ at which a lattice has to be accurate.
+    """
+
+    saddle: SaddlePoint
+    bound: float
+    log_delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Question(ABC):
+    """A question about a composition, without the accuracy of the answer.
+
+    Attributes:
+        releases: with their counts.
+    """
+
+    releases: tuple[tuple[Release, int], ...]
+
+    @property
+    @abstractmethod
+    def is_unrefined(self) -> bool:
+        """Return whether to accept the bounds of the first line integrals, however wide."""
+
+    @abstractmethod
+    def relative_width(self, bounds: Bounds) -> float:
+        """Return the width of an interval, relative to the size of the answer."""
+
+    @abstractmethod
+    def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
+        """Return the start of the search in one direction.
+
+        An upper bound up to `other_lower_bound`, the other direction's lower bound, settles it.
+        """
+
+    @abstractmethod
+    def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
+        """Return the saddle point, moved to the answer that the bounds found so far suggest."""
+
+    @abstractmethod
+    def epsilon_width(self, saddle: SaddlePoint) -> float:
+        """Return the width of an interval of ε that corresponds to a relative width of 1."""
+
+    @abstractmethod
+    def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
+        """Return the bounds of the answer that a line integral proves; `bound` is a known one."""
+
+    @abstractmethod
+    def read_profile(self, profile: LatticeProfile) -> float:
+        """Return the bound of the answer that a lattice's privacy profile proves."""
+
+    @abstractmethod
+    def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
+        """Return the saddle points that the rare-event engine should try first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EpsilonAtDelta(_Question):
+    """The question for the smallest ε with which the composition is (ε, δ)-DP."""
+
+    delta: float
+
+    @property
+    def is_unrefined(self) -> bool:
+        """Return whether δ is so large that wide bounds of ε are accepted."""
+        return self.delta > _DELTA_UNREFINED
+
+    def relative_width(self, bounds: Bounds) -> float:
+        """Return the width of bounds of ε, relative to max(ε, `EPSILON_NEGLIGIBLE`)."""
+        return relative_width(bounds)
+
+    def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
+        """Return the saddle point at the ε that belongs to δ, and the Rényi bound of ε."""
+        log_delta = math.log(self.delta)
+        saddle = saddle_point.find_at_delta(self.releases, direction, log_delta, other_lower_bound)
+        return _SearchStart(saddle, max(saddle.bound, 0.0), log_delta)
+
+    def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
+        """Return the saddle point at a likely ε between the bounds found."""
+        return replace(saddle, epsilon=_likely_value(bounds))
+
+    def epsilon_width(self, saddle: SaddlePoint) -> float:
+        """Return the width of ε that corresponds to a relative width of 1."""
+        return max(saddle.epsilon, EPSILON_NEGLIGIBLE)
+
+    def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
+        """Return the bounds of ε at δ that a line integral proves."""
+        return Bounds(*line.epsilon(self.delta, bound))
+
+    def read_profile(self, profile: LatticeProfile) -> float:
+        """Return the bound of ε at δ that a lattice's privacy profile proves."""
+        return profile.epsilon(self.delta)
+
+    def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
+        """Return saddle points at guesses of ε for the rare-event engine."""
+        with contextlib.suppress(SlowDecayError):
+            return rare_events.guess_saddle_points(self.releases, saddle)
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _DeltaAtEpsilon(_Question):
+    """The question for the composition's δ(ε)."""
+
+    epsilon: float
+
+    @property
+    def is_unrefined(self) -> bool:
+        """Return False: bounds of δ(ε) are always refined."""
+        return False
+
+    def relative_width(self, bounds: Bounds) -> float:
+        """Return the width of bounds of δ, relative to δ; 0 if δ is negligible."""
+        if bounds.upper <= 1e-250:
+            return 0.0
+        return (bounds.upper - bounds.lower) / bounds.upper
+
+    def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
+        """Return the saddle point at ε, and the Rényi bound of δ(ε)."""
+        saddle = saddle_point.find_at_epsilon(
+            self.releases, direction, self.epsilon, _log_or_minus_infinity(other_lower_bound)
+        )
+        bound = math.exp(min(max(saddle.bound, -690.0), 0.0))
+        return _SearchStart(saddle, bound, min(0.0, max(-600.0, saddle.bound - 10.0)))
+
+    def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
+        """Return the saddle point with a likely δ between the bounds found."""
+        return replace(saddle, log_delta=_log_or_minus_infinity(_likely_value(bounds)))
+
+    def epsilon_width(self, saddle: SaddlePoint) -> float:
+        """Return the width of ε over which δ changes by about its own size."""
+        return 1 / (1.0 + saddle.tilt)
+
+    def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
+        """Return the bounds of δ(ε) that a line integral proves."""
+        lower, upper = line.delta(np.array([self.epsilon]))
+        return Bounds(float(lower[0]), min(float(upper[0]), bound))
+
+    def read_profile(self, profile: LatticeProfile) -> float:
+        """Return the bound of δ(ε) that a lattice's privacy profile proves."""
+        return profile.delta(self.epsilon)
+
+    def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
+        """Return the saddle point itself: ε is given."""
+        return [saddle]
+
+
+def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bounds:
+    """Return a proved interval around the smallest ε with which a composition is (ε, δ)-DP.
+
+    Args:
+        releases: each release with its count (≥ 1), at least one.
+        delta: in (0, 1).
+        tolerance: the width to reach, relative to max(ε, `EPSILON_NEGLIGIBLE`).
+
+    Returns:
+        The interval. It is wider than the tolerance if the work limit ends the search, or if δ is
+        so large that nobody is protected.
+    """
+    return _narrow_to_tolerance(_EpsilonAtDelta(tuple(releases), delta), tolerance)
+
+
+def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bounds:
+    """Return a proved interval around a composition's δ(ε).
+
+    Args:
+        releases: each release with its count (≥ 1), at least one.
+        epsilon: at least 0.
+        tolerance: the width to reach, relative to δ.
+    """
+    return _narrow_to_tolerance(_DeltaAtEpsilon(tuple(releases), epsilon), tolerance)
+
+
+def _is_alike(one: SaddlePoint, other: SaddlePoint) -> bool:
+    """Return whether two saddle points would lead to about the same line integral."""
+    same_epsilon = abs(one.epsilon - other.epsilon) < 0.02 * other.epsilon
+    return same_epsilon and abs(one.log_delta - other.log_delta) < 1.0
+
+
+def _likely_value(bounds: Bounds) -> float:
+    """Return a likely value between two bounds: the upper one, unless it is still far off."""
+    lower, upper = bounds.lower, bounds.upper
+    return math.sqrt(lower * upper) if 1.5 * lower < upper and lower > 0 else upper
+
+
+def _log_or_minus_infinity(value: float) -> float:
+    """Return log(value), −∞ if the value is not positive."""
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _narrow_to_tolerance(question: _Question, tolerance: float) -> Bounds:
+    """Return bounds of the answer, narrowed in both directions until they meet the tolerance.
+
+    The targets get finer one by one. The search ends at a target that is missed and narrows
+    nothing: finer targets cost more.
+    """
+    found = before = Bounds(0.0, math.inf)
+    target_widths = _target_widths(tolerance)
+    for number, target_width in enumerate(target_widths, start=1):
+        found = _combine_directions(
+            _searches_after(question, target_widths[:number], max(target_width, tolerance))
+        )
+        width = question.relative_width(found)
+        if (
+            question.is_unrefined
+            or width <= tolerance
+            or (width > target_width and found == before)
+        ):
+            break
+        before = found
+    return widen_bounds(found, tolerance)
+
+
+def _target_widths(tolerance: float) -> tuple[float, ...]:
+    """Return the relative widths to aim at: powers of ten from 1e-3 down to the tolerance."""
+    digits_max = max(3, math.ceil(-math.log10(tolerance)))
+    return tuple(10.0**-digits for digits in range(3, digits_max + 1))
+
+
+def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
+    """Return the interval of the costlier direction.
+
+    Raises:
+        ContradictionError: a lower bound is above an upper one.
+    """
+    for search in searches:
+        check_bounds(search.lower * (1 - rounding.MARGIN), search.upper * (1 + rounding.MARGIN))
+    return Bounds(
+        max(search.lower for search in searches), max(search.upper for search in searches)
+    )
+
+
+@lru_cache(maxsize=64)  # asking for more digits starts from what fewer digits found
+def _searches_after(
+    question: _Question, target_widths: tuple[float, ...], stop_width: float
+) -> tuple[_DirectionSearch, ...]:
+    """Return the searches in both directions after the attempts for some target widths.
+
+    Args:
+        question: about which composition, ε or δ.
+        target_widths: the relative widths that the attempts aim at, one after the other.
+        stop_width: the relative width at which the last attempts stop: the last target, or a
+            tolerance above it.
+    """
+    *coarser, target_width = target_widths
+    if coarser:
+        found = _searches_after(question, tuple(coarser), coarser[-1])
+        searches = [search.copy() for search in found]
+    else:
+        searches = []
+        for direction in DIRECTIONS:  # removing first: it settles the other more often
+            other_lower_bound = max((search.lower for search in searches), default=0.0)
+            searches.append(_DirectionSearch(question, direction, other_lower_bound))
+            searches[-1].narrow_by_line_integrals(other_lower_bound, target_width, stop_width)
+    for search in searches:
+        search.narrow_by_line_integrals(
+            max(search.lower for search in searches), target_width, stop_width
+        )
+    _narrow_by_lattices(searches, target_width, stop_width)
+    return tuple(searches)
+
+
+def _narrow_by_lattices(
+    searches: list[_DirectionSearch], target_width: float, stop_width: float
+) -> None:
+    """Narrow the bounds of each direction with its FFT lattice.
+
+    A direction whose upper bound lies below the other's lower bound no longer matters.
+    """
+    for _ in range(_ROUNDS_MAX):
+        for search in searches:
+            best = max(search.lower for search in searches)
+            search.narrow_by_lattice(best, target_width, stop_width)
+
+
+class _DirectionSearch:
+    """The search in one direction: its best bounds so far and the lattice that narrows them."""
+
+    def __init__(self, question: _Question, direction: Direction, other_lower_bound: float) -> None:
+        start = question.start(direction, other_lower_bound)
+        self.question, self.saddle, self.log_delta = question, start.saddle, start.log_delta
+        self.lower, self.upper = 0.0, start.bound
+        self.smoothing_factor = 1.0  # a factor on the smoothing width that the tilt suggests
+        self.last_integral_width = math.inf  # the target width of the last line integrals
+        self.lattice: RefinedLattice | None = None
+
+    def copy(self) -> _DirectionSearch:
+        """Return a copy that can be narrowed without changing this search."""
+        other = copy.copy(self)
+        other.lattice = copy.copy(self.lattice)
+        return other
+
+    def narrow_by_line_integrals(
+        self, other_lower_bound: float, target_width: float, stop_width: float
+    ) -> None:
+        """Narrow both bounds by line integrals, unless this direction is settled already.
+
+        The first attempt is cheap and accurate. Later attempts cost more and are less accurate,
+        and the last are smoothed as well. Each one aims at the answer that the one before found.
+        Each target width is tried once.
+        """
+        if target_width >= self.last_integral_width or self._is_settled(
+            other_lower_bound, stop_width
+        ):
+            return
+        self.last_integral_width, self.smoothing_factor = target_width, 1.0
+        for engine, settings, saddle in self._attempts(target_width):
+            with contextlib.suppress(SlowDecayError):
+                line = engine(self.question.releases, saddle, settings)
+                found = self.question.read_integral(line, self.upper)
+                self.lower = max(self.lower, found.lower)
+                self.upper = min(self.upper, found.upper)
+                self.saddle = self.question.recentred(self.saddle, Bounds(self.lower, self.upper))
+                if settings.smoothing:  # smoothing costs more where δ is steeper than the tilt
+                    self.smoothing_factor *= min(
+                        1.0, math.sqrt(0.5 / max(self._width_ratio(self.lower, target_width), 1e-9))
+                    )
+            # before the next attempt is prepared
+            if self._is_settled(other_lower_bound, stop_width):
+                return
+
+    def _is_settled(self, other_lower_bound: float, stop_width: float) -> bool:
+        """Return whether this direction is narrow enough, or below the other's lower bound."""
+        if self.upper <= other_lower_bound:
+            return True
+        return self._width_ratio(self.lower, stop_width) <= 1
+
+    def _attempts(
+        self, target_width: float
+    ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
+        """Yield engine, settings and saddle point of each attempt, from the result of the last."""
+        if target_width == _FIRST_TARGET_WIDTH:
+            yield integrate_composition, self._fast_settings(), self.saddle
+        yield integrate_composition, self._thorough_settings(target_width), self.saddle
+        if self.question.is_unrefined:
+            return
+        yield from self._rare_attempts(target_width)
+        for _ in range(_SMOOTHED_ATTEMPTS):
+            yield (
+                rare_events.integrate_rare_events,
+                self._smoothed_settings(target_width),
+                self.saddle,
+            )
+            yield integrate_composition, self._smoothed_settings(target_width), self.saddle
+
+    def _rare_attempts(
+        self, target_width: float
+    ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
+        """Yield the rare-event attempts: at the guesses of ε first, then where these found it.
+
+        No point is tried twice.
+        """
+        settings = IntegrationSettings(math.log(_RARE_SHARE * target_width), 0.0, _WORK_SMOOTHED)
+        guesses = self.question.rare_event_guesses(self.saddle)
+        tried: list[SaddlePoint] = []
+        for _ in range(len(guesses) + _RARE_ATTEMPTS):
+            guess = guesses.pop(0) if guesses else self.saddle
+            if not any(_is_alike(guess, other) for other in tried):
+                tried.append(guess)
+                yield rare_events.integrate_rare_events, settings, guess
+
+    def _fast_settings(self) -> IntegrationSettings:
+        """Return settings of high accuracy and a low work limit."""
+        return IntegrationSettings(math.log(_ACCURACY), 0.0, _WORK_FAST)
+
+    def _thorough_settings(self, target_width: float) -> IntegrationSettings:
+        """Return settings as accurate as the target width needs, with a higher work limit."""
+        width = target_width * self.question.epsilon_width(self.saddle)
+        accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
+        return IntegrationSettings(math.log(accuracy), 0.0, _WORK_THOROUGH)
+
+    def _smoothed_settings(self, target_width: float) -> IntegrationSettings:
+        """Return settings with as much smoothing as the target width allows."""
+        width = target_width * self.question.epsilon_width(self.saddle)
+        smoothing = self.smoothing_factor * math.sqrt(
+            _SMOOTHING_SHARE * width / (0.5 + self.saddle.tilt)
+        )
+        return replace(
+            self._thorough_settings(target_width), smoothing=smoothing, work_limit=_WORK_SMOOTHED
+        )
+
+    def _first_lattice(self, target_width: float) -> RefinedLattice:
+        """Return the coarse lattice that narrowing starts with."""
+        width = target_width * self.question.epsilon_width(self.saddle)
+        return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
+
+    def _width_ratio(self, best: float, width: float) -> float:
+        """Return the width of the interval, divided by `width`.
+
+        The interval reaches from the best lower bound to this direction's upper bound.
+        """
+        return self.question.relative_width(Bounds(best, max(best, self.upper))) / width
+
+    def narrow_by_lattice(self, best: float, target_width: float, stop_width: float) -> None:
+        """Narrow the bounds with a lattice that is finer at every call.
+
+        Args:
+            best: the best lower bound of either direction. If the upper bound is below it, the
+                lower bound is not computed.
+            target_width: the relative width to aim at.
+            stop_width: the relative width at which to stop.
+        """
+        if self.question.is_unrefined or self._width_ratio(best, stop_width) <= 1:
+            return
+        if self.lattice is None:
+            self.lattice = self._first_lattice(target_width)
+        else:
+            self.lattice.refine(math.sqrt(1 / self._width_ratio(best, target_width)))
+        read = self.question.read_profile
+        upper, lower = self.lattice.profiles(lambda profile: read(profile) > best)
+        if upper is not None:
+            self.upper = min(self.upper, read(upper))
+        if lower is not None:
+            self.lower = max(self.lower, read(lower))

@@ -1,0 +1,109 @@
+"""Refinement of an FFT lattice, spacing by spacing, until its bounds are as narrow as wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from accountant_service.numerics.engines.fft_lattice import (
+    SPACING_MAX,
+    AccuracyTarget,
+    LatticeProfile,
+    lower_profile,
+    max_cells,
+    standard_deviations_to_cover,
+    upper_profile,
+)
+from accountant_service.numerics.engines.saddle_point import TILT_MIN, SaddlePoint
+from accountant_service.numerics.errors import LatticeTooLargeError
+from accountant_service.numerics.laws.dominating_pair import Composition, Direction
+
+
+class RefinedLattice:
+    """The FFT lattice of one direction; each call of `refine` makes it finer."""
+
+    def __init__(
+        self, releases: Composition, target: AccuracyTarget, log_delta: float, spacing: float
+    ) -> None:
+        self.releases, self.target, self.log_delta = releases, target, log_delta
+        self.loss_range = _loss_range(releases, target.direction, log_delta)
+        self.finest = self.loss_range / (max_cells(len(releases)) - 3)
+        self.spacing = max(min(spacing, self.loss_range / 8), self.finest)
+        self.exhausted = False
+
+    @classmethod
+    def around(
+        cls, releases: Composition, saddle: SaddlePoint, log_delta: float, width: float
+    ) -> RefinedLattice:
+        """Return a lattice that is accurate around a saddle point, to about `width` in ε."""
+        target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon)
+        return cls(releases, target, log_delta, _first_spacing(releases, target, width))
+
+    def refine(self, factor: float) -> None:
+        """Make the spacing finer by about `factor`, within the lattice limit."""
+        self.spacing = max(self.finest, self.spacing * min(0.7, max(0.1, 0.85 * factor)))
+
+    def profiles(
+        self, lower_wanted: Callable[[LatticeProfile], bool] = lambda _: True
+    ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
+        """Return the upper and the lower profile at the current or the finest possible spacing.
+
+        Args:
+            lower_wanted: given the upper profile, returns whether to compute the lower one.
+
+        Returns:
+            None for a profile that is not wanted, and for both if no lattice fits.
+        """
+        while not self.exhausted:
+            try:
+                upper = upper_profile(self.releases, self.target, self.spacing, self.log_delta)
+                if upper.floor > self.target.epsilon and self.target.tilt > TILT_MIN:
+                    # tilted so far that the ε to be read lies below the window
+                    self.target = replace(self.target, tilt=self.target.tilt / 2)
+                    continue
+                lower = None
+                if lower_wanted(upper):
+                    lower = lower_profile(self.releases, self.target, self.spacing, self.log_delta)
+            except LatticeTooLargeError as error:
+                self.finest = self.spacing = self.spacing * max(1.2, error.size_ratio)
+                self.exhausted = self.spacing > min(2 * self.loss_range, SPACING_MAX)
+                continue
+            self.exhausted = self.spacing <= self.finest
+            return upper, lower
+        return None, None
+
+
+def lattice_profiles(
+    releases: Composition, saddle: SaddlePoint, tolerance: float
+) -> tuple[LatticeProfile | None, LatticeProfile | None]:
+    """Return an upper and a lower profile of one direction, accurate around a saddle point.
+
+    Args:
+        releases: with their counts.
+        saddle: around the ε of interest.
+        tolerance: relative, of δ.
+    """
+    width = tolerance / (1.0 + saddle.tilt)
+    log_delta = max(saddle.log_delta, -600.0) - 10.0
+    return RefinedLattice.around(releases, saddle, log_delta, width).profiles()
+
+
+def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) -> float:
+    """Return a guess of the lattice spacing whose bounds of ε are `width` apart.
+
+    It solves T·(s+1)·h²/8 ≈ width.
+
+    Quantised to quarter powers of two, so that neighbouring questions share a lattice and ε is
+    monotone between them.
+    """
+    steps = sum(count for _, count in releases)
+    wanted = math.sqrt(4 * width / (steps * (target.tilt + 1)))
+    return float(2.0 ** (math.floor(4 * math.log2(wanted)) / 4))
+
+
+def _loss_range(releases: Composition, direction: Direction, log_delta: float) -> float:
+    """Return the longest range of losses that one release's cells must cover."""
+    tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
+    limits = [release.loss_limits(direction, tail_deviations) for release, _ in releases]
+    return max(high - low for low, high in limits)

@@ -1,0 +1,594 @@
+"""δ(ε) of a composition by one integral along a vertical line, with every error outward.
+
+With x = L − ε and s > 0 the hockey stick is an integral of exponentials (Laplace inversion; for
+privacy curves, not as a bound: Alghamdi et al. 2022, arXiv 2208.09595),
+
+    (1 − e^{−x})₊ = (1/2πi) ∫_{Re w = s} e^{wx}·G(w) dw,    G(w) = 1/(w(w + 1)),
+
+so that δ(ε) = E_P[(1 − e^{ε−L})₊] is the integral of e^{K(w) − wε}·G(w), K(w) = log E_P[e^{wL}].
+K is the sum of the releases' own, each times its count: the cost does not depend on the counts.
+Summed with spacing Δ the integral is, exactly (Poisson's summation formula),
+
+    δ(ε) + Σ_{j≠0} e^{jsW}·δ(ε + jW),    W = 2π/Δ.
+
+Every added term is positive: the sum errs upwards, by at most 1/(e^{sW} − 1) from the left and by
+Chernoff's bound from the right. The frequencies that are left out are bounded by the decay of
+|φ|, the rest by the errors of φ and by rounding.
+
+**Smoothing.** Where |φ| hardly decays, as with a handful of rare events, the hockey stick is
+smoothed by η. Above it: account one more Gaussian release of μ = η, which multiplies the integrand
+by e^{w(w+1)η²/2}. Below it: let the attacker accuse when L + ηZ ≥ ε + c, Z his own normal draw:
+
+    (1 − e^{−x})·P(x + ηZ ≥ c):   G(w) = e^{w²η²/2 − wc}/w − e^{(w+1)²η²/2 − (w+1)c}/(w + 1).
+
+Both cost η²/2 times the density of L at ε, and decay like e^{−v²η²/2} whatever φ does.
+
+docs/accountants/pld.md has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import numpy as np
+
+from accountant_service.numerics.engines.saddle_point import SaddlePoint
+from accountant_service.numerics.errors import SlowDecayError
+from accountant_service.numerics.floats.special_functions import Array, ComplexArray
+from accountant_service.numerics.laws.characteristic_function import TiltedLoss, tilted_loss
+from accountant_service.numerics.laws.dominating_pair import Composition
+
+_UNDERFLOW: Final = 1e-300  # more than any δ, or Q of an attack, that is computed as zero
+_EPS: Final = float(np.finfo(float).eps)
+_BLOCKS_PER_OCTAVE: Final = 8
+_OCTAVES: Final = 24
+_ROUNDS: Final = 7  # each narrows the upper bound 32 times
+_POINTS: Final = 32
+_HALVINGS: Final = 34  # the lower bound is this many halvings of ε below the upper one, at most
+_DIGITS: Final = 32.0  # natural log of what double precision resolves, with room
+_SECANTS: Final = 6
+_SECANT_LEAST: Final = 1e-10  # relative, of ε
+_WIDENINGS: Final = (1.05, 2.0)  # factors on the width that the errors suggest
+_ONCE: Final = np.asarray(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrationSettings:
+    """Settings of a line integral: accuracy, smoothing width and work limit.
+
+    Attributes:
+        log_accuracy: log of the relative error of δ to aim at.
+        smoothing: η ≥ 0, the standard deviation of the noise that smooths the hockey stick.
+        work_limit: limit of the number of frequencies times nodes.
+    """
+
+    log_accuracy: float
+    smoothing: float
+    work_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class _FourierSum:
+    """A Fourier sum Σ Re(terms·e^{−ivε}) as a function of ε, with a bound of its error.
+
+    It is off by at most `error`, and by `drift` more for each unit of ε. For several compositions,
+    terms, error and drift have a row for each of them.
+    """
+
+    frequencies: Array
+    terms: ComplexArray
+    error: Array
+    drift: Array
+
+    def evaluate(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return the sum and a bound of its error at each ε.
+
+        Several compositions each have their own ε.
+        """
+        phase = np.multiply.outer(epsilons, self.frequencies)
+        total = (np.cos(phase) * self.terms.real + np.sin(phase) * self.terms.imag).sum(axis=-1)
+        return total, self.error + self.drift * np.abs(epsilons)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedIntegral:
+    """The evaluated line integral of a composition, which bounds δ at any ε.
+
+    All sums are relative to a scale that is known up to a factor e^{±log_scale_error}. Relative to
+    e^{log_scale − sε}, δ(ε) is at most `above` and, less the aliases, at least `below`. Relative to
+    e^{log_scale − st}, P(L + ηZ ≥ t) is, less the aliases, at least `true_positives`. Relative to
+    e^{log_scale − (s+1)t}, Q(L + ηZ ≥ t) is at most `false_positives`.
+    """
+
+    line: IntegrationLine
+    above: _FourierSum
+    below: _FourierSum
+    true_positives: _FourierSum
+    false_positives: _FourierSum
+    log_scale: Array
+    log_scale_error: Array
+    omitted: OmittedOutcomes
+
+    def delta(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return lower and upper bounds of δ at each real ε (which may be negative)."""
+        tilt = self.line.tilt
+        exponent = np.minimum(self.log_scale - tilt * epsilons, 600.0)  # past it δ ≤ 1 says more
+        exponent_size = np.abs(self.log_scale) + np.abs(tilt * epsilons)
+        scale_error = self.log_scale_error + 4 * _EPS * (1 + exponent_size)
+        total, error = self.above.evaluate(epsilons)
+        upper = np.exp(exponent + scale_error) * np.maximum(total + error, 0.0) + _UNDERFLOW
+        upper += self.omitted.delta(epsilons)
+        total, error = self.below.evaluate(epsilons)
+        lower = np.exp(exponent - scale_error) * np.maximum(total - error, 0.0)
+        lower = lower - self._aliases(epsilons)
+        return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
+
+    def epsilon(self, delta: float, bound: float) -> tuple[float, float]:
+        """Return lower and upper bounds of the smallest ε ≥ 0 with δ(ε) ≤ `delta`.
+
+        Args:
+            delta: in (0, 1).
+            bound: a known upper bound of ε.
+        """
+        points, upper = np.linspace(0.0, bound, _POINTS + 1), 0.0
+        for _ in range(_ROUNDS):
+            costly = np.flatnonzero(~(self.delta(points[:-1])[1] <= delta))
+            if not len(costly):
+                break
+            low, upper = points[costly[-1]], float(points[costly[-1] + 1])
+            points = np.linspace(low, upper, _POINTS + 1)
+        points, lower = upper * (1 - np.exp2(-np.arange(_HALVINGS))), 0.0
+        for _ in range(2):
+            costly = np.flatnonzero(self.delta(points[:-1])[0] > delta)
+            if not len(costly):
+                break
+            lower = float(points[costly[-1]])
+            points = np.linspace(lower, points[costly[-1] + 1], _POINTS + 1)
+        return lower, upper
+
+    def epsilons(self, delta: float, guesses: Array) -> tuple[Array, Array]:
+        """Return bounds of the smallest ε > 0 of several compositions, by the secant method.
+
+        Args:
+            delta: in (0, 1).
+            guesses: a guess of each ε.
+
+        Returns:
+            Lower bounds (0 where none is found) and upper bounds (infinite where none is found).
+        """
+        at, slope = guesses, np.full_like(guesses, self.line.tilt + 0.5)  # of −log δ
+        log_ratio = self._log_delta_ratio(at, delta)
+        for _ in range(_SECANTS):
+            step = np.clip(log_ratio / slope, -0.5 * at, at)
+            following = self._log_delta_ratio(at + step, delta)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                steeper = (log_ratio - following) / step
+            usable = (steeper > 0) & (np.abs(step) > _SECANT_LEAST * at) & np.isfinite(steeper)
+            at, log_ratio, slope = at + step, following, np.where(usable, steeper, slope)
+        least, most = self.delta(at)
+        width = np.log(most / np.maximum(least, _UNDERFLOW)) / slope + np.abs(log_ratio) / slope
+        lower, upper = np.zeros_like(at), np.full_like(at, math.inf)
+        for widening in _WIDENINGS:
+            out = widening * width + _SECANT_LEAST * at
+            below, above = np.maximum(at - out, 0.0), at + out
+            lower = np.maximum(lower, np.where(self.delta(below)[0] > delta, below, 0.0))
+            upper = np.minimum(upper, np.where(self.delta(above)[1] <= delta, above, math.inf))
+        return lower, upper
+
+    def _log_delta_ratio(self, epsilons: Array, delta: float) -> Array:
+        """Return log(δ(ε)/delta) for the upper bound of δ at each ε."""
+        log_ratio: Array = np.log(self.delta(epsilons)[1]) - math.log(delta)
+        return log_ratio
+
+    def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
+        """Return error rates of the attacker who accuses when L + ηZ reaches a threshold.
+
+        L is the privacy loss, ηZ normal noise of standard deviation `line.attack_smoothing`.
+
+        Returns:
+            Upper bounds of the false-positive rates and lower bounds of the true-positive rates.
+        """
+        tilt = self.line.tilt
+        exponent_size = np.abs(self.log_scale) + (tilt + 1) * np.abs(thresholds)
+        scale_error = self.log_scale_error + 4 * _EPS * (1 + exponent_size)
+        exponent = np.minimum(self.log_scale - tilt * thresholds, 600.0)
+        total, error = self.true_positives.evaluate(thresholds)
+        true_positives = np.exp(exponent - scale_error) * np.maximum(total - error, 0.0)
+        exponent = np.minimum(self.log_scale - (tilt + 1) * thresholds, 600.0)
+        total, error = self.false_positives.evaluate(thresholds)
+        false_positives = (
+            np.exp(exponent + scale_error) * np.maximum(total + error, 0.0) + _UNDERFLOW
+        )
+        true_positives = true_positives - self._aliases(thresholds, self.line.attack_smoothing)
+        return np.minimum(false_positives, 1.0), np.clip(true_positives, 0.0, 1.0)
+
+    def _aliases(self, epsilons: Array, smoothing: float = 0.0) -> Array:
+        """Return an upper bound of the aliases that the periodic sum adds to δ or to an attack."""
+        line = self.line
+        left = math.exp(line.log_mass) / math.expm1(min(line.tilt * line.period, 700.0))
+        if not len(line.higher_tilts):
+            return np.full_like(epsilons, math.inf)
+        decay = np.minimum((line.higher_tilts - line.tilt) * line.period, 700.0)
+        chernoff = line.higher_moments - np.multiply.outer(epsilons, line.higher_tilts)
+        chernoff += 0.5 * (line.higher_tilts * smoothing) ** 2 - np.log(np.expm1(decay))
+        total: Array = left + np.exp(np.minimum(chernoff.min(axis=1), 700.0))
+        return total * (1 + 1e-9)
+
+
+def integrate_composition(
+    releases: Composition,
+    saddle: SaddlePoint,
+    settings: IntegrationSettings,
+    repetitions: Array = _ONCE,
+) -> EvaluatedIntegral:
+    """Integrate a composition along a vertical line that suits a saddle point.
+
+    Args:
+        releases: with their counts.
+        saddle: near the ε of interest, of the composition repeated the most times.
+        settings: accuracy there, smoothing, and the work limit.
+        repetitions: how often the composition is repeated; several are integrated at once.
+
+    Raises:
+        SlowDecayError: the integrand decays too slowly for the work limit.
+    """
+    line = choose_line(saddle, settings)
+    shares = repetitions / repetitions.max()
+    moments = np.multiply.outer(shares, line.higher_moments) * (1 + 4 * _EPS)
+    line = replace(line, higher_moments=moments)
+    tilted = [(tilted_loss(r, saddle.direction, line.tilt), count) for r, count in releases]
+    return integrate_along_line(
+        CompositionIntegrand(tilted, repetitions), line, settings.work_limit
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OmittedOutcomes:
+    """Outcomes that a line integral leaves out, as a bound of what they add to δ.
+
+    Attributes:
+        mass: the mass of outcomes that count as the worst.
+        tilts: the tilts of Chernoff's bound for the other outcomes.
+        moments: upper bounds of log E[e^{sL}] of these, at each tilt.
+    """
+
+    mass: float = 0.0
+    tilts: Array = field(default_factory=lambda: np.zeros(0))
+    moments: Array = field(default_factory=lambda: np.zeros(0))
+
+    def delta(self, epsilons: Array) -> Array:
+        """Return an upper bound of what the omitted outcomes add to δ at each ε."""
+        total = np.full_like(epsilons, self.mass)
+        if len(self.tilts):
+            chernoff = (self.moments - np.multiply.outer(epsilons, self.tilts)).min(axis=1)
+            total += np.exp(np.minimum(chernoff, 0.0))
+        return total * (1 + 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrandValues:
+    """Values of a line integral's integrand Φ at some frequencies, with error bounds.
+
+    They are known up to a factor e^{±log_scale_error}.
+
+    Attributes:
+        value: Φ, relative to e^{log_scale}.
+        largest: an upper bound of the true |Φ|.
+        error: an upper bound of the distance of `value` from Φ.
+        log_scale: about log Φ(0).
+        log_scale_error: see above.
+
+    For several compositions, each array has a row for each of them.
+    """
+
+    value: ComplexArray
+    largest: Array
+    error: Array
+    log_scale: Array
+    log_scale_error: Array
+
+
+class LineIntegrand(Protocol):
+    """The integrand Φ(v) = E[e^{(s + iv)L}] of a privacy loss L, on the line of one tilt s > 0."""
+
+    @property
+    def standard_deviation(self) -> float:
+        """Return the approximate standard deviation of the tilted loss."""
+        ...
+
+    def log_decay(self, edges: Array) -> Array:
+        """Return upper bounds of log|Φ(v)/Φ(0)| between frequencies `edges` and beyond the last."""
+        ...
+
+    def count_nodes(self, frequency: float) -> float:
+        """Return the number of terms that evaluating Φ up to this frequency sums."""
+        ...
+
+    def values(self, frequencies: Array) -> IntegrandValues:
+        """Return Φ at increasing frequencies, with bounds of its error."""
+        ...
+
+
+class CompositionIntegrand:
+    """The integrand of a whole composition, Φ = Π φᵢ^{Tᵢ}, or of several powers of it."""
+
+    def __init__(
+        self, tilted: Sequence[tuple[TiltedLoss, int]], repetitions: Array = _ONCE
+    ) -> None:
+        """Keep the tilted releases, and how often all of them are repeated.
+
+        Args:
+            tilted: each release, and its count.
+            repetitions: one number ≥ 1, or several; the values then have a row for each.
+        """
+        self._tilted = tilted
+        self._repetitions = repetitions
+        self._least = float(np.min(repetitions))  # |φ| ≤ 1: it decays the slowest
+
+    @property
+    def standard_deviation(self) -> float:
+        """Return the approximate standard deviation of the composed tilted loss."""
+        square = math.fsum(count * loss.standard_deviation**2 for loss, count in self._tilted)
+        return math.sqrt(self._least * square)
+
+    def log_decay(self, edges: Array) -> Array:
+        """Return upper bounds of log|Φ| between frequencies `edges`, for any of the repetitions."""
+        total = np.zeros_like(edges)
+        for loss, count in self._tilted:
+            total[:-1] += count * loss.log_decay(edges[:-1], edges[1:])
+            total[-1] += count * loss.log_decay_beyond(float(edges[-1]))
+        return self._least * total
+
+    def count_nodes(self, frequency: float) -> float:
+        """Return the number of terms that evaluating Φ up to this frequency sums."""
+        return math.fsum(loss.count_nodes(frequency) for loss, _ in self._tilted)
+
+    def values(self, frequencies: Array) -> IntegrandValues:
+        """Return Φ at increasing frequencies, with bounds of its error.
+
+        The error follows from |(φ + e)^T − φ^T| ≤ (|φ| + |e|)^T − |φ|^T.
+        """
+        different = len(self._tilted)
+        log_phi = np.zeros(len(frequencies), complex)
+        off = np.zeros(len(frequencies))
+        log_scale, log_scale_error = 0.0, 0.0
+        for loss, count in self._tilted:
+            value = loss.characteristic(frequencies)
+            log_phi += count * value.log_value
+            magnitude = np.maximum(np.exp(value.log_value.real), _UNDERFLOW)
+            rounded = (5 + different) * _EPS * np.abs(value.log_value)
+            off += count * (np.log1p(value.error / magnitude) + rounded)
+            log_scale += count * value.log_moment
+            sums = (2 + different) * _EPS * abs(value.log_moment)
+            log_scale_error += count * (value.moment_error + sums)
+        repetitions = self._repetitions[..., np.newaxis]
+        log_phi, off = repetitions * log_phi, repetitions * off
+        # |Φ| ≤ 1: what was computed outside the unit disc is nearer to Φ once it is moved onto it
+        phi = np.exp(np.minimum(log_phi.real, 0.0) + 1j * log_phi.imag)
+        largest = np.exp(np.minimum(log_phi.real + off, 0.0))  # |Φ| and |phi| are at most this
+        grown = np.exp(np.minimum(log_phi.real, 1.0)) * np.expm1(np.minimum(off, 1.0))
+        error = np.where(off < 1.0, grown, 2 * largest)
+        return IntegrandValues(
+            phi, largest, error, self._repetitions * log_scale, self._repetitions * log_scale_error
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrationLine:
+    """The vertical line Re w = s of an integral, with its period and its smoothing.
+
+    Attributes:
+        tilt: s.
+        period: W; the frequencies are 2πk/W.
+        smoothing: η.
+        threshold: c, by which the attacker's threshold exceeds ε.
+        log_tail: log of the tail, relative to e^{K(s) − sε}.
+        log_mass: log of the mass of the measure, which δ is at most.
+        higher_tilts: some tilts above s.
+        higher_moments: upper bounds of K there; for several compositions, a row for each.
+    """
+
+    tilt: float
+    period: float
+    smoothing: float
+    threshold: float
+    log_tail: float
+    log_mass: float
+    higher_tilts: Array
+    higher_moments: Array
+
+    @property
+    def attack_smoothing(self) -> float:
+        """Return the standard deviation of the noise that the attacker adds to the loss.
+
+        It is never 0, but without smoothing far too little to matter.
+        """
+        return max(self.smoothing, 1e-6 * self.period)
+
+    def kernels(self, frequencies: Array) -> list[tuple[ComplexArray, Array]]:
+        """Return the four kernels G(s + iv): for δ from above and below, and an attack's P and Q.
+
+        Each comes with the size of its terms, which its rounding is relative to.
+
+        Raises:
+            SlowDecayError: the smoothing is so large that they overflow.
+        """
+        w = np.asarray(self.tilt + 1j * frequencies)
+        if 0.5 * (self.tilt + 1) ** 2 * self.attack_smoothing**2 > 600.0:
+            raise SlowDecayError
+        half = 0.5 * self.smoothing**2
+        above = np.exp(w * (w + 1) * half) / (w * (w + 1))
+        below, below_size = above, np.abs(above)
+        if self.smoothing > 0.0:
+            true_positives = np.exp(w * w * half - w * self.threshold) / w
+            false_positives = np.exp((w + 1) ** 2 * half - (w + 1) * self.threshold) / (w + 1)
+            below, below_size = (
+                true_positives - false_positives,
+                np.abs(true_positives) + np.abs(false_positives),
+            )
+        half = 0.5 * self.attack_smoothing**2
+        true_positives, false_positives = (
+            np.exp(w * w * half) / w,
+            np.exp((w + 1) ** 2 * half) / (w + 1),
+        )
+        return [
+            (above, np.abs(above)),
+            (below, below_size),
+            (true_positives, np.abs(true_positives)),
+            (false_positives, np.abs(false_positives)),
+        ]
+
+    def log_kernel_tails(self, low: Array, high: Array) -> list[Array]:
+        """Return upper bounds of the log of each kernel's integral over low ≤ v ≤ high.
+
+        They bound log(e^{a²η²/2}·∫|G| dv) with a = low.
+        """
+        s, half = self.tilt, 0.5 * self.smoothing**2
+        log_square = np.log(1 / low - 1 / high)
+        attack_half = 0.5 * self.attack_smoothing**2
+        octaves = np.log(high / low)
+        log_inverse = np.log(np.minimum(octaves, 1 / np.maximum(self.smoothing * low, 1e-150) ** 2))
+        damped = np.log(np.minimum(octaves, 1 / (self.attack_smoothing * low) ** 2))
+        damped = damped - (attack_half - half) * low * low
+        true_positives, false_positives = s * s * half, (s + 1) ** 2 * half
+        larger = max(
+            true_positives - s * self.threshold, false_positives - (s + 1) * self.threshold
+        )
+        return [
+            log_square + s * (s + 1) * half,
+            log_inverse + math.log(2) + larger if self.smoothing else log_square,
+            damped + s * s * attack_half,
+            damped + (s + 1) ** 2 * attack_half,
+        ]
+
+
+def choose_line(
+    saddle: SaddlePoint, settings: IntegrationSettings, log_mass: float = 0.0
+) -> IntegrationLine:
+    """Choose the line with the shortest period among those that lose few digits.
+
+    Aliases of a share a of δ need W ≥ log(1/aδ)/s on the left and, by Chernoff's bound at s′ > s,
+    W ≥ (K(s′) − s′ε − log aδ)/(s′ − s) on the right. Left of the saddle point the right tail is
+    lighter, for which e^{K(s) − sε} exceeds δ by more: digits that double precision has to spare.
+    """
+    tilts, moments = saddle.tilts, saddle.moments
+    log_share = settings.log_accuracy + saddle.log_delta
+    exponents = moments - tilts * saddle.epsilon
+    left = np.logaddexp(0.0, log_mass - log_share) / tilts
+    with np.errstate(divide="ignore"):
+        right = (moments - tilts * 0.8 * saddle.epsilon - log_share) / np.maximum(
+            tilts - tilts[:, None], 0.0
+        )
+    period = np.maximum(left, np.where(tilts > tilts[:, None], right, math.inf).min(axis=1))
+    digits = exponents - np.log1p(tilts) - saddle.log_delta
+    period[(digits > _DIGITS + settings.log_accuracy) | (tilts > 1.2 * saddle.tilt)] = math.inf
+    best = int(np.argmin(period))
+    if not math.isfinite(period[best]):
+        raise SlowDecayError
+    return IntegrationLine(
+        float(tilts[best]),
+        float(period[best]),
+        settings.smoothing,
+        (saddle.tilt + 0.5) * settings.smoothing**2,  # where the attacker loses least
+        float(log_share - exponents[best]),
+        log_mass,
+        tilts[best + 1 :],
+        moments[best + 1 :],
+    )
+
+
+def integrate_along_line(
+    integrand: LineIntegrand,
+    line: IntegrationLine,
+    work_limit: float,
+    omitted: OmittedOutcomes | None = None,
+) -> EvaluatedIntegral:
+    """Evaluate the line integral of an integrand along a given line.
+
+    Args:
+        integrand: on this line.
+        line: from `choose_line`.
+        work_limit: the most frequencies times nodes.
+        omitted: the outcomes that the integrand does not count; none unless given.
+
+    Raises:
+        SlowDecayError: the integrand decays too slowly for the work limit.
+    """
+    kept = _choose_frequencies(integrand, line, work_limit)
+    spacing = 2 * math.pi / line.period
+    frequencies: Array = spacing * np.arange(kept.count + 1, dtype=float)
+    values = integrand.values(frequencies)
+    reach = line.tilt + 1 + frequencies  # the kernels are off by a few eps of their exponents
+    exponents = line.attack_smoothing**2 * reach**2 + abs(line.threshold) * reach
+    rounding = 8 * _EPS * (1 + exponents)
+    share = np.full(len(frequencies), spacing / math.pi)
+    share[0] /= 2
+    above, below, true_positives, false_positives = (
+        _fourier_sum(frequencies, values, share * kernel, share * size * rounding, tail)
+        for (kernel, size), tail in zip(line.kernels(frequencies), kept.tails, strict=True)
+    )
+    return EvaluatedIntegral(
+        line,
+        above,
+        below,
+        true_positives,
+        false_positives,
+        values.log_scale,
+        values.log_scale_error,
+        omitted or OmittedOutcomes(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FrequencyCutoff:
+    """The number of frequencies to sum, and a bound of each kernel's integral beyond them."""
+
+    count: int
+    tails: list[float]
+
+
+def _choose_frequencies(
+    integrand: LineIntegrand, line: IntegrationLine, work_limit: float
+) -> _FrequencyCutoff:
+    """Choose the fewest frequencies whose omitted tail is at most e^`line.log_tail`."""
+    deviation = integrand.standard_deviation
+    if not 1e-60 < deviation < 1e60:
+        raise SlowDecayError
+    edges = 2.0 ** (np.arange(_BLOCKS_PER_OCTAVE * _OCTAVES + 1) / _BLOCKS_PER_OCTAVE) / deviation
+    low, high = edges, np.append(edges[1:], math.inf)
+    log_phi = integrand.log_decay(edges)
+    # the largest from each block on: what is left out is bounded by a decreasing function
+    log_phi = np.maximum.accumulate(log_phi[::-1])[::-1] - 0.5 * (line.smoothing * low) ** 2
+    tails = [
+        np.logaddexp.accumulate((log_phi + log_kernel)[::-1])[::-1] - math.log(math.pi)
+        for log_kernel in line.log_kernel_tails(low, high)
+    ]
+    reached = np.flatnonzero(np.maximum(tails[0], tails[1]) <= line.log_tail)
+    if not len(reached):
+        raise SlowDecayError
+    first = int(reached[0])
+    count = max(math.ceil(float(low[first]) * line.period / (2 * math.pi)), 8)
+    if count * integrand.count_nodes(2 * math.pi * count / line.period) > work_limit:
+        raise SlowDecayError
+    return _FrequencyCutoff(count, [math.exp(min(float(tail[first]), 700.0)) for tail in tails])
+
+
+def _fourier_sum(
+    frequencies: Array,
+    values: IntegrandValues,
+    kernel: ComplexArray,
+    kernel_error: Array,
+    tail: float,
+) -> _FourierSum:
+    """Return the sum of integrand times kernel as a function of ε, with a bound of its error.
+
+    |Φ'G' − ΦG| ≤ |Φ' − Φ|·|G'| + |Φ|·|G' − G| for computed Φ', G'.
+    """
+    terms = values.value * kernel
+    size = np.abs(terms)
+    error = values.error @ np.abs(kernel) + values.largest @ kernel_error
+    error += tail + size.sum(axis=-1) * _EPS * (len(frequencies) + 32)
+    return _FourierSum(frequencies, terms, error, 4 * _EPS * (size @ frequencies))

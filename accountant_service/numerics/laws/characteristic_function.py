@@ -1,0 +1,549 @@
+"""The characteristic function of one release's tilted privacy loss, with its error and its decay.
+
+A Poisson-sampled Gaussian release has, with z standard normal and Λ = μz − μ²/2, the privacy loss
+l = log(1 − q + q·e^Λ) when the record is removed (the outcome then has density n(z)·e^l) and −l
+when it is added (density n(z)). With the matching sign of the loss both are one integral of a
+complex order: E[e^{(s+iv)·loss}] = K(a), a = s + 1 + iv or a = −s − iv,
+
+    K(a) = ∫ n(z)·e^{a·l(z)} dz.
+
+The law whose density is n(z)·e^{Re(a)·l(z)}/K(Re a) is the tilted one; φ(v) is its loss's
+characteristic function. The engine `line_integral` integrates products of such φ. It needs values,
+a bound of their error, and a bound of |φ| at all frequencies that are not evaluated. All three are
+proved in docs/accountants/pld.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Protocol
+
+import numpy as np
+
+from accountant_service.numerics.errors import SlowDecayError
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import (
+    LOG_SQRT_TWO_PI,
+    Array,
+    ComplexArray,
+    log1p_complex,
+)
+from accountant_service.numerics.laws import sampled_gaussian
+from accountant_service.numerics.laws.dominating_pair import Direction, GaussianPair, Release
+
+_EPS: Final = float(np.finfo(float).eps)
+_LOG_ERROR: Final = -44.0  # natural log of the quadrature's error relative to K
+_SPAN: Final = 7.0  # standard deviations beyond the modes that the cells of the decay cover
+_CELLS_MIN: Final = 64
+_CELLS_MAX: Final = 160
+_WEIGHT_MIN: Final = 1e-25  # nodes of less weight are left out, and counted as an error
+_CHUNK: Final = 64  # nodes of a dot product
+_ELEMENTS_MAX: Final = 1 << 18  # of a block of frequencies × nodes (2 MiB)
+_MISSING_MAX: Final = 1e-6  # of K, that the limits of integration may leave out
+_NEAR_GROWTH: Final = 30.0  # below it e^x − 1 is computed as such, above it as a difference
+_SMALL_MOMENT: Final = 0.5  # of log K(a), up to which K(a) − 1 is summed by itself
+_SUM_ROUNDING: Final = 40 * _EPS  # of numpy's pairwise sums, with room
+_NORMAL_TAILS: Final = 1e-37  # more than both normal tails beyond 13 standard deviations
+_STRIP: Final = np.linspace(0.02, 0.98, 49)  # shares of the strip of analyticity that are tried
+
+
+@dataclass(frozen=True, slots=True)
+class CharacteristicValues:
+    """A characteristic function at some frequencies and the log-moment, with error bounds.
+
+    Attributes:
+        log_value: log φ, complex, one for each frequency.
+        error: bound of |computed φ − φ|.
+        log_moment: log E[e^{s·loss}].
+        moment_error: bound of its error.
+    """
+
+    log_value: ComplexArray
+    error: Array
+    log_moment: float
+    moment_error: float
+
+
+class TiltedLoss(Protocol):
+    """The privacy loss of one release under a tilted law; φ is its characteristic function."""
+
+    @property
+    def standard_deviation(self) -> float:
+        """Return the approximate standard deviation of the tilted loss."""
+        ...
+
+    def log_decay(self, low: Array, high: Array) -> Array:
+        """Return upper bounds of log|φ(v)|, one for each range low ≤ v ≤ high of frequencies."""
+        ...
+
+    def log_decay_beyond(self, frequency: float) -> float:
+        """Return an upper bound of log|φ(v)| for all v ≥ frequency."""
+        ...
+
+    def count_nodes(self, frequency: float) -> float:
+        """Return the number of nodes that evaluating φ up to this frequency sums."""
+        ...
+
+    def characteristic(self, frequencies: Array) -> CharacteristicValues:
+        """Return φ at increasing frequencies, and the log-moment of the loss."""
+        ...
+
+
+@lru_cache(maxsize=16)  # a solver for the steps, or a curve, asks for the same ones again
+def tilted_loss(release: Release, direction: Direction, tilt: float) -> TiltedLoss:
+    """Return a release's privacy loss under the law tilted by e^{s·loss}, s = `tilt` > 0.
+
+    Raises:
+        SlowDecayError: its characteristic function does not decay.
+    """
+    if not isinstance(release.base_pair, GaussianPair):
+        raise SlowDecayError
+    if release.sample_rate == 1.0:
+        return TiltedGaussian(release.base_pair.mu, tilt)
+    return TiltedSampledGaussian(release.sample_rate, release.base_pair.mu, direction, tilt)
+
+
+@dataclass(frozen=True, slots=True)
+class TiltedGaussian:
+    """The tilted loss of an unsampled Gaussian release, whose law is N((s + ½)μ², μ²)."""
+
+    mu: float
+    tilt: float
+
+    @property
+    def standard_deviation(self) -> float:
+        """Return the standard deviation of the tilted loss."""
+        return self.mu
+
+    def log_decay(self, low: Array, high: Array) -> Array:  # noqa: ARG002
+        """Return log|φ(v)| at each v = low; as |φ| decreases, it bounds low ≤ v ≤ high."""
+        decay: Array = -0.5 * (low * self.mu) ** 2
+        return decay
+
+    def log_decay_beyond(self, frequency: float) -> float:
+        """Return log|φ| at this frequency; as |φ| decreases, it bounds all higher ones."""
+        return -0.5 * (frequency * self.mu) ** 2
+
+    def count_nodes(self, frequency: float) -> float:  # noqa: ARG002
+        """Return 1: φ has a closed form."""
+        return 1.0
+
+    def characteristic(self, frequencies: Array) -> CharacteristicValues:
+        """Return φ at increasing frequencies, and the log-moment, in closed form."""
+        mean = (self.tilt + 0.5) * self.mu**2
+        log_value = np.asarray(1j * frequencies * mean - 0.5 * (frequencies * self.mu) ** 2)
+        error = 8 * _EPS * np.abs(log_value) * np.exp(log_value.real)
+        moment = 0.5 * self.tilt * (self.tilt + 1) * self.mu**2
+        return CharacteristicValues(log_value, error, moment, 8 * _EPS * moment)
+
+
+class TiltedSampledGaussian:
+    """The tilted loss of a Poisson-sampled Gaussian release, computed by quadrature."""
+
+    def __init__(self, sample_rate: float, mu: float, direction: Direction, tilt: float) -> None:
+        self._rate, self._mu = sample_rate, mu
+        self._sign = 1.0 if direction == "removing" else -1.0
+        self._order = tilt + 1.0 if direction == "removing" else -tilt
+        order = np.array([self._order])
+        self._log_truncation_error = float(
+            sampled_gaussian.log_truncation_error(order, sample_rate, 1 / mu)[0]
+        )
+        log_moment = float(sampled_gaussian.log_moments(order, sample_rate, 1 / mu)[0])
+        self._log_moment = rounding.up(log_moment)
+        if self._log_truncation_error - self._log_moment > math.log(_MISSING_MAX):
+            raise SlowDecayError
+        self._build_cells()
+
+    def _loss(self, z: Array) -> Array:
+        """Return the privacy loss at each noise value z: l(z) = log(1 − q + q·e^Λ)."""
+        return sampled_gaussian.privacy_loss(self._mu * z - 0.5 * self._mu**2, self._rate)
+
+    def _log_share(self, z: Array) -> Array:
+        """Return the log of the posterior probability π that the record was sampled.
+
+        π = q·e^Λ/(1 − q + q·e^Λ); the slope of l is μπ.
+        """
+        ratio = self._mu * z - 0.5 * self._mu**2
+        return -np.logaddexp(0.0, math.log1p(-self._rate) - math.log(self._rate) - ratio)
+
+    def _build_cells(self) -> None:
+        """Prepare the bounds of the decay of φ: pairs of cells, and the variation of the density.
+
+        For the density of the tilted loss, n·e^{a·l}/(μπ), each factor is replaced by its largest
+        value on the cell.
+        """
+        mu, order = self._mu, self._order
+        low = min(order * mu, -mu) - _SPAN
+        high = max(order * mu, mu) + _SPAN
+        count = int(min(max(4.0 * (high - low), _CELLS_MIN), _CELLS_MAX))
+        z = np.linspace(low, high, count + 1)
+        left, right = z[:-1], z[1:]
+        loss, middle = self._loss(z), self._loss(0.5 * (left + right))
+        mass = np.exp(log_cell_mass_bounds(z, loss, middle, order) - self._log_moment)
+        chord = 0.5 * (loss[:-1] + loss[1:])
+        nearest = np.where(left * right <= 0, 0.0, np.minimum(np.abs(left), np.abs(right)))
+        steepest = np.maximum(order * loss[:-1], order * loss[1:])
+        log_density = -0.5 * nearest**2 + steepest - self._log_share(left) - math.log(mu)
+        density = np.exp(np.minimum(log_density - LOG_SQRT_TWO_PI - self._log_moment, 600.0))
+        # K may be less than its upper bound: by what is left out, and by the rounding up of log K
+        density *= 1 + 4 * _MISSING_MAX
+        density *= math.exp(2 * rounding.MARGIN * abs(self._log_moment))
+        # all of the law, then what lies above each cell's lower edge
+        self._mass_above = np.append(1.0, np.cumsum(mass[::-1])[::-1])
+        highest = np.maximum.accumulate(density[::-1])[::-1]
+        self._variation_above = 2 * self._count_modes() * np.append(highest[0], highest)
+        share = mass / mass.sum()
+        mean = float(share @ chord)
+        self.standard_deviation = math.sqrt(float(share @ (chord - mean) ** 2))
+        self._pairs = CellPairs(loss, mass)
+
+    def _count_modes(self) -> int:
+        """Return the largest number of modes of the tilted loss's density: one or two.
+
+        In z its logarithmic slope is (a + 1)·μπ − z − μ: a logistic function less a line, with at
+        most three zeros. There are three only if it is negative where it has its minimum, and
+        positive where it has its maximum.
+        """
+        steepness = (self._order + 1) * self._mu**2
+        if steepness <= 4:
+            return 1
+        shares = 0.5 + np.array([-0.5, 0.5]) * math.sqrt(1 - 4 / steepness)
+        odds = np.log(shares) - np.log1p(-shares) + math.log1p(-self._rate) - math.log(self._rate)
+        z = odds / self._mu + 0.5 * self._mu
+        lowest, highest = (self._order + 1) * self._mu * shares - z - self._mu
+        return 2 if lowest < 1e-9 and highest > -1e-9 else 1
+
+    def log_decay(self, low: Array, high: Array) -> Array:
+        """Return upper bounds of log|φ(v)|, one for each range low ≤ v ≤ high of frequencies."""
+        return np.minimum(self._pairs.log_decay(low, high), self._log_decay_by_variation(low))
+
+    def _log_decay_by_variation(self, frequencies: Array) -> Array:
+        """Return upper bounds of log|φ| at each frequency, from the variation of the density.
+
+        A law of mass W whose density varies by B has |φ(v)| ≤ B/v; the rest adds at most 1 − W.
+        """
+        lost = self._mass_above - np.multiply.outer(1 / frequencies, self._variation_above)
+        largest: Array = lost.max(axis=1) * (1 - 1e-9)
+        return np.log1p(-np.clip(largest, 0.0, 1 - 1e-12))
+
+    def log_decay_beyond(self, frequency: float) -> float:
+        """Return an upper bound of log|φ| from this frequency on."""
+        return float(self._log_decay_by_variation(np.array([frequency]))[0])
+
+    def count_nodes(self, frequency: float) -> float:
+        """Return the number of quadrature nodes up to this frequency."""
+        low, high = self._limits()
+        return (high - low) / self._spacing(frequency)
+
+    def _limits(self) -> tuple[float, float]:
+        """Return the limits of integration over z."""
+        low, high = sampled_gaussian.integration_limits(self._order, self._order, 1 / self._mu)
+        return low * self._mu, high * self._mu
+
+    def _spacing(self, frequency: float) -> float:
+        """Return the widest trapezoidal spacing accurate up to this frequency.
+
+        Its relative error is e^_LOG_ERROR.
+
+        Off the real line the integrand grows by e^{y²/2}, for a < 0 by cos(μy/2)^a, and by
+        e^{v·arg}, where the argument of 1 − q + q·e^Λ is at most μy.
+        """
+        y = np.minimum(math.pi / self._mu * _STRIP, 12.6)
+        cost = 0.5 * y * y + frequency * self._mu * y
+        cost += min(self._order, 0.0) * np.log(np.cos(0.5 * self._mu * y))
+        return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
+
+    def _trapezoidal_rule(self, frequency: float) -> TrapezoidalRule:
+        """Return the trapezoidal rule that is accurate up to this frequency."""
+        spacing = round_spacing(self._spacing(frequency))
+        z = exact_multiples(spacing, *self._limits())
+        loss = self._loss(z)
+        off = loss_rounding(loss, self._rate, self._mu)
+        growth = self._order * loss
+        quadrature = math.log(2) + _LOG_ERROR + self._log_moment
+        log_omitted = float(np.logaddexp(self._log_truncation_error, quadrature))
+        integrand = MomentIntegrand(z, spacing, growth, growth_rounding(self._order, loss, off))
+        return trapezoidal_rule(integrand, self._sign * loss, off, log_omitted)
+
+    def characteristic(self, frequencies: Array) -> CharacteristicValues:
+        """Return φ at increasing frequencies, and the log-moment of the loss.
+
+        The sum is that of φ − 1, so that T factors keep their accuracy.
+        """
+        rule = self._trapezoidal_rule(float(frequencies[-1]))
+        phi_minus_one, error = rule.characteristic(frequencies)
+        return CharacteristicValues(
+            log1p_complex(phi_minus_one), error, rule.log_moment, rule.moment_error
+        )
+
+
+def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:
+    """Return bounds of the rounding error of computed privacy losses.
+
+    They are a few eps of the loss l > log(1 − q), and of Λ where l follows Λ.
+    """
+    share = np.minimum(np.abs(np.expm1(-loss)) + sample_rate, 1.0)  # at least π
+    ratio = 1.0 + np.abs(loss) + abs(math.log(sample_rate)) + mu**2  # about Λ
+    rounding: Array = 8 * _EPS * (np.abs(loss) + share * ratio)
+    return rounding
+
+
+def growth_rounding(order: float, loss: Array, loss_error: Array) -> Array:
+    """Return bounds of the absolute error of order·loss, given those of the losses."""
+    rounding: Array = 4 * _EPS * np.abs(order * loss) + abs(order) * loss_error
+    return rounding
+
+
+def round_spacing(spacing: float) -> float:
+    """Return the spacing rounded down to 24 bits, so that its multiples are exact doubles."""
+    rounded = np.float32(spacing)
+    return float(rounded if float(rounded) <= spacing else np.nextafter(rounded, np.float32(0)))
+
+
+def exact_multiples(spacing: float, low: float, high: float) -> Array:
+    """Return the multiples of a spacing that cover the interval [low, high].
+
+    They are exact: a trapezoidal rule whose nodes were rounded would be another rule.
+    """
+    first, last = math.floor(low / spacing), math.ceil(high / spacing)
+    return spacing * np.arange(first, last + 1, dtype=float)
+
+
+@dataclass(frozen=True, slots=True)
+class MomentIntegrand:
+    """The integrand n(z)·e^{growth(z)} of a moment at the nodes of a trapezoidal rule.
+
+    Attributes:
+        z: the nodes, from −13 or less to 13 or more; multiples of the spacing.
+        spacing: their distance κ.
+        growth: at each node; −∞ where e^growth counts as 0.
+        growth_error: bound of the absolute error of each growth.
+    """
+
+    z: Array
+    spacing: float
+    growth: Array
+    growth_error: Array
+
+    @property
+    def exponent(self) -> Array:
+        """Return the log of √(2π) times the integrand at each node."""
+        exponent: Array = self.growth - 0.5 * self.z * self.z
+        return exponent
+
+    @property
+    def normal_error(self) -> Array:
+        """Return bounds of the relative error of the computed normal density n(z)."""
+        error: Array = 4 * _EPS * (2 + self.z * self.z)
+        return error
+
+    def moment_minus_one(self) -> tuple[float, float]:
+        """Return the moment less 1, ∫ n·(e^growth − 1), and a bound of its error.
+
+        Every error is one of the differences e^growth − 1, so a moment near 1 keeps the digits
+        of its distance from 1. The rule integrates n itself up to 2e^{−2π²/κ²} (Poisson's
+        summation formula) and the tails beyond the nodes; the error of the rule on n·e^growth is
+        the caller's to add.
+        """
+        scale = self.spacing / math.sqrt(2 * math.pi)
+        normal = np.exp(-0.5 * self.z * self.z)
+        near = self.growth < _NEAR_GROWTH
+        size = np.exp(self.exponent)
+        terms = np.where(near, normal * np.expm1(np.where(near, self.growth, 0.0)), size - normal)
+        error = scale * float(
+            (self.growth_error * size + (self.normal_error + _SUM_ROUNDING) * np.abs(terms)).sum()
+        )
+        error += 3 * math.exp(-2 * (math.pi / self.spacing) ** 2) + _NORMAL_TAILS
+        return scale * float(terms.sum()), error
+
+
+@dataclass(frozen=True, slots=True)
+class TrapezoidalRule:
+    """Nodes and weights of the trapezoidal rule for expectations under a tilted law.
+
+    Attributes:
+        weight: of each node, summing to one.
+        loss: the loss at each node.
+        relative_error: bound of the relative error of each weight.
+        loss_error: the mean error of a loss.
+        log_moment: log K(a).
+        moment_rounding: bound of its error, apart from `missing`.
+        missing: the share of K(a) that the nodes leave out.
+    """
+
+    weight: Array
+    loss: Array
+    relative_error: Array
+    loss_error: float
+    log_moment: float
+    moment_rounding: float
+    missing: float
+
+    @property
+    def moment_error(self) -> float:
+        """Return a bound of the error of `log_moment`."""
+        return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
+
+    def unnormalised_characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
+        """Return φ − 1 and a bound of its error that includes the error of the total mass.
+
+        1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
+        errors of all weights count in full, and none is divided out. They count twice, because
+        e^log_moment may be computed in another way than the sum of the weights.
+        """
+        phi_minus_one, error = self.characteristic(frequencies)
+        return phi_minus_one, error + 2 * (float(self._weight_errors().sum()) + 64 * _EPS)
+
+    def _weight_errors(self) -> Array:
+        """Return bounds of the error of each weight, relative to the sum of all weights."""
+        summed = _CHUNK + len(self.weight) / _CHUNK + 8
+        relative: Array = self.weight * (self.relative_error + _EPS * summed)
+        return relative
+
+    def phi_minus_one(self, frequencies: Array) -> ComplexArray:
+        """Return φ − 1 at each frequency."""
+        half = np.multiply.outer(0.5 * frequencies, self.loss)
+        sine = np.sin(half)
+        real = -2 * _chunked_dot(sine * sine, self.weight)
+        imaginary = 2 * _chunked_dot(sine * np.cos(half), self.weight)
+        return np.asarray(real + 1j * imaginary)
+
+    def characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
+        """Return φ − 1 at each frequency, and a bound of its error."""
+        blocks = _frequency_blocks(frequencies, len(self.weight))
+        phi_minus_one = np.concatenate([self.phi_minus_one(block) for block in blocks])
+        # each term e^{ivl} − 1 is at most min(2, v|l|); its weight is off by its relative error,
+        # and so is the sum of all weights, by which each is divided
+        relative = self._weight_errors()
+        error = np.minimum(frequencies * float(relative @ np.abs(self.loss)), 2 * relative.sum())
+        error += frequencies * self.loss_error + 2.2 * self.missing  # 2x/(1 − x) for x ≤ 0.09
+        error += relative.sum() * np.abs(phi_minus_one)
+        lost = np.abs(1 + phi_minus_one) < 1e-300
+        phi_minus_one[lost] = -1 + 1e-16
+        return phi_minus_one, error + 4 * _EPS * np.abs(phi_minus_one) + np.where(lost, 1e-16, 0.0)
+
+
+def trapezoidal_rule(
+    integrand: MomentIntegrand, loss: Array, loss_error: Array, log_omitted: float
+) -> TrapezoidalRule:
+    """Build the normalised trapezoidal rule for an integrand.
+
+    Nodes of negligible weight are left out.
+
+    Args:
+        integrand: at all nodes.
+        loss: at each.
+        loss_error: of each loss.
+        log_omitted: log of the absolute error of the rule.
+    """
+    exponent = integrand.exponent
+    peak = float(exponent.max())
+    weight = np.exp(exponent - peak)
+    total = float(weight.sum())
+    log_moment = math.log(total * integrand.spacing) + peak - LOG_SQRT_TWO_PI
+    missing = math.exp(min(log_omitted - log_moment, 700.0)) + _WEIGHT_MIN * len(weight)
+    kept = weight > _WEIGHT_MIN
+    relative_error = integrand.growth_error + integrand.normal_error + 4 * _EPS * abs(peak)
+    weight, relative_error = weight[kept] / total, relative_error[kept]
+    rounding = float(weight @ relative_error) + 64 * _EPS
+    off = float(weight @ loss_error[kept])
+    log_moment, rounding = min(
+        (log_moment, rounding),
+        _log_moment_near_one(integrand, log_moment),
+        key=lambda found: found[1],
+    )
+    return TrapezoidalRule(weight, loss[kept], relative_error, off, log_moment, rounding, missing)
+
+
+def _log_moment_near_one(integrand: MomentIntegrand, about: float) -> tuple[float, float]:
+    """Return the log-moment computed from the moment less 1, and a bound of its error.
+
+    The bound is infinite where the moment is far from 1.
+    """
+    if abs(about) > _SMALL_MOMENT:
+        return about, math.inf
+    moment_minus_one, error = integrand.moment_minus_one()
+    log_moment = math.log1p(moment_minus_one)
+    return log_moment, 1.1 * error / (1 + moment_minus_one) + 4 * _EPS * abs(log_moment)
+
+
+def _chunked_dot(terms: Array, weight: Array) -> Array:
+    """Return Σ terms·weight, summed in chunks.
+
+    It is off by an eps for each term of a chunk, and for each chunk.
+    """
+    starts = range(0, len(weight), _CHUNK)
+    parts = [terms[:, i : i + _CHUNK] @ weight[i : i + _CHUNK] for i in starts]
+    total: Array = np.sum(parts, axis=0)
+    return total
+
+
+def _frequency_blocks(frequencies: Array, nodes: int) -> list[Array]:
+    """Split frequencies into blocks that bound the memory of a table of frequencies × nodes."""
+    return np.array_split(frequencies, max(1, len(frequencies) * nodes // _ELEMENTS_MAX))
+
+
+def log_cell_mass_bounds(z: Array, loss: Array, middle: Array, order: float) -> Array:
+    """Return the logs of lower bounds of the tilted mass of each cell between points z.
+
+    The mass is the integral of n(z)·e^{a·l(z)} over the cell.
+
+    On a cell log n is concave and lies above its chord; a·l, l being convex, lies above its tangent
+    in the middle (a > 0) or its chord (a < 0). The exponential of a linear function has at least
+    its middle's value as its mean.
+    """
+    growth = order * (middle if order > 0 else 0.5 * (loss[:-1] + loss[1:]))
+    log_mass: Array = growth - 0.25 * (z[:-1] ** 2 + z[1:] ** 2) + np.log(np.diff(z))
+    return log_mass - LOG_SQRT_TWO_PI
+
+
+class CellPairs:
+    """Bounds of a characteristic function's decay from pairs of cells of the loss.
+
+    They use 1 − |φ|² = E[1 − cos v(l − l′)] for two independent losses l and l′.
+
+    With x = v·|l − l′|, pairs with x ≤ 2 count 1 − cos x ≥ x²/2 − x⁴/24 at their least x,
+    pairs with 2 ≤ x ≤ 2π − 2 count 1 − cos 2, and the rest nothing.
+    """
+
+    def __init__(self, loss: Array, mass: Array) -> None:
+        """Sort the distances between the losses of two cells, by the least and by the greatest.
+
+        Args:
+            loss: at the edges of the cells, increasing.
+            mass: a lower bound of that of each cell.
+        """
+        first, second = np.triu_indices(len(mass), 1)
+        relative_error = 8 * _EPS * float(np.abs(loss).max())
+        least = np.maximum(loss[second] - loss[first + 1] - relative_error, 0.0)
+        greatest = loss[second + 1] - loss[first] + relative_error
+        weight = mass[first] * mass[second] * (1 - 1e-9)  # for the rounding of all of this
+        by_greatest, by_least = np.argsort(greatest), np.argsort(least)
+        square = (weight * least**2)[by_greatest]
+        self._greatest, self._least = greatest[by_greatest], least[by_least]
+        self._square_sums = _prefix_sums(square)
+        self._fourth_sums = _prefix_sums(square * least[by_greatest] ** 2)
+        self._sums_by_greatest = _prefix_sums(weight[by_greatest])
+        self._sums_by_least = _prefix_sums(weight[by_least])
+
+    def log_decay(self, low: Array, high: Array) -> Array:
+        """Return upper bounds of log|φ(v)|, one for each range low ≤ v ≤ high of frequencies."""
+        near = np.searchsorted(self._greatest, 2.0 / high, side="right")
+        opposite = (
+            self._sums_by_greatest[
+                np.searchsorted(self._greatest, (2 * math.pi - 2.0) / high, side="right")
+            ]
+            - self._sums_by_least[np.searchsorted(self._least, 2.0 / low)]
+        )
+        square = low * low
+        mass = square * (self._square_sums[near] / 2 - square * self._fourth_sums[near] / 24)
+        mass = mass + (1 - math.cos(2.0)) * np.maximum(opposite - 1e-12, 0.0)
+        decay: Array = 0.5 * np.log1p(-np.clip(2 * mass, 0.0, 1 - 1e-12))
+        return decay
+
+
+def _prefix_sums(values: Array) -> Array:
+    """Return the sums of the first 0, 1, 2, … values."""
+    return np.concatenate([[0.0], np.cumsum(values)])

@@ -1,0 +1,313 @@
+"""One release as a pair of distributions, cut into cells of its privacy loss.
+
+A base pair (N₀, N₁) of noise without and with the record's contribution is described by the law
+of Λ = log(dN₁/dN₀) under each. A sampled release is the mixture M = (1−q)·N₀ + q·N₁ against N₀;
+its privacy loss is l = log(1 − q + q·e^Λ), an increasing function of Λ. The two directions of
+add-or-remove are
+
+    removing:  P = M,  Q = N₀, loss  l        adding:  P = N₀,  Q = M, loss −l,
+
+dominating pairs for Poisson sampling (Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import numpy as np
+from scipy import special
+
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import (
+    Array,
+    lattice_points,
+    log_sum_exp,
+    normal_interval,
+)
+from accountant_service.numerics.laws import sampled_gaussian
+
+Direction = Literal["removing", "adding"]
+DIRECTIONS: Final[tuple[Direction, Direction]] = ("removing", "adding")
+
+LOSS_MAX: Final = 600.0
+_MOMENT_CELLS: Final = 512  # for moments of a Laplace release
+_UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
+_EPS: Final = float(np.finfo(float).eps)
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalMasses:
+    """The masses of intervals under N₀ and N₁, each with a bound of its rounding error."""
+
+    without_record: Array
+    with_record: Array
+    without_record_rounding: Array
+    with_record_rounding: Array
+
+
+class BasePair(Protocol):
+    """A pair of noise laws without and with a record, (N₀, N₁), and their Λ = log(dN₁/dN₀)."""
+
+    def masses(self, edges: Array) -> IntervalMasses:
+        """Return the N₀- and N₁-mass of Λ in each interval (edge, next edge]."""
+        ...
+
+    def limits(self, tail_deviations: float) -> tuple[float, float]:
+        """Return the limits of the log-likelihood ratio Λ that cells must cover.
+
+        Under both laws, at most the normal tail beyond `tail_deviations` standard deviations lies
+        outside.
+        """
+        ...
+
+    def log_moments(self, orders: Array, sample_rate: float) -> Array:
+        """Return upper bounds of log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0."""
+        ...
+
+    def count_nodes(self, tilt: float) -> float:
+        """Return the number of terms that a moment of order up to ±(tilt + 1) sums."""
+        ...
+
+    def total_variation(self) -> float:
+        """Return the total variation distance of N₀ and N₁."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianPair:
+    """The Gaussian mechanism's pair: Λ is N(∓μ²/2, μ²) under N₀ and N₁.
+
+    μ is the sensitivity divided by the standard deviation of the noise.
+    """
+
+    mu: float
+
+    def masses(self, edges: Array) -> IntervalMasses:
+        """Return the N₀- and N₁-mass of each interval of Λ."""
+        scaled = edges / self.mu
+        without_record, without_record_rounding = _normal_masses(scaled + self.mu / 2, self.mu)
+        with_record, with_record_rounding = _normal_masses(scaled - self.mu / 2, self.mu)
+        return IntervalMasses(
+            without_record, with_record, without_record_rounding, with_record_rounding
+        )
+
+    def limits(self, tail_deviations: float) -> tuple[float, float]:
+        """Return limits of Λ; at most a normal tail of `tail_deviations` lies outside."""
+        half = self.mu * self.mu / 2
+        return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
+
+    def log_moments(self, orders: Array, sample_rate: float) -> Array:
+        """Return upper bounds of the sampled release's log-moments, one for each order."""
+        return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
+
+    def count_nodes(self, tilt: float) -> float:
+        """Return the number of quadrature nodes of a moment."""
+        return sampled_gaussian.count_nodes(-tilt, tilt + 1, 1 / self.mu)
+
+    def total_variation(self) -> float:
+        """Return the total variation distance of the two normal laws."""
+        return math.erf(self.mu / math.sqrt(8.0))
+
+
+def _normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
+    """Return standard normal masses between neighbouring points z, and their rounding errors."""
+    z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
+    magnitude = special.ndtr(-np.abs(z)) * (1 + z * z + mu * (1 + np.abs(z)))
+    rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]) + _UNDERFLOW
+    return normal_interval(z[:-1], z[1:]), rounding
+
+
+@dataclass(frozen=True, slots=True)
+class LaplacePair:
+    """The Laplace mechanism's pair: Λ lies within ±1/b, with an atom at either end."""
+
+    inverse_scale: float
+
+    def masses(self, edges: Array) -> IntervalMasses:
+        """Return the N₀- and N₁-mass of each interval of Λ."""
+        bound = self.inverse_scale
+        low, high = edges[:-1], edges[1:]
+        start, end = np.clip(low, -bound, bound), np.clip(high, -bound, bound)
+        within = -0.5 * np.expm1(-0.5 * (end - start))  # times e^{−distance/2} to the near atom
+        bottom = 0.5 * ((low < -bound) & (high >= -bound))
+        top = 0.5 * ((low < bound) & (high >= bound))
+        far = math.exp(-bound)
+        without_record = within * np.exp(-0.5 * (start + bound)) + bottom + far * top
+        with_record = within * np.exp(-0.5 * (bound - end)) + top + far * bottom
+        return IntervalMasses(
+            without_record,
+            with_record,
+            8 * _EPS * without_record + _UNDERFLOW,
+            8 * _EPS * with_record + _UNDERFLOW,
+        )
+
+    def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
+        """Return the ends of the support of Λ."""
+        return -self.inverse_scale, self.inverse_scale
+
+    def log_moments(self, orders: Array, sample_rate: float) -> Array:
+        """Return upper bounds of the log-moments: each cell counts at the worse of its two ends."""
+        edges = np.linspace(-self.inverse_scale, self.inverse_scale, _MOMENT_CELLS + 1)
+        below = np.nextafter(edges[0], -np.inf)
+        mass = self.masses(
+            np.concatenate([[below], edges])
+        ).without_record  # the first is the lower atom
+        growth = sampled_gaussian.privacy_loss(edges, sample_rate)
+        ends = np.stack([np.append(growth[0], growth[:-1]), growth])
+        exponent = (orders[:, None, None] * ends).max(axis=1) + np.log(mass + _UNDERFLOW)
+        return np.maximum(log_sum_exp(exponent), 0.0)
+
+    def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
+        """Return the number of cells that a moment sums."""
+        return float(_MOMENT_CELLS)
+
+    def total_variation(self) -> float:
+        """Return the total variation distance of the two Laplace laws."""
+        return -math.expm1(-self.inverse_scale / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class LossCells:
+    """A release's outcomes grouped by privacy loss, in order of increasing loss.
+
+    Attributes:
+        first: lattice index k of the lowest edge: finite edges are k·h, (k+1)·h, …
+        p: P-mass of: all below the first edge, each cell, all above the last edge.
+        q: Q-mass of the same.
+        gap: P − Q·e^{low edge} of each inner cell, computed without cancellation.
+        p_rounding, q_rounding: bounds on the floating-point error of each mass.
+        gap_rounding: the same for `gap`.
+        shrink: e^{−l} at the edge the gap was taken at.
+    """
+
+    first: int
+    p: Array
+    q: Array
+    gap: Array
+    p_rounding: Array
+    q_rounding: Array
+    gap_rounding: Array
+    shrink: Array
+
+    def reversed(self) -> LossCells:
+        """Return the cells of the other direction: P and Q swapped, every loss negated."""
+        back = slice(None, None, -1)
+        return LossCells(
+            self.first,
+            self.q[back],
+            self.p[back],
+            (-self.gap * self.shrink)[back],
+            self.q_rounding[back],
+            self.p_rounding[back],
+            (self.gap_rounding * self.shrink)[back],
+            (1 / self.shrink)[back],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release: a base pair, and the rate of Poisson sampling in front of it."""
+
+    base_pair: BasePair
+    sample_rate: float = 1.0
+
+    def log_moments(self, direction: Direction, tilts: Array) -> Array:
+        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        orders = tilts + 1 if direction == "removing" else -tilts
+        return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
+
+    def count_nodes(self, tilt: float) -> float:
+        """Return the number of terms that a moment at this tilt sums, in either direction."""
+        return self.base_pair.count_nodes(tilt)
+
+    def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
+        """Return the least and the greatest loss that cells must cover.
+
+        Outside, P has at most a normal tail on either side.
+
+        That is the tail beyond `tail_deviations` standard deviations. The losses never exceed
+        ±`LOSS_MAX`, where e^loss nears the end of double precision: an outcome with a greater loss
+        counts as infinite.
+        """
+        ends = np.clip(
+            self.loss(np.asarray(self.base_pair.limits(tail_deviations))), -LOSS_MAX, LOSS_MAX
+        )
+        low, high = float(ends[0]), float(ends[1])
+        return (low, high) if direction == "removing" else (-high, -low)
+
+    def cells(
+        self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
+    ) -> LossCells:
+        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+
+        The edges are (first + offset)·h, (first + 1 + offset)·h, …
+        """
+        if direction == "removing":
+            edges = lattice_points(first, count + 1, spacing, offset)
+            return self._cells(first, edges, edges[:-1])
+        edges = lattice_points(-first - count, count + 1, spacing, -offset)
+        return self._cells(first, edges, edges[1:]).reversed()
+
+    def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
+        """Return the cells between `edges` of the loss, for removing a record.
+
+        `anchor` is each cell's edge of lower loss. The gap P − Q·e^{loss} is
+        q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
+        `reversed` supplies the sign and the factor.
+        """
+        cuts = np.concatenate([[-np.inf], self._log_ratio_at(edges), [np.inf]])
+        masses, q = self.base_pair.masses(cuts), self.sample_rate
+        mixed = (1 - q) * masses.without_record + q * masses.with_record
+        mixed_rounding = (
+            (1 - q) * masses.without_record_rounding
+            + q * masses.with_record_rounding
+            + 4 * _EPS * mixed
+        )
+        inner, rise = slice(1, -1), np.expm1(anchor)
+        difference = q * (masses.with_record - masses.without_record)[inner]
+        fall = masses.without_record[inner] * rise
+        gap_rounding = (
+            q * masses.with_record_rounding[inner]
+            + (q + np.abs(rise)) * masses.without_record_rounding[inner]
+            + 4 * _EPS * (np.abs(difference) + np.abs(fall))
+        )
+        return LossCells(
+            first,
+            mixed,
+            masses.without_record,
+            difference - fall,
+            mixed_rounding,
+            masses.without_record_rounding,
+            gap_rounding,
+            np.exp(-anchor),
+        )
+
+    def loss(self, log_ratio: Array) -> Array:
+        """Return the privacy loss l = log(1 − q + q·e^Λ)."""
+        return sampled_gaussian.privacy_loss(log_ratio, self.sample_rate)
+
+    def _log_ratio_at(self, loss: Array) -> Array:
+        """Return the log-likelihood ratio Λ at each privacy loss; −∞ where none is so small."""
+        if self.sample_rate == 1.0:
+            return loss
+        capped = np.minimum(loss, 500.0)
+        relative = np.maximum(np.expm1(capped) / self.sample_rate, -1.0)
+        with np.errstate(divide="ignore"):
+            return np.log1p(relative) + (loss - capped)
+
+
+Composition = Sequence[tuple[Release, int]]  # different releases with their counts
+
+
+def total_variation(releases: Composition) -> float:
+    """Return an upper bound of δ(0): the sum of the releases' total variations, at most 1.
+
+    That of a sampled release is q times that of its base pair.
+    """
+    total = math.fsum(
+        n * each.sample_rate * each.base_pair.total_variation() for each, n in releases
+    )
+    return min(1.0, rounding.up(total))

@@ -1,0 +1,86 @@
+"""Adds the pages to the application, and shows failures to browsers as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import RedirectResponse, Response
+
+from accountant_service.api import problems
+from accountant_service.errors import CodedError
+from accountant_service.ledger.errors import UnauthenticatedError
+from accountant_service.web import account_pages, calculator_page, ledger_pages, reference_page
+from accountant_service.web.rendering import Assets, render_page
+from accountant_service.web.session_checks import optional_session, sign_in_path
+from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
+
+_Handler = Callable[[Request, Any], Awaitable[Response]]
+_FAILURES: Final = (CodedError, RequestValidationError, HTTPException, Exception)
+_SEE_OTHER: Final = 303
+_HTMX_HEADER: Final = "HX-Request"  # sent by htmx when it requests part of a page
+_NO_PAGE_STATUSES: Final = (404, 405)
+_NO_PAGE_DETAIL: Final = "there is no page at this address"
+
+
+def install(app: FastAPI) -> None:
+    """Add the pages to an application; failures in a browser become pages, too."""
+    app.state.sessions = Sessions(app.state.repository, app.state.keys)
+    for each in (calculator_page, account_pages, ledger_pages, reference_page):
+        app.include_router(each.router)
+    app.mount("/static", GZipMiddleware(Assets()), "static")
+    for kind in _FAILURES:
+        app.add_exception_handler(kind, _make_page_handler(app.exception_handlers[kind]))
+
+
+def _make_page_handler(problem_handler: Any) -> _Handler:
+    """Wrap an exception handler: browsers get a page, programs its problem document."""
+
+    async def answer_failure(request: Request, error: Exception) -> Response:
+        """Answer a failed request with a page or a problem document."""
+        as_problem: Response = await problem_handler(request, error)
+        if not _wants_html(request):
+            return as_problem
+        if isinstance(error, UnauthenticatedError):
+            return _ask_to_sign_in(request, error)
+        await run_in_threadpool(optional_session, request)  # for the links in the header
+        return _render_failure_page(request, error, as_problem)
+
+    return answer_failure
+
+
+def _wants_html(request: Request) -> bool:
+    """Return whether a request comes from a browser that shows a page."""
+    asks = "text/html" in request.headers.get("Accept", "") or _HTMX_HEADER in request.headers
+    return asks and not request.url.path.startswith("/v1/")
+
+
+def _ask_to_sign_in(request: Request, error: UnauthenticatedError) -> Response:
+    """Redirect to the sign-in form, or show that the session has ended."""
+    if not isinstance(error, SessionEndedError):
+        return RedirectResponse(sign_in_path(request), _SEE_OTHER)
+    answer = render_page(request, "session_ended.html", 401, way_on=sign_in_path(request))
+    if _HTMX_HEADER in request.headers:  # htmx reloads the whole page
+        answer.headers["HX-Refresh"] = "true"
+    else:
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+def _render_failure_page(request: Request, error: Exception, as_problem: Response) -> Response:
+    """Render the page for an error, with the headers of its problem document."""
+    problem = problems.of_error(error)
+    nowhere = isinstance(error, HTTPException) and error.status_code in _NO_PAGE_STATUSES
+    detail = _NO_PAGE_DETAIL if nowhere else problem["detail"]
+    found = render_page(
+        request, "failure.html", problem["status"], title=problem["title"], detail=detail
+    )
+    for name in ("Retry-After", "Allow"):
+        if name in as_problem.headers:
+            found.headers[name] = as_problem.headers[name]
+    return found

@@ -1,0 +1,46 @@
+"""The drawings of the documentation are those that their scripts write today."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import draw_architecture, draw_concepts
+from tests.support.pages import ROOT, copy_repository
+
+KILOBYTES_MAX = 150
+
+
+def test_the_drawing_of_the_architecture_shows_the_imports_of_today() -> None:
+    drawn = draw_architecture.IMAGE.read_text()
+    assert drawn == draw_architecture.draw(), "write it again: make drawings"
+
+
+@pytest.mark.parametrize("name", draw_concepts.DRAWINGS)
+def test_the_drawings_of_concepts_show_the_numbers_of_today(name: str) -> None:
+    drawn = (draw_concepts.IMAGES / name).read_text()
+    assert drawn == draw_concepts.DRAWINGS[name](), "write them again: make drawings"
+
+
+def test_the_pictures_of_the_readme_are_small() -> None:
+    pictures = re.findall(r"\((docs/images/\w+\.png)\)", (ROOT / "README.md").read_text())
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert (ROOT / picture).stat().st_size < KILOBYTES_MAX * 1000
+
+
+def test_make_drawings_writes_every_drawing(tmp_path: Path) -> None:
+    copy = tmp_path / "repository"
+    copy_repository(copy)
+    (copy / ".venv").symlink_to(sys.prefix)
+    names = ["architecture.svg", *draw_concepts.DRAWINGS]
+    for name in names:
+        (copy / "docs/images" / name).unlink()
+    subprocess.run(["make", "--old-file=.venv/.ready", "drawings"], cwd=copy, check=True)
+    for name in names:
+        path = Path("docs/images") / name
+        assert (copy / path).read_text() == (ROOT / path).read_text()

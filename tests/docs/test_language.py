@@ -1,0 +1,187 @@
+"""Words and phrases that documentation, docstrings, comments and messages avoid.
+
+The rules ask for the field's terms and for plain sentences; docs/glossary.md has the terms. Each
+rule names what to write instead. `python tests/docs/test_language.py` counts the findings in each
+file, and `python tests/docs/test_language.py FILE...` lists them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES: Final = ("accountant_service", "training_client", "scripts", "benchmarks", "tests")
+# Their text is copied from elsewhere, or is this list of words.
+LEFT_OUT: Final = ("CHANGELOG.md", "docs/api.md", "tests/docs/test_language.py")
+
+# A phrase (a regular expression that ignores case) and what to write instead.
+PHRASES: Final = {
+    r"\bprocessors?\b": "CPU",
+    r"\b(is|are|be|was) no numbers?\b": "is NaN, is not finite",
+    r"\bdeviates?\b": "has the standard deviation",
+    r"\bnoise deviations?\b|\bof deviation\b": "standard deviation of the noise",
+    r"\bas printed\b|\bto the letter\b": "as in the paper",
+    r"\btaken for (0|zero)\b": "underflows",
+    r"\btrained numbers\b|\ball numbers of (a|the) model\b": "parameters",
+    r"\bnumber by number\b": "coordinate by coordinate",
+    r"\bhand(s|ed|ing)? out\b": "grant, return, distribute",
+    r"\bwho(m)?ever\b": "anyone who",
+    r"\bso many (a|an|of each|at once|steps|examples|records)\b": "a number of, n per",
+    r"\bit is said\b|\bis said beforehand\b": "the program reports",
+    r"\bis none of\b": "unknown NAME; choose one of",
+    r"\bthose that are so\b": "name them",
+    r"\bis kept of (this|it)\b": "is recorded",
+    r"\bnobody has\b|\basked of nobody\b|\basks nobody\b": "say who or what in the active voice",
+    r"\bby another way\b": "through a separate channel",
+    r"\bfloor of the house\b|\bhouse of the\b": "package, layer",
+    r"\bto be had\b": "available",
+    r"\bof one's own\b|\bof ones own\b": "its own",
+    r"\b(it|that) happens once\b": "takes effect once",
+    r"\bwhat(ever)? (a|the) \w+ leaves\b": "name what it is: files, results, remainder",
+    r"\bfor want of\b|\bhence\b|\bwherefore\b|\bthereof\b": "because, so, of it",
+}
+# A docstring's first line says what the thing does or is.
+FIRST_WORDS: Final = re.compile(
+    r"(What|Whether|How|So many|See|Those|Where|Who|Whose|Which|Why|When)\b"
+)
+_COMPILED: Final = {re.compile(each, re.IGNORECASE): why for each, why in PHRASES.items()}
+# Words that are right in a single place: the file and a part of the sentence.
+ALLOWED: Final = {
+    "accountant_service/logs.py": ("processors",),  # structlog's own word for a part of its chain
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A passage that breaks a rule."""
+
+    line: int
+    passage: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.passage!r} → {self.instead}"
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """Return all files with text for people."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "Makefile"]
+    found += [each for source in SOURCES for each in (ROOT / source).rglob("*.py")]
+    found += (ROOT / "accountant_service/web/templates").glob("*.html")
+    found += (ROOT / "benchmarks").rglob("*.md")
+    left_out = {ROOT / each for each in LEFT_OUT}
+    return tuple(sorted(set(found) - left_out))
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the texts for people in a file, each with its first line's number."""
+    source = path.read_text()
+    if path.suffix == ".py":
+        yield from _python_texts(source)
+    elif path.suffix == ".md":
+        yield from _prose(source)
+    else:
+        yield 1, source
+
+
+def _prose(source: str) -> Iterator[tuple[int, str]]:
+    """Yield paragraphs of Markdown, without blocks of code and quoted names."""
+    without_blocks = re.sub(
+        r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), source, flags=re.M | re.S
+    )
+    without_code = re.sub(r"`[^`\n]*`", "``", without_blocks)
+    line = 1
+    for paragraph in re.split(r"(?<=\n)(?=\n)", without_code):
+        yield line, paragraph
+        line += paragraph.count("\n")
+
+
+def _python_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield comments, and all strings that contain a space: docstrings and messages."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+
+
+def first_lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the first line of each docstring."""
+    if path.suffix != ".py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield getattr(node, "lineno", 1), docstring.splitlines()[0]
+
+
+def findings_in(path: Path) -> list[Finding]:
+    """Return the passages of a file that break a rule."""
+    allowed = ALLOWED.get(str(path.relative_to(ROOT)), ())
+    found = [
+        Finding(line + text.count("\n", 0, match.start()), " ".join(match[0].split()), instead)
+        for line, text in texts_of(path)
+        for pattern, instead in _COMPILED.items()
+        for match in pattern.finditer(re.sub(r"[ ]*\n[ ]*(?=\S)", "\n", text))
+        if not any(part in match[0] for part in allowed)
+    ]
+    found += [
+        Finding(line, first, 'say what it does or is: "Return the …", "A run\'s …"')
+        for line, first in first_lines_of(path)
+        if FIRST_WORDS.match(first)
+    ]
+    return sorted(found, key=lambda finding: finding.line)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_text_of_a_file_is_plain(path: Path) -> None:
+    assert [str(finding) for finding in findings_in(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('"""What a run does."""\n', 1),
+        ('"""Return whether it fits."""\n', 0),
+        ("# one thread per processor\n", 1),
+        ('raise ValueError("the loss is no number")\n', 1),
+        ("processor = 1\n", 0),
+        ('"""Return the noise multiplier, as in the paper."""\n', 0),
+    ],
+)
+def test_the_rules_find_what_they_name(
+    text: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "module.py").write_text(text)
+    assert len(findings_in(tmp_path / "module.py")) == count
+
+
+def main(names: list[str]) -> None:
+    """Print the findings of the named files, or the number of findings in each file."""
+    for name in names:
+        print(*(f"{name}:{finding}" for finding in findings_in(ROOT / name)), sep="\n")
+    if not names:
+        counts = {path: len(findings_in(path)) for path in files()}
+        for path, count in sorted(counts.items(), key=lambda each: -each[1]):
+            if count:
+                print(f"{count:4}  {path.relative_to(ROOT)}")
+        print(f"{sum(counts.values()):4}  in all")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Helpers of the tests: oracles, databases, pages. No test module imports another."""

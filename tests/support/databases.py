@@ -1,0 +1,121 @@
+"""Databases of their own for tests: SQLite files, and PostgreSQL schemas where there is one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+
+SERVER = "postgres@127.0.0.1:5432/test"
+
+
+@contextmanager
+def database(kind: str, folder: Path) -> Iterator[str]:
+    """The URL of an empty database."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder}/ledger.db"
+        return
+    schema = f"test_{uuid.uuid4().hex[:12]}"
+    try:
+        server = psycopg.connect(f"postgresql://{SERVER}", autocommit=True, connect_timeout=3)
+    except psycopg.OperationalError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(
+            f"no PostgreSQL on 127.0.0.1:5432 ({error}); start one with trust authentication, "
+            "user postgres and database test, to run these"
+        )
+    with server:
+        server.execute(f"CREATE SCHEMA {schema}")
+        try:
+            yield f"postgresql+psycopg://{SERVER}?options=-csearch_path%3D{schema}"
+        finally:
+            server.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+class PrivateServer:
+    """A separate PostgreSQL server that a test may stop and start; see `private_server`."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self._data, self._programs = folder / "data", programs
+        self._data.mkdir()
+        self.port = free_port()
+        # PostgreSQL refuses to run as root
+        user = "postgres" if os.geteuid() == 0 else None
+        if user:
+            folder.chmod(0o755)
+            shutil.chown(self._data, user)
+        self._run = partial(subprocess.run, check=True, user=user, stdout=subprocess.DEVNULL)
+        self._run([programs / "initdb", "-D", self._data, "-A", "trust", "-U", "postgres"])
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Of its only database."""
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+
+    def start(self, *options: str) -> None:
+        """Accept connections, after crash recovery if need be."""
+        where = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._data}"
+        self._control("start", "-w", "-o", " ".join([where, *options]), "-l", self._data / "log")
+
+    def demote(self, *options: str) -> None:
+        """Start again as a standby, which takes no writes."""
+        self._control("stop", "-m", "fast")
+        (self._data / "standby.signal").touch()
+        self.start(*options)
+
+    def promote(self) -> None:
+        """Take writes again."""
+        self._control("promote", "-w")
+
+    def execute(self, *statements: str) -> None:
+        """Run statements, each by itself."""
+        url = self.url.replace("+psycopg", "")
+        with psycopg.connect(url, autocommit=True) as connection:
+            for each in statements:
+                connection.execute(each.encode())
+
+    def crash(self) -> None:
+        """Stop at once, as if the power had failed: connections are cut, nothing is flushed."""
+        self._control("stop", "-m", "immediate")
+
+    def _control(self, *arguments: str | Path) -> None:
+        self._run([self._programs / "pg_ctl", "-D", self._data, *arguments])
+
+
+@contextmanager
+def private_server() -> Iterator[PrivateServer]:
+    """Start a separate PostgreSQL server; skip the test if the programs are missing."""
+    found = shutil.which("pg_ctl") or next(
+        (str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))), None
+    )
+    if found is None:
+        assert not os.environ.get("CI"), "pg_ctl is needed"
+        pytest.skip("no pg_ctl: install PostgreSQL's server programs to run this")
+    # not below pytest's folder, which only its owner may enter
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        server = PrivateServer(Path(folder), Path(found).resolve().parent)
+        try:
+            yield server
+        finally:
+            with suppress(subprocess.CalledProcessError):  # it may be down already
+                server.crash()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

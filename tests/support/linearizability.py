@@ -1,0 +1,180 @@
+"""Check that the answers racing clients saw are linearizable: explained by one order of calls.
+
+The ledger writes every change into one numbered record per dataset, so there is no need to search
+for an order: the record is the candidate. A history is linearizable in that order if
+
+* every acknowledged write is in the record, with the answer that the record explains, and every
+  entry is somebody's write, once;
+* a read shows the record's state at its version;
+* a refusal has a version at which there was no room; and
+* a call that had ended before another began comes before it.
+
+Calls that never got an answer may be in the record or not. Times are of one machine's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a client.
+
+    Attributes:
+        kind: reserve, grant, commit, release or read.
+        start, end: nanoseconds of a clock that all clients share; no end without an answer.
+        status: of the answer, 0 without one.
+        answer: as JSON.
+    """
+
+    kind: str
+    start: int
+    end: int | None
+    status: int
+    answer: dict[str, Any]
+
+    @classmethod
+    def from_line(cls, line: str) -> Call:
+        """A call as a client logged it."""
+        return cls(**json.loads(line))
+
+
+def faults(
+    calls: Sequence[Call], entries: Sequence[dict[str, Any]], budget: int, cost: int
+) -> list[str]:
+    """Everything about a history that no sequence of calls explains; empty if it is linearizable.
+
+    Args:
+        calls: of all clients on one dataset.
+        entries: the dataset's record, first to last.
+        budget: micro-nats of the dataset.
+        cost: micro-nats of the plan that every reservation asks for.
+    """
+    record = _Record(entries, budget, cost)
+    answered = sorted((call for call in calls if call.end is not None), key=lambda call: call.start)
+    fixed = [(call, record.place(call)) for call in answered if not _refused(call)]
+    found = list(record.broken)
+    found += [f"nothing in the record explains {call}" for call, at in fixed if at is None]
+    placed = [(call, at) for call, at in fixed if at is not None]
+    found += _strangers(calls, record, [at for call, at in placed if call.kind != "read"])
+    found += _out_of_order(placed)
+    return found + _refusals(placed, [call for call in answered if _refused(call)], record)
+
+
+def _refused(call: Call) -> bool:
+    exhausted = call.answer.get("code") == "budget-exhausted"
+    return call.kind == "reserve" and call.status == 409 and exhausted
+
+
+_ENDS = {"commit": "committed", "release": "released", "expire": "expired"}
+
+
+class _Record:
+    """The record, and where a call can stand in it: entry n at 2n, a read of n at 2n + 1."""
+
+    def __init__(self, entries: Iterable[dict[str, Any]], budget: int, cost: int) -> None:
+        self.spent, self.held = [0], [0]
+        self.budget, self.cost = budget, cost
+        self.writes: dict[tuple[str, str, int], int] = {}
+        self.created = 0
+        self.broken: list[str] = []
+        granted: dict[str, int] = {}
+        self.reserved: dict[str, int] = {}
+        closed: set[str] = set()
+        for number, entry in enumerate(entries, 1):
+            assert entry["number"] == number
+            self.spent.append(self.spent[-1] + entry["spent_micronats"])
+            self.held.append(self.held[-1] + entry["held_micronats"])
+            run, kind = entry.get("reservation", ""), entry["kind"]
+            if self.spent[-1] + self.held[-1] > budget or min(self.held[-1], self.spent[-1]) < 0:
+                self.broken.append(f"after entry {number} the balance is not within the budget")
+            if (
+                kind != "create" and (run in self.reserved) == (kind == "reserve")
+            ) or run in closed:
+                self.broken.append(f"entry {number} cannot follow those before it")
+            if kind == "reserve":
+                self.reserved[run] = entry["steps"]
+            if kind in _ENDS:
+                closed.add(run)
+            if kind == "grant":
+                granted[run] = granted.get(run, 0) + entry["steps"]
+            if kind == "create":
+                self.created = number
+            else:
+                self.writes[kind, run, granted.get(run, 0)] = 2 * number
+
+    def place(self, call: Call) -> int | None:
+        """Return an answered call's position; None if the record does not explain its answer."""
+        answer = call.answer
+        if call.kind != "read":
+            run = answer.get("id", "")
+            key = (call.kind, run, answer.get("steps_granted", -1))
+            as_it_was = (
+                call.status in (200, 201)
+                and answer.get("state") == _ENDS.get(call.kind, "open")
+                and answer.get("steps_reserved") == self.reserved.get(run)
+            )
+            return self.writes.get(key) if as_it_was else None
+        version = answer.get("version", -1)
+        if not self.created <= version < len(self.spent):
+            return None
+        seen = (answer["spent"]["micronats"], answer["held"]["micronats"])
+        return 2 * version + 1 if seen == (self.spent[version], self.held[version]) else None
+
+    def without_room(self, low: int, high: int) -> int | None:
+        """The first place between two where the plan is refused."""
+        for version in range(max(self.created, low // 2), len(self.spent)):
+            place = 2 * version + 1
+            taken = self.spent[version] + self.held[version]
+            if low <= place <= high and taken + self.cost > self.budget:
+                return place
+        return None
+
+
+def _strangers(calls: Sequence[Call], record: _Record, claimed: list[int]) -> list[str]:
+    """Entries that nobody asked for, or that two calls claim."""
+    unexplained = set(record.writes.values()) - set(claimed)
+    found = [f"two calls claim entry {at // 2}" for at, n in Counter(claimed).items() if n > 1]
+    kinds = {at: kind for (kind, _, _), at in record.writes.items()}
+    lacking = Counter(kinds[at] for at in unexplained)
+    lacking -= Counter(call.kind for call in calls if call.end is None)
+    if lacking:
+        numbers = sorted(at // 2 for at in unexplained if lacking[kinds[at]])
+        found.append(f"nobody asked for some of the entries {numbers}")
+    return found
+
+
+def _out_of_order(placed: list[tuple[Call, int]]) -> list[str]:
+    """Calls that stand before one that had ended when they began."""
+    by_end = sorted(placed, key=lambda pair: pair[0].end or 0)
+    found, ended, latest = [], 0, -1
+    for call, at in sorted(placed, key=lambda pair: pair[0].start):
+        while ended < len(by_end) and (by_end[ended][0].end or 0) < call.start:
+            latest = max(latest, by_end[ended][1])
+            ended += 1
+        if latest > at:
+            found.append(f"entry {latest // 2} was answered before it began: {call}")
+    return found
+
+
+def _refusals(placed: list[tuple[Call, int]], refused: list[Call], record: _Record) -> list[str]:
+    """Refusals without a moment between their start and their end when there was no room.
+
+    By start, each at the first moment that those before it leave: no other choice leaves more.
+    """
+    found, known = [], list(placed)
+    for call in refused:
+        assert call.end is not None
+        ended = [at for other, at in known if other.end and other.end < call.start]
+        later = [at for other, at in placed if other.start > call.end]
+        moment = record.without_room(max(ended, default=0), min(later, default=1 << 62))
+        if moment is None:
+            found.append(f"there was room at all times for {call}")
+        else:
+            known.append((call, moment))
+    return found

@@ -1,0 +1,196 @@
+"""Optimizers, models, transforms and recorders that the conformance tests share."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.support.small_models import batch, model, per_example, unbudgeted
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.plan import Plan
+from training_client.private_step import Block, BlockwiseSum, Clipper, Loss, Transform
+from training_client.private_step.private_sum import NoisyBlock, NoisyMean
+from training_client.private_step.rounding_bounds import WEIGHT_ROUNDING
+
+Tensors = Sequence[torch.Tensor]
+SHAPES = ("ball", "ellipsoid", "box", "affine", "damped", "damped and shifted")
+PAPER_VARIANT = (
+    " as in the paper"  # after an optimizer's name: a box (with half axes), or own squares
+)
+BOXED = [
+    (name + PAPER_VARIANT, state)
+    for name, entry in OPTIMIZERS.items() if entry.paper_option == "box"
+    for state in entry.states
+]  # fmt: skip
+DAMPED = [
+    (name + PAPER_VARIANT, state)
+    for name, entry in OPTIMIZERS.items() if entry.paper_option == "own_squares"
+    for state in ("public", "raw")
+]  # fmt: skip
+STATES = [
+    *((name, state) for name, entry in OPTIMIZERS.items() for state in entry.states),
+    *BOXED,
+    *DAMPED,
+]
+NOISY = [  # noise does not depend on the clipping: one case of each paper variant is enough
+    (name, state)
+    for name, state in STATES
+    if not name.endswith(PAPER_VARIANT) or (name, state) in (BOXED[0], DAMPED[0])
+]
+PUBLIC = batch(64)
+
+
+def build_optimizer(name: str, net: nn.Module, plan: Plan, **options: Any) -> PrivateOptimizer:
+    known = name.removesuffix(PAPER_VARIANT)
+    if known != name:
+        boxed = {"box": True, "threshold": 0.0}
+        options |= boxed if OPTIMIZERS[known].paper_option == "box" else {"own_squares": True}
+    return make_optimizer(known, net, unbudgeted(plan), **{"public": PUBLIC} | options)
+
+
+def random_like(net: nn.Module, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in trained]
+
+
+def build_transform(shape: str, net: nn.Module) -> Transform:
+    positive = [each.abs() + 0.05 for each in random_like(net, 3)]
+    if shape == "ball":
+        return Transform(0.7)
+    if shape == "affine":
+        return Transform.fixed(0.7, positive, random_like(net, 4))
+    if shape.startswith("damped"):
+        return Transform.fixed(
+            0.7, positive, random_like(net, 4) if "shifted" in shape else None, damping=5
+        )
+    return ellipsoid([0.1 * each for each in positive], box=shape == "box")
+
+
+def ellipsoid(half_axes: Tensors, *, box: bool = False) -> Transform:
+    """Return the transform that `AdaDp` makes from half axes."""
+    size = sum(each.numel() for each in half_axes)
+    return Transform.fixed(math.sqrt(size), [1 / each for each in half_axes], box=box)
+
+
+def clipped_per_example(net: nn.Module, transform: Transform, *of: torch.Tensor) -> torch.Tensor:
+    """Return every example's clipped u as one row: the oracle."""
+    rows, gradients = [], per_example(net, *of)
+    vector = torch.cat([each.flatten(1) for each in gradients], 1)
+    for block in Clipper(net).blocks:
+        affine, gradient = transform.for_block(block), vector[:, block.coordinates]
+        u = gradient if affine.shift is None else gradient + affine.shift
+        u = u if affine.scale is None else u * affine.scale
+        if transform.damping:
+            assert affine.scale is not None
+            u = u / (1 + (transform.damping * affine.scale * gradient) ** 2).sqrt()
+        rows.append(u.flatten(1))
+    u = torch.cat(rows, 1)
+    if transform.box:
+        return u.clamp(-1, 1)
+    limit = transform.bound * (1 - WEIGHT_ROUNDING)
+    return u * (limit / u.norm(dim=1, keepdim=True)).clamp_max(1.0)
+
+
+class SequenceMean(nn.Module):
+    """A layer that takes the mean over a sequence."""
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        return examples.mean(1)
+
+
+def images() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Conv2d(2, 6, 3, stride=2, padding=1), nn.GroupNorm(3, 6), nn.Tanh(),
+        nn.Conv2d(6, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 4),
+    )  # fmt: skip
+    return net.double(), torch.randn(8, 2, 6, 6, dtype=torch.float64)
+
+
+def sequences() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Embedding(11, 5),
+        nn.LayerNorm(5),
+        nn.Linear(5, 7),
+        nn.Tanh(),
+        SequenceMean(),
+        nn.Linear(7, 4),
+    )
+    return net.double(), torch.randint(0, 11, (8, 6))
+
+
+def frozen() -> tuple[nn.Module, torch.Tensor]:
+    net = nn.Sequential(nn.Linear(6, 6).double(), nn.Tanh(), model())
+    net[0].requires_grad_(False)
+    return net, batch(8)[0]
+
+
+NETS = {"rows": lambda: (model(), batch(8)[0]), "images": images, "sequences": sequences,
+        "frozen": frozen}  # fmt: skip
+
+
+def scaled_loss(size: float) -> Loss:
+    """Return a loss multiplied by a factor: tokens cannot be made larger."""
+    return lambda predictions, targets: size * cross_entropy(predictions, targets)
+
+
+QUIET = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1e9, noise_multiplier=1e-30)
+
+
+class Recorder:
+    """A record of every noisy mean that a run releases, one vector per step."""
+
+    def __init__(self, optimizer: PrivateOptimizer) -> None:
+        self.released: list[torch.Tensor] = []
+        private_sum = optimizer.private_sum
+        release, part = private_sum.release, private_sum._noisy_block
+
+        def recorded(*of: Any) -> NoisyMean:
+            self.released.append(optimizer.zeros())
+            return release(*of)
+
+        def noisy(
+            total: BlockwiseSum, transform: Transform, block: Block, mean: torch.Tensor
+        ) -> NoisyBlock:
+            found = part(total, transform, block, mean)
+            block.view_in(self.released[-1]).copy_(found.mean)
+            return found
+
+        private_sum.release = recorded  # type: ignore[method-assign]
+        private_sum._noisy_block = noisy  # type: ignore[method-assign]
+
+
+def leaves(value: Any, seen: set[int] | None = None) -> list[torch.Tensor]:
+    """Return every tensor and number that can be reached from a value."""
+    if isinstance(value, torch.Tensor):
+        return [value.detach().clone()]
+    if isinstance(value, bool | int | float | np.number | np.ndarray):
+        return [torch.as_tensor(value, dtype=torch.float64)]
+    seen = set() if seen is None else seen
+    if id(value) in seen or callable(value):  # a module is called, too
+        return []
+    seen.add(id(value))
+    return [leaf for each in children(value) for leaf in leaves(each, seen)]
+
+
+def children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return list(value)
+    if hasattr(value, "__dict__"):
+        return list(vars(value).values())
+    return [getattr(value, name) for name in getattr(value, "__slots__", ())]
+
+
+PLAN = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1.0, noise_multiplier=0.5)
+OPTIONS: dict[str, dict[str, Any]] = {"adadp": {"threshold": 0.0}, "adan": {"threshold": 0.0}}

@@ -1,0 +1,83 @@
+"""Small models, batches of examples, and the sums of their clipped gradients."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from training_client.budget import NoBudget
+from training_client.plan import Plan
+from training_client.private_step import Clipper, Loss, Transform
+from training_client.private_step.blocks import unflatten_vector
+
+
+def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    examples = 3 * torch.randn(size, 6, generator=generator, dtype=torch.float64)
+    return examples, torch.randint(0, 4, (size,), generator=generator)
+
+
+def unbudgeted(plan: Plan) -> NoBudget:
+    """As many steps as a test makes."""
+    return NoBudget(plan, 10**9, "it is a test")
+
+
+def model(*, bias: bool = True) -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 9, bias=bias), nn.Tanh(), nn.Linear(9, 4)).double()
+
+
+def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    """The oracle: every example's gradient, one by one."""
+    parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
+
+    def loss(values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.func.functional_call(net, values, (x[None],))
+        return nn.functional.cross_entropy(out, y[None])
+
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, examples, labels)
+    return list(gradients.values())
+
+
+def sum_clipped(
+    clipper: Clipper, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, by: Transform
+) -> tuple[list[torch.Tensor], float]:
+    """Block by block, as a step adds noise to it; and the batch's mean loss."""
+    found = clipper.clip(examples, targets, loss, by)
+    sums = clipper.zeros()
+    for block in clipper.blocks:
+        with torch.no_grad():
+            found.write_block(block, by.for_block(block), block.view_in(sums))
+    return unflatten_vector(sums, clipper.parameters), found.mean_loss
+
+
+class TokenClassifier(nn.Module):
+    """The embeddings of a transformer; every example has the same positions."""
+
+    def __init__(self, *, expanded: bool) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.tokens, self.positions = nn.Embedding(9, 5, padding_idx=0), nn.Embedding(6, 5)
+        self.last, self.expanded = nn.Linear(5, 4), expanded
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(examples.shape[1])[None]
+        if self.expanded:
+            positions = positions.expand_as(examples)
+        embedded = self.tokens(examples) + self.positions(positions)
+        found: torch.Tensor = self.last(embedded.tanh().mean(1))
+        return found
+
+
+def clipped_norm(layer: nn.Module, inputs: torch.Tensor, of: torch.Tensor, by: Transform) -> float:
+    """Return the norm of what one example with a given output gradient adds to the sum."""
+    sums, _ = sum_clipped(
+        Clipper(layer),
+        inputs,
+        of,
+        lambda predictions, gradient: (predictions * gradient).sum(1),
+        by,
+    )
+    return math.sqrt(sum(float(each.double().square().sum()) for each in sums))

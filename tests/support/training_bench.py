@@ -1,0 +1,115 @@
+"""A ledger's dataset and the trainer's commands, which ask the service in this process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from accountant_service.ledger.api_keys import Scope
+from training_client.client import AccountingService
+from training_client.lab import data as data_sets
+from training_client.lab.cli import app, compare, run, together
+from training_client.lab.cli.output_folders import LOCK
+from training_client.lab.data import Dataset
+from training_client.optimizers import PrivateOptimizer
+
+ROWS = 400
+
+
+def small(_: Path) -> Dataset:
+    """Two classes that a line tells apart."""
+    examples = torch.rand(ROWS + 100, 8, generator=torch.Generator().manual_seed(2))
+    labels = (examples[:, 0] > examples[:, 1]).long()
+    return Dataset(examples[:ROWS], labels[:ROWS], examples[ROWS:], labels[ROWS:], classes=2)
+
+
+class Bench:
+    """A ledger's dataset, and commands that ask the service in this process."""
+
+    def __init__(self, api: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.api, self.folder, self.asked = api, folder, list[tuple[str, Any]]()
+        self.refuse: str | None = None
+        self.token, _ = api.app.state.keys.create([Scope.ADMIN])  # type: ignore[attr-defined]
+        self.name = f"d{uuid.uuid4().hex[:8]}"
+        known = replace(data_sets.DATASETS["adult"], load=small, train_size=ROWS)
+        monkeypatch.setitem(data_sets.DATASETS, "small", known)
+        monkeypatch.setattr("training_client.client.time.sleep", lambda _: None)
+        for module in (run, compare, together):
+            monkeypatch.setattr(module, "AccountingService", self.service)
+
+    def service(self, url: str, *, api_key: str | None = None) -> AccountingService:
+        return AccountingService(url, api_key=api_key, transport=httpx.MockTransport(self.handle))
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        path, content = request.url.path, request.content
+        self.asked.append((path, json.loads(content or b"null")))
+        if self.refuse is not None and self.refuse in path:
+            raise httpx.ConnectError("gone")
+        headers = {
+            name: request.headers[name]
+            for name in ("Authorization", "Idempotency-Key", "Content-Type")
+            if name in request.headers
+        }
+        answer = self.api.request(request.method, path, content=content, headers=headers)
+        return httpx.Response(answer.status_code, content=answer.content)
+
+    def give(self, epsilon: float) -> None:
+        budget = {"epsilon": epsilon, "delta": 1e-5}
+        headers = {"Authorization": f"Bearer {self.token}", "Idempotency-Key": self.name}
+        body = {"name": self.name, "size": ROWS, "budget": budget}
+        assert self.api.post("/v1/datasets", json=body, headers=headers).status_code == 201
+
+    def dataset(self) -> Any:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return self.api.get(f"/v1/datasets/{self.name}", headers=headers).json()
+
+    def train(self, command: str, *arguments: str) -> Result:
+        given = [command, "--data", "small", "--output", str(self.folder), *arguments]
+        environment = {"ACCOUNTANT_API_KEY": self.token, "COLUMNS": "200", "NO_COLOR": "1"}
+        return CliRunner().invoke(app, given, env=environment)
+
+    def run(self, *arguments: str) -> Result:
+        usual = ["--batch-size", "20", "--hidden", "4", "--steps", "30"]
+        return self.train("run", *usual, *arguments)
+
+    def leave_after(self, steps: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After a number of steps, let the service stop answering one kind of request."""
+        genuine, made = PrivateOptimizer.step, []
+
+        def step(*of: Any) -> float:
+            made.append(1)
+            if len(made) == steps:
+                self.refuse = what
+            return genuine(*of)
+
+        monkeypatch.setattr(PrivateOptimizer, "step", step)
+
+    def counted(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Grows by one with every step that is made, whatever is said of it."""
+        genuine, made = PrivateOptimizer.step, list[int]()
+
+        def step(*of: Any) -> float:
+            made.append(1)
+            return genuine(*of)
+
+        monkeypatch.setattr(PrivateOptimizer, "step", step)
+        return made
+
+    def left(self) -> set[str]:
+        return {file.name for file in self.folder.iterdir()} - {LOCK}
+
+    def digest(self) -> str:
+        return hashlib.sha256((self.folder / "model.pt").read_bytes()).hexdigest()
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text())

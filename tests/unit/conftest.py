@@ -1,0 +1,15 @@
+"""Fixtures of the unit tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from accountant_service.numerics import certified_interval
+
+
+@pytest.fixture
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute every interval anew: for tests that replace a part of an engine."""
+    monkeypatch.setattr(
+        certified_interval, "_searches_after", certified_interval._searches_after.__wrapped__
+    )

@@ -1,0 +1,253 @@
+"""The certified interval against closed forms, and mutations that must break it."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accountant_service.numerics import certified_interval
+from accountant_service.numerics.engines import fft_lattice
+from accountant_service.numerics.errors import ContradictionError, SlowDecayError
+from accountant_service.numerics.laws import dominating_pair, gaussian
+from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
+from tests.support import oracles
+from tests.support.helpers import log_uniform
+
+pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
+
+
+def sampled(q: float, sigma: float) -> Release:
+    return Release(GaussianPair(1 / sigma), q)
+
+
+@pytest.fixture
+def lattice_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing decays: the lattice has to answer."""
+
+    def undamped(*_: object) -> None:
+        raise SlowDecayError
+
+    monkeypatch.setattr(certified_interval, "integrate_composition", undamped)
+    monkeypatch.setattr(certified_interval.rare_events, "integrate_rare_events", undamped)
+
+
+@pytest.fixture(params=["contour", "lattice"])
+def engine(request: pytest.FixtureRequest) -> None:
+    """Either engine."""
+    if request.param == "lattice":
+        request.getfixturevalue("lattice_only")
+
+
+@pytest.mark.usefixtures("engine")
+def test_holds_the_closed_form_without_sampling() -> None:
+    rng = random.Random(11)
+    for _ in range(40):
+        mu, delta = log_uniform(rng, 0.02, 8), log_uniform(rng, 1e-15, 1e-2)
+        steps = rng.choice([1, 3, 50, 4000])
+        releases = [(Release(GaussianPair(mu / math.sqrt(steps))), steps)]
+        bounds = certified_interval.epsilon_bounds(releases, delta, 1e-3)
+        exact = float(gaussian.epsilon(delta, mu))
+        assert bounds.lower <= exact <= bounds.upper, (mu, steps, delta)
+        assert bounds.upper - bounds.lower <= 1e-3 * max(bounds.upper, 0.05)
+
+
+@pytest.mark.usefixtures("engine")
+def test_holds_the_closed_form_of_a_single_step_in_both_directions() -> None:
+    rng = random.Random(12)
+    for _ in range(30):
+        q, sigma = log_uniform(rng, 1e-4, 1), log_uniform(rng, 0.3, 20)
+        delta = log_uniform(rng, 1e-12, 1e-3) * q
+        bounds = certified_interval.epsilon_bounds([(sampled(q, sigma), 1)], delta, 1e-3)
+        exact = float(oracles.single_step_epsilon(delta, q, sigma))
+        assert bounds.lower <= exact * (1 + 1e-9) + 1e-12, (q, sigma, delta)
+        assert bounds.upper >= exact * (1 - 1e-9), (q, sigma, delta)
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_delta_interval_holds_the_closed_form() -> None:
+    rng = random.Random(13)
+    for _ in range(25):
+        q, sigma = log_uniform(rng, 1e-3, 1), log_uniform(rng, 0.4, 10)
+        epsilon = log_uniform(rng, 1e-3, 5)
+        bounds = certified_interval.delta_bounds([(sampled(q, sigma), 1)], epsilon, 1e-3)
+        exact = max(
+            float(oracles.single_step_delta(epsilon, q, sigma, removing=removing))
+            for removing in (True, False)
+        )
+        assert bounds.lower <= exact * (1 + 1e-9) + 1e-280
+        assert bounds.upper >= exact * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0, 20.0])
+def test_holds_the_closed_form_of_laplace_noise(scale: float) -> None:
+    for delta in (0.1, 1e-3, 1e-6, 1e-12):
+        bounds = certified_interval.epsilon_bounds(
+            [(Release(LaplacePair(1 / scale)), 1)], delta, 1e-3
+        )
+        exact = max(0.0, 1 / scale + 2 * math.log1p(-delta))
+        assert bounds.lower <= exact * (1 + 1e-9)
+        assert exact * (1 - 1e-9) <= bounds.upper <= exact + 1e-3 * max(exact, 0.05) + 1e-4
+
+
+@pytest.mark.usefixtures("engine")
+def test_parts_composed_are_the_whole() -> None:
+    release = sampled(0.02, 1.1)
+    whole = certified_interval.epsilon_bounds([(release, 600)], 1e-6, 1e-3)
+    parts = certified_interval.epsilon_bounds([(release, 250), (release, 350)], 1e-6, 1e-3)
+    assert max(whole.lower, parts.lower) <= min(whole.upper, parts.upper)
+
+
+@pytest.mark.usefixtures("lattice_only")
+def test_a_finer_lattice_narrows_the_interval() -> None:
+    releases = [(sampled(0.01, 1.0), 1000)]
+    coarse = certified_interval.epsilon_bounds(releases, 1e-5, 1e-2)
+    fine = certified_interval.epsilon_bounds(releases, 1e-5, 1e-4)
+    assert coarse.lower <= fine.lower
+    assert fine.upper <= coarse.upper
+    assert fine.upper - fine.lower < 1e-4 * fine.upper
+
+
+@pytest.mark.usefixtures("engine")
+def test_both_directions_are_maximised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropping the costlier direction must be noticed by the closed form."""
+    q, sigma, delta = 0.3, 1.0, 1e-6
+    exact = float(oracles.single_step_epsilon(delta, q, sigma))
+    releases = [(sampled(q, sigma), 1)]
+    assert certified_interval.epsilon_bounds(releases, delta, 1e-3).upper >= exact
+    monkeypatch.setattr(certified_interval, "DIRECTIONS", ("adding",))
+    assert certified_interval.epsilon_bounds(releases, delta, 1e-3).upper < exact * 0.999
+
+
+@pytest.mark.usefixtures("lattice_only")
+def test_rounding_losses_down_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upper bound's direction: moving every cell's mass down must break it."""
+    mu, steps, delta = 1.0, 50, 1e-5
+    releases = [(Release(GaussianPair(mu / math.sqrt(steps))), steps)]
+    exact = float(gaussian.epsilon(delta, mu))
+    genuine = fft_lattice._connect_the_dots
+
+    def downward(
+        cells: fft_lattice.LossCells, spacing: float
+    ) -> tuple[int, fft_lattice.Array, float]:
+        return genuine(replace(cells, gap=0 * cells.gap), spacing)
+
+    assert certified_interval.epsilon_bounds(releases, delta, 1e-2).upper >= exact
+    monkeypatch.setattr(fft_lattice, "_connect_the_dots", downward)
+    with pytest.raises(ContradictionError):  # the lower bound is above it
+        certified_interval.epsilon_bounds(releases, delta, 1e-2)
+
+
+@pytest.mark.usefixtures("lattice_only")
+def test_giving_the_attacker_too_much_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lower bound's direction: shifting P up by half a cell must break it."""
+    mu, steps, delta = 1.0, 50, 1e-5
+    releases = [(Release(GaussianPair(mu / math.sqrt(steps))), steps)]
+    exact = float(gaussian.epsilon(delta, mu))
+    genuine = fft_lattice._compose
+
+    def shifted(steps, spacing, tilt, outward, window=None):  # type: ignore[no-untyped-def]
+        if window is None:
+            steps = [replace(step, first=step.first + 1) for step in steps]
+        return genuine(steps, spacing, tilt, outward, window)
+
+    assert certified_interval.epsilon_bounds(releases, delta, 1e-2).lower <= exact
+    monkeypatch.setattr(fft_lattice, "_compose", shifted)
+    with pytest.raises(ContradictionError):  # the upper bound is below it
+        certified_interval.epsilon_bounds(releases, delta, 1e-2)
+
+
+def test_what_does_not_fit_a_lattice_still_gets_bounds() -> None:
+    bounds = certified_interval.epsilon_bounds([(sampled(0.5, 0.05), 10**9)], 1e-5, 1e-3)
+    assert 0 <= bounds.lower <= bounds.upper
+
+
+@pytest.mark.usefixtures("lattice_only")
+def test_events_whose_mass_underflows_do_not_lower_the_upper_bound() -> None:
+    """ε in the tens of thousands: an early version ignored them and answered 115 165."""
+    exact = 115_395.2065  # by the line integral, good to ten digits
+    for tolerance in (1e-2, 1e-3):
+        bounds = certified_interval.epsilon_bounds(
+            [(sampled(0.8271, 0.807), 209_953)], 2.8e-7, tolerance
+        )
+        assert bounds.lower <= exact <= bounds.upper
+
+
+# --- the lattice's outward terms: with each the bounds hold, without it they do not
+
+MU, STEPS = 1.0, 50
+PARTS = [(Release(GaussianPair(MU / math.sqrt(STEPS))), STEPS)]
+SPACING = 0.002
+
+
+def lattice_deltas(epsilon: float, tilt: float) -> tuple[float, float, float]:
+    """The lattice's lower bound, the exact δ and the upper bound."""
+    aim = fft_lattice.AccuracyTarget("removing", tilt, epsilon)
+    lower = fft_lattice.lower_profile(PARTS, aim, SPACING, -60.0).delta(epsilon)
+    upper = fft_lattice.upper_profile(PARTS, aim, SPACING, -60.0).delta(epsilon)
+    return lower, float(oracles.gaussian_delta(epsilon, MU)), upper
+
+
+def holds(deltas: tuple[float, float, float]) -> bool:
+    lower, exact, upper = deltas
+    return lower <= exact <= upper
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_error_of_the_transform(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composed masses as far off as a transform may leave them, stated and not."""
+    genuine = fft_lattice._convolve
+
+    def off(*args: Any) -> tuple[fft_lattice.Array, float]:
+        mass, error = genuine(*args)
+        error *= 1e8  # or the lattice's own width would hide it
+        return mass + sign * error, error
+
+    monkeypatch.setattr(fft_lattice, "_convolve", off)
+    assert holds(lattice_deltas(1.0, 1.0))
+    monkeypatch.setattr(fft_lattice, "_convolve", lambda *a: (off(*a)[0], 0.0))
+    assert not holds(lattice_deltas(1.0, 1.0))
+
+
+def test_the_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a window of one deviation much of the mass comes back on the other side."""
+    monkeypatch.setattr(fft_lattice, "_LOG_WRAP", -0.3)
+    assert holds(lattice_deltas(1.0, 1.0))
+    for tail in ("log_tail_above", "log_tail_below"):
+        monkeypatch.setattr(fft_lattice._ChernoffMoments, tail, lambda *_: -math.inf)
+    assert not holds(lattice_deltas(1.0, 1.0))
+
+
+def test_the_mass_beyond_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With cells for two deviations only, what lies above must count as infinite."""
+    monkeypatch.setattr(fft_lattice, "standard_deviations_to_cover", lambda *_: 2.0)
+    assert holds(lattice_deltas(3.0, 2.0))
+    genuine = fft_lattice._connect_the_dots
+    monkeypatch.setattr(fft_lattice, "_connect_the_dots", lambda *a: (*genuine(*a)[:2], 0.0))
+    assert not holds(lattice_deltas(3.0, 2.0))
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_rounding_of_masses(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masses as far off as their stated rounding, were doubles good to 1e-6 only."""
+    monkeypatch.setattr(dominating_pair, "_EPS", 1e-6)
+    genuine = dominating_pair._normal_masses
+
+    def rounded(z: fft_lattice.Array, mu: float) -> tuple[fft_lattice.Array, fft_lattice.Array]:
+        mass, rounding = genuine(z, mu)
+        return np.maximum(mass + sign * rounding, 0.0), rounding
+
+    monkeypatch.setattr(dominating_pair, "_normal_masses", rounded)
+    lower, exact, upper = lattice_deltas(1.0, 1.0)
+    assert lower <= exact <= upper
+
+    def careless(z: fft_lattice.Array, mu: float) -> tuple[fft_lattice.Array, fft_lattice.Array]:
+        mass, rounding = rounded(z, mu)
+        return mass, 0 * rounding
+
+    monkeypatch.setattr(dominating_pair, "_normal_masses", careless)
+    assert not holds(lattice_deltas(1.0, 1.0))

@@ -1,0 +1,157 @@
+"""Noise and Poisson sampling: their distributions, and that no draw is ever repeated."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import pickle
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+
+from tests.support.small_models import batch, model, unbudgeted
+from training_client.errors import DataError
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import make_optimizer
+from training_client.plan import Plan
+from training_client.private_step.noise import FreshGenerator, gaussian_like
+from training_client.private_step.sampling import PoissonSampler
+
+
+def test_an_empty_batch_still_gets_noise() -> None:
+    net = model()
+    plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=1.0, noise_multiplier=2.0)
+    before = [p.clone() for p in net.parameters()]
+    optimizer = make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=1.0)
+    optimizer.step(*batch(0), cross_entropy)
+    assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_noise_has_the_stated_standard_deviation_and_never_repeats() -> None:
+    plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=3.0, noise_multiplier=1.5)
+    generator = FreshGenerator(torch.device("cpu"))
+    draws = gaussian_like(torch.empty(1_000_000), plan.noise_deviation, generator)
+    assert float(draws.std()) == pytest.approx(4.5, rel=0.01)
+    assert float(draws.mean()) == pytest.approx(0.0, abs=0.02)
+    again = gaussian_like(torch.empty(1_000_000), plan.noise_deviation, generator)
+    other = gaussian_like(
+        torch.empty(1_000_000), plan.noise_deviation, FreshGenerator(torch.device("cpu"))
+    )
+    assert not torch.equal(draws, again)
+    assert not torch.equal(draws, other)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 600 / 60_000, 1 / 3, 1e-9, 2.0**-53, 3e-16, 1e-17])
+def test_no_record_is_drawn_with_more_than_the_sample_rate(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the 2⁵³ equally likely draws, at most q·2⁵³ are below q."""
+    room = math.floor(Fraction(rate) * 2**53)
+    near = [k for k in range(room - 2, room + 3) if 0 <= k < 2**53]
+    numbers = torch.tensor([k * 2.0**-53 for k in near], dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: numbers)
+    drawn = PoissonSampler(len(near), rate).draw()
+    assert [near[at] for at in drawn] == [k for k in near if k < room]
+    assert Fraction(room, 2**53) <= Fraction(rate)
+
+
+def test_uniform_draws_are_multiples_of_their_spacing() -> None:
+    numbers = torch.rand(100_000, dtype=torch.float64) * 2.0**53
+    assert torch.equal(numbers, numbers.floor())
+    assert bool((numbers % 2 == 1).any())
+
+
+def test_poisson_batches_pass_a_chi_square_test() -> None:
+    """Batch sizes are binomial, and every record is drawn equally often."""
+    generator = torch.Generator().manual_seed(7)
+    sampler = PoissonSampler(200, 0.05, generator)
+    counts, sizes = torch.zeros(200), []
+    rounds = 4000
+    for _ in range(rounds):
+        drawn = sampler.draw()
+        counts[drawn] += 1
+        sizes.append(len(drawn))
+    expected = rounds * 0.05
+    statistic = float(((counts - expected) ** 2 / (expected * 0.95)).sum())
+    assert 1e-4 < special.chdtrc(200, statistic) < 1 - 1e-4
+    assert np.mean(sizes) == pytest.approx(10, rel=0.03)
+    assert np.var(sizes) == pytest.approx(9.5, rel=0.15)
+
+
+def test_a_fresh_generator_seeds_its_whole_state() -> None:
+    """A seed of a CPU generator has 32 bits: one of 4e9, which could be found by search."""
+    one, other = (FreshGenerator(torch.device("cpu")).get_state() for _ in range(2))
+    words = [state[24 : 24 + 8 * 624].view(torch.int64) for state in (one, other)]
+    assert int((words[0] != words[1]).sum()) > 600
+    assert int(words[0].max()) < 2**32
+    generator = FreshGenerator(torch.device("cpu"))
+    known = torch.Generator().manual_seed(generator.initial_seed())
+    assert not torch.equal(torch.rand(9, generator=generator), torch.rand(9, generator=known))
+    draws = torch.rand(200_000, generator=generator)
+    assert float(draws.mean()) == pytest.approx(0.5, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]
+)
+def test_a_copied_generator_draws_other_noise(copied: Callable[[Any], Any]) -> None:
+    """With the same noise twice, the difference of two sums would have none."""
+    generator = FreshGenerator(torch.device("cpu"))
+    other = copied(generator)
+    assert isinstance(other, FreshGenerator)
+    assert len({float(torch.rand(1, generator=each)) for each in (generator, other)}) == 2
+
+
+def test_copies_of_an_optimizer_and_sampler_draw_independently() -> None:
+    plan = Plan(dataset_size=100, sample_rate=0.5, clip_norm=1.0, noise_multiplier=1.0)
+    net = model()
+    whole = (
+        net,
+        make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=1.0),
+        PoissonSampler(100, 0.5),
+    )
+    copies = [copy.deepcopy(whole) for _ in range(2)]
+    for _, optimizer, _ in copies:
+        optimizer.step(*batch(), cross_entropy)
+    one, other = (each.parameters() for each, _, _ in copies)
+    for was, left, right in zip(net.parameters(), one, other, strict=True):
+        assert not torch.equal(left, was)
+        assert not torch.equal(left, right)
+    first, second = (sampler.draw() for _, _, sampler in copies)
+    assert not torch.equal(first, second)
+
+
+def test_a_forked_process_draws_other_noise() -> None:
+    generator = FreshGenerator(torch.device("cpu"))
+    chosen = torch.Generator().manual_seed(1)  # a caller's own repeats, as a caller wants it
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        drawn = [float(torch.rand(1, generator=each)) for each in (generator, chosen)]
+        os.write(writer, json.dumps(drawn).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = json.loads(os.read(reader, 1000))
+    ours = [float(torch.rand(1, generator=each)) for each in (generator, chosen)]
+    assert ours[0] != theirs[0]
+    assert ours[1] == theirs[1]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_noise_that_may_underflow_is_refused(kind: torch.dtype) -> None:
+    least = torch.finfo(kind).tiny * 2**24
+    generator = FreshGenerator(torch.device("cpu"))
+    torch.set_flush_denormal(True)
+    try:
+        drawn = gaussian_like(torch.empty(100_000, dtype=kind), least, generator)
+    finally:
+        torch.set_flush_denormal(False)
+    assert int((drawn == 0).sum()) < 3
+    with pytest.raises(DataError, match="may underflow"):
+        gaussian_like(torch.empty(9, dtype=kind), least * 0.99, generator)

@@ -1,0 +1,47 @@
+"""Numbers shown to users are rounded so that a bound remains a bound."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from accountant_service import cli, number_format
+from training_client.lab import number_format as client_number_format
+
+NUMBERS = st.floats(min_value=0, max_value=1e300) | st.floats(min_value=1e-6, max_value=100)
+
+
+@given(NUMBERS, st.integers(1, 12))
+def test_bounds_stay_bounds(number: float, places: int) -> None:
+    value = Decimal(number)
+    shown = (
+        Decimal(number_format.round_up(number, places)),
+        Decimal(number_format.round_down(number, places)),
+    )
+    unit = Decimal(10) ** (value.adjusted() - places + 1) if number else Decimal(0)
+    assert Decimal(repr(number)) <= shown[0] <= Decimal(repr(number)) + unit
+    assert Decimal(repr(number)) - unit <= shown[1] <= Decimal(repr(number))
+    ours = Decimal(client_number_format.format_upper_bound(number))
+    assert Decimal(repr(number)) <= ours <= Decimal(repr(number)) * (1 + Decimal("1e-5"))
+    assert client_number_format.format_upper_bound(2.0) == "2"
+    assert client_number_format.format_upper_bound(123450.0) == "123450"
+
+
+@pytest.mark.parametrize("noise", [0.9, 1.1, 1.3, 1.7, 2.3, 3.1])
+def test_commands_show_bounds_as_bounds(noise: float) -> None:
+    run = ["-q", "0.01", "-s", str(noise), "-t", "1000", "-d", "1e-5"]
+    claim = json.loads(CliRunner().invoke(cli.app, ["epsilon", *run, "--json"]).stdout)
+    text = CliRunner().invoke(cli.app, ["epsilon", *run]).stdout
+    shown = re.search(r"ε +([\d.]+)", text)
+    interval = re.search(r"([\d.]+) ≤ ε ≤ ([\d.]+)", text)
+    assert shown
+    assert interval
+    assert Decimal(shown[1]) >= Decimal(repr(claim["epsilon"]))
+    assert Decimal(interval[1]) <= Decimal(repr(claim["certified"]["epsilon_lower"]))
+    assert Decimal(interval[2]) >= Decimal(repr(claim["certified"]["epsilon_upper"]))

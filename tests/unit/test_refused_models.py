@@ -1,0 +1,305 @@
+"""Models, losses and layers whose per-example gradients cannot be clipped are refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.small_models import (
+    TokenClassifier,
+    batch,
+    model,
+    sum_clipped,
+    unbudgeted,
+)
+from training_client.errors import UnsupportedModelError
+from training_client.lab.models import cross_entropy
+from training_client.plan import Plan
+from training_client.private_step import Clipper, Loss, Transform
+from training_client.private_step.private_sum import PrivateSum
+
+
+@pytest.mark.parametrize(
+    ("net", "name"),
+    [
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
+        *(
+            (
+                nn.Sequential(kind(6, 4)),
+                rf"layer 0 \({kind.__name__}\).* Opacus' DP{kind.__name__} ",
+            )
+            for kind in (nn.RNN, nn.LSTM, nn.GRU)
+        ),
+        (
+            nn.TransformerEncoderLayer(6, 2),
+            r"layer self_attn \(MultiheadAttention\).*scaled_dot_product_attention",
+        ),
+        (
+            nn.Sequential(nn.EmbeddingBag(5, 4)),
+            r"layer 0 \(EmbeddingBag\).*use Embedding and a sum",
+        ),
+        (nn.Sequential(nn.Embedding(5, 4, sparse=True)), r"layer 0 \(Embedding\).*sparse=False"),
+        (nn.Embedding(5, 4, scale_grad_by_freq=True), r"\(root\).*scale_grad_by_freq=False"),
+        (nn.Sequential(nn.ConvTranspose1d(2, 3, 2)), r"layer 0 \(ConvTranspose1d\).*freeze it"),
+        (nn.Sequential(nn.ReLU()), "no layer"),
+        (
+            nn.Sequential(nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3, track_running_stats=True)),
+            "keeps",
+        ),
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False)), "over the batch"),
+        (nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True)), "inplace=False"),
+        (nn.Sequential(nn.Linear(6, 4)).bfloat16(), "bfloat16"),
+        (nn.Sequential(nn.Linear(6, 4)).half(), "float16"),
+    ],
+)
+def test_unsupported_layers_are_named_and_refused(net: nn.Module, name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=name) as refused:
+        Clipper(net)
+    assert "install" not in str(refused.value)  # Opacus is there
+
+
+def test_position_ids_must_be_expanded_to_the_batch() -> None:
+    net, examples = TokenClassifier(expanded=False), torch.randint(0, 9, (32, 6))
+    message = r"layer positions \(Embedding.* applied to 1 rows, of 32 examples.*position ids"
+    with pytest.raises(UnsupportedModelError, match=message):
+        sum_clipped(Clipper(net), examples, batch()[1], cross_entropy, Transform(1.0))
+
+
+def test_without_opacus_the_refusal_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
+    Clipper(model())
+    with pytest.raises(UnsupportedModelError, match=r"privacy-accountant\[opacus\]"):
+        Clipper(nn.Sequential(nn.Conv1d(2, 3, 2)))
+
+
+def test_a_partly_frozen_or_unused_layer_is_refused() -> None:
+    net = model()
+    net[0].bias.requires_grad_(False)  # type: ignore[index]
+    with pytest.raises(UnsupportedModelError, match="frozen and trained"):
+        Clipper(net)
+    idle = model()
+    idle.register_module("idle", nn.Linear(2, 2).double())
+    idle.forward = lambda examples: idle[1](idle[0](examples))  # type: ignore[index]
+    with pytest.raises(UnsupportedModelError, match="takes no part"):
+        sum_clipped(Clipper(idle), *batch(), cross_entropy, Transform(1.0))
+
+
+def centred(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return one loss per example, each of which depends on all examples."""
+    return cross_entropy(predictions - predictions.mean(0), labels)
+
+
+class MixingModel(nn.Module):
+    """A model that transforms the whole batch, before or after its layer."""
+
+    def __init__(self, mix: Callable[[torch.Tensor], torch.Tensor], *, first: bool) -> None:
+        super().__init__()
+        self.layer, self.mix, self.first = nn.Linear(6, 4).double(), mix, first
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            examples = self.mix(examples)
+        found: torch.Tensor = self.layer(examples)
+        return found if self.first else self.mix(found)
+
+
+def late(examples: torch.Tensor) -> torch.Tensor:
+    """Mix examples from the seventh call on: checks of the first batch make five, its step one."""
+    late.calls += 1  # type: ignore[attr-defined]
+    return examples - examples.mean(0) if late.calls > 6 else examples  # type: ignore[attr-defined]
+
+
+def batch_norm(examples: torch.Tensor) -> torch.Tensor:
+    return nn.functional.batch_norm(examples, None, None, training=True)
+
+
+def hinge(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return losses that mix examples, with a zero gradient for the first one."""
+    centred = predictions - predictions.mean(0)
+    margins = centred.gather(1, labels[:, None]).squeeze(1)
+    return (margins[0].detach() - margins).clamp_min(0.0)
+
+
+def rare(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return losses weighted by the class frequencies of the batch."""
+    counts = torch.bincount(labels, minlength=4)
+    return cross_entropy(predictions, labels) / counts[labels]
+
+
+def counting(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(predictions, labels) / len(labels)
+
+
+class TransposedModel(nn.Module):
+    """A model that sees examples in the second dimension, which is as long as the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 4).double()
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(examples.T[:, :, None])
+        return found.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("net", "loss", "message"),
+    [
+        (model(), nn.functional.cross_entropy, "reduction='none'"),
+        (model(), centred, "depend on other examples"),
+        (model(), hinge, "depend on other examples"),
+        (model(), rare, "depend on other examples"),
+        (model(), counting, "depend on other examples"),
+        (
+            MixingModel(lambda x: x - x.mean(0), first=True),
+            cross_entropy,
+            "depend on other examples",
+        ),
+        (
+            MixingModel(lambda x: x - x.mean(0), first=False),
+            cross_entropy,
+            "depend on other examples",
+        ),
+        (MixingModel(batch_norm, first=True), cross_entropy, "depend on other examples"),
+        (
+            MixingModel(lambda x: x / x.abs().amax().detach(), first=False),
+            cross_entropy,
+            "depend on other examples",
+        ),
+        (TransposedModel(), cross_entropy, "depend on other examples|is applied to"),
+    ],
+)
+def test_a_model_or_loss_that_mixes_examples_is_refused(
+    net: nn.Module, loss: Loss, message: str
+) -> None:
+    examples, labels = batch(6)
+    with pytest.raises(UnsupportedModelError, match=message):
+        sum_clipped(Clipper(net), examples, labels, loss, Transform(1.0))
+
+
+def test_a_model_that_starts_to_mix_examples_later_is_refused() -> None:
+    late.calls = 0  # type: ignore[attr-defined]
+    clipper = Clipper(MixingModel(late, first=True))
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            sum_clipped(clipper, *batch(6), cross_entropy, Transform(1.0))
+
+    steps(1)
+    with pytest.raises(UnsupportedModelError, match="depend on other examples"):
+        steps(8)
+
+
+def test_checks_accept_dropout_and_leave_its_draws_unchanged() -> None:
+    net = nn.Sequential(nn.Linear(6, 50), nn.Dropout(), nn.Linear(50, 4)).double()
+    found = []
+    for probed in (True, False):
+        clipper = Clipper(net)
+        if not probed:
+            clipper._check_model_periodically = lambda *_: None  # type: ignore[method-assign]
+        torch.manual_seed(8)
+        for _ in range(3):
+            sums, _ = sum_clipped(clipper, *batch(), cross_entropy, Transform(1.0))
+        found.append(sums)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert net.training
+
+
+class RunningMeanModel(nn.Module):
+    """A model that keeps a running mean of its inputs in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4).double()
+        self.register_buffer("seen", torch.zeros(6).double())
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * examples.mean(0)
+        found: torch.Tensor = self.layer(examples)
+        return found
+
+
+def test_a_forward_pass_that_changes_buffers_or_weights_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="running statistics"):
+        sum_clipped(Clipper(RunningMeanModel()), *batch(), cross_entropy, Transform(1.0))
+    words = nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Flatten(), nn.Linear(12, 4))
+    with torch.no_grad():
+        words[0].weight *= 10
+    with pytest.raises(UnsupportedModelError, match="max_norm"):
+        sum_clipped(
+            Clipper(words),
+            torch.tensor([[0, 1]] * 3),
+            torch.tensor([0, 1, 2]),
+            cross_entropy,
+            Transform(1.0),
+        )
+
+
+class TiedWeightModel(nn.Module):
+    """A model that uses a parameter twice, once outside of its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6).double()
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.layer(examples), self.layer.weight)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        TiedWeightModel(),
+        nn.Sequential(
+            nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1, padding_mode="circular"),
+            nn.Flatten(),
+        ).double(),
+    ],
+)  # fmt: skip
+def test_a_parameter_whose_gradient_is_only_partly_seen_is_refused(net: nn.Module) -> None:
+    with pytest.raises(UnsupportedModelError, match="do not add up"):
+        sum_clipped(Clipper(net), *batch(), cross_entropy, Transform(1.0))
+
+
+def test_a_layer_applied_twice_is_refused() -> None:
+    layer = nn.Linear(6, 6).double()
+    net = nn.Sequential(layer, layer)
+    with pytest.raises(UnsupportedModelError, match=r"layer 0 \(Linear.*twice.*a layer of its own"):
+        sum_clipped(Clipper(net), *batch(), cross_entropy, Transform(1.0))
+
+
+def test_more_rows_than_examples_are_refused() -> None:
+    """Otherwise each row of an example would count as an example."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, examples: torch.Tensor) -> torch.Tensor:
+            return self.layer(examples.reshape(-1, 3)).reshape(len(examples), -1)
+
+    examples, labels = batch()
+    with pytest.raises(
+        UnsupportedModelError, match=r"layer layer \(Linear.* is applied to 64 rows, of 32 examples"
+    ):
+        sum_clipped(Clipper(Patches()), examples.float(), labels, cross_entropy, Transform(1.0))
+
+
+def test_a_shared_parameter_is_refused() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    with pytest.raises(UnsupportedModelError, match="share a parameter"):
+        Clipper(nn.Sequential(first, second))
+
+
+def test_a_negative_physical_batch_size_is_refused() -> None:
+    plan = Plan(dataset_size=100, sample_rate=0.04, clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="physical_batch_size"):
+        PrivateSum(model(), unbudgeted(plan), physical_batch_size=-1)

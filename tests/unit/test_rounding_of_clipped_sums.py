@@ -1,0 +1,290 @@
+"""The clipping bound holds in floating point: rounding, underflow and extreme magnitudes."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from functools import partialmethod
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.small_models import (
+    clipped_norm,
+)
+from training_client.private_step import Clipper, Transform, example_gradients, gradient_factors
+from training_client.private_step.kernels import elementwise, per_coordinate_sums, row_sums
+
+
+@pytest.mark.parametrize("size", [1e17, 1e19, 1e21, 1e22, 2e38])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_examples_with_huge_gradients_keep_the_bound(size: float, scaled: bool) -> None:
+    """An example whose weight would be so small that it lost digits counts as 0."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 3, bias=False)
+    transform = Transform(1.0)
+    if scaled:
+        transform = Transform.fixed(1.0, [1e3 * torch.rand(3, 5) + 1e-3])
+    inputs = size * torch.rand(1, 5)
+    for height in (1e-30, 1e-3, 1.0, size):
+        assert clipped_norm(layer, inputs, height * torch.rand(1, 3), transform) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("bias", "scale", "bound", "size", "of"),
+    [
+        (False, 1e18, 1e-9, 1e18, 1.6e-24),
+        (False, 1.8e19, 2e-8, 1e18, 1.6e-24),
+        (True, 1e38, 1e-7, 0.0, 1.6e-30),
+        (True, 1e30, 1e-15, 0.0, 1.6e-30),
+    ],
+)
+def test_weighted_values_that_are_rounded_up_keep_the_bound(
+    bias: bool, scale: float, bound: float, size: float, of: float
+) -> None:
+    """The smallest numbers may be rounded up to twice their value, and D makes them large again."""
+    layer = nn.Linear(1, 1, bias=bias)
+    scales = [torch.full_like(each, scale) for each in layer.parameters()]
+    if bias:
+        scales[0].fill_(1e-10)
+    by = Transform.fixed(bound, scales)
+    for times in (0.5, 1.0, 1.3, 2.0, 7.0):
+        one = torch.full((1, 1), size), torch.full((1, 1), times * of)
+        assert clipped_norm(layer, *one, by) <= bound
+
+
+@pytest.mark.parametrize("times", [1.0, 1.3, 2.0, 3.1, 7.0])
+def test_without_scales_weighted_values_keep_the_bound_too(times: float) -> None:
+    """A weighted input of 1e-43 has two digits, and the gradient makes it large again."""
+    inputs, of = torch.full((1, 1), 1e-20), torch.full((1, 2), 1e16)
+    for bound in (1.1e-27, 1.7e-27, 2.3e-26):
+        by = Transform(times * bound)
+        assert clipped_norm(nn.Linear(1, 2, bias=False), inputs, of, by) <= by.bound
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [
+        (torch.float32, 1e29),
+        (torch.float32, 1e-32),
+        (torch.float64, 1e141),
+        (torch.float64, 1e-200),
+    ],
+)
+def test_a_bound_at_which_sums_may_underflow_or_overflow_is_refused(
+    kind: torch.dtype, bound: float, rows: int
+) -> None:
+    """The refusal does not depend on the batch, which is private."""
+    layer = nn.Linear(2, 2, dtype=kind)
+    examples, of = torch.ones(rows, 2, dtype=kind), torch.ones(rows, 2, dtype=kind)
+    with pytest.raises(
+        ValueError, match=r"expected a clipping bound from .* underflow or overflow"
+    ):
+        clipped_norm(layer, examples, of, Transform(bound))
+
+
+def force_sparse_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use sparse factors for all inputs in single precision, even narrow ones with few zeros."""
+    for name in ("_SPARSE_WIDTH_MIN", "_SPARSE_COLUMNS_MIN"):
+        monkeypatch.setattr(gradient_factors, name, 0)
+    monkeypatch.setattr(Clipper, "__init__", partialmethod(Clipper.__init__, sparse_inputs=True))
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1.0])
+@pytest.mark.parametrize("scale", [None, 1e6, 1e8, 1e18])
+@pytest.mark.parametrize("size", [1e15, 1e18])
+def test_squares_that_underflow_are_counted(bound: float, scale: float | None, size: float) -> None:
+    """The squares of output gradients of 1e-23 underflow, and inputs may be as large."""
+    layer = nn.Linear(2, 1000, bias=False)
+    transform = Transform(bound)
+    if scale is not None:
+        transform = Transform.fixed(bound, [torch.full_like(layer.weight, scale)])
+    of = torch.full((1, 1000), 1e-23)
+    assert clipped_norm(layer, torch.full((1, 2), size), of, transform) <= bound
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("size", [1e3, 1e17])
+def test_a_large_scale_on_a_tiny_input_keeps_the_bound(shifted: bool, size: float) -> None:
+    """Its square underflows next to the other input's, which its scale outweighs."""
+    layer = nn.Linear(2, 1, bias=False)
+    scales = [torch.tensor([[1e-5, 1e22]])]
+    shifts = [torch.full((1, 2), 1e-30)] if shifted else None
+    transform = Transform.fixed(1e-3, scales, shifts)
+    inputs, of = torch.tensor([[1.0, 1e-24]]), torch.full((1, 1), size)
+    assert clipped_norm(layer, inputs, of, transform) <= 1e-3
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("scale", [1e15, 1e18, 1.8e19])
+def test_an_input_whose_share_of_the_norm_underflows_keeps_the_bound(
+    flush: bool, scale: float
+) -> None:
+    """Its share of ‖a‖² underflows, but its scale is large: the sum was once 1e14 bounds long."""
+    layer, exceeded = nn.Linear(2, 1, bias=False), []
+    by = Transform.fixed(1e-3, [torch.tensor([[1e-19, scale]])])
+    torch.set_flush_denormal(flush)
+    try:
+        for share in (1e-18, 1e-19, 2e-20, 1e-21, 1e-24):
+            for size in (1e-6, 1.0, 1e6, 1e12):
+                inputs, of = torch.tensor([[1.0, share]]), torch.full((1, 1), size)
+                exceeded.append(clipped_norm(layer, inputs, of, by) > 1e-3)
+    finally:
+        torch.set_flush_denormal(False)
+    assert not any(exceeded)
+
+
+def draw_attack(draw: random.Random) -> tuple[nn.Linear, torch.Tensor, torch.Tensor, Transform]:
+    """Draw a small layer, an input, a gradient, D, b and a bound, of any magnitude."""
+    kind = draw.choice([torch.float32, torch.float64])
+    most = math.log10(torch.finfo(kind).max)
+    width = draw.choice([3.0, 10.0, 20.0, most])
+    layer = nn.Linear(draw.randint(1, 3), draw.randint(1, 3), bias=draw.random() < 0.4, dtype=kind)
+
+    def numbers(like: torch.Tensor, *, positive: bool = False) -> torch.Tensor:
+        found = torch.tensor(
+            [10 ** draw.uniform(-width, width) for _ in range(like.numel())], dtype=torch.float64
+        ).clamp(torch.finfo(kind).tiny, torch.finfo(kind).max)
+        if not positive:
+            found *= torch.tensor([draw.choice([-1, 1, 1, 0]) for _ in found])
+        return found.to(kind).view(like.shape)
+
+    inputs = numbers(torch.empty(1, layer.in_features))
+    of = numbers(torch.empty(1, layer.out_features))
+    gradients = [of.T @ inputs, of[0]][: 1 + (layer.bias is not None)]
+    shifts = None
+    if draw.random() < 0.5:
+        shifts = [
+            -each.nan_to_num() if draw.random() < 0.5 else numbers(each) for each in gradients
+        ]
+    scales = [numbers(each, positive=True) for each in gradients]
+    if draw.random() < 0.5:  # what is small is made large again
+        scales = [
+            (draw.uniform(0.01, 100) / each.abs()).clamp(
+                torch.finfo(kind).tiny, torch.finfo(kind).max
+            )
+            for each in gradients
+        ]
+    bound = 10 ** draw.uniform(max(-width / 2, -130), min(width / 2, 25))
+    return layer, inputs, of, Transform.fixed(bound, scales, shifts)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize(
+    "how", ["compiled", "accelerated", "sparse", "damped", "damped, accelerated"]
+)
+def test_values_of_random_magnitude_keep_the_bound(
+    how: str, flush: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few of 1000 random cases exceed it if small squares next to large ones are lost."""
+    monkeypatch.setattr(
+        Clipper, "_check_model_periodically", lambda *_: None
+    )  # as long as all the rest
+    if "accelerated" in how:
+        for module in (elementwise, per_coordinate_sums, example_gradients, row_sums):
+            monkeypatch.setattr(module, "is_on_cpu", lambda _: False)
+    if how == "sparse":
+        force_sparse_factors(monkeypatch)
+    draw = random.Random(11)
+    torch.set_flush_denormal(flush)
+    try:
+        for _ in range(1000):
+            layer, inputs, of, by = draw_attack(draw)
+            if "damped" in how:
+                by = replace(by, damping=10 ** draw.uniform(-20, 20))
+            assert clipped_norm(layer, inputs, of, by) <= by.bound, (inputs, of)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_damped_squares_that_underflow_or_overflow_keep_the_bound(
+    accelerated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if accelerated:
+        monkeypatch.setattr(per_coordinate_sums, "is_on_cpu", lambda _: False)
+    layer, one = nn.Linear(2, 1, bias=False), torch.ones(1, 1)
+    for size, bound in ((1e-25, 1e-28), (1e25, 1e20)):
+        by = Transform.fixed(bound, [torch.ones(1, 2)], [torch.full((1, 2), size)], damping=1e-35)
+        norm = clipped_norm(layer, torch.full((1, 2), size), one, by)
+        assert 0.99 * bound < norm <= bound
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_values_that_underflow_keep_the_bound(
+    sparse: bool, flush: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Underflow of squares, small weights or shifts: each of these once exceeded the bound."""
+    if sparse:
+        force_sparse_factors(monkeypatch)
+    single, double = torch.float32, torch.float64
+    attacks = [  # type, bound, a, g, D, b
+        (single, 1.0, [1e18], [0.0, 1e3], [[1e3], [1e-17]], None),
+        (single, 1.0, [1e18], [0.0, 1e10], [[1e3], [1e-19]], None),
+        (single, 1e-11, [1e-28] * 4, [1e18], [[1.0] * 4], [[1e-10] * 4]),
+        (single, 1e-3, [1.1e-38] * 4, [1e18], [[1e18] * 4], None),
+        (double, 1.0, [1e-154] * 4, [8e152], [[100.0] * 4], None),
+        (double, 1.0, [1e-163] * 4, [8e152], [[1e12] * 4], None),
+        (double, 0.1, [1.4e-154] * 784, [8e152], None, None),
+        (double, 1e-10, [1e-162] * 4, [8e152], None, None),
+        (single, 1.0, [1e14], [0.0, 1e14], [[1.0], [3e-20]], [[0.0], [1e30]]),
+        (single, 1.0, [1.0], [0.0], [[1e-20]], [[1e25]]),
+        (single, 1.0, [1.0], [1e25], [[1e-20]], [[1e25]]),
+        (double, 1.0, [1.0] * 4, [1e200], [[1e-170] * 4], None),
+        (double, 1e-6, [5e152], [1e-78], [[1e-77]], None),
+        (double, 1e-6, [5e152], [1e-135], [[1e-20]], None),
+        (double, 1e-14, [5e152], [1e-82], [[1e-81]], None),
+        (double, 1e-13, [0.0], [0.0], [[1e152]], [[1e-163]]),
+    ]
+    torch.set_flush_denormal(flush)
+    try:
+        for kind, bound, inputs, of, scale, shift in attacks:
+            layer = nn.Linear(len(inputs), len(of), bias=False, dtype=kind)
+            shifts = None if shift is None else [torch.tensor(shift, dtype=kind)]
+            by = Transform(bound)
+            if scale is not None:
+                by = Transform.fixed(bound, [torch.tensor(scale, dtype=kind)], shifts)
+            values = torch.tensor([inputs], dtype=kind), torch.tensor([of], dtype=kind)
+            assert clipped_norm(layer, *values, by) <= bound, (kind, bound, inputs[0])
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_shift_that_cancels_the_gradient_keeps_the_bound(flush: bool) -> None:
+    """∇ + b is almost 0, but w∇ underflows and w·b does not: this was 180 times the bound."""
+    torch.set_flush_denormal(flush)
+    try:
+        for inputs, bound in (
+            (2.2e-38, 5.9e-3),
+            (1.1e-37, 1.2e-3),
+            (1e-34, 5.5e-5),
+            (1e-36, 1e-12),
+        ):
+            layer = nn.Linear(1, 1, bias=False)
+            values, of = torch.tensor([[inputs]]), torch.tensor([[1e18]])
+            by = Transform.fixed(bound, [torch.full((1, 1), 1e18)], [-values * of])
+            assert clipped_norm(layer, values, of, by) <= bound
+        biased, of = nn.Linear(1, 1), torch.full((1, 1), 1.3e-38)
+        scales, shifts = [torch.ones(1, 1), torch.full((1,), 1e18)], [torch.zeros(1, 1), -of[0]]
+        by = Transform.fixed(1.8e-23, scales, shifts)
+        assert clipped_norm(biased, torch.zeros(1, 1), of, by) <= 1.8e-23
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("outputs", [1000, 100_000])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_small_squares_after_a_large_one_are_counted(outputs: int, shifted: bool) -> None:
+    """In a long sum each of them may be lost to rounding."""
+    layer = nn.Linear(4, outputs, bias=False)
+    for share in (0.3, 0.49, 0.9):
+        of = torch.full((1, outputs), math.sqrt(share * 2.0**-24))
+        of[0, 0] = 1.0
+        shifts = [torch.zeros_like(layer.weight)] if shifted else None
+        transform = Transform.fixed(1.0, [torch.ones_like(layer.weight)], shifts)
+        assert clipped_norm(layer, torch.ones(1, 4), of, transform) <= 1.0

@@ -1,0 +1,574 @@
+"""A typed HTTP client of the accounting service.
+
+Answers are dataclasses and every failure is an exception (see `training_client.errors`). All calls
+are safe to repeat, so the client retries while the service is busy or away.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import httpx
+
+from training_client.errors import (
+    BudgetExhaustedError,
+    DataError,
+    ServiceConfusedError,
+    ServiceRefusedError,
+    ServiceUnreachableError,
+)
+from training_client.retry import RetryTimer, parse_retry_after
+
+_LOGGER: Final = logging.getLogger(__name__)
+_INTERNAL_ERROR: Final = 500  # rarely goes away by waiting
+_HOPELESS_SECONDS_MAX: Final = 3.0
+_SLEEP_SECONDS_MAX: Final = 0.5  # between two looks at whether to stop waiting
+_RETRIED: Final = frozenset({429, _INTERNAL_ERROR, 502, 503, 504})
+PLD: Final = "pld"  # the accounting method that proves each of its guarantees
+ADD_OR_REMOVE_ONE: Final = "add_or_remove_one"
+_PROVEN: Final = "proven"
+_ESTIMATE: Final = "estimate"  # one of the method's hypotheses does not hold
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """An (ε, δ) guarantee computed by the service, and how far it can be trusted.
+
+    Attributes:
+        epsilon: ε, rounded up; ≥ 0.
+        delta: δ, in [0, 1].
+        method: the accounting method.
+        status: "proven" or, from some methods, "estimate".
+        document: the service's whole answer.
+    """
+
+    epsilon: float
+    delta: float
+    method: str
+    status: str
+    document: Json
+
+    @classmethod
+    def from_json(cls, document: Any) -> Guarantee:
+        """Parse a guarantee.
+
+        Raises:
+            ServiceConfusedError: a field is missing or out of range.
+        """
+        try:
+            found = cls(
+                float(document["epsilon"]),
+                float(document["delta"]),
+                str(document["method"]),
+                str(document["status"]),
+                document,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServiceConfusedError(f"the answer is not a guarantee: {error!r}") from None
+        if not (math.isfinite(found.epsilon) and found.epsilon >= 0 and 0 <= found.delta <= 1):
+            raise ServiceConfusedError(
+                f"the answer is not a guarantee: ε = {found.epsilon}, δ = {found.delta}"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Budget that the ledger reserves for one run.
+
+    Attributes:
+        identifier: the ledger's identifier of the reservation.
+        state: "open" while steps may be granted.
+        steps_reserved: the number of steps that budget is reserved for.
+        steps_granted: the number of steps already charged.
+        mechanism: the mechanism of all reserved steps.
+    """
+
+    identifier: str
+    state: str
+    steps_reserved: int
+    steps_granted: int
+    mechanism: Json = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, document: Json) -> Reservation:
+        """Parse a reservation.
+
+        Raises:
+            ServiceConfusedError: a field is missing, or more steps are granted than reserved.
+        """
+        try:
+            found = cls(
+                str(document["id"]),
+                str(document["state"]),
+                int(document["steps_reserved"]),
+                int(document["steps_granted"]),
+                dict(document.get("mechanism") or {}),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServiceConfusedError(f"the answer is not a reservation: {error!r}") from None
+        if not 0 <= found.steps_granted <= found.steps_reserved:
+            raise ServiceConfusedError(f"the answer is not a reservation: {found}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """The answer to whether a run fits a dataset's remaining budget.
+
+    Attributes:
+        fits: True if the whole run fits.
+        steps: the most steps of this mechanism that fit; None if any number does.
+        noise_multiplier: the least noise multiplier with which all steps fit; None if there is
+            none.
+    """
+
+    fits: bool
+    steps: int | None
+    noise_multiplier: float | None
+
+
+class AccountingService:
+    """A connection to the accounting service; use it as a context manager.
+
+    Example:
+        ```python
+        with AccountingService("http://127.0.0.1:8000") as service:
+            run = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
+            print(service.epsilon(run, delta=1e-5).epsilon)
+        ```
+
+    Every call may raise `ServiceUnreachableError` (no answer in time), `ServiceRefusedError` (the
+    request is invalid), `ServiceConfusedError` (the answer breaks the API's contract) and
+    `DataError` (the address or a name cannot be part of a URL).
+
+    A busy or unavailable service is asked again, after the delay that its `Retry-After` header
+    requests or an increasing one. Writes carry an idempotency key: retries take effect once.
+
+    Args:
+        url: the service's address, such as http://127.0.0.1:8000.
+        api_key: the key for calls to the ledger, and for computations if the service requires one.
+        timeout_seconds: the limit for one attempt.
+        patience_seconds: the limit for one call with all its attempts. A call ends at once if
+            `Retry-After` asks for more. At most three seconds are spent on a service that never
+            answered, or that fails with status 500.
+        transport: replaces the network in tests.
+
+    Attributes:
+        url: the service's address.
+        attempt_seconds: the duration of the last call's last attempt.
+
+    Raises:
+        ServiceUnreachableError: `url` is not a valid address.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 30.0,
+        patience_seconds: float = 120.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = url
+        self.attempt_seconds = 0.0
+        self._should_stop: Callable[[], bool] = lambda: False
+        self._patience, self._has_answered = patience_seconds, False
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        try:
+            self._client = httpx.Client(
+                base_url=url, timeout=timeout_seconds, transport=transport, headers=headers
+            )
+        except httpx.InvalidURL as error:
+            raise ServiceUnreachableError(
+                f"{url!r} is not the address of a service, such as http://127.0.0.1:8000: {error}"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    @contextmanager
+    def giving_up_when(self, stop: Callable[[], bool]) -> Iterator[None]:
+        """Stop retrying calls inside the `with` block once `stop()` returns True.
+
+        A call that is waiting then raises `ServiceUnreachableError` within half a second.
+        """
+        before, self._should_stop = self._should_stop, stop
+        try:
+            yield
+        finally:
+            self._should_stop = before
+
+    def epsilon(
+        self,
+        mechanism: Json,
+        delta: float,
+        method: str = PLD,
+        relation: str = ADD_OR_REMOVE_ONE,
+    ) -> Guarantee:
+        """Return a mechanism's guarantee at δ.
+
+        Args:
+            mechanism: the mechanism, as JSON.
+            delta: δ, in (0, 1); the answer's δ does not exceed it.
+            method: the accounting method. The default proves its guarantees; other methods may
+                return one whose status is "estimate".
+            relation: the neighbouring relation.
+
+        Raises:
+            ServiceConfusedError: the answer is for another δ or method, or is not proven though
+                the method proves its guarantees.
+        """
+        body = {
+            "mechanism": mechanism,
+            "delta": delta,
+            "method": method,
+            "neighbouring_relation": relation,
+        }
+        found = Guarantee.from_json(self._request("/v1/epsilon", body))
+        if found.delta > delta or found.method != method:
+            raise ServiceConfusedError(
+                f"asked for δ = {delta:g} by {method}, but the answer is for δ = {found.delta:g} "
+                f"by {found.method}"
+            )
+        if found.status not in ({_PROVEN} if method == PLD else {_PROVEN, _ESTIMATE}):
+            raise ServiceConfusedError(
+                f"the guarantee by {method} has status {found.status!r} and cannot be used"
+            )
+        return replace(found, document={**found.document, "mechanism": mechanism})
+
+    def curve(self, run: Json, delta: float, points: int) -> list[tuple[int, float]]:
+        """Return (steps, ε) pairs along a run.
+
+        Args:
+            run: a mechanism of kind dp_sgd; the last pair is for all of its steps.
+            delta: δ of each ε.
+            points: the number of pairs, evenly spaced over the run.
+        """
+        body = {"mechanism": run, "delta": delta, "points": points}
+        answer = self._request("/v1/curve", body)
+        try:
+            found = [float(each) for each in answer["curves"][0]["epsilon"]]
+            return list(zip(map(int, answer["steps"]), found, strict=True))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ServiceConfusedError(f"the answer is not a curve: {error!r}") from None
+
+    def noise_multiplier(
+        self, *, sample_rate: float, steps: int, epsilon: float, delta: float, method: str = PLD
+    ) -> float:
+        """Return the smallest noise multiplier with which a Poisson-sampled run satisfies (ε, δ).
+
+        Args:
+            sample_rate: q, in (0, 1].
+            steps: the number of steps of the run.
+            epsilon: the largest ε allowed.
+            delta: the largest δ allowed.
+            method: the accounting method.
+
+        Raises:
+            ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
+        """
+        known = {"sample_rate": sample_rate, "steps": steps}
+        return self._solve("noise-multiplier", "noise_multiplier", known, epsilon, delta, method)
+
+    def steps(
+        self,
+        *,
+        noise_multiplier: float,
+        sample_rate: float,
+        epsilon: float,
+        delta: float,
+        method: str = PLD,
+    ) -> int:
+        """Return the largest number of steps for which a Poisson-sampled run satisfies (ε, δ).
+
+        Args:
+            noise_multiplier: σ > 0.
+            sample_rate: q, in (0, 1].
+            epsilon: the largest ε allowed.
+            delta: the largest δ allowed.
+            method: the accounting method.
+
+        Raises:
+            ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
+        """
+        known = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
+        return int(self._solve("steps", "steps", known, epsilon, delta, method))
+
+    def quote(self, dataset: str, mechanism: Json) -> Quote:
+        """Return whether a run fits a dataset's remaining budget, and which run would fit.
+
+        Args:
+            dataset: the dataset's name in the ledger.
+            mechanism: the mechanism of the whole run, as JSON.
+        """
+        answer = self._request(f"{_dataset_path(dataset)}/quotes", {"mechanism": mechanism})
+        affordable = answer.get("affordable")
+        if not isinstance(affordable, dict) or not isinstance(answer.get("fits"), bool):
+            raise ServiceConfusedError(f"the answer is not a quote: {answer!r}")
+        return Quote(answer["fits"], affordable.get("steps"), affordable.get("noise_multiplier"))
+
+    def affordable_noise(self, dataset: str, mechanism: Json) -> float:
+        """Return the smallest noise multiplier with which a run fits a dataset's remaining budget.
+
+        Args:
+            dataset: the dataset's name in the ledger.
+            mechanism: the mechanism of the whole run, as JSON; its noise multiplier is ignored.
+
+        Raises:
+            BudgetExhaustedError: no noise multiplier makes the run fit.
+        """
+        noise = self.quote(dataset, mechanism).noise_multiplier
+        if noise is None:
+            raise BudgetExhaustedError(
+                f"no noise multiplier makes these steps fit the remaining budget of {dataset!r}"
+            )
+        return float(noise)
+
+    def dataset(self, name: str) -> Json:
+        """Return the ledger's record of a dataset, as JSON."""
+        return self._request(_dataset_path(name))
+
+    def reserve(self, dataset: str, mechanism: Json, purpose: str = "") -> Reservation:
+        """Reserve budget for a whole run.
+
+        Args:
+            dataset: the dataset's name in the ledger.
+            mechanism: the mechanism of the whole run, as JSON.
+            purpose: a note that the ledger keeps with the reservation.
+
+        Raises:
+            BudgetExhaustedError: the run does not fit the remaining budget.
+        """
+        body = {"mechanism": mechanism, "purpose": purpose}
+        return Reservation.from_json(self._write(f"{_dataset_path(dataset)}/reservations", body))
+
+    def grant(self, reservation: Reservation, steps: int) -> Reservation:
+        """Charge the next steps to the budget; call it before their noise is drawn.
+
+        Args:
+            reservation: the run's reservation, as last returned.
+            steps: the number of steps to charge.
+
+        Returns:
+            The reservation with these steps granted.
+
+        Raises:
+            BudgetExhaustedError: the steps do not fit the budget.
+            ServiceRefusedError: steps that this client does not know of were granted meanwhile.
+            ServiceConfusedError: another number of steps was granted.
+        """
+        body = {"steps": steps, "sequence": reservation.steps_granted}
+        after = self._change_state(reservation, "grants", body)
+        if after.steps_granted != reservation.steps_granted + steps:
+            raise ServiceConfusedError(f"asked for {steps} steps, but the answer is {after}")
+        return after
+
+    def reservation(self, identifier: str) -> Reservation:
+        """Return a reservation in its current state."""
+        return Reservation.from_json(self._request(_reservation_path(identifier)))
+
+    def renew(self, reservation: Reservation) -> Reservation:
+        """Restart a reservation's lease."""
+        return self._change_state(reservation, "renew")
+
+    def commit(self, reservation: Reservation) -> Reservation:
+        """End a finished run; budget of steps that were not granted becomes free again."""
+        return self._change_state(reservation, "commit")
+
+    def release(
+        self, reservation: Reservation, patience_seconds: float | None = None
+    ) -> Reservation:
+        """End an abandoned run; budget of steps that were not granted becomes free again.
+
+        Args:
+            reservation: the run's reservation.
+            patience_seconds: the limit for this call; that of the connection by default.
+        """
+        return self._change_state(reservation, "release", patience=patience_seconds)
+
+    def certificate(self, reservation: Reservation) -> Json:
+        """Return the signed certificate of an ended run, which may be published."""
+        return self._request(f"{_reservation_path(reservation.identifier)}/certificate")
+
+    def _solve(
+        self, path: str, unknown: str, known: Json, epsilon: float, delta: float, method: str
+    ) -> float:
+        """Ask the service for one unknown parameter of a run, such as its noise multiplier."""
+        body = {**known, "epsilon": epsilon, "delta": delta, "method": method}
+        answer = self._request(f"/v1/{path}", body)
+        _require_within_target(Guarantee.from_json(answer.get("guarantee")), epsilon, delta)
+        return _finite_number(answer, unknown)
+
+    def _change_state(
+        self,
+        reservation: Reservation,
+        action: str,
+        body: Json | None = None,
+        patience: float | None = None,
+    ) -> Reservation:
+        """Send an action on a reservation, such as commit, and return its new state."""
+        path = f"{_reservation_path(reservation.identifier)}/{action}"
+        return Reservation.from_json(self._write(path, body or {}, patience))
+
+    def _write(self, path: str, body: Json, patience: float | None = None) -> dict[str, Any]:
+        """Send a write; one idempotency key for all attempts makes it take effect once."""
+        try:
+            return self._request(path, body, {"Idempotency-Key": uuid.uuid4().hex}, patience)
+        except ServiceRefusedError as error:
+            if error.code == "budget-exhausted":
+                raise BudgetExhaustedError(str(error)) from None
+            raise
+
+    def _request(
+        self,
+        path: str,
+        body: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+        patience: float | None = None,
+    ) -> dict[str, Any]:
+        """Send a request, with retries, and return the answer's JSON object.
+
+        Raises:
+            ServiceRefusedError: the answer is a problem document.
+            ServiceConfusedError: the answer is not a JSON object.
+        """
+        answer = self._send_with_retries(
+            path, body, headers or {}, self._patience if patience is None else patience
+        )
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ServiceConfusedError(f"{self.url}{path} answered {answer.status_code}, not JSON")
+        if answer.is_success:
+            return document
+        faults = document.get("errors") or []
+        pointers = tuple(str(fault.get("pointer")) for fault in faults if isinstance(fault, dict))
+        code = str(document.get("code", answer.status_code))
+        raise ServiceRefusedError(code, str(document.get("detail", "no reason given")), pointers)
+
+    def _send_with_retries(
+        self, path: str, body: Json | None, headers: Mapping[str, str], patience: float
+    ) -> httpx.Response:
+        """Send a request until it is answered or `patience` seconds have passed."""
+        timer, hopeless_limit = RetryTimer(), min(_HOPELESS_SECONDS_MAX, patience)
+        while True:
+            try:
+                answer = self._send(path, body, headers)
+            except httpx.HTTPError as error:
+                problem, requested = f"{type(error).__name__}: {error}", 0.0
+                self._has_answered |= not isinstance(error, httpx.ConnectError)
+                may_recover = self._has_answered
+            else:
+                if answer.status_code not in _RETRIED:
+                    return answer
+                requested = parse_retry_after(answer.headers)
+                problem = _describe_failure(answer, requested)
+                may_recover = answer.status_code != _INTERNAL_ERROR
+            timer.seconds += self.attempt_seconds
+            delay = timer.next_delay(requested, patience if may_recover else hopeless_limit)
+            if delay is None or not self._sleep_unless_stopped(delay, problem):
+                raise ServiceUnreachableError(
+                    f"no answer from {self.url} within {timer.seconds:.3g} s ({problem}); "
+                    "training needs the service. Is it running? Start it with `accountant serve`"
+                )
+
+    def _send(self, path: str, body: Json | None, headers: Mapping[str, str]) -> httpx.Response:
+        """Send a request once, and record how long the answer took."""
+        method, started = "GET" if body is None else "POST", time.monotonic()
+        try:
+            answer = self._client.request(method, path, json=body, headers=headers)
+            self._has_answered = True
+        except httpx.InvalidURL as error:  # such as a name that is too long; do not retry
+            raise DataError(f"{path[:60]!r}… is not a valid URL path: {error}") from None
+        except httpx.UnsupportedProtocol:
+            raise DataError(
+                f"{self.url!r} is not the address of a service: write it as http://127.0.0.1:8000"
+            ) from None
+        finally:
+            self.attempt_seconds = time.monotonic() - started
+        return answer
+
+    def _sleep_unless_stopped(self, seconds: float, problem: str) -> bool:
+        """Sleep, and return True; return False early if the caller asked to stop retrying."""
+        _LOGGER.warning("%s: %s; asking again in %.1f s", self.url, problem, seconds)
+        while seconds > 0 and not self._should_stop():
+            time.sleep(min(seconds, _SLEEP_SECONDS_MAX))
+            seconds -= _SLEEP_SECONDS_MAX
+        return not self._should_stop()
+
+
+def _describe_failure(answer: httpx.Response, retry_after: float) -> str:
+    """Return a failed response's status, its detail and the delay it requests."""
+    said = f"it answered {answer.status_code}"
+    with suppress(ValueError, KeyError, TypeError):
+        said += f": {answer.json()['detail']}"
+    return f"{said} (retry after {retry_after:.0f} s)" if retry_after else said
+
+
+def _dataset_path(name: str) -> str:
+    """Return the URL path of a dataset in the ledger."""
+    return f"/v1/datasets/{_quote_segment(name)}"
+
+
+def _reservation_path(identifier: str) -> str:
+    """Return the URL path of a reservation."""
+    return f"/v1/reservations/{_quote_segment(identifier)}"
+
+
+def _quote_segment(name: str) -> str:
+    """Return a name quoted as one segment of a URL path, so that it cannot lead to another path.
+
+    Raises:
+        DataError: the name is empty, a dot segment or not valid Unicode.
+    """
+    try:
+        segment = quote(name, safe="")
+    except UnicodeEncodeError:
+        segment = ""
+    if segment in ("", ".", ".."):
+        raise DataError(f"{name!r} is not a valid name in the ledger: use the name it has there")
+    return segment
+
+
+def _finite_number(answer: Json, name: str) -> float:
+    """Return a field of a response that must be a finite number."""
+    value = answer.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ServiceConfusedError(f"the answer's {name} is not a finite number: {value!r}")
+    return value
+
+
+def _require_within_target(guarantee: Guarantee, epsilon: float, delta: float) -> None:
+    """Reject a solution whose own guarantee exceeds the target.
+
+    Raises:
+        ServiceConfusedError: its ε or δ is larger.
+    """
+    if guarantee.epsilon > epsilon or guarantee.delta > delta:
+        raise ServiceConfusedError(
+            f"the solution's guarantee (ε = {guarantee.epsilon}, δ = {guarantee.delta}) is outside "
+            f"the budget (ε = {epsilon}, δ = {delta})"
+        )

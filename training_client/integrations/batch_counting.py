@@ -1,0 +1,121 @@
+"""Counts the batches that Opacus' Poisson samplers draw: each must have exactly one step.
+
+A step is charged as one of a batch drawn for it alone. Several steps of one batch see the same
+records and cost far more than is charged. A batch without a step reveals its records if they are
+the reason; no further batch is drawn then.
+
+Importing this module makes Opacus' samplers count (see `patches`). In distributed training a rank's
+empty batches are drawn too: Opacus drops them, so that a step would be missing exactly if the one
+record of a batch were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
+
+from training_client.errors import NoGuaranteeError
+from training_client.integrations.opacus_checks import find_poisson_sampler, hold_to_charged_rate
+from training_client.integrations.patches import replace_sampler_iteration
+from training_client.integrations.prefetching import count_prefetched_batches
+
+DrawBatches = Callable[[Any], Iterator[Any]]
+
+
+class BatchCounter:
+    """Counts the batches that a loader draws, and those that steps have used.
+
+    The count is kept in the sampler: loaders that split or prefetch its batches share it, and so do
+    several optimizers. Workers draw batches before the loop uses them, so up to that many further
+    steps of one batch go unnoticed.
+
+    Args:
+        loader: a loader that samples by Poisson.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._sampler = find_poisson_sampler(loader)
+        hold_to_charged_rate(self._sampler)  # before it draws
+        if not self._sampler.requires_steps:  # batches drawn before belong to no run
+            self._sampler.unused = min(self._sampler.unused, self._sampler.prefetched)
+            self._sampler.requires_steps = True
+
+    def require_unused_batch(self) -> None:
+        """Raise if every batch drawn so far was already used by a step.
+
+        Raises:
+            NoGuaranteeError: no batch is left for the step.
+        """
+        if self._sampler.unused < 1:
+            raise NoGuaranteeError(
+                "each batch that was drawn has had its step, and a step is charged as one of a "
+                "batch drawn for it alone: make one step of a batch, and take batches from the "
+                "loader that make_private returns, or that BatchMemoryManager makes of it"
+            )
+
+    def use_batch(self) -> None:
+        """Count a batch as used by a step, or by one refused for a reason that is not private."""
+        self._sampler.unused -= 1
+
+    def stop(self) -> None:
+        """Allow batches without a step from now on: the run is over."""
+        self._sampler.requires_steps = False
+
+
+def _count_draws(draw: DrawBatches) -> DrawBatches:
+    """Return a sampler's `__iter__` that counts batches, and raises if one had no step."""
+
+    def draw_and_count(sampler: Any) -> Iterator[Any]:
+        if sampler.is_drawing:  # the last pass was abandoned, with the batches prefetched in it
+            sampler.unused -= min(sampler.unused, sampler.prefetched)
+        sampler.is_drawing, sampler.prefetched = True, count_prefetched_batches()
+        for batch in draw(sampler):
+            _require_steps(sampler)
+            sampler.unused += 1
+            yield batch
+        sampler.is_drawing = False
+
+    return draw_and_count
+
+
+def _require_steps(sampler: Any) -> None:
+    """Raise, before a batch is drawn, if a batch given to the loop has had no step."""
+    missing = sampler.unused - sampler.prefetched
+    if sampler.requires_steps and missing > 0:
+        raise NoGuaranteeError(
+            f"{missing} batch(es) were drawn and had no step, perhaps because of a record in them, "
+            "and no noise hides that. Make a step of each batch, empty ones too: skip none, for a "
+            "loss that is not finite or an error, and end the run where that cannot be. Look at "
+            "examples in the dataset, not in the loader, and resume with ignore_data_skip=True"
+        )
+
+
+def _draw_with_empty_batches(sampler: Any) -> Iterator[torch.Tensor]:
+    """Draw a rank's batches as Opacus does, but without dropping the empty ones."""
+    order = torch.arange(sampler.total_size)
+    if sampler.shuffle:
+        shared = torch.Generator().manual_seed(sampler.shuffle_seed + sampler.epoch)
+        order = torch.randperm(sampler.total_size, generator=shared)
+    own = order[sampler.rank : sampler.total_size : sampler.num_replicas]
+    for _ in range(sampler.num_batches):
+        yield own[torch.rand(len(own), generator=sampler.generator) < sampler.sample_rate]
+
+
+for _sampler_class, _draw in (
+    (UniformWithReplacementSampler, UniformWithReplacementSampler.__iter__),
+    (DistributedUniformWithReplacementSampler, _draw_with_empty_batches),
+):
+    replace_sampler_iteration(
+        _sampler_class,
+        _count_draws(_draw),
+        unused=0,  # batches drawn that had no step yet
+        prefetched=0,  # batches that loaders draw before the loop uses them
+        is_drawing=False,  # a pass has begun and not ended
+        requires_steps=False,  # each batch must have its step
+    )

@@ -1,0 +1,221 @@
+"""Reads a run's plan off Opacus' own objects, and refuses what no guarantee covers.
+
+A guarantee assumes three things that different objects hold: the sampler draws each record with the
+same probability, the optimizer clips and adds noise, and each step sees one batch. The objects
+themselves are read, so that the plan that is charged is what really runs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from opacus.optimizers import (
+    AdaClipDPOptimizer,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+)
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
+
+from training_client.errors import NoGuaranteeError
+from training_client.integrations.patches import replace_sample_rate
+from training_client.integrations.split_batches import find_skip_queue
+from training_client.plan import Plan
+from training_client.private_step.single_process import world_size
+
+_POISSON: Final = (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
+_TOLERANCE: Final = 1e-9  # relative rounding error of numbers that should be equal
+_UNIFORM_VALUES: Final = 2**24  # of the float32 random numbers that Opacus' samplers draw
+_RATES: Final = "charged_and_drawn_rate"  # attribute of a sampler whose rate was replaced
+
+
+def plan_of(optimizer: Any, loader: Any) -> Plan:
+    """Return the DP-SGD plan that an Opacus optimizer and its loader carry out.
+
+    From then on the loader's sampler draws no record more often than the plan charges.
+
+    Args:
+        optimizer: the optimizer that Opacus' `make_private` returned.
+        loader: the loader that it returned, or that `BatchMemoryManager` made of that.
+
+    Raises:
+        NoGuaranteeError: no plan describes them; the message says what to change.
+    """
+    sampler = find_poisson_sampler(loader)
+    require_private_optimizer(optimizer)
+    return Plan(
+        dataset_size=int(getattr(sampler, "total_size", sampler.num_samples)),
+        sample_rate=hold_to_charged_rate(sampler),
+        clip_norm=float(optimizer.max_grad_norm),
+        noise_multiplier=float(optimizer.noise_multiplier),
+    )
+
+
+def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
+    """Raise unless an optimizer and loader carry out the plan that is charged.
+
+    Args:
+        optimizer: the optimizer that Opacus' `make_private` returned.
+        loader: the loader that it returned, or that `BatchMemoryManager` made of that.
+        plan: the plan that is charged.
+
+    Raises:
+        NoGuaranteeError: they run another plan, or one that no guarantee covers.
+    """
+    found = plan_of(optimizer, loader)
+    for name in Plan.__dataclass_fields__:
+        runs, charged = getattr(found, name), getattr(plan, name)
+        if not math.isclose(runs, charged, rel_tol=_TOLERANCE):
+            raise NoGuaranteeError(
+                f"{name} is {runs:g} in the optimizer or loader, and {charged:g} in the plan that "
+                "is charged: make the plan with plan_of(optimizer, loader)"
+            )
+    _require_batch_size(optimizer, plan)
+
+
+def find_poisson_sampler(loader: Any) -> Any:
+    """Return a loader's sampler, which must be one of Opacus' Poisson samplers.
+
+    Raises:
+        NoGuaranteeError: it is another sampler, or each of several processes would draw from all
+            records.
+    """
+    sampler = getattr(loader, "batch_sampler", None)
+    if isinstance(sampler, BatchSplittingSampler):
+        sampler = sampler.sampler
+    if not isinstance(sampler, _POISSON):
+        source = loader if sampler is None else sampler
+        raise NoGuaranteeError(
+            f"batches come from {type(source).__name__}, which does not sample by Poisson: use "
+            "the loader that make_private returns with poisson_sampling=True, or "
+            "DPDataLoader.from_data_loader(loader)"
+        )
+    shared = isinstance(sampler, DistributedUniformWithReplacementSampler)
+    if world_size() > 1 and not shared:
+        raise NoGuaranteeError(
+            f"each of {world_size()} processes would draw from all records: wrap the model in "
+            "DifferentiallyPrivateDistributedDataParallel before make_private"
+        )
+    return sampler
+
+
+def hold_to_charged_rate(sampler: Any) -> float:
+    """Round a sampler's rate down to one that it draws exactly; return the charged rate q.
+
+    Opacus draws a record if one of 2²⁴ equally likely numbers is below q, which rounds q up: at
+    q = 1e-4 it draws 0.017 % more than is charged. It draws exactly with multiples of 2⁻²⁴, so its
+    rate is replaced by q rounded down to one.
+
+    Args:
+        sampler: a sampler from `find_poisson_sampler`.
+
+    Raises:
+        NoGuaranteeError: q rounds down to 0.
+    """
+    charged, drawn = getattr(sampler, _RATES, (math.nan, math.nan))
+    if float(sampler.sample_rate) == drawn:
+        return float(charged)
+    charged = float(sampler.sample_rate)  # not replaced yet, or set anew since
+    drawn = math.floor(charged * _UNIFORM_VALUES) / _UNIFORM_VALUES
+    if not drawn > 0:
+        raise NoGuaranteeError(
+            f"q = {charged:g} is less than Opacus' samplers can draw with: make batches larger"
+        )
+    replace_sample_rate(sampler, drawn)
+    setattr(sampler, _RATES, (charged, drawn))
+    return charged
+
+
+def require_private_optimizer(optimizer: Any) -> None:
+    """Refuse an optimizer that adds no noise, or that does not clip to a fixed norm itself.
+
+    Raises:
+        NoGuaranteeError: it is not an Opacus optimizer; σ or C is zero, infinite or NaN; C adapts
+            to the gradients; or clipping happens in the loss.
+    """
+    if not isinstance(optimizer, DPOptimizer):
+        raise NoGuaranteeError(
+            f"{type(optimizer).__name__} adds no noise: use the optimizer that make_private returns"
+        )
+    if isinstance(optimizer, AdaClipDPOptimizer):
+        # the next C depends on the exact batch size, which no noise hides
+        raise NoGuaranteeError(
+            'clipping="adaptive" computes C from private batches, and no guarantee covers that: '
+            'use clipping="flat"'
+        )
+    if isinstance(optimizer, DPOptimizerFastGradientClipping):
+        # it sums gradients as they are: whether the loss clipped them, and at which C, is unknown
+        raise NoGuaranteeError(
+            'ghost clipping (grad_sample_mode="ghost") clips in the loss that make_private returns '
+            "and not in the optimizer, which cannot tell whether that was used, nor at what norm: "
+            'use grad_sample_mode="hooks"'
+        )
+    for name in ("noise_multiplier", "max_grad_norm"):
+        value = float(getattr(optimizer, name))
+        if not 0 < value < math.inf:
+            raise NoGuaranteeError(
+                f"{name} = {value:g} gives no guarantee: it must be positive and finite"
+            )
+
+
+def require_one_batch(optimizer: DPOptimizer) -> None:
+    """Refuse a step over several batches: a record in each of them could exceed the clip norm.
+
+    Raises:
+        NoGuaranteeError: gradients of several batches were accumulated.
+    """
+    if optimizer.accumulated_iterations != 1:
+        raise NoGuaranteeError(
+            f"the step adds up {optimizer.accumulated_iterations} batches, and a record may be in "
+            "each: make it of one batch, split by Opacus' BatchMemoryManager if it is too large"
+        )
+
+
+def require_no_skipped_steps(optimizer: DPOptimizer) -> None:
+    """Refuse a step that accumulates skipped ones, unless a splitting loader completes a batch.
+
+    Opacus does not count skipped steps; it knows only whether the last one was skipped.
+
+    Raises:
+        NoGuaranteeError: the step is of several batches.
+    """
+    queue = find_skip_queue(optimizer)
+    completes_batch = queue is not None and queue.last is False
+    if optimizer._is_last_step_skipped and not completes_batch:
+        raise NoGuaranteeError(
+            "the step adds up batches whose own steps were skipped (signal_skip_step), and a "
+            "record may be in each: have one batch split by the loader of Opacus' "
+            "BatchMemoryManager"
+        )
+
+
+def require_no_accumulation(batches: int) -> None:
+    """Refuse a framework's option to accumulate gradients over batches.
+
+    Args:
+        batches: the number of batches for one step.
+
+    Raises:
+        NoGuaranteeError: it is not 1.
+    """
+    if batches != 1:
+        raise NoGuaranteeError(
+            f"gradients of {batches} batches would be added up to a step, and a record may be in "
+            "each: use batches of the size wanted, split by Opacus' BatchMemoryManager"
+        )
+
+
+def _require_batch_size(optimizer: DPOptimizer, plan: Plan) -> None:
+    """Raise if an optimizer averages by a divisor other than the expected batch size qN."""
+    if optimizer.loss_reduction != "mean":
+        return
+    divisor = float(optimizer.expected_batch_size) * world_size()
+    if not abs(divisor - plan.expected_batch_size) < 1:
+        raise NoGuaranteeError(
+            f"sums are divided by {divisor:g}, the plan expects batches of "
+            f"{plan.expected_batch_size:g}"
+        )

@@ -1,0 +1,164 @@
+"""The gate before every step of Opacus' optimizer, for any framework that calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from opacus.optimizers import DPOptimizer
+
+from training_client.budget import Allowance
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.integrations.batch_counting import BatchCounter
+from training_client.integrations.distributed_ranks import run_on_rank_zero
+from training_client.integrations.opacus_checks import (
+    require_no_skipped_steps,
+    require_one_batch,
+    require_plan,
+)
+from training_client.integrations.patches import replace_step_hook
+from training_client.integrations.skipped_steps import (
+    require_finite_gradients,
+    require_full_precision,
+)
+from training_client.integrations.split_batches import (
+    PhysicalBatchTracker,
+    is_end_of_batch,
+    require_finished_batch,
+)
+from training_client.run_report import settle
+
+
+class StepGate:
+    """Lets an Opacus optimizer make only the steps that an allowance covers.
+
+    A framework asks before it uses a batch, and so before noise is drawn, when it can still end the
+    run cleanly. The optimizer's step hook asks again: after the noise is drawn, but before
+    gradients are reduced over ranks or parameters change, and only for steps that are really made.
+    That stops a framework that goes on after a refusal, and a second gate of the same allowance.
+
+    A step is charged as one of a batch drawn for it alone. So asking permits one step, which uses
+    the permission up; the hook refuses a second step of the same batch.
+
+    Args:
+        allowance: the run's budget, asked on rank 0; other ranks get its answer.
+
+    Attributes:
+        steps: the number of steps that count as made.
+    """
+
+    def __init__(self, allowance: Allowance) -> None:
+        self.steps = allowance.made
+        self._allowance = allowance
+        self._optimizer: Any = None
+        self._loader: Any = None
+        self._is_permitted = False  # a step of the current batch
+        self._batches: BatchCounter | None = None
+        self._physical_batches = PhysicalBatchTracker()
+        self._next_hook: Callable[[DPOptimizer], None] | None = None
+
+    def guard(self, optimizer: Any, loader: Any, made: int = 0) -> None:
+        """Attach the gate to an Opacus optimizer, so that every step is checked before it is made.
+
+        Args:
+            optimizer: an optimizer of Opacus.
+            loader: the training loader.
+            made: the number of steps that a checkpoint counts. A ledger's own count takes
+                precedence.
+
+        Raises:
+            NoGuaranteeError: the optimizer and loader do not run the allowance's plan.
+        """
+        require_plan(optimizer, loader, self._allowance.plan)
+        require_full_precision(optimizer)
+        self._batches = BatchCounter(loader)
+        self.steps = max(self.steps, self._allowance.count_resumed(made))
+        self._optimizer, self._loader = optimizer, loader
+        if optimizer.step_hook != self._check_step:
+            self._next_hook = replace_step_hook(optimizer, self._check_step)
+
+    def permit_step(self) -> None:
+        """Permit one step on the batch just drawn; call it once for each batch or physical batch.
+
+        Raises:
+            BudgetExhaustedError: the allowance covers no further step.
+            NoGuaranteeError: another run made the step; or an earlier batch, or physical batch, had
+                no step.
+            ServiceError: the service gave no usable answer.
+        """
+        self._require_no_pending_step()
+        try:
+            self.check_next_step()
+        except BudgetExhaustedError:
+            self._stop_counting()
+            raise
+        if self._optimizer is not None:
+            self._physical_batches.require_last_used(self._optimizer, self._loader)
+            self._is_permitted = is_end_of_batch(self._optimizer, self._loader)
+
+    def check_next_step(self) -> None:
+        """Raise unless the allowance covers one more step; do not permit it.
+
+        Raises:
+            BudgetExhaustedError: it does not.
+            NoGuaranteeError: another run made the step.
+            ServiceError: the service gave no usable answer.
+        """
+        run_on_rank_zero(partial(self._allowance.allow, self.steps + 1))
+
+    def settle(self, folder: str | Path) -> None:
+        """End the run: commit it, and write its guarantee.
+
+        Args:
+            folder: the folder for `privacy.json` and `certificate.json`.
+
+        Raises:
+            NoGuaranteeError: the last batch had no step, or was left unfinished; no guarantee is
+                claimed.
+            ServiceError: the service gave no usable answer.
+        """
+        self._require_no_pending_step()
+        if self._optimizer is not None:
+            require_finished_batch(self._optimizer)
+        self._stop_counting()
+        run_on_rank_zero(partial(settle, self._allowance, self.steps, folder))
+
+    def _check_step(self, optimizer: DPOptimizer) -> None:
+        """Check the step that the optimizer is about to make, and take it from the allowance."""
+        require_one_batch(optimizer)
+        require_plan(optimizer, self._loader, self._allowance.plan)
+        self._require_permission()
+        require_no_skipped_steps(optimizer)
+        require_finite_gradients(optimizer)
+        self._is_permitted = False
+        if self._batches is not None and not hasattr(self._next_hook, "counts_batches"):
+            self._batches.use_batch()
+        run_on_rank_zero(partial(self._allowance.take, self.steps + 1))
+        self.steps += 1
+        if self._next_hook is not None:
+            self._next_hook(optimizer)
+
+    def _stop_counting(self) -> None:
+        """Allow the loader to draw batches without steps: the run is over."""
+        if self._batches is not None:
+            self._batches.stop()
+
+    def _require_no_pending_step(self) -> None:
+        """Raise if a permitted step has not been made yet."""
+        if self._is_permitted:
+            raise NoGuaranteeError(
+                f"step {self.steps + 1} was left out after its batch was drawn, perhaps because of "
+                "a record in it, and no noise hides that: return a loss from every training_step, "
+                "call the optimizer for every batch, and let nothing skip one"
+            )
+
+    def _require_permission(self) -> None:
+        """Raise if `permit_step` was not called for this step."""
+        if not self._is_permitted:
+            raise NoGuaranteeError(
+                f"step {self.steps + 1} has no batch of its own, and is charged as one of a batch "
+                "drawn for it alone: make one step of a batch, or with the loader of Opacus' "
+                "BatchMemoryManager one of each physical batch, and draw another for the next"
+            )

@@ -1,0 +1,147 @@
+"""Checkpoints: the state that a run needs to be resumed. The spent budget is the ledger's record.
+
+A checkpoint never rewinds the budget: a resumed run goes on after the last step that was *granted*,
+not after the last step in the checkpoint. Steps in between may have been made and seen, so they are
+not made again. Random generators are not saved: noise never repeats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Final
+
+import torch
+
+from training_client.errors import DataError
+from training_client.lab.models import MODELS
+from training_client.lab.recipe import Recipe
+from training_client.optimizers import OPTIMIZERS
+from training_client.plan import Plan
+
+CHECKPOINT: Final = "checkpoint.pt"
+_OPTIMIZER_KEY: Final = "kept"  # of the optimizer state in the file
+_UNREADABLE: Final = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, TypeError,
+    UnpicklingError, ValueError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run between two steps.
+
+    Attributes:
+        recipe: the run's configuration, as in `Recipe.document`.
+        dataset: the ledger dataset whose budget the run draws on.
+        reservation: the identifier of the reservation.
+        plan: what a step does and costs.
+        directions: the released principal components, which are never drawn again.
+        steps: steps made when the checkpoint was written.
+        model: the state dict of the model.
+        optimizer: the state dict of the optimizer.
+    """
+
+    recipe: dict[str, Any]
+    dataset: str
+    reservation: str
+    plan: Plan
+    directions: torch.Tensor | None
+    steps: int
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write the checkpoint to a folder; an older one is replaced atomically."""
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"{CHECKPOINT}.part"
+        stored = {**vars(self), "plan": asdict(self.plan)}
+        stored[_OPTIMIZER_KEY] = stored.pop("optimizer")
+        with part.open("wb") as file:
+            torch.save(stored, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(folder / CHECKPOINT)
+
+    @staticmethod
+    def require_none(folder: Path) -> None:
+        """Raise if a folder holds a checkpoint: a new run must not begin there.
+
+        Raises:
+            DataError: the folder holds a run that can still be resumed.
+        """
+        if (folder / CHECKPOINT).exists():
+            raise DataError(
+                f"{folder} holds the checkpoint of a run that did not end: continue it with "
+                f"--resume, choose another --output, or remove {folder / CHECKPOINT}"
+            )
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """Read the checkpoint of a folder; its tensors are loaded to the CPU.
+
+        Raises:
+            DataError: there is no checkpoint, or it cannot be read.
+        """
+        with report_unreadable(folder):
+            stored = _load(folder)
+            state = {"plan": Plan(**stored["plan"]), "optimizer": stored[_OPTIMIZER_KEY]}
+            kept = {name: value for name, value in stored.items() if name != _OPTIMIZER_KEY}
+            checkpoint = cls(**(kept | state))
+            _require_known(Recipe.from_document(checkpoint.recipe))
+            if not checkpoint.model or not all(map(torch.is_tensor, checkpoint.model.values())):
+                raise ValueError("it has no model weights")
+            return checkpoint
+
+
+@contextmanager
+def report_unreadable(folder: Path) -> Iterator[None]:
+    """Turn any error from using a folder's checkpoint into a DataError that names the file.
+
+    Raises:
+        DataError: the checkpoint does not have the expected content.
+    """
+    try:
+        yield
+    except _UNREADABLE as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise _unreadable(
+            folder, f"its content is not as this version writes it ({reason})"
+        ) from None
+
+
+def _load(folder: Path) -> Any:
+    """Return the content of a folder's checkpoint file, with tensors on the CPU."""
+    try:
+        file = (folder / CHECKPOINT).open("rb")
+    except OSError as error:
+        raise DataError(
+            f"no checkpoint to resume in {folder} ({error.strerror}): only an unfinished run with "
+            "--dataset has one"
+        ) from None
+    with file:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except (*_UNREADABLE, OSError):  # PyTorch's own message advises to run code from the file
+            raise _unreadable(folder, "the file is cut short or not a checkpoint") from None
+
+
+def _unreadable(folder: Path, reason: str) -> DataError:
+    """Return the error for a checkpoint that cannot be used, with the reason."""
+    return DataError(
+        f"no checkpoint to resume in {folder}: {reason}. Restore a copy of {folder / CHECKPOINT}, "
+        "or remove it and start a new run without --resume; granted steps stay spent"
+    )
+
+
+def _require_known(recipe: Recipe) -> None:
+    """Raise if the model, the optimizer or its state is unknown."""
+    if recipe.model not in MODELS:
+        raise ValueError(f"unknown model {recipe.model!r}: there are {', '.join(MODELS)}")
+    entry = OPTIMIZERS.get(recipe.optimizer)
+    if entry is None or recipe.state not in entry.states:
+        raise ValueError(f"unknown optimizer {recipe.optimizer!r} with state {recipe.state!r}")

@@ -1,0 +1,166 @@
+"""`accountant-train compare`: several optimizers at one budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from training_client.client import AccountingService
+from training_client.errors import NoGuaranteeError
+from training_client.lab.cli.app import (
+    EXITS,
+    announce_public_data,
+    app,
+    exit_on_error,
+    make_console,
+)
+from training_client.lab.cli.lists import print_table
+from training_client.lab.cli.options import RunOptions, expand_options
+from training_client.lab.cli.output_folders import require_writable
+from training_client.lab.cli.progress import Report, describe_progress, progress_bar
+from training_client.lab.compare import LearningCurve, import_figure_class, plot, train_seeds
+from training_client.lab.number_format import format_score
+from training_client.lab.plan_run import RunSpec, plan_budget
+from training_client.lab.recipe import Recipe, TrainingData
+from training_client.lab.train import Progress
+
+_DEFAULT_OPTIMIZERS: Final = ("dp_sgd", "dp_adam", "adadp", "pi_rmsprop", "adadps")
+_OPTIONS: Final = (
+    "service", "api_key", "epsilon", "delta", "steps", "batch_size", "physical_batch_size",
+    "no_guarantee", "clip_norm", "model", "hidden", "warm_start", "device", "data", "data_dir",
+    "size", "public_examples", "public_batch_size", "pca", "pca_noise", "as_json",
+)  # fmt: skip
+
+
+def _check_plot_file(file: Path) -> Path:
+    """Refuse a plot file whose suffix is not .png, .svg or .pdf."""
+    if file.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"{file} should end in .png, .svg or .pdf")
+    return file
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions:
+    """The options of `compare` alone."""
+
+    optimizers: Annotated[
+        list[str] | None,
+        typer.Argument(help="NAME or NAME:STATE, such as adadp:public; a few by default."),
+    ] = None
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs of each optimizer; their mean is shown.")
+    ] = 1
+    output: Annotated[
+        Path, typer.Option(callback=_check_plot_file, help="The file of the plot.")
+    ] = Path("runs/compare.png")
+
+
+def compare(comparison: ComparisonOptions, options: RunOptions) -> None:
+    """Train several optimizers at one budget: a table, and a plot against ε and epochs."""
+    console = make_console(as_json=options.as_json)
+    with exit_on_error():
+        import_figure_class()  # fail before the training if matplotlib is missing
+        require_writable(comparison.output.parent)
+        recipes = {
+            name: replace(options, optimizer=optimizer, state=state or None).recipe()
+            for name in comparison.optimizers or _DEFAULT_OPTIMIZERS
+            for optimizer, _, state in [name.partition(":")]
+        }
+        if not options.no_guarantee:
+            _require_guarantees(recipes)
+        for declared_public in {recipe.declared_public for recipe in recipes.values()}:
+            announce_public_data(declared_public, console)
+        with AccountingService(options.service, api_key=options.api_key) as accounting:
+            curves = [
+                _train_one(accounting, name, recipe, options, comparison.seeds, console)
+                for name, recipe in recipes.items()
+            ]
+        plot(curves, comparison.output, _title(options, comparison.seeds))
+    if options.as_json:
+        print(json.dumps([curve.document for curve in curves]))
+        return
+    _print_curves(curves, options, console)
+    console.print(
+        "Each guarantee is for its run alone: together the runs spend more, and none is charged"
+    )
+    console.print(f"The plot is in {escape(str(comparison.output))}")
+
+
+app.command(
+    "compare",
+    epilog=f"{EXITS}. Example: accountant-train compare dp_sgd adadp adadp:public --seeds 3",
+)(expand_options(compare, only=_OPTIONS))
+
+
+def _require_guarantees(recipes: dict[str, Recipe]) -> None:
+    """Raise if any of the recipes can have no privacy guarantee."""
+    for name, recipe in recipes.items():
+        if recipe.objection is not None:
+            raise NoGuaranteeError(
+                f"{name}: {recipe.objection}. Add --no-guarantee to compare it without a guarantee"
+            )
+
+
+def _train_one(
+    accounting: AccountingService,
+    name: str,
+    recipe: Recipe,
+    options: RunOptions,
+    seeds: int,
+    console: Console,
+) -> LearningCurve:
+    """Plan the budget of one optimizer, train it with each seed, and print its score."""
+    spec = RunSpec.from_recipe(recipe, options.batch_size, options.clip_norm, options.steps)
+    budget = plan_budget(accounting, spec, options.epsilon, options.delta, console.print)
+    data = _load_data(recipe, options)
+    with progress_bar(console, options.steps * seeds, f"{name}, step") as bar:
+
+        def report(steps_before: int, now: Progress, bar: Report = bar) -> None:
+            bar(steps_before + now.step, describe_progress(now))
+
+        curve = train_seeds(
+            name, partial(recipe.build, data=data), data.private, budget, options.steps, seeds,
+            objection=recipe.objection, objective=recipe.objective, report=report,
+        )  # fmt: skip
+    console.print(f"{name}: {format_score(curve.measure, curve.final)}")
+    return curve
+
+
+def _load_data(recipe: Recipe, options: RunOptions) -> TrainingData:
+    """Load the data; each optimizer releases a projection of its own, within its own budget."""
+    data = recipe.load_data(options.data_dir, options.device)
+    projection = None if recipe.pca is None else recipe.pca.fit(data.private.train_examples)
+    return data.project(projection).with_targets(recipe.objective)
+
+
+def _title(options: RunOptions, seeds: int) -> str:
+    """Return a title with the settings that all compared runs share."""
+    runs = "one run" if seeds == 1 else f"mean of {seeds} runs"
+    return (
+        f"{options.model} on {options.data}, δ = {options.delta:g}, "
+        f"clip norm {options.clip_norm:g}, {runs}"
+    )
+
+
+def _print_curves(curves: Sequence[LearningCurve], options: RunOptions, console: Console) -> None:
+    """Print a table of the optimizers' final scores, the best first."""
+    measure = curves[0].measure
+    rows = [
+        (
+            each.name,
+            "as stated" if each.proven else "none",
+            format_score(measure, each.final),
+            "–" if each.deviation is None else format_score(measure, each.deviation),
+        )
+        for each in sorted(curves, key=lambda each: each.rank)
+    ]
+    title = f"Test {measure} at ε = {options.epsilon:g}, δ = {options.delta:g}"
+    print_table(title, ("optimizer", "guarantee", measure, "deviation"), rows, console)

@@ -1,0 +1,84 @@
+"""Options set explicitly on the command line, as opposed to defaults."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import typer
+
+from training_client.errors import DataError
+from training_client.lab.checkpoint import Checkpoint
+from training_client.lab.recipe import Recipe
+from training_client.optimizers import PUBLIC_BATCH_SIZE
+
+NOT_WITH_DATASET: Final = (
+    "--epsilon and --delta cannot be used with --dataset, whose budget is in the ledger: use "
+    "--noise-multiplier to say how much of it the run takes"
+)
+
+
+def explicit_options(context: typer.Context) -> dict[str, Any]:
+    """Return the values of the options set on the command line, by parameter name."""
+    return {
+        name: value
+        for name, value in context.params.items()
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    }
+
+
+def require_unchanged(
+    explicit: dict[str, Any], recipe: Recipe, checkpoint: Checkpoint, steps: int
+) -> None:
+    """Check that no explicit option contradicts the run that is resumed.
+
+    Folders, the device and the service may change.
+
+    Args:
+        explicit: the options set on the command line.
+        recipe: the run's recipe.
+        checkpoint: the run's checkpoint.
+        steps: the number of steps reserved for the run.
+
+    Raises:
+        DataError: an option differs; the message names it with the run's value.
+    """
+    if explicit.keys() & {"epsilon", "delta"}:
+        raise DataError(NOT_WITH_DATASET)
+    original = _original_options(recipe, checkpoint, steps)
+    changed = [name for name, value in explicit.items() if original.get(name, value) != value]
+    if changed:
+        values = ", ".join(f"--{name.replace('_', '-')} {original[name]}" for name in changed)
+        raise DataError(
+            f"a resumed run keeps the options that its budget is reserved for, here {values}: "
+            "leave out those that differ"
+        )
+
+
+def _original_options(recipe: Recipe, checkpoint: Checkpoint, steps: int) -> dict[str, Any]:
+    """Return the options, by parameter name, with which the resumed run was started."""
+    plan, options, pca = checkpoint.plan, recipe.options, recipe.pca
+    return {
+        "dataset": checkpoint.dataset,
+        "steps": steps,
+        "noise_multiplier": plan.noise_multiplier,
+        "batch_size": round(plan.expected_batch_size),
+        "clip_norm": plan.clip_norm,
+        "optimizer": recipe.optimizer,
+        "state": recipe.state,
+        "model": recipe.model,
+        "hidden": recipe.hidden,
+        "data": recipe.data,
+        "size": recipe.size,
+        "public_examples": recipe.public_examples,
+        "warm_start": recipe.warm_start,
+        "side_information": recipe.side_information,
+        "box": options.get("box", False),
+        "own_squares": options.get("own_squares", False),
+        "learning_rate": options["learning_rate"],
+        "momentum": options.get("momentum"),
+        "physical_batch_size": options.get("physical_batch_size"),
+        "public_batch_size": options.get("public_batch_size", PUBLIC_BATCH_SIZE),
+        "pca": None if pca is None else pca.components,
+        "pca_noise": None if pca is None else pca.noise_multiplier,
+        "no_guarantee": False,
+    }

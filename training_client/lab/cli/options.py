@@ -1,0 +1,336 @@
+"""The options of the commands, each declared once, and the decorator that gives them to typer."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, get_type_hints
+
+import torch
+import typer
+
+from training_client.lab.data import DATASETS
+from training_client.lab.models import MODELS
+from training_client.lab.pca import PrivatePca
+from training_client.lab.recipe import Recipe, RecipeOptions, make_recipe
+from training_client.optimizers import PUBLIC_BATCH_SIZE
+
+BUDGET: Final = "Budget"
+TRAINING: Final = "Training"
+DATA: Final = "Data"
+NO_SERVICE: Final = "none"  # the value of --service for a run without one
+
+
+def require_between(low: float, high: float) -> Callable[[float | None], float | None]:
+    """Return an option callback that refuses a number outside an open interval."""
+
+    def check(number: float | None) -> float | None:
+        if number is None or low < number < high:
+            return number
+        below = f" and below {high:g}" if math.isfinite(high) else ""
+        raise typer.BadParameter(f"{number:g} is not a finite number above {low:g}{below}")
+
+    return check
+
+
+def _check_api_key(text: str | None) -> str | None:
+    """Refuse an API key that no HTTP header can carry."""
+    if text is not None and not (text.isascii() and text.isprintable()):
+        raise typer.BadParameter("an API key contains only printable ASCII characters")
+    return text
+
+
+def _check_device(device: str) -> str:
+    """Refuse a device that cannot be used, before anything is reserved."""
+    try:
+        float(torch.ones(1, device=device))
+    except (AssertionError, RuntimeError) as error:
+        reason = re.split(r"\. |\n", str(error))[0]
+        raise typer.BadParameter(
+            f"torch {torch.__version__} cannot use {device!r} here ({reason}). Without a GPU leave "
+            "it out; for a GPU the README says which torch to install"
+        ) from None
+    return device
+
+
+DataDir = Annotated[
+    Path, typer.Option(help="The folder in which data sets are kept.", rich_help_panel=DATA)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a private training run; each command takes all or some of them."""
+
+    service: Annotated[
+        str,
+        typer.Option(
+            help="URL of the accounting service; `run` takes `none` too, with --no-guarantee.",
+            envvar="ACCOUNTANT_SERVICE",
+        ),
+    ] = "http://127.0.0.1:8000"
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Draw on this dataset's budget in the ledger.", rich_help_panel=BUDGET),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ACCOUNTANT_API_KEY",
+            callback=_check_api_key,
+            help="For the ledger, and for a service that requires a key.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = None
+    epsilon: Annotated[
+        float,
+        typer.Option(
+            callback=require_between(0, math.inf),
+            help="ε that the run may spend, without a ledger.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = 2.0
+    delta: Annotated[
+        float,
+        typer.Option(
+            callback=require_between(0, 1),
+            help="δ that the run may spend, without a ledger.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = 1e-5
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Steps to plan for; the run ends earlier if its budget does.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = 1000
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            callback=require_between(0, math.inf),
+            help="σ; by default the smallest that fits the budget.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = None
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="The optimizer; `accountant-train optimizers` lists them.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = "dp_sgd"
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="Source of the optimizer's state: privatised, public, or raw (as in the papers).",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    box: Annotated[
+        bool,
+        typer.Option(
+            "--box",
+            help="adadp, adan: clamp each coordinate, as in the paper; slow.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = False
+    own_squares: Annotated[
+        bool,
+        typer.Option(
+            "--own-squares",
+            help="pi_adam, pi_rmsprop, pi_adagrad: s includes the example's own g², as in the "
+            "paper; slow.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = False
+    no_guarantee: Annotated[
+        bool,
+        typer.Option("--no-guarantee", help="Train what no theorem covers, or without a service."),
+    ] = False
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Expected batch size, qN.", rich_help_panel=TRAINING)
+    ] = 600
+    physical_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Examples per forward pass; all by default.", rich_help_panel=TRAINING
+        ),
+    ] = None
+    clip_norm: Annotated[
+        float,
+        typer.Option(
+            min=1e-9,
+            max=1e9,
+            help="C, the norm that each example's (scaled) gradient is clipped to.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = 1.0
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            callback=require_between(0, math.inf),
+            help="η; by default the optimizer's own.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    momentum: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=0.9999, help="dp_sgd only; 0.9 by default.", rich_help_panel=TRAINING
+        ),
+    ] = None
+    model: Annotated[str, typer.Option(help=", ".join(MODELS) + ".", rich_help_panel=TRAINING)] = (
+        "mlp"
+    )
+    hidden: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1_000_000, help="Units of the hidden layer.", rich_help_panel=TRAINING
+        ),
+    ] = 1000
+    warm_start: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Ordinary steps on the public examples before the private run.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = 0
+    side_information: Annotated[
+        bool,
+        typer.Option(
+            "--side-information",
+            help="adadps on newsgroups: use the token frequencies, which count as public.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = False
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda.", callback=_check_device, rich_help_panel=TRAINING)
+    ] = "cpu"
+    data: Annotated[
+        str,
+        typer.Option(
+            help=", ".join(DATASETS) + ", or a folder of your own in --data-dir.",
+            rich_help_panel=DATA,
+        ),
+    ] = "mnist"
+    data_dir: DataDir = Path("data")
+    size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Records in your own training set; the plan needs it before the data are read.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    public_examples: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Training examples given up as public, for --state public and --warm-start.",
+            rich_help_panel=DATA,
+        ),
+    ] = 600
+    public_batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Public examples per step, for --state public.", rich_help_panel=DATA
+        ),
+    ] = PUBLIC_BATCH_SIZE
+    pca: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Project the examples on this many components by a private PCA, which is charged.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    pca_noise: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            callback=require_between(0, math.inf),
+            help="σ of the noise on the PCA's matrix.",
+            rich_help_panel=DATA,
+        ),
+    ] = 16.0
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The folder for the model and its guarantee; by default runs/DATA."),
+    ] = None
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, help="Steps between checkpoints, with --dataset.")
+    ] = 50
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue the interrupted run with --dataset in the folder --output."
+        ),
+    ] = False
+    as_json: AsJson = False
+
+    def recipe(self) -> Recipe:
+        """Make the recipe that these options describe.
+
+        Raises:
+            DataError: a name is unknown, or an option does not belong to the optimizer.
+        """
+        taken = {each.name: getattr(self, each.name) for each in fields(RecipeOptions)}
+        pca = None if self.pca is None else PrivatePca(self.pca, self.pca_noise)
+        return make_recipe(RecipeOptions(**(taken | {"pca": pca})))
+
+
+def expand_options(
+    command: Callable[..., None], *, only: Collection[str] | None = None, **defaults: Any
+) -> Callable[..., None]:
+    """Return the command with each dataclass parameter replaced by one parameter per field.
+
+    Typer reads options from a function's parameters, not from dataclasses.
+
+    Args:
+        command: a function with dataclass parameters.
+        only: the fields of `RunOptions` that the command takes; all by default.
+        defaults: the command's own defaults of these.
+    """
+    groups: dict[str, tuple[type, list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        group = parameter.annotation
+        if not (isinstance(group, type) and is_dataclass(group)):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        hints = get_type_hints(group, include_extras=True)
+        taken = [
+            each for each in fields(group)
+            if group is not RunOptions or only is None or each.name in only
+        ]  # fmt: skip
+        groups[parameter.name] = group, [each.name for each in taken]
+        parameters += [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(each.name, each.default),
+                annotation=hints[each.name],
+            )
+            for each in taken
+        ]
+
+    def expanded(**values: Any) -> None:
+        grouped = {
+            name: group(**{each: values.pop(each) for each in names})
+            for name, (group, names) in groups.items()
+        }
+        command(**values, **grouped)
+
+    expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
+    expanded.__annotations__ = {each.name: each.annotation for each in parameters}
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return expanded

@@ -1,0 +1,349 @@
+"""`accountant-train together`: A-DDP, federated training with a budget each (papers/003)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from torch import nn
+
+from training_client.budget import Budget
+from training_client.client import AccountingService, Json
+from training_client.errors import BudgetExhaustedError, DataError
+from training_client.lab.checkpoint import Checkpoint
+from training_client.lab.cli.app import (
+    EXITS,
+    announce_public_data,
+    app,
+    exit_on_error,
+    make_console,
+)
+from training_client.lab.cli.lists import print_table
+from training_client.lab.cli.options import (
+    BUDGET,
+    TRAINING,
+    RunOptions,
+    expand_options,
+    require_between,
+)
+from training_client.lab.cli.output_folders import lock_folder, require_unlocked, require_writable
+from training_client.lab.cli.progress import Report, progress_bar
+from training_client.lab.data import Dataset, declared_public, load, require_size, train_size
+from training_client.lab.federated import Participant, Round, train_federated
+from training_client.lab.models import MODELS, Objective, make_model
+from training_client.lab.number_format import format_score, format_upper_bound
+from training_client.lab.train import evaluate
+from training_client.plan import Plan
+from training_client.run_report import (
+    MODEL,
+    bind_to_model,
+    clear_earlier_run,
+    describe_missing_guarantee,
+    write_json,
+)
+
+_OPTIONS: Final = (
+    "service", "api_key", "clip_norm", "model", "hidden", "device", "data", "data_dir", "size",
+    "as_json",
+)  # fmt: skip
+
+
+def _per_participant(meaning: str) -> Any:
+    """Declare an option that takes one value for all participants, or one for each."""
+    return typer.Option(
+        help=f"{meaning} One value for all, or one for each, separated by commas.",
+        rich_help_panel=BUDGET,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedOptions:
+    """The options of `together` alone."""
+
+    participants: Annotated[
+        int,
+        typer.Option(min=1, max=10_000, help="How many; each gets an equal part of the data."),
+    ] = 5
+    epsilon: Annotated[str, _per_participant("ε that each may spend.")] = "1"
+    delta: Annotated[str, _per_participant("δ of each.")] = "1e-5"
+    sample_rate: Annotated[str, _per_participant("q, the sample rate of each.")] = "0.01"
+    noise_multiplier: Annotated[str, _per_participant("σ of each.")] = "1"
+    method: Annotated[
+        str,
+        typer.Option(
+            help="Accounting method: pld, or gaussian_sampling_composition as in the paper.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = "pld"
+    rounds: Annotated[
+        int, typer.Option(min=1, help="The maximum number of rounds.", rich_help_panel=TRAINING)
+    ] = 1000
+    learning_rate: Annotated[
+        float,
+        typer.Option(
+            callback=require_between(0, math.inf),
+            help="η, applied to the averaged gradient.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = 0.5
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for the model and its guarantees; by default runs/together-DATA."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A participant's result. The field names are those of the JSON output.
+
+    Attributes:
+        name: the participant.
+        records: the number of their records.
+        rounds: the number of rounds that they took part in.
+        dropped_out: the round in which they left; None if they would have continued.
+        epsilon: the ε spent, at `delta`.
+        delta: the δ of their budget.
+        status: the status of the claim, such as proven.
+        privacy: the file with the claim.
+    """
+
+    name: str
+    records: int
+    rounds: int
+    dropped_out: int | None
+    epsilon: float
+    delta: float
+    status: str
+    privacy: str
+
+
+def together(federated: FederatedOptions, options: RunOptions) -> None:
+    """Train one model from the noisy gradients of several participants (federated learning).
+
+    Each participant has an equal part of the training set, and leaves when its
+    own budget is spent; training ends when nobody is left. The privacy unit is
+    a record of one participant.
+    """
+    console = make_console(as_json=options.as_json)
+    folder = federated.output or Path("runs") / f"together-{options.data}"
+    with (
+        exit_on_error(),
+        AccountingService(options.service, api_key=options.api_key) as accounting,
+    ):
+        require_writable(folder)
+        require_unlocked(folder)
+        Checkpoint.require_none(folder)
+        size = train_size(options.data, options.size)
+        budgets = _make_budgets(accounting, federated, options.clip_norm, size)
+        _require_first_round(budgets)
+        data = require_size(load(options.data, options.data_dir), size)
+        run = _FederatedRun.share_out(data.to(torch.device(options.device)), options, budgets)
+        announce_public_data(run.declared_public, console)
+        with lock_folder(folder):
+            Checkpoint.require_none(folder)  # again: another run may have died here since
+            clear_earlier_run(folder)
+            with progress_bar(console, federated.rounds, "round") as bar:
+                report = _report_departures(console, [each.name for each in run.participants], bar)
+                rounds = run.train(federated, folder, report)
+            ended_early = rounds < federated.rounds
+            outcomes = [
+                run.outcome(each, folder, left=ended_early or each.steps < rounds)
+                for each in run.participants
+            ]
+        measure, score = run.objective.measure, evaluate(run.model, run.data, run.objective)
+    if options.as_json:
+        result = {"rounds": rounds, "measure": measure, "score": score}
+        print(json.dumps(result | {"participants": [asdict(each) for each in outcomes]}))
+        return
+    _print_outcomes(console, outcomes, rounds)
+    console.print(
+        f"Test {measure} [bold]{format_score(measure, score)}[/]; model and guarantees are in "
+        f"{escape(str(folder))}/"
+    )
+
+
+app.command(
+    "together",
+    epilog=f"{EXITS}. Example: accountant-train together --participants 5 --data adult "
+    "--epsilon 0.5,1,1,2,4",
+)(expand_options(together, only=_OPTIONS, model="linear", hidden=100, data="adult"))
+
+
+def _make_budgets(
+    accounting: AccountingService, federated: FederatedOptions, clip_norm: float, size: int
+) -> list[Budget]:
+    """Make each participant's budget, with the plan of their equal part of the records."""
+    records = size // federated.participants
+    columns = [
+        _parse_each(option, getattr(federated, option), federated.participants)
+        for option in ("sample_rate", "noise_multiplier", "epsilon", "delta")
+    ]
+    return [
+        Budget(
+            accounting, _make_plan(records, rate, clip_norm, noise), epsilon, delta,
+            method=federated.method, steps=federated.rounds,
+        )
+        for rate, noise, epsilon, delta in zip(*columns, strict=True)
+    ]  # fmt: skip
+
+
+def _parse_each(option: str, text: str, participants: int) -> list[float]:
+    """Return one number per participant from an option's value.
+
+    Raises:
+        DataError: the number of values is wrong, or one is not a finite number above 0.
+    """
+    name = f"--{option.replace('_', '-')}"
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise DataError(
+            f"{name} {text!r} is not a number, or numbers separated by commas"
+        ) from None
+    if len(values) not in (1, participants) or not all(0 < value < math.inf for value in values):
+        raise DataError(
+            f"{name} {text!r} must be one number above 0, or one for each of {participants} "
+            "participants"
+        )
+    if option == "sample_rate" and max(values) > 1:
+        raise DataError(f"{name} must be in (0, 1], got {max(values):g}")
+    return values * (participants // len(values))
+
+
+def _make_plan(records: int, rate: float, clip_norm: float, noise: float) -> Plan:
+    """Return the plan of a participant's rounds."""
+    try:
+        return Plan(records, rate, clip_norm, noise)
+    except ValueError:
+        raise DataError(
+            "--participants must not be more than the records of the training set"
+        ) from None
+
+
+def _require_first_round(budgets: Sequence[Budget]) -> None:
+    """Check that at least one budget allows a round, before any data are read."""
+    refusals: list[BudgetExhaustedError] = []
+    for budget in budgets:
+        try:
+            budget.begin()
+        except BudgetExhaustedError as error:
+            refusals.append(error)
+    if len(refusals) == len(budgets):
+        raise BudgetExhaustedError(
+            f"no participant's budget allows a round; for participant-1, {refusals[0]}. Raise "
+            "--noise-multiplier or --epsilon, or lower --sample-rate"
+        )
+
+
+@dataclass(frozen=True)
+class _FederatedRun:
+    """The participants of a federated run, its model and its data."""
+
+    participants: list[Participant]
+    model: nn.Module
+    objective: Objective
+    data: Dataset
+    declared_public: str | None
+
+    @classmethod
+    def share_out(
+        cls, data: Dataset, options: RunOptions, budgets: Sequence[Budget]
+    ) -> _FederatedRun:
+        """Divide the training set equally among participants, one per budget."""
+        model = make_model(options.model, data, options.hidden)
+        objective = MODELS[options.model].objective
+        data = objective.with_targets(data)
+        participants = []
+        for at, budget in enumerate(budgets):
+            size = budget.plan.dataset_size
+            part = data.select(slice(at * size, (at + 1) * size))
+            participants.append(
+                Participant(
+                    f"participant-{at + 1}", model, part.train_examples, part.train_labels, budget
+                )
+            )
+        return cls(participants, model, objective, data, declared_public(options.data))
+
+    def train(
+        self, federated: FederatedOptions, folder: Path, report: Callable[[Round], None]
+    ) -> int:
+        """Train until every budget is spent; the model is saved even if the service fails."""
+        try:
+            return train_federated(
+                self.model,
+                self.participants,
+                self.objective.loss,
+                learning_rate=federated.learning_rate,
+                rounds_max=federated.rounds,
+                report=report,
+            )
+        finally:
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(self.model.state_dict(), folder / MODEL)
+            for each in self.participants:  # until the service is asked for the claims
+                self._write_claim(each, describe_missing_guarantee(each.steps), folder)
+
+    def outcome(self, participant: Participant, folder: Path, *, left: bool) -> _Outcome:
+        """Get a participant's privacy claim from the service, write it, and return the result."""
+        claim = participant.guarantee()
+        file = self._write_claim(participant, claim.document, folder)
+        return _Outcome(
+            participant.name,
+            participant.budget.plan.dataset_size,
+            participant.steps,
+            participant.steps + 1 if left else None,
+            claim.epsilon,
+            claim.delta,
+            claim.status,
+            str(file),
+        )
+
+    def _write_claim(self, participant: Participant, claim: Json, folder: Path) -> Path:
+        """Write a participant's privacy claim to its folder, and return the file."""
+        file = folder / f"privacy-{participant.name}.json"
+        write_json(file, bind_to_model(claim, folder, self.declared_public))
+        return file
+
+
+def _report_departures(
+    console: Console, names: Sequence[str], bar: Report
+) -> Callable[[Round], None]:
+    """Return a round callback that prints which participants left, and how many remain."""
+    active = list(names)
+
+    def report(completed: Round) -> None:
+        for name in active:
+            if name not in completed.took_part:
+                console.print(f"round {completed.number}: {name} has dropped out")
+        active[:] = completed.took_part
+        bar(completed.number, f"{len(active)} of {len(names)} take part")
+
+    return report
+
+
+def _print_outcomes(console: Console, outcomes: Sequence[_Outcome], rounds: int) -> None:
+    """Print a table of the participants' results."""
+    columns = ("participant", "records", "rounds", "dropped out in", "ε spent", "δ", "status")
+    rows = [
+        (
+            each.name,
+            f"{each.records:,}",
+            str(each.rounds),
+            "–" if each.dropped_out is None else str(each.dropped_out),
+            format_upper_bound(each.epsilon),
+            f"{each.delta:g}",
+            each.status,
+        )
+        for each in outcomes
+    ]
+    print_table(f"{rounds} rounds", columns, rows, console)

@@ -1,0 +1,27 @@
+"""The entry point of `accountant-train`, which works without PyTorch to say what to install."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+_EXTRA: Final = frozenset({"torch", "httpx", "numba"})
+
+
+def main() -> None:
+    """Run the command line, or say what to install if a package is missing.
+
+    Raises:
+        SystemExit: with code 2 if the extra `train` is not installed.
+    """
+    try:
+        from training_client.lab.cli import app
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        print(
+            f"accountant-train needs {error.name}: pip install 'privacy-accountant[train]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+    app()

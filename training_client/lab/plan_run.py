@@ -1,0 +1,268 @@
+"""Plan a run before any data is read: find its noise multiplier, and plan or reserve its budget.
+
+A run may release something before its first step (its initial releases, such as a PCA). Without a
+ledger everything is one composition within the run's (ε, δ). With a ledger, the dataset holds one
+reservation for each initial release and one for the steps; nothing is granted until all are held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from training_client.budget import Budget, LedgerBudget
+from training_client.client import AccountingService, Reservation
+from training_client.errors import BudgetExhaustedError, DataError, TrainingStoppedError
+from training_client.lab.checkpoint import Checkpoint
+from training_client.lab.number_format import format_upper_bound
+from training_client.lab.recipe import Recipe
+from training_client.plan import Mechanism, Plan, compose
+
+Notify = Callable[[str], None]
+_PURPOSE = "accountant-train"
+_DOUBLINGS_MAX = 20
+_NOISE_TOLERANCE = 1.001  # the search ends when the bounds differ by this factor
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run whose noise multiplier is not chosen yet.
+
+    Attributes:
+        size: the number of private records.
+        sample_rate: q.
+        clip_norm: C.
+        steps: the number of steps to make.
+        initial_releases: mechanisms that run before the first step.
+        public: the number of records of the same data that are given up as public.
+    """
+
+    size: int
+    sample_rate: float
+    clip_norm: float
+    steps: int
+    initial_releases: tuple[Mechanism, ...] = ()
+    public: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse an expected batch size larger than the data set."""
+        if self.sample_rate > 1:
+            raise DataError(
+                f"--batch-size {self.sample_rate * self.size:g} is more than {self.size} records: "
+                "lower it"
+            )
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, batch_size: int, clip_norm: float, steps: int) -> RunSpec:
+        """Make the spec of a recipe's run with an expected batch size."""
+        size = recipe.private_size
+        public = recipe.size - size
+        return cls(size, batch_size / size, clip_norm, steps, recipe.initial_releases, public)
+
+    def plan(self, noise_multiplier: float) -> Plan:
+        """Return the plan of the run with this noise multiplier."""
+        return Plan(self.size, self.sample_rate, self.clip_norm, noise_multiplier)
+
+
+def plan_budget(
+    accounting: AccountingService,
+    spec: RunSpec,
+    epsilon: float,
+    delta: float,
+    notify: Notify,
+    noise: float | None = None,
+) -> Budget:
+    """Plan a run within its own (ε, δ), without a ledger.
+
+    Args:
+        accounting: the accounting service.
+        spec: the run.
+        epsilon: the ε that the run may spend.
+        delta: the δ of the budget.
+        notify: called with messages for the user.
+        noise: σ; by default the smallest that fits. With a smaller σ the run ends early, and the
+            user is told.
+
+    Raises:
+        BudgetExhaustedError: the run does not fit, or not even its first step with this noise.
+    """
+    sigma = noise
+    if sigma is None:
+        sigma = _find_noise(accounting, spec, epsilon, delta)
+        notify(
+            f"Budget ε = {epsilon:g} at δ = {delta:g}: {spec.steps} steps at q = "
+            f"{spec.sample_rate:g} need noise multiplier σ = {format_upper_bound(sigma)}"
+        )
+    if delta >= 1 / spec.size:
+        notify(
+            f"Note: δ = {delta:g} is not less than one over {spec.size} records: a mechanism that "
+            "publishes one whole record could satisfy it"
+        )
+    budget = Budget(
+        accounting, spec.plan(sigma), epsilon, delta, before=spec.initial_releases, steps=spec.steps
+    )
+    if noise is None:
+        budget.begin()  # fail now, before any data is read
+        return budget
+    spent = budget.planned_guarantee(spec.steps).epsilon
+    if spent <= epsilon:
+        notify(
+            f"{spec.steps} steps at q = {spec.sample_rate:g} with σ = {noise:g} take ε = "
+            f"{format_upper_bound(spent)} of {epsilon:g} at δ = {delta:g}"
+        )
+        return budget
+    hint = ""
+    with suppress(TrainingStoppedError):  # no noise may be enough
+        needed = _find_noise(accounting, spec, epsilon, delta)
+        hint = f"; all would with σ = {format_upper_bound(needed)}"
+    try:
+        budget.begin()
+    except BudgetExhaustedError as error:
+        raise BudgetExhaustedError(f"{error} of {spec.steps}{hint}") from None
+    notify(
+        f"Note: with σ = {noise:g} not all {spec.steps} steps fit ε = {epsilon:g} at δ = "
+        f"{delta:g}, and the run ends with the last that does{hint}"
+    )
+    return budget
+
+
+def _find_noise(
+    accounting: AccountingService, spec: RunSpec, epsilon: float, delta: float
+) -> float:
+    """Return the smallest noise multiplier with which all steps and initial releases fit (ε, δ)."""
+    alone = accounting.noise_multiplier(
+        sample_rate=spec.sample_rate, steps=spec.steps, epsilon=epsilon, delta=delta
+    )
+    if not spec.initial_releases:
+        return alone
+
+    def fits(noise: float) -> bool:
+        """Return whether the whole run fits (ε, δ) with this noise multiplier."""
+        whole = compose(spec.initial_releases, spec.plan(noise).mechanism(spec.steps))
+        return accounting.epsilon(whole, delta).epsilon <= epsilon
+
+    enough = next((noise for k in range(_DOUBLINGS_MAX) if fits(noise := alone * 2**k)), None)
+    if enough is None:
+        raise BudgetExhaustedError(
+            f"what is released before the first step leaves nothing of ε = {epsilon:g}: raise "
+            "--pca-noise or --epsilon"
+        )
+    too_small = max(alone, enough / 2)
+    while enough > _NOISE_TOLERANCE * too_small:
+        middle = math.sqrt(too_small * enough)
+        too_small, enough = (too_small, middle) if fits(middle) else (middle, enough)
+    return enough
+
+
+def reserve_budget(
+    accounting: AccountingService,
+    spec: RunSpec,
+    dataset: str,
+    notify: Notify,
+    noise: float | None = None,
+) -> LedgerBudget:
+    """Reserve a run's initial releases and steps from a dataset's budget in the ledger.
+
+    Args:
+        accounting: the ledger.
+        spec: the run.
+        dataset: the name of the ledger's dataset.
+        notify: called with messages for the user.
+        noise: σ; by default the smallest that fits.
+
+    Raises:
+        BudgetExhaustedError: the plan does not fit; the message says what would. Nothing is held.
+        DataError: the dataset has fewer records than the training data.
+    """
+    document = accounting.dataset(dataset)
+    budget = document.get("budget") or {}
+    records, size = spec.size + spec.public, document.get("size")
+    mismatch = f"the ledger's dataset {dataset!r} has {size} records, the training data {records}"
+    if size is not None and size < records:
+        raise DataError(f"{mismatch}: they cannot be part of it. Check --dataset and --data")
+    if size not in (None, records):  # the training data may be a part of the dataset
+        notify(f"Note: {mismatch}: is it the right one?")
+    releases: list[Reservation] = []
+    try:
+        for release in spec.initial_releases:  # not a comprehension: what is held must be released
+            releases.append(_reserve_release(accounting, dataset, release))  # noqa: PERF401
+        plan = _find_fitting_plan(accounting, spec, dataset, noise)
+        reservation = accounting.reserve(dataset, plan.mechanism(spec.steps), _PURPOSE)
+    except TrainingStoppedError:
+        with suppress(TrainingStoppedError):  # their leases expire anyway
+            for held in releases:
+                accounting.release(held)
+        raise
+    notify(
+        f"Dataset {dataset!r} allows {spec.steps} steps at q = {spec.sample_rate:g} with noise "
+        f"multiplier σ = {format_upper_bound(plan.noise_multiplier)}: reserved as "
+        f"{reservation.identifier}"
+    )
+    return LedgerBudget(
+        accounting, plan, dataset, float(budget["delta"]), reservation, spec.initial_releases,
+        tuple(releases),
+    )  # fmt: skip
+
+
+def _reserve_release(
+    accounting: AccountingService, dataset: str, release: Mechanism
+) -> Reservation:
+    """Reserve budget for one initial release."""
+    try:
+        return accounting.reserve(dataset, release, _PURPOSE)
+    except BudgetExhaustedError as error:
+        raise BudgetExhaustedError(
+            f"what is released before the first step ({release['kind']} noise, σ = "
+            f"{release['noise_multiplier']:g}) does not fit: {error}. Raise --pca-noise"
+        ) from None
+
+
+def _find_fitting_plan(
+    accounting: AccountingService, spec: RunSpec, dataset: str, noise: float | None
+) -> Plan:
+    """Return the plan of a run if it fits what is left of a dataset's budget; raise if not."""
+    if noise is None:
+        noise = accounting.affordable_noise(dataset, spec.plan(1.0).mechanism(spec.steps))
+    plan = spec.plan(noise)
+    quote = accounting.quote(dataset, plan.mechanism(spec.steps))
+    if not quote.fits:
+        sigma = quote.noise_multiplier
+        raise BudgetExhaustedError(
+            f"{spec.steps} steps with σ = {noise:g} do not fit what is left of the budget of "
+            f"{dataset!r}. {quote.steps or 'No'} such steps would"
+            + ("" if sigma is None else f"; all of them would with σ = {format_upper_bound(sigma)}")
+        )
+    return plan
+
+
+def resume_budget(
+    accounting: AccountingService,
+    checkpoint: Checkpoint,
+    initial_releases: tuple[Mechanism, ...],
+    notify: Notify,
+) -> LedgerBudget:
+    """Return the rest of an interrupted run's reservation: the steps that were not granted yet.
+
+    If the reservation has ended, no step is left and the run only gets its certificate.
+
+    Args:
+        accounting: the ledger.
+        checkpoint: the interrupted run.
+        initial_releases: the releases before its first step, which were charged already.
+        notify: called with messages for the user.
+
+    Raises:
+        NoGuaranteeError: the reservation is for another plan.
+    """
+    held = accounting.reservation(checkpoint.reservation)
+    delta = float(accounting.dataset(checkpoint.dataset)["budget"]["delta"])
+    notify(
+        f"Resuming {held.identifier} from a checkpoint after {checkpoint.steps} steps; "
+        f"{held.steps_granted} of {held.steps_reserved} were granted and stay spent"
+        + ("" if held.state == "open" else f"; it is {held.state}, and no more will be")
+    )
+    return LedgerBudget(
+        accounting, checkpoint.plan, checkpoint.dataset, delta, held, initial_releases
+    )

@@ -1,0 +1,300 @@
+"""A run's configuration: data, model and optimizer. The noise is chosen later (`plan_run`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from training_client.budget import Allowance, NoBudget
+from training_client.errors import DataError
+from training_client.lab.data import (
+    Dataset,
+    declared_public,
+    is_sparse,
+    load,
+    require_size,
+    train_size,
+)
+from training_client.lab.models import (
+    MODELS,
+    Objective,
+    make_model,
+    require_compatible,
+    side_information,
+)
+from training_client.lab.pca import PrivatePca, Projection
+from training_client.lab.warm_start import warm_start
+from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.plan import Mechanism, Plan
+
+PublicExamples = tuple[torch.Tensor, torch.Tensor] | None
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a run, with its public examples split off.
+
+    Attributes:
+        private: the private training set, and the test set.
+        public: public examples and their targets, if the recipe uses any.
+    """
+
+    private: Dataset
+    public: PublicExamples
+
+    def project(self, projection: Projection | None) -> TrainingData:
+        """Return the data projected on released components; unchanged without a projection."""
+        if projection is None:
+            return self
+        public = self.public and (projection(self.public[0]), self.public[1])
+        return TrainingData(projection.project_dataset(self.private), public)
+
+    def with_targets(self, objective: Objective) -> TrainingData:
+        """Return the data with labels replaced by the objective's targets."""
+        public = self.public
+        if public is not None and objective.reconstructs:
+            public = (public[0], public[0])
+        return TrainingData(objective.with_targets(self.private), public)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The configuration of a run: data, model and optimizer.
+
+    Attributes:
+        data: the name of the data set.
+        size: the number of records in its training set, known before the data are loaded.
+        model: the name of the model.
+        hidden: the width of its (first) hidden layer.
+        optimizer: the name of the optimizer.
+        state: the source of the optimizer's state.
+        options: keyword arguments of the optimizer.
+        public_examples: the number of training examples given up as public, if any are needed.
+        warm_start: ordinary steps on the public examples before the private run.
+        pca: a private projection of the examples, if there is one.
+        side_information: whether public input frequencies guide the optimizer (AdaDPS).
+    """
+
+    data: str
+    size: int
+    model: str
+    hidden: int
+    optimizer: str
+    state: str
+    options: dict[str, Any] = field(default_factory=dict)
+    public_examples: int = 600
+    warm_start: int = 0
+    pca: PrivatePca | None = None
+    side_information: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a recipe without private records, and a projection for a model of images."""
+        if self.private_size <= 0:
+            raise DataError(
+                f"--public-examples {self.public_examples} leaves no private record of {self.size}"
+            )
+        if self.pca is not None and MODELS[self.model].images:
+            raise DataError(
+                f"--model {self.model} takes images, but --pca turns them into rows of numbers"
+            )
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Recipe:
+        """Read a recipe from the plain values that `document` returns."""
+        pca = document.get("pca")
+        return cls(**(document | {"pca": pca and PrivatePca(**pca)}))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The recipe as plain values, for a checkpoint."""
+        return asdict(self)
+
+    @property
+    def objection(self) -> str | None:
+        """The reason why no privacy guarantee holds; None if one does."""
+        if self.state != "raw":
+            return None
+        return (
+            "--state raw is computed from private gradients, as in the papers, and no theorem "
+            "covers it; --state privatised is covered"
+        )
+
+    @property
+    def declared_public(self) -> str | None:
+        """The data that no guarantee covers: public examples and statistics without noise."""
+        parts = [declared_public(self.data)]
+        if self.uses_public_examples:
+            parts.append(f"{self.public_examples} records of the training set (--public-examples)")
+        return "; ".join(part for part in parts if part) or None
+
+    @property
+    def uses_public_examples(self) -> bool:
+        """True if some training examples are given up as public."""
+        return self.state == "public" or self.warm_start > 0
+
+    @property
+    def private_size(self) -> int:
+        """The number of protected records."""
+        return self.size - (self.public_examples if self.uses_public_examples else 0)
+
+    @property
+    def initial_releases(self) -> tuple[Mechanism, ...]:
+        """The mechanisms that run before the first step."""
+        return () if self.pca is None else (self.pca.mechanism(),)
+
+    @property
+    def objective(self) -> Objective:
+        """The model's loss and test measure."""
+        return MODELS[self.model].objective
+
+    def load_data(self, folder: Path, device: str) -> TrainingData:
+        """Load the run's data; nothing reads them earlier.
+
+        Raises:
+            DataError: the data cannot be loaded, or do not fit the recipe.
+        """
+        data = require_size(load(self.data, folder), self.size).to(torch.device(device))
+        require_compatible(self.model, data)
+        if self.pca is not None:
+            self.pca.require_fits(data.inputs)
+        if self.side_information and data.frequencies is None:
+            raise DataError(
+                f"--side-information needs token frequencies, which {self.data!r} does not have"
+            )
+        if not self.uses_public_examples:
+            return TrainingData(data, None)
+        return TrainingData(*data.split_public(self.public_examples))
+
+    def require_buildable(self, plan: Plan, data: TrainingData) -> None:
+        """Raise unless the model and optimizer can be built; nothing private is released.
+
+        Args:
+            plan: what each step does and costs.
+            data: the data before any projection; only the first record is used.
+
+        Raises:
+            TrainingStoppedError: the model cannot be built, or cannot be trained privately.
+        """
+        first = TrainingData(
+            data.private.select(slice(1)),
+            data.public and (data.public[0][:1], data.public[1][:1]),
+        )
+        if self.pca is not None:
+            first = first.project(Projection(torch.eye(data.private.inputs, self.pca.components)))
+        replace(self, warm_start=0).build(NoBudget(plan, 0, "it is a rehearsal"), first)
+
+    def build(self, allowance: Allowance, data: TrainingData) -> tuple[nn.Module, PrivateOptimizer]:
+        """Return the model, warm-started if the recipe says so, and its optimizer.
+
+        Args:
+            allowance: the budget that the optimizer's steps draw on.
+            data: the data after projection, with the objective's targets.
+        """
+        model = make_model(self.model, data.private, self.hidden)
+        if data.public is not None:
+            warm_start(model, data.public, self.objective.loss, self.warm_start)
+        public = data.public if self.state == "public" else None
+        sparse = is_sparse(self.data) and self.pca is None
+        options: dict[str, Any] = {"sparse_inputs": sparse} | self.options
+        if self.side_information and data.private.frequencies is not None:
+            options["side_information"] = side_information(model, data.private.frequencies)
+        optimizer = make_optimizer(
+            self.optimizer, model, allowance, state=self.state, public=public, **options
+        )
+        return model, optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """A user's choices for a recipe; None stands for the optimizer's own default.
+
+    Attributes:
+        data, model, hidden, public_examples, warm_start, pca, side_information: as in `Recipe`.
+        size: the number of training records; needed only for your own data.
+        optimizer: the name of the optimizer.
+        state: the source of its state; by default the optimizer's first.
+        learning_rate: by default the optimizer's own.
+        momentum: of dp_sgd; 0.9 by default.
+        box: an option of adadp and adan.
+        own_squares: an option of pi_adam, pi_rmsprop and pi_adagrad.
+        physical_batch_size: examples per forward pass; all by default.
+        public_batch_size: public examples per step.
+    """
+
+    data: str
+    optimizer: str
+    model: str
+    hidden: int
+    state: str | None = None
+    size: int | None = None
+    learning_rate: float | None = None
+    momentum: float | None = None
+    box: bool = False
+    own_squares: bool = False
+    physical_batch_size: int | None = None
+    public_batch_size: int | None = None
+    public_examples: int = 600
+    warm_start: int = 0
+    pca: PrivatePca | None = None
+    side_information: bool = False
+
+
+def make_recipe(chosen: RecipeOptions) -> Recipe:
+    """Make a recipe from a user's choices and the optimizer's defaults.
+
+    Raises:
+        DataError: a name is unknown, or an option does not belong to the optimizer.
+    """
+    optimizer = chosen.optimizer
+    entry = OPTIMIZERS.get(optimizer)
+    if entry is None:
+        raise DataError(f"Unknown optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")
+    state = chosen.state or ("privatised" if chosen.side_information else entry.states[0])
+    if state not in entry.states:
+        raise DataError(
+            f"{optimizer} has no state {state!r}: --state takes {', '.join(entry.states)}"
+        )
+    if chosen.momentum is not None and optimizer != "dp_sgd":
+        raise DataError(f"--momentum is an option of dp_sgd, not of {optimizer}")
+    variants = [name for name in ("box", "own_squares") if getattr(chosen, name)]
+    _require_variants(optimizer, state, variants)
+    if chosen.model not in MODELS:
+        raise DataError(f"Unknown model {chosen.model!r}: there are {', '.join(MODELS)}")
+    if chosen.side_information and (optimizer != "adadps" or chosen.pca):
+        raise DataError("--side-information works only with --optimizer adadps and without --pca")
+    rate = entry.learning_rate if chosen.learning_rate is None else chosen.learning_rate
+    options: dict[str, Any] = {"learning_rate": rate} | dict.fromkeys(variants, True)
+    if chosen.physical_batch_size is not None:
+        options["physical_batch_size"] = chosen.physical_batch_size
+    if chosen.public_batch_size is not None and state == "public":
+        options["public_batch_size"] = chosen.public_batch_size
+    if optimizer == "dp_sgd":
+        options["momentum"] = 0.9 if chosen.momentum is None else chosen.momentum
+    return Recipe(
+        chosen.data, train_size(chosen.data, chosen.size), chosen.model, chosen.hidden, optimizer,
+        state, options, chosen.public_examples, chosen.warm_start, chosen.pca,
+        chosen.side_information,
+    )  # fmt: skip
+
+
+def _require_variants(optimizer: str, state: str, variants: Sequence[str]) -> None:
+    """Raise unless the optimizer has the requested variants of its algorithm with this state.
+
+    Raises:
+        DataError: it does not; the message names the optimizers that do.
+    """
+    for name in variants:
+        having = [other for other, entry in OPTIMIZERS.items() if entry.paper_option == name]
+        if optimizer not in having:
+            option = f"--{name.replace('_', '-')}"
+            raise DataError(f"{option} is an option of {', '.join(having)}, not of {optimizer}")
+    if "own_squares" in variants and state == "privatised":
+        raise DataError(
+            "--own-squares does not release the mean gradient that --state privatised needs: add "
+            "--state public, or --state raw --no-guarantee"
+        )

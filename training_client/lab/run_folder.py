@@ -1,0 +1,131 @@
+"""The output folder of a run: its model, privacy claim, certificates and checkpoint.
+
+model.pt               the parameters
+privacy.json           the privacy claim for everything released, and the hash of the model
+certificate.json       the ledger's certificate for the steps
+pca.pt                 the principal components that examples are projected on
+pca-certificate.json   the ledger's certificate for the components
+checkpoint.pt          while a run with a ledger lasts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from training_client.budget import Budget, LedgerBudget, NoBudget
+from training_client.client import Json
+from training_client.errors import ServiceError, TrainingStoppedError
+from training_client.lab.checkpoint import CHECKPOINT, Checkpoint
+from training_client.lab.pca import Projection
+from training_client.lab.recipe import Recipe
+from training_client.lab.train import Progress, Result
+from training_client.optimizers import PrivateOptimizer
+from training_client.run_report import (
+    CERTIFICATE,
+    MODEL,
+    PCA,
+    PRIVACY,
+    bind_to_model,
+    describe_missing_guarantee,
+    settle,
+    write_json,
+)
+
+
+@dataclass
+class RunFolder:
+    """Writes the model, the claim and the checkpoints of one run to its folder.
+
+    Attributes:
+        recipe: the run's configuration.
+        budget: the budget that the run draws on.
+        model: the model that is trained.
+        optimizer: the optimizer that trains it.
+        projection: the projection of the examples, if there is one.
+        folder: the folder to write to.
+        checkpoint_every: steps between checkpoints.
+        steps: steps made so far, including those of earlier processes.
+    """
+
+    recipe: Recipe
+    budget: Budget | LedgerBudget | NoBudget
+    model: nn.Module
+    optimizer: PrivateOptimizer
+    projection: Projection | None
+    folder: Path
+    checkpoint_every: int
+    steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start after the steps that count as made already."""
+        self.steps = self.budget.made
+
+    def with_checkpoints(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
+        """Return a progress callback that calls `show` and writes the periodic checkpoints."""
+
+        def report(now: Progress) -> None:
+            self.steps = now.step
+            show(now)
+            if now.step % self.checkpoint_every == 0:
+                self.write_checkpoint(now.step)
+
+        return report
+
+    def write_checkpoint(self, steps: int) -> None:
+        """Write a checkpoint if the run has a reservation that it could be resumed with."""
+        budget = self.budget
+        if isinstance(budget, LedgerBudget):
+            Checkpoint(
+                self.recipe.document,
+                budget.dataset,
+                budget.reservation.identifier,
+                budget.plan,
+                None if self.projection is None else self.projection.directions,
+                steps,
+                self.model.state_dict(),
+                self.optimizer.state_dict(),
+            ).write(self.folder)
+
+    @contextmanager
+    def save_on_error(self) -> Iterator[None]:
+        """Save the model and a checkpoint if an error stops the run: its steps are charged."""
+        try:
+            yield
+        except TrainingStoppedError as error:
+            self.save_model()
+            if isinstance(self.budget, LedgerBudget):
+                self.write_checkpoint(self.budget.reservation.steps_granted)
+                if isinstance(error, ServiceError):
+                    error.add_note("resume the run with --resume when the service is back")
+            raise
+
+    def save_model(self) -> None:
+        """Save the parameters and the projection, with a privacy.json that claims nothing yet."""
+        (self.folder / CERTIFICATE).unlink(missing_ok=True)
+        write_json(
+            self.folder / PRIVACY, describe_missing_guarantee(self.steps)
+        )  # an older claim belongs to another model
+        torch.save(self.model.state_dict(), self.folder / MODEL)
+        if self.projection is not None:
+            torch.save(self.projection.directions, self.folder / PCA)
+        write_json(
+            self.folder / PRIVACY, self._bind_to_model(describe_missing_guarantee(self.steps))
+        )
+
+    def finish(self, result: Result) -> None:
+        """Write the claim, commit the reservation and remove the checkpoint."""
+        # if the commit gets no answer, a resumed run has no step left to make and commits again
+        self.write_checkpoint(result.steps)
+        claim = self._bind_to_model(result.guarantee.document)
+        settle(self.budget, result.steps, self.folder, claim)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+
+    def _bind_to_model(self, claim: Json) -> Json:
+        """Return a privacy claim with the hash of the saved model."""
+        return bind_to_model(claim, self.folder, self.recipe.declared_public)

@@ -1,0 +1,168 @@
+"""Sources of the gradients that update optimizer state: noisy, public or raw.
+
+State that sets later clips or noise decides whether the guarantee holds. Made of noisy gradients it
+is post-processing; made of public data it is public; made of raw gradients, as in papers/000 and
+papers/001, it leaks, and no theorem covers the run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
+
+import torch
+
+from training_client.errors import DataError
+from training_client.private_step import AffineMap, BlockwiseSum, Clipper, Loss
+from training_client.private_step.private_sum import NoisyBlock, NoisyMean
+
+PUBLIC_BATCH_SIZE: Final = 64  # the mini-batches of papers/004, Appendix B
+
+
+class GradientEstimate(Protocol):
+    """An estimate of a step's mean gradient, one block at a time."""
+
+    def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean gradient on a block, and its square without the noise's variance.
+
+        Neither may be changed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExactEstimate:
+    """The mean gradient itself, without clipping and noise.
+
+    Attributes:
+        mean: the mean gradient, as a blockwise sum.
+    """
+
+    mean: BlockwiseSum
+
+    def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean gradient on a block, and its square."""
+        mean = torch.empty_like(noisy.mean)
+        self.mean.write_block(noisy.block, AffineMap(None), mean)
+        return mean, mean * mean
+
+
+class NoisyEstimate:
+    """The mean gradient as estimated from what the step releases."""
+
+    def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return estimates of the mean gradient and its square, which may be negative."""
+        return noisy.gradient_moments()
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """A step before its update: the noisy mean that it releases, and its private batch.
+
+    The affine map of a block may depend on the optimizer's state there, so that state must change
+    only after the block was read from `noisy_mean`.
+
+    Attributes:
+        noisy_mean: the noisy mean; it can be read once.
+        clipper: of the model, at the parameters before the update.
+        examples, targets: the private batch.
+        loss: one value per example.
+        expected_batch_size: what the sum was divided by.
+    """
+
+    noisy_mean: NoisyMean
+    clipper: Clipper
+    examples: torch.Tensor
+    targets: torch.Tensor
+    loss: Loss
+    expected_batch_size: float
+
+
+class StateSource(Protocol):
+    """A source of the gradients that update an optimizer's state.
+
+    Attributes:
+        state: its name.
+        proven: whether a run with it keeps its guarantee.
+    """
+
+    state: ClassVar[str]
+    proven: ClassVar[bool]
+
+    def gradients(self, step: StepContext, /) -> GradientEstimate:
+        """Return the gradients that update the state in one step."""
+        ...
+
+
+class NoisySource:
+    """Updates state from the noisy means that steps release: post-processing."""
+
+    state: ClassVar[str] = "privatised"
+    proven: ClassVar[bool] = True
+
+    def gradients(self, _: StepContext, /) -> GradientEstimate:
+        """Return the step's noisy mean as an estimate of its gradient."""
+        return NoisyEstimate()
+
+
+class PublicSource:
+    """Updates state from public data, a random batch of it in each step.
+
+    Args:
+        examples, targets: public, on the model's device.
+        batch_size: public examples per step; all if there are fewer.
+
+    Raises:
+        DataError: a value is NaN or infinite.
+    """
+
+    state: ClassVar[str] = "public"
+    proven: ClassVar[bool] = True
+
+    def __init__(
+        self, examples: torch.Tensor, targets: torch.Tensor, batch_size: int = PUBLIC_BATCH_SIZE
+    ) -> None:
+        if len(examples) == 0:
+            raise ValueError("public state needs public examples, got none")
+        if not (bool(examples.isfinite().all()) and bool(targets.isfinite().all())):
+            raise DataError("the public examples contain NaN or infinite values: remove them")
+        self._examples, self._targets, self._batch_size = examples, targets, batch_size
+
+    def gradients(self, step: StepContext) -> GradientEstimate:
+        """Return the mean gradient of a public batch, without noise.
+
+        Raises:
+            DataError: its loss is not finite; the state would keep that for good.
+        """
+        rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
+        examples, targets = self._examples[rows], self._targets[rows]
+        found = step.clipper.sum_unclipped(examples, targets, step.loss, len(rows))
+        return _require_finite(found, "public")
+
+
+class RawSource:
+    """Updates state from raw private gradients, as in the papers; this voids the guarantee."""
+
+    state: ClassVar[str] = "raw"
+    proven: ClassVar[bool] = False
+
+    def gradients(self, step: StepContext) -> GradientEstimate:
+        """Return the mean gradient of the private batch, without clipping and noise.
+
+        Raises:
+            DataError: its loss is not finite; the state would keep that for good.
+        """
+        found = step.clipper.sum_unclipped(
+            step.examples, step.targets, step.loss, step.expected_batch_size
+        )
+        return _require_finite(found, "private")
+
+
+def _require_finite(mean: BlockwiseSum, kind: str) -> GradientEstimate:
+    """Return a mean gradient as an exact estimate; raise if its mean loss is not finite."""
+    if not math.isfinite(mean.mean_loss):
+        raise DataError(
+            f"the loss of the {kind} examples has become {mean.mean_loss}: lower the learning rate"
+        )
+    return ExactEstimate(mean)

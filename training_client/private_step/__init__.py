@@ -1,0 +1,46 @@
+"""One private step: everything that sees private data, from the batch drawn to the noisy mean.
+
+In the order of a step, with what each part guarantees and where that is shown:
+
+1. `sampling` draws the Poisson batch. Every record is in it with probability q, never more.
+2. `model_pass` runs the batch through the model once and keeps each layer's inputs and output
+   gradients. `clippable_layers` says which layers can be clipped. `model_checks` compares passes,
+   to find models that mix examples and gradients that bypass their layers.
+3. `example_gradients` holds the per-example gradients of one parameter: in full, or as two factors
+   (`gradient_factors`) whose outer product they are.
+4. `transform` says what is clipped (u = D∘(∇ + b), a ball or a box of bound B) and why one example
+   then moves the sum by at most B.
+5. `clipper` finds the weights min(1, B/‖u‖), and `clipped_sum` adds up the weighted gradients.
+   `rounding_bounds` keeps that bound true in floating point: its docstring lists every rounding,
+   underflow and overflow, and what pays for it.
+6. `noise` draws the Gaussian noise. `private_sum` takes the step from the budget and is the only
+   exit: it adds noise to each `blocks.Block` of the sum and returns nothing else.
+
+`single_process` refuses to train in several processes, `evaluation` is for the use of a model
+between steps, and `kernels` has the CPU loops: they compute and bound nothing.
+
+Tests in `tests/unit`: `test_clipped_sums.py`, `test_record_influence.py` and
+`test_rounding_of_clipped_sums.py` check the sums and the bound on a record's influence, also for
+extreme numbers; `test_refused_models.py` checks what is refused, and `test_noise_and_sampling.py`
+the noise and the sample rate. `test_matmul_kernel.py`, `test_sparse_kernel.py` and
+`test_compiled_kernels.py` check that kernels agree with PyTorch and with exact arithmetic.
+`tests/conformance` checks the clipped sums and the noise of every optimizer.
+"""
+
+from training_client.private_step.blocks import Block, flatten_tensors
+from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSum, ClippedSum
+from training_client.private_step.clipper import Clipper
+from training_client.private_step.model_pass import Loss
+from training_client.private_step.transform import AffineMap, Transform
+
+__all__ = [
+    "AccumulatedSum",
+    "AffineMap",
+    "Block",
+    "BlockwiseSum",
+    "ClippedSum",
+    "Clipper",
+    "Loss",
+    "Transform",
+    "flatten_tensors",
+]

@@ -1,0 +1,132 @@
+"""The sum of clipped gradients, computed one block at a time rather than as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from training_client.private_step.blocks import Block, Piece
+from training_client.private_step.example_gradients import ExampleGradients
+from training_client.private_step.kernels.matmul import full_precision
+from training_client.private_step.transform import AffineMap
+
+_MEMORY_RATIO: Final = 4  # of factors to sum, from which on a sum is computed early
+
+
+class BlockwiseSum(Protocol):
+    """A sum of gradients that is computed block by block.
+
+    Of private data it is clipped but has no noise, so only `PrivateSum` may read it.
+    """
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss of the batch."""
+        ...
+
+    def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
+        """Write the sum's values on a block, mapped by the block's affine map, into `out`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedSum:
+    """The clipped sum of a batch, computed when a block of it is read.
+
+    It is Σᵢ wᵢ·D∘(∇ᵢ + b); in a box Σᵢ clamp(D∘∇ᵢ, ±1); with damping Σᵢ wᵢuᵢ (see `transform`).
+
+    Attributes:
+        gradients: per-example gradients of the examples that count, or their sum Σᵢ wᵢ∇ᵢ, for each
+            parameter; empty for an empty batch.
+        weights: w, one per example that counts; None for a box and for an empty batch.
+        mean_loss: the batch's mean loss, without noise: for the data owner's eyes only.
+        damping: c, for damped u; 0 for u = D∘(∇ᵢ + b).
+    """
+
+    gradients: Sequence[ExampleGradients | torch.Tensor]
+    weights: torch.Tensor | None
+    mean_loss: float
+    damping: float = 0.0
+
+    @classmethod
+    def with_small_sums(
+        cls,
+        gradients: Sequence[ExampleGradients],
+        weights: torch.Tensor,
+        mean_loss: float,
+        parameters: Sequence[torch.Tensor],
+    ) -> ClippedSum:
+        """Build a clipped sum, and compute now the sums that take less memory than the gradients.
+
+        Args:
+            gradients: per-example gradients of the examples that count, for each parameter.
+            weights: one weight per example.
+            mean_loss: the batch's mean loss.
+            parameters: the trained parameters.
+        """
+        with full_precision(weights.device):
+            pairs = zip(gradients, parameters, strict=True)
+            found = [_sum_if_smaller(each, weights, parameter) for each, parameter in pairs]
+        return cls(found, weights, mean_loss)
+
+    def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
+        """Write the sum's values on a block.
+
+        Args:
+            block: the block.
+            affine: D and b on the block; the same that the weights were computed with.
+            out: receives as many values as the block has coordinates.
+        """
+        if not self.gradients:
+            out.zero_()
+            return
+        with full_precision(out.device):
+            for piece in block.pieces:
+                self._write_piece(piece, affine, piece.view_in(out))
+            if self.weights is not None and not self.damping:
+                affine.map_sum(out, self.weights)
+
+    def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
+        """Write the weighted gradient sum on a piece; for a box or damping the finished sum."""
+        gradients = self.gradients[piece.index]
+        if isinstance(gradients, torch.Tensor):
+            out.copy_(gradients[piece.rows])
+        elif self.weights is None:
+            assert affine.scale is not None
+            out.copy_(gradients.clamped_sum(piece.rows, piece.view_in(affine.scale)))
+        elif self.damping:
+            of_piece = (piece.rows, affine.for_piece(piece), self.damping, self.weights)
+            out.copy_(gradients.damped_sum(*of_piece).view_as(out))
+        else:
+            gradients.weighted_sum(piece.rows, self.weights, out)
+
+
+def _sum_if_smaller(
+    gradients: ExampleGradients, weights: torch.Tensor, parameter: torch.Tensor
+) -> ExampleGradients | torch.Tensor:
+    """Return the weighted sum if it takes far less memory than the gradients; else these."""
+    if _MEMORY_RATIO * parameter.numel() > gradients.element_count:
+        return gradients
+    total = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+    gradients.weighted_sum(slice(0, len(parameter)), weights, total)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatedSum:
+    """The sum over several physical batches, held as a vector of all coordinates.
+
+    Attributes:
+        sums: the vector; already mapped.
+        mean_loss: the mean loss of all physical batches.
+    """
+
+    sums: torch.Tensor
+    mean_loss: float
+
+    def write_block(self, block: Block, _: AffineMap, out: torch.Tensor) -> None:
+        """Write the sum's values on a block into `out`."""
+        out.copy_(block.view_in(self.sums))

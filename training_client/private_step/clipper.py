@@ -1,0 +1,233 @@
+"""Clips per-example gradients, from one backward pass that ends at the layers' outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import groupby
+
+import torch
+from torch import nn
+
+from training_client.private_step.blocks import Block, Piece, cut_into_blocks
+from training_client.private_step.clippable_layers import find_trained_layers
+from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSum, ClippedSum
+from training_client.private_step.example_gradients import ExampleGradients
+from training_client.private_step.kernels.matmul import full_precision
+from training_client.private_step.model_checks import (
+    require_complete_gradients,
+    require_independent_examples,
+)
+from training_client.private_step.model_pass import Loss, run_model_pass
+from training_client.private_step.rounding_bounds import (
+    WEIGHT_ROUNDING,
+    safe_bound_range,
+    smallest_safe_factor,
+)
+from training_client.private_step.transform import AffineMap, Transform
+
+
+class Clipper:
+    """Computes sums of clipped per-example gradients for one model.
+
+    Attributes:
+        parameters: the trained parameters, in the order of `model.parameters()`.
+        blocks: the blocks that their coordinates are cut into.
+        size: the number of their coordinates.
+
+    Args:
+        model: its layers with parameters are Linear, or have an Opacus grad sampler; each is
+            applied once, to one row or sequence per example.
+        physical_batch_size: examples per forward pass; the whole batch by default.
+        sparse_inputs: declare that most input values are 0. Linear layers that read the inputs then
+            skip zeros, which saves time if more than three quarters are. This is declared, not
+            detected from the data, because it changes the order in which sums are rounded.
+
+    Raises:
+        UnsupportedModelError: a layer cannot be clipped; the message names it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        physical_batch_size: int | None = None,
+        *,
+        sparse_inputs: bool = False,
+    ) -> None:
+        if physical_batch_size is not None and physical_batch_size < 1:
+            raise ValueError(f"expected physical_batch_size ≥ 1, got {physical_batch_size}")
+        self._model, self._physical_batch_size = model, physical_batch_size
+        self._sparse_inputs = sparse_inputs
+        self._layers = find_trained_layers(model)
+        self._batches = 0
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.blocks = cut_into_blocks(self.parameters)
+        self.size = sum(block.size for block in self.blocks)
+
+    def zeros(self) -> torch.Tensor:
+        """Return a vector of zeros, one per trained coordinate."""
+        return self.parameters[0].new_zeros(self.size)
+
+    @torch.no_grad()
+    def clip(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
+    ) -> BlockwiseSum:
+        """Return the sum of a batch's clipped per-example gradients.
+
+        Args:
+            examples: one per row of the first dimension.
+            targets: one per example.
+            loss: maps predictions and targets to one loss per example; it must not mix examples.
+            transform: what is clipped, and to what bound.
+
+        Returns:
+            The clipped sum. For one physical batch it is computed only when it is read: until then
+            the examples must not change. For several it is computed at once, and held.
+
+        Raises:
+            UnsupportedModelError: the model or the loss mixes examples.
+            ValueError: the bound is so small or large that sums would underflow or overflow.
+        """
+        self._require_safe_bound(transform.bound)
+        if transform.box and transform.bound < math.sqrt(self.size):
+            raise ValueError(
+                f"expected a bound ≥ √(number of coordinates) = {math.sqrt(self.size):g} for a "
+                f"box, got {transform.bound:g}"
+            )
+
+        def clip_physical_batch(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
+            self._check_model_periodically(examples, targets, loss)
+            gradients, mean_loss = self._example_gradients(examples, targets, loss)
+            if transform.box:
+                return ClippedSum(gradients, None, mean_loss)
+            with full_precision(examples.device):
+                weights = self._clip_weights(gradients, transform)
+            kept = weights > 0
+            if not bool(kept.all()):  # an excluded gradient may not be finite, and 0·∞ is NaN
+                gradients, weights = [each.select(kept) for each in gradients], weights[kept]
+            if transform.damping:
+                return ClippedSum(gradients, weights, mean_loss, transform.damping)
+            return ClippedSum.with_small_sums(gradients, weights, mean_loss, self.parameters)
+
+        return self._sum_physical_batches(
+            examples, targets, clip_physical_batch, transform.for_block
+        )
+
+    @torch.no_grad()
+    def sum_unclipped(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
+    ) -> BlockwiseSum:
+        """Return the unclipped gradient sum divided by `size`.
+
+        It is for public data, and for runs without a privacy guarantee.
+        """
+
+        def sum_physical_batch(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
+            gradients, mean_loss = self._example_gradients(examples, targets, loss)
+            weights = self.parameters[0].new_full((len(examples),), 1 / size)
+            return ClippedSum.with_small_sums(gradients, weights, mean_loss, self.parameters)
+
+        return self._sum_physical_batches(
+            examples, targets, sum_physical_batch, lambda _: AffineMap(None)
+        )
+
+    def _sum_physical_batches(
+        self,
+        examples: torch.Tensor,
+        targets: torch.Tensor,
+        sum_physical_batch: Callable[[torch.Tensor, torch.Tensor], ClippedSum],
+        map_for_block: Callable[[Block], AffineMap],
+    ) -> BlockwiseSum:
+        """Return the sum over all examples, computed one physical batch at a time."""
+        rows = self._physical_batch_size or len(examples)
+        if len(examples) == 0:
+            return ClippedSum([], None, 0.0)
+        if len(examples) <= rows:
+            return sum_physical_batch(examples, targets)
+        sums, losses = self.zeros(), 0.0
+        for start in range(0, len(examples), rows):
+            part = slice(start, start + rows)
+            found = sum_physical_batch(examples[part], targets[part])
+            losses += found.mean_loss * len(examples[part])
+            for block in self.blocks:
+                total = block.view_in(sums)
+                each = torch.empty_like(total)
+                found.write_block(block, map_for_block(block), each)
+                total += each
+        return AccumulatedSum(sums, losses / len(examples))
+
+    def _require_safe_bound(self, bound: float) -> None:
+        """Raise if sums clipped to this bound may overflow or underflow."""
+        dtype = self.parameters[0].dtype
+        smallest, largest = safe_bound_range(dtype, self.size)
+        if not smallest <= bound <= largest:
+            raise ValueError(
+                f"expected a clipping bound from {smallest:.0e} to {largest:.0e}, got {bound:g}: "
+                f"beyond that, sums of gradients underflow or overflow in {dtype}"
+            )
+
+    def _example_gradients(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss
+    ) -> tuple[list[ExampleGradients], float]:
+        """Return the per-example gradients of each parameter, and the mean loss."""
+        model_pass = run_model_pass(self._model, self._layers, examples, targets, loss)
+        sparse = examples if self._sparse_inputs else None
+        gradients = model_pass.take_example_gradients(self.parameters, sparse)
+        return gradients, float(model_pass.losses.mean())
+
+    def _check_model_periodically(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss
+    ) -> None:
+        """Check at the first, second, fourth, eighth … batch that the model can be clipped.
+
+        Once is not enough: a model may begin to mix examples later, or do so only at random.
+        """
+        if len(examples) < 2:
+            return
+        self._batches += 1
+        is_power_of_two = self._batches & (self._batches - 1) == 0
+        if not is_power_of_two:
+            return
+        run = partial(run_model_pass, self._model, self._layers, loss=loss)
+        require_independent_examples(self._model, run, examples, targets)
+        with_full_gradients = partial(run, differentiate=self.parameters)
+        require_complete_gradients(with_full_gradients, self.parameters, examples, targets)
+
+    def _clip_weights(
+        self, gradients: list[ExampleGradients], transform: Transform
+    ) -> torch.Tensor:
+        """Return each example's clipping weight, min(1, clipping bound / norm).
+
+        It is 0 for an example whose gradient is not finite, or so large that the weighted gradient
+        would underflow.
+        """
+        norms = torch.stack(self._squared_norms(gradients, transform)).sum(0).sqrt_()
+        limit, dtype = transform.bound * (1 - WEIGHT_ROUNDING), self.parameters[0].dtype
+        weights = (limit / norms.clamp_min(1e-300)).clamp_max_(1.0)
+        counted = norms.isfinite() & (weights > smallest_safe_factor(dtype))
+        return weights.where(counted, 0.0).to(dtype)
+
+    def _squared_norms(
+        self, gradients: list[ExampleGradients], transform: Transform
+    ) -> list[torch.Tensor]:
+        """Return, per parameter, upper bounds of its share of each example's squared norm."""
+        if transform.scale is None:
+            return [each.squared_norms(transform.bound) for each in gradients]
+        by_parameter = groupby(self._mapped_pieces(transform), key=lambda pair: pair[0].index)
+        if transform.damping:
+            return [
+                gradients[index].damped_squared_norms(pieces, transform.damping)
+                for index, pieces in by_parameter
+            ]
+        return [
+            gradients[index].mapped_squared_norms(pieces, transform.bound)
+            for index, pieces in by_parameter
+        ]
+
+    def _mapped_pieces(self, transform: Transform) -> Iterator[tuple[Piece, AffineMap]]:
+        """Yield each piece with its affine map; maps are computed one block at a time."""
+        for block in self.blocks:
+            affine = transform.for_block(block)
+            for piece in block.pieces:
+                yield piece, affine.for_piece(piece)

@@ -1,0 +1,1 @@
+"""CPU kernels: matrix products, sparse products, row sums, elementwise formulas."""

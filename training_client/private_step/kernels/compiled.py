@@ -1,0 +1,32 @@
+"""Compiles loops for the CPU with numba, each of which reads its arrays once.
+
+PyTorch reads them once per operation, which is what happens on an accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+
+def is_on_cpu(tensor: torch.Tensor) -> bool:
+    """Return whether compiled loops can read a tensor; tests replace this to take the other way."""
+    return tensor.is_cpu
+
+
+@cache
+def compile_loop(loop: Callable[..., None]) -> Callable[..., None]:
+    """Compile a loop with numba, when it is first called with arrays of a dtype.
+
+    Sums may be reordered, so that the CPU can add several at a time; a division by 0 gives ∞ or
+    NaN, as in PyTorch.
+    """
+    import numba
+
+    result: Callable[..., Any] = numba.njit(error_model="numpy", fastmath={"reassoc", "contract"})(
+        loop
+    )
+    return result

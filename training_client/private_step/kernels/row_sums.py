@@ -1,0 +1,139 @@
+"""Sums along rows in double precision.
+
+In double precision the squares of single-precision values neither overflow nor underflow; callers
+allow for other rounding with `rounding_bounds`. PyTorch would first copy a tensor into double
+precision, which takes longer than the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from numpy import float64
+
+from training_client.private_step.kernels.compiled import compile_loop, is_on_cpu
+
+
+def squared_norms(rows: torch.Tensor) -> torch.Tensor:
+    """Return each row's squared norm Σⱼ rᵢⱼ²."""
+    if is_on_cpu(rows):
+        return _run_row_loop(_squared_norms, rows)
+    return rows.double().square().sum(1)
+
+
+def mapped_squared_norms(
+    rows: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return each row's squared norm after it is shifted and scaled by column.
+
+    Args:
+        rows: r.
+        scale: d, one row.
+        shift: b, one row; None for 0.
+    """
+    if not is_on_cpu(rows):
+        shifted = rows.double() if shift is None else rows.double() + shift
+        return (shifted * scale).square_().sum(1)
+    if shift is None:
+        return _run_row_loop(_scaled_squared_norms, rows, scale.numpy())
+    return _run_row_loop(_mapped_squared_norms, rows, scale.numpy(), shift.numpy())
+
+
+def add_row_dots(
+    rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
+) -> None:
+    """Add each row's dot product with a row of `others`, from column `start` on, to `total`."""
+    if is_on_cpu(rows):
+        compile_loop(_add_row_dots)(rows.numpy(), others.numpy(), start, total.numpy())
+    else:
+        total += (rows * others[:, start : start + rows.shape[1]].double()).sum(1)
+
+
+def add_row_dots_of_squares(
+    rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
+) -> None:
+    """Add each row's dot product with the squares of a row of `others` to `total`."""
+    if is_on_cpu(rows):
+        compile_loop(_add_row_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())
+    else:
+        total += (rows * others[:, start : start + rows.shape[1]].double().square()).sum(1)
+
+
+def normalized_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the squares of rows scaled to norm 1, in their precision, and the rows' norms².
+
+    A row of zeros stays one. Squares that would underflow are rounded up to the smallest normal
+    number, because a large D² may multiply them later.
+    """
+    least = float(torch.finfo(rows.dtype).tiny)
+    if is_on_cpu(rows):
+        squares = torch.empty_like(rows)
+        return squares, _run_row_loop(_normalized_squares, rows, squares.numpy(), least)
+    norms = squared_norms(rows)
+    inverse = norms.reciprocal().masked_fill_(norms == 0, 0.0)
+    squares = (rows.double().square() * inverse[:, None]).clamp_min_(least).to(rows.dtype)
+    return squares.masked_fill_(rows == 0, 0.0), norms
+
+
+def _run_row_loop(loop: Callable[..., None], rows: torch.Tensor, *more: Any) -> torch.Tensor:
+    """Run a compiled loop that computes one number per row, and return the numbers."""
+    result = rows.new_empty(len(rows), dtype=torch.float64)
+    compile_loop(loop)(rows.numpy(), *more, result.numpy())
+    return result
+
+
+def _squared_norms(rows: Any, result: Any) -> None:
+    for i in range(len(rows)):
+        total, row = 0.0, rows[i]
+        for j in range(len(row)):
+            total += float64(row[j]) ** 2
+        result[i] = total
+
+
+def _scaled_squared_norms(rows: Any, scale: Any, result: Any) -> None:
+    for i in range(len(rows)):
+        total, row, scales = 0.0, rows[i], scale[0]
+        for j in range(len(row)):
+            total += (float64(row[j]) * float64(scales[j])) ** 2
+        result[i] = total
+
+
+def _mapped_squared_norms(rows: Any, scale: Any, shift: Any, result: Any) -> None:
+    for i in range(len(rows)):
+        total, row, scales, shifts = 0.0, rows[i], scale[0], shift[0]
+        for j in range(len(row)):
+            total += ((float64(row[j]) + float64(shifts[j])) * float64(scales[j])) ** 2
+        result[i] = total
+
+
+def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
+    for i in range(len(rows)):
+        total, row = 0.0, rows[i]
+        other = others[i, start : start + len(row)]
+        for j in range(len(row)):
+            total += float64(row[j]) * float64(other[j])
+        result[i] += total
+
+
+def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) -> None:
+    for i in range(len(rows)):
+        total, row = 0.0, rows[i]
+        other = others[i, start : start + len(row)]
+        for j in range(len(row)):
+            total += float64(row[j]) * float64(other[j]) ** 2
+        result[i] += total
+
+
+def _normalized_squares(rows: Any, squares: Any, least: Any, result: Any) -> None:
+    for i in range(len(rows)):
+        total, row, square = 0.0, rows[i], squares[i]
+        for j in range(len(row)):
+            total += float64(row[j]) ** 2
+        inverse = 1.0 / total if total != 0.0 else 0.0
+        for j in range(len(row)):
+            unit = float64(row[j]) ** 2 * inverse
+            unit = least if unit < least else unit
+            square[j] = unit if row[j] != 0 else 0.0
+        result[i] = total

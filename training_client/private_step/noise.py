@@ -1,0 +1,84 @@
+"""Gaussian noise from generators that the operating system seeds."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from typing import Any, Final
+
+import torch
+
+from training_client.errors import DataError
+from training_client.private_step.rounding_bounds import smallest_safe_factor
+
+_STATE_WORDS: Final = 624  # of the Mersenne Twister
+_HEADER_BYTES: Final = 24  # before the words: the seed, two counters and a flag
+
+
+class FreshGenerator(torch.Generator):
+    """A random generator seeded by the operating system, whose copies get new seeds.
+
+    Two generators in the same state would add the same noise to two sums, whose difference would
+    have none. So a copy, pickled or not, is seeded anew, and so is the generator itself in a forked
+    process.
+
+    On a CPU PyTorch's seed has 32 bits, few enough to try them all: instead, all 624 words of the
+    Mersenne Twister's state are drawn. It is still not a cryptographic generator.
+
+    Args:
+        device: the device that numbers are drawn on.
+    """
+
+    def __init__(self, device: torch.device) -> None:  # noqa: ARG002 — the base takes it first
+        self.reseed()
+        _GENERATORS.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let copies be new generators, with seeds of their own."""
+        return FreshGenerator, (self.device,)
+
+    def reseed(self) -> None:
+        """Replace the state by fresh entropy."""
+        self.manual_seed(secrets.randbits(63))
+        if self.device.type == "cpu":
+            entropy = secrets.token_bytes(4 * _STATE_WORDS)
+            self.set_state(_replace_state_words(self.get_state(), entropy))
+
+
+def _replace_state_words(state: torch.Tensor, words: bytes) -> torch.Tensor:
+    """Return a freshly seeded state with other words: each fills the lower half of 64 bits."""
+    found = state.clone()
+    table = found[_HEADER_BYTES : _HEADER_BYTES + 8 * _STATE_WORDS].view(torch.int64)
+    table.copy_(torch.frombuffer(bytearray(words), dtype=torch.uint32).to(torch.int64))
+    return found
+
+
+def gaussian_like(
+    tensor: torch.Tensor, standard_deviation: float, generator: torch.Generator
+) -> torch.Tensor:
+    """Draw Gaussian noise of mean 0, with the shape, dtype and device of `tensor`.
+
+    Raises:
+        DataError: the standard deviation is so small that the noise may underflow.
+    """
+    smallest = smallest_safe_factor(tensor.dtype)
+    if not standard_deviation >= smallest:
+        raise DataError(
+            f"noise of standard deviation {standard_deviation:g} may underflow in {tensor.dtype} "
+            f"(at least {smallest:.0e} is needed): use a larger clip norm, or a smaller sample rate"
+        )
+    noise = torch.empty_like(tensor)
+    return noise.normal_(0.0, standard_deviation, generator=generator)
+
+
+def _reseed_all() -> None:
+    """Reseed every generator in a forked process, which must not repeat its parent's noise."""
+    for generator in _GENERATORS:
+        if generator.device.type == "cpu":  # nothing else can be used in a forked process
+            generator.reseed()
+
+
+_GENERATORS: Final = weakref.WeakSet[FreshGenerator]()
+if hasattr(os, "register_at_fork"):  # systems without it have no forks
+    os.register_at_fork(after_in_child=_reseed_all)

@@ -1,0 +1,227 @@
+"""The only exit for private data: a clipped sum with noise.
+
+Everything after it is post-processing, and everything before it must be known without the batch. So
+this is where the budget is asked: no noisy mean is released without a step taken from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from training_client.budget import Allowance
+from training_client.errors import DataError, NoGuaranteeError
+from training_client.plan import Plan
+from training_client.private_step import AffineMap, Block, BlockwiseSum, Clipper, Loss, Transform
+from training_client.private_step.blocks import unflatten_vector
+from training_client.private_step.noise import FreshGenerator, gaussian_like
+from training_client.private_step.single_process import require_one_process
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyBlock:
+    """The noisy mean that a step releases on one block.
+
+    Attributes:
+        block: the block.
+        mean: the noisy sum of clipped u = D∘(∇ + b) over the expected batch size.
+        affine: D and b on the block.
+        noise_deviation: the standard deviation of the noise on each coordinate of the mean.
+    """
+
+    block: Block
+    mean: torch.Tensor
+    affine: AffineMap
+    noise_deviation: float
+
+    def gradient_moments(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return estimates of the mean gradient and of its square, which may be negative."""
+        return self.affine.gradient_moments(self.mean, self.noise_deviation)
+
+
+class NoisyMean:
+    """The noisy mean that a step releases, one block at a time; it can be read once.
+
+    The noise of a block is drawn when the block is read.
+
+    Attributes:
+        mean_loss: the batch's mean loss, without noise: for the data owner's eyes only.
+        noise_deviation: the standard deviation of the noise on each coordinate of the mean.
+
+    Args:
+        mean_loss: see above.
+        noise_deviation: see above.
+        blocks: all blocks.
+        parameters: the trained parameters.
+        make_block: writes the noisy mean on a block into a tensor, and returns it as a
+            `NoisyBlock`.
+    """
+
+    def __init__(
+        self,
+        mean_loss: float,
+        noise_deviation: float,
+        blocks: Sequence[Block],
+        parameters: Sequence[torch.Tensor],
+        make_block: Callable[[Block, torch.Tensor], NoisyBlock],
+    ) -> None:
+        self.mean_loss, self.noise_deviation = mean_loss, noise_deviation
+        self._blocks: Sequence[Block] | None = blocks
+        self._parameters, self._make_block = parameters, make_block
+
+    def for_each_block(self, process: Callable[[NoisyBlock], None]) -> None:
+        """Call `process` with one noisy block after another; each may be freed before the next.
+
+        Raises:
+            RuntimeError: the mean has been read already.
+        """
+        for block in self._take_blocks():
+            process(self._make_block(block, self._parameters[0].new_empty(block.size)))
+
+    def to_tensors(self) -> list[torch.Tensor]:
+        """Return the whole noisy mean, one tensor per parameter.
+
+        Raises:
+            RuntimeError: the mean has been read already.
+        """
+        blocks = self._take_blocks()
+        means = self._parameters[0].new_empty(sum(block.size for block in blocks))
+        for block in blocks:
+            self._make_block(block, block.view_in(means))
+        return unflatten_vector(means, self._parameters)
+
+    def _take_blocks(self) -> Sequence[Block]:
+        """Return the blocks, once; raise if the noisy mean was read before."""
+        blocks, self._blocks = self._blocks, None
+        if blocks is None:
+            raise RuntimeError(
+                "a step's noisy mean can be read once: reading it again would draw other noise for "
+                "the same sum"
+            )
+        return blocks
+
+
+class PrivateSum:
+    """Releases noisy means of clipped gradients, one for each step of a budget.
+
+    Attributes:
+        allowance: the budget that covers the steps.
+        clipper: computes the clipped sums.
+        steps: steps that count as made, including those of an earlier run with the budget.
+
+    Args:
+        model: the model to train.
+        allowance: see above; its plan says what each step does and costs.
+        generator: draws the noise, on the model's device; by default the operating system seeds it.
+        physical_batch_size: see `Clipper`.
+        sparse_inputs: see `Clipper`.
+
+    Raises:
+        NoGuaranteeError: there is no budget, or several processes train.
+        UnsupportedModelError: a layer cannot be clipped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        allowance: Allowance,
+        generator: torch.Generator | None = None,
+        physical_batch_size: int | None = None,
+        *,
+        sparse_inputs: bool = False,
+    ) -> None:
+        require_one_process()
+        if not hasattr(allowance, "take"):
+            raise NoGuaranteeError(
+                f"expected a budget that covers the steps, got {type(allowance).__name__}: "
+                "pass a Budget or a LedgerBudget, or NoBudget(plan, steps, reason) for steps "
+                "without a privacy claim"
+            )
+        self.allowance = allowance
+        self.clipper = Clipper(model, physical_batch_size, sparse_inputs=sparse_inputs)
+        self._device = self.clipper.parameters[0].device
+        self._generator = generator or FreshGenerator(self._device)
+        self.steps = allowance.made
+        self._is_step_open = False  # the last step was taken, and nothing was released for it yet
+        self._is_batch_read = False  # the batch of that step was looked at
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of each step: sample rate, clip norm and noise."""
+        return self.allowance.plan
+
+    def take(self) -> None:
+        """Charge the next step to the budget, or raise if it does not fit or a step is unfinished.
+
+        Call it before the batch is drawn: the batch is then charged, whatever becomes of it.
+        Otherwise `release` takes the step.
+
+        Raises:
+            BudgetExhaustedError: the budget covers no further step.
+            NoGuaranteeError: another run took the step, the step before was not finished, or
+                several processes train.
+            ServiceError: no usable answer.
+        """
+        require_one_process()
+        if self._is_step_open:
+            raise NoGuaranteeError(
+                f"step {self.steps} was taken from the budget but not finished: a record of its "
+                "batch may have caused that, and noise does not hide it. Begin a new run, with a "
+                "new optimizer"
+            )
+        self.allowance.take(self.steps + 1)
+        self.steps += 1
+        self._is_step_open, self._is_batch_read = True, False
+
+    def release(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
+    ) -> NoisyMean:
+        """Release the noisy mean of one Poisson batch; an empty batch gets noise all the same.
+
+        Raises:
+            BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
+            DataError: the examples are on another device than the model.
+        """
+        if examples.device != self._device:
+            raise DataError(
+                f"the examples are on {examples.device}, the model on {self._device}: move one of "
+                "them"
+            )
+        if not self._is_step_open or self._is_batch_read:
+            self.take()
+        self._is_batch_read = True
+        total = self.clipped_sum(examples, targets, loss, transform)
+        self._is_step_open = False
+        return NoisyMean(
+            total.mean_loss,
+            self._noise_deviation(transform),
+            self.clipper.blocks,
+            self.clipper.parameters,
+            partial(self._noisy_block, total, transform),
+        )
+
+    def _noise_deviation(self, transform: Transform) -> float:
+        """Return the standard deviation of the noise on each coordinate of the mean."""
+        size = self.plan.expected_batch_size
+        return self.plan.noise_multiplier * transform.bound / size
+
+    @torch.no_grad()
+    def _noisy_block(
+        self, total: BlockwiseSum, transform: Transform, block: Block, mean: torch.Tensor
+    ) -> NoisyBlock:
+        """Write a block's noisy mean, (sum + noise) / expected batch size, into `mean`."""
+        affine, size = transform.for_block(block), self.plan.expected_batch_size
+        deviation = self._noise_deviation(transform)
+        total.write_block(block, affine, mean)
+        torch.add(gaussian_like(mean, deviation, self._generator), mean, alpha=1 / size, out=mean)
+        return NoisyBlock(block, mean, affine, deviation)
+
+    def clipped_sum(
+        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
+    ) -> BlockwiseSum:
+        """Return a batch's clipped sum without noise: private, and for `release` only."""
+        return self.clipper.clip(examples, targets, loss, transform)

@@ -1,0 +1,179 @@
+"""Floating-point error bounds for clipped norms and sums.
+
+A computed norm must not be below the true one, and what sums lose must be negligible beside the
+clipping bound, whatever values an example has. Every source of error, and what pays for it:
+
+- rounding of a norm: `rounding_error` times the terms of the norm is added to it;
+- rounding of a weighted gradient: the bound is reduced by the share `WEIGHT_ROUNDING`;
+- underflow in a norm: `norm_underflow` is added to it, also through `squared_norm_upper_bounds` and
+  `shift_norm_upper_bound`;
+- underflow in a weighted gradient: an example that would lose more than `NEGLIGIBLE_SHARE` of the
+  bound is excluded (`has_excessive_underflow`);
+- overflow of sums that D would make small again: `overflow_guard` is added to the norm, so that
+  weighted gradients stay far below it.
+
+`safe_bound_range` gives the clipping bounds at which all of this holds. No other file makes
+allowances for floating point.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+
+from training_client.private_step.kernels.row_sums import squared_norms
+
+WEIGHT_ROUNDING: Final = 1e-6  # rounding of weights and weighted gradients, relative to the bound
+NEGLIGIBLE_SHARE: Final = 1e-7  # of the bound
+
+_EXTRA_ROUNDINGS: Final = 64  # of the terms of a sum, and of sums other than matrix products
+_EXAMPLES_MAX: Final = float(1 << 32)  # more than are ever summed
+_BOUND_MIN: Final = 1e-140  # and 1/_BOUND_MIN is the largest: their squares are finite and > 0
+_MANTISSA: Final = float(1 << 24)  # of single precision; factors below `tiny` times it lose digits
+
+Scalar = float | torch.Tensor  # a one-element tensor on an accelerator
+
+
+def safe_bound_range(dtype: torch.dtype, size: int) -> tuple[float, float]:
+    """Return the smallest and largest clipping bound for gradients of `size` coordinates."""
+    smallest = _smallest_normal(dtype) * math.sqrt(size) / NEGLIGIBLE_SHARE
+    return max(smallest, _BOUND_MIN), min(_largest_finite(dtype) / _EXAMPLES_MAX, 1 / _BOUND_MIN)
+
+
+def smallest_safe_factor(dtype: torch.dtype) -> float:
+    """Return the smallest weight or noise standard deviation whose products keep their digits.
+
+    Products with anything smaller may underflow.
+    """
+    return _smallest_normal(dtype) * _MANTISSA
+
+
+def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
+    """Return a bound of a sum's rounding error in any order, relative to the sum of |terms|.
+
+    Args:
+        dtype: the precision in which the terms are computed.
+        terms: the number of terms added up in that precision; 0 if they are added up in double.
+    """
+    return (terms + _EXTRA_ROUNDINGS) * float(torch.finfo(dtype).eps)
+
+
+def overflow_guard(bound: float, dtype: torch.dtype) -> float:
+    """Return the share of an example's squared norm to add so that weighted sums do not overflow.
+
+    It is (B/m)², where m is the largest norm that a weighted gradient may have: with ‖∇‖²(B/m)² in
+    ‖u‖², the weight w = B/‖u‖ makes w‖∇‖ ≤ m.
+
+    In double precision it underflows; the smallest normal number serves as well for B up to 1e140.
+    """
+    return max(
+        (bound / _largest_finite(dtype) * _EXAMPLES_MAX) ** 2, _smallest_normal(torch.float64)
+    )
+
+
+def squared_norm_upper_bounds(
+    rows: torch.Tensor, norms: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return upper bounds of the rows' squared norms, even if entries or squares underflow.
+
+    Args:
+        rows: in the precision that they are multiplied in.
+        norms: their computed squared norms, if known.
+    """
+    norms = squared_norms(rows) if norms is None else norms
+    return norms + rows.shape[1] * _underflow_square(rows.dtype)
+
+
+def shift_norm_upper_bound(
+    computed: Scalar, scale_norm: Scalar, shift_norm: Scalar, dtype: torch.dtype
+) -> Scalar:
+    """Return an upper bound of a scaled shift's squared norm, even if its squares underflow.
+
+    Args:
+        computed: the computed Σ D²b², with D² in the precision of `dtype`.
+        scale_norm: ‖D‖².
+        shift_norm: ‖b‖².
+        dtype: the precision of D and b.
+    """
+    return computed + scale_norm * _underflow_square(dtype) + shift_norm * _smallest_normal(dtype)
+
+
+def norm_underflow(
+    heights: torch.Tensor,
+    widths: torch.Tensor,
+    scale_norm: Scalar,
+    coordinates: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return, per example, an upper bound of what underflow takes from its mapped squared norm.
+
+    Each underflow takes at most the smallest normal number t, once per coordinate: where D² or a
+    product with it underflows, t is multiplied by ‖g‖²‖a‖²; where a square does, by D²; where a
+    product with a shift does, by ‖g‖ and ‖a‖, with ‖g‖√(1 + ‖a‖²) ≤ (1 + ‖g‖²(1 + ‖a‖²))/2. (Where
+    D² in 2·D²·g·a·b underflows, the loss is at most that of the squares of ga and of b.)
+
+    Args:
+        heights: ‖g‖² of each example.
+        widths: ‖a‖² of each example.
+        scale_norm: ‖D‖².
+        coordinates: the number of coordinates of the gradient.
+        dtype: the precision of g, a and D.
+    """
+    least = 4 * coordinates * _smallest_normal(dtype)
+    of_squares = scale_norm * (coordinates * _underflow_square(dtype))
+    of_weighted = of_squares + 2 * coordinates * _smallest_normal(torch.float64)
+    found = heights.mul(1.5 * least).add_(of_weighted).mul_(widths)
+    return found.add_(heights * (of_squares + least / 2)).add_(least / 2)
+
+
+def weighted_underflow(coordinates: int, scale_norm: Scalar, dtype: torch.dtype) -> Scalar:
+    """Return an upper bound of the error norm where weighted gradients underflow.
+
+    The smallest numbers are rounded up or to 0, and D multiplies the error. A shift is weighted
+    separately, so it no longer cancels what has underflowed.
+
+    Args:
+        coordinates: the number of coordinates of the gradient.
+        scale_norm: ‖D‖².
+        dtype: the precision of the gradient.
+    """
+    length: Scalar = scale_norm**0.5
+    return length * (_smallest_normal(dtype) * math.sqrt(coordinates))
+
+
+def has_excessive_underflow(
+    largest: torch.Tensor, scale_norm: Scalar, bound: float, coordinates: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return, per example, whether its weighted gradient loses too much to underflow.
+
+    That happens where one factor is so large that the other, weighted, underflows. The other is
+    multiplied by the first, or by the 1 of a shift, and by D: the error has at most the norm
+    `weighted_underflow` times √m + 1, whose square is at most 2m + 2.
+
+    Args:
+        largest: m, the squared norm of the larger factor of each example.
+        scale_norm: ‖D‖²; without D the largest D², which is 1, is enough.
+        bound: the clipping bound of the whole gradient.
+        coordinates: the number of coordinates of the gradient.
+        dtype: the precision of the factors.
+    """
+    lost = weighted_underflow(coordinates, scale_norm, dtype) / bound / NEGLIGIBLE_SHARE
+    part = 2 * lost * lost
+    return largest * (part + 256 / _largest_finite(dtype)) >= 1 - part
+
+
+def _smallest_normal(dtype: torch.dtype) -> float:
+    """Return the smallest normal number of a dtype; smaller ones may underflow to 0."""
+    return float(torch.finfo(dtype).tiny)
+
+
+def _largest_finite(dtype: torch.dtype) -> float:
+    """Return the largest finite number of a dtype."""
+    return float(torch.finfo(dtype).max)
+
+
+def _underflow_square(dtype: torch.dtype) -> float:
+    """Return an upper bound of the square of an entry that underflows, or whose square does."""
+    return max(_smallest_normal(dtype) ** 2, 2 * _smallest_normal(torch.float64))

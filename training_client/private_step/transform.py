@@ -1,0 +1,145 @@
+"""The transform of an example's gradient before it is summed: an affine map, then a bound.
+
+    u = D∘(∇ + b),   then u is scaled to ‖u‖₂ ≤ B (a ball), or each coordinate clamped to ±1 (a box)
+
+or, damped by c > 0, u = D∘(∇ + b)/√(1 + (c·D∘∇)²), then scaled to the ball.
+
+D, b, c and B must be known before the batch is looked at: public, or made of noisy sums. Then one
+example moves the sum of the u by at most B in ℓ2, whatever D and b are, and noise of standard
+deviation σB on every coordinate of that sum is the Gaussian mechanism of noise multiplier σ. After
+division by D the noise has standard deviation σB/Dᵢ: large where gradients are (papers/000,
+Lemma 1, is this remark).
+
+A box of m coordinates lies in the ball of B = √m: one bound serves both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from training_client.private_step.blocks import Block, Piece, flatten_tensors
+from training_client.private_step.kernels.elementwise import gradient_moments, map_in_place
+
+Scale = Callable[[Block], torch.Tensor]
+Shift = Callable[[Block], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AffineMap:
+    """A shift, then a scale, of each coordinate of a gradient, on a block or a piece.
+
+    Attributes:
+        scale: D; None for 1.
+        shift: b; None for 0, as it is without a scale.
+    """
+
+    scale: torch.Tensor | None
+    shift: torch.Tensor | None = None
+
+    def for_piece(self, piece: Piece) -> AffineMap:
+        """Return the part of a block's map that belongs to one piece, in the piece's shape."""
+        scale = None if self.scale is None else piece.view_in(self.scale)
+        return AffineMap(scale, None if self.shift is None else piece.view_in(self.shift))
+
+    def as_row(self) -> AffineMap:
+        """Return the map with scale and shift as matrices of one row."""
+        scale = None if self.scale is None else self.scale.reshape(1, -1)
+        return AffineMap(scale, None if self.shift is None else self.shift.reshape(1, -1))
+
+    def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
+        """Map a weighted sum of gradients in place, as if each gradient had been mapped before.
+
+        Args:
+            total: Σ wᵢ∇ᵢ; values that are not finite, or become so, are set to 0.
+            weights: w, which are added up in double precision.
+        """
+        if self.scale is not None:
+            shifted = None if self.shift is None else (self.shift, weights.sum(dtype=torch.float64))
+            map_in_place(total, self.scale, shifted)
+
+    def gradient_moments(
+        self, mean: torch.Tensor, noise_deviation: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Estimate the mean gradient and its square from the noisy mean of mapped gradients.
+
+        Args:
+            mean: the noisy mean of u.
+            noise_deviation: the standard deviation of the noise on each coordinate of it.
+
+        Returns:
+            ∇ = u/D − b, and ∇² less the variance of its noise. The square may be negative: were it
+            cut off at 0, averages of it would keep half of the noise.
+        """
+        if self.scale is None:
+            return mean, (mean * mean).sub_(noise_deviation**2)
+        return gradient_moments(mean, self.scale, self.shift, noise_deviation**2)
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """The clipping of one step: a shift and scale per coordinate, then a norm bound or a box.
+
+    The tensors that `scale` and `shift` return must not be changed. They may depend on an
+    optimizer's state and parameters on their block, since that block is updated only afterwards.
+
+    Attributes:
+        bound: B > 0, the ℓ2 norm that no example exceeds.
+        scale: returns D > 0 on a block; None for D = 1.
+        shift: returns b on a block; None for b = 0.
+        box: clamp each coordinate to ±1 rather than scale to the ball; not with a shift.
+        damping: c ≥ 0; if c > 0, as in a box, every coordinate of every example's gradient is
+            computed.
+    """
+
+    bound: float
+    scale: Scale | None = None
+    shift: Shift | None = None
+    box: bool = False
+    damping: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse combinations under which no contribution is bounded."""
+        if not 0 < self.bound < math.inf:
+            raise ValueError(f"expected a finite bound > 0, got {self.bound}")
+        if not 0 <= self.damping < math.inf:
+            raise ValueError(f"expected a finite damping ≥ 0, got {self.damping}")
+        if self.scale is None and (self.box or self.damping or self.shift is not None):
+            raise ValueError("a box, a shift or damping needs a scale")
+        if self.box and (self.damping or self.shift is not None):
+            raise ValueError("a box cannot have a shift or damping")
+
+    @classmethod
+    def fixed(
+        cls,
+        bound: float,
+        scales: Sequence[torch.Tensor],
+        shifts: Sequence[torch.Tensor] | None = None,
+        *,
+        box: bool = False,
+        damping: float = 0.0,
+    ) -> Transform:
+        """Build a transform from scales and shifts given as tensors, one per parameter.
+
+        Args:
+            bound: B.
+            scales: D, one tensor per parameter.
+            shifts: b, one tensor per parameter.
+            box: see the class.
+            damping: see the class.
+        """
+
+        def by_block(tensors: Sequence[torch.Tensor]) -> Scale:
+            """Return a function that gives the tensors' values on a block."""
+            vector = flatten_tensors(tensors)
+            return lambda block: block.view_in(vector)
+
+        shift = None if shifts is None else by_block(shifts)
+        return cls(bound, by_block(scales), shift, box, damping)
+
+    def for_block(self, block: Block) -> AffineMap:
+        """Return the affine map of a block."""
+        return AffineMap(self.scale and self.scale(block), self.shift and self.shift(block))

@@ -135,11 +135,11 @@ def _import_and_fill_caches() -> None:
     from accountant_service import calculator
     from accountant_service.api import computation_cache  # noqa: F401 - its processes need it
     from accountant_service.guarantee import NeighbouringRelation
-    from accountant_service.ledger import privacy_filter
+    from accountant_service.ledger.filters import renyi
     from accountant_service.mechanisms import DpSgd
 
     calculator.epsilon(DpSgd(1.1, sample_rate=0.01, steps=1000), 1e-5)
-    privacy_filter.choose_filter(1.0, 1e-5, NeighbouringRelation.ADD_OR_REMOVE_ONE)
+    renyi.choose_filter(1.0, 1e-5, NeighbouringRelation.ADD_OR_REMOVE_ONE)
 
 
 if __name__ == "__main__":

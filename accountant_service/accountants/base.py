@@ -263,7 +263,7 @@ class Accountant(ABC):
         Raises:
             AccountingError: the question has no answer.
         """
-        assumptions = self._check_assumptions(question)
+        assumptions = self.check_assumptions(question)
         with report_contradictions(question, f"δ = {delta!r}"):
             bound = self.epsilon_bound(question, delta) if question.form.atom_counts else Bound(0.0)
         if not _is_finite(bound):
@@ -285,7 +285,7 @@ class Accountant(ABC):
                 the work limit.
         """
         questions = [step.repeated(each) for each in times]
-        assumptions = [self._check_assumptions(question) for question in questions]
+        assumptions = [self.check_assumptions(question) for question in questions]
         bounds = [Bound(0.0)] * len(times)
         if step.form.atom_counts:
             with report_contradictions(step, f"δ = {delta!r}, {len(times)} step counts"):
@@ -303,14 +303,14 @@ class Accountant(ABC):
         Raises:
             AccountingError: the question has no answer.
         """
-        assumptions = self._check_assumptions(question)
+        assumptions = self.check_assumptions(question)
         bound = Bound(0.0)
         if question.form.atom_counts:
             with report_contradictions(question, f"ε = {epsilon!r}"):
                 bound = _at_least_delta_min(self.delta_bound(question, epsilon))
         return self._make_guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
 
-    def _check_assumptions(self, question: Question) -> tuple[Assumption, ...]:
+    def check_assumptions(self, question: Question) -> tuple[Assumption, ...]:
         """Refuse unsupported releases; return the hypotheses of the relation and of the method."""
         if not question.form.atom_counts:
             return (Assumption("nothing is released", True, "definition of privacy"),)

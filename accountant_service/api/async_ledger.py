@@ -22,10 +22,11 @@ from accountant_service.errors import CodedError, TooExpensiveError
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, plans, service
 from accountant_service.ledger.api_keys import Keys, Scope, require_scope, require_unbound
-from accountant_service.ledger.errors import BudgetExhaustedError
+from accountant_service.ledger.errors import BudgetExhaustedError, ChargeOutdatedError
+from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.plans import CombinedQuote, Quote
 from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
-from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.rules import Dataset, EntryKind, NewDataset, Reservation
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.mechanisms import Mechanism
 from accountant_service.settings import Settings
@@ -119,10 +120,27 @@ class AsyncLedger:
 
     async def dataset(self, key: KeyRecord, name: str) -> Json:
         """Return a dataset, after ending the reservations whose lease has expired."""
-        dataset, has_overdue = await self._read(self._ledger.read_dataset, key, name)
-        if has_overdue:
-            dataset = await self._write(name, self._ledger.expire_leases, name)
-        return dataset_view(dataset)
+        dataset, overdue = await self._read(self._ledger.read_dataset, key, name)
+        if overdue:
+            dataset = await self._expire_leases(key, dataset, overdue) or dataset
+        return await self._read(dataset_view, dataset)
+
+    async def _expire_leases(
+        self, key: KeyRecord, dataset: Dataset, overdue: Sequence[Reservation]
+    ) -> Dataset | None:
+        """End reservations whose lease has expired; return the dataset after it."""
+        returns = {run.identifier: await self._compute_return(key, dataset, run) for run in overdue}
+        name = dataset.name
+        return await self._write(dataset.identifier, self._ledger.expire_leases, name, returns)
+
+    async def _compute_return(
+        self, key: KeyRecord, dataset: Dataset, run: Reservation
+    ) -> tuple[int, Amounts]:
+        """Return a run's granted steps, and what is free again if it ends after these."""
+        returned = run.returned
+        if returned is None:
+            returned = await self._calculate(key, plans.compute_return, dataset.policy, run)
+        return run.steps_granted, returned
 
     async def entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
         """Return a page of the ledger's entries for a dataset."""
@@ -155,7 +173,8 @@ class AsyncLedger:
                 items.append(await self._calculate(key, plans.quote_plan, dataset, mechanism))
             except CodedError as error:
                 items.append(error)
-        return items, plans.combine_quotes(dataset, items)
+        combined = await self._calculate(key, plans.combine_quotes, dataset, mechanisms, items)
+        return items, combined
 
     async def running_total(self, key: KeyRecord, name: str) -> Guarantee:
         """Estimate ε of all steps granted so far, accounted as one plan."""
@@ -166,19 +185,44 @@ class AsyncLedger:
         self, request: WriteRequest, name: str, mechanism: Mechanism, lease: float, purpose: str
     ) -> StoredAnswer:
         """Reserve budget for a whole plan; if it does not fit, the error says what would."""
-        key, ledger = request.key, self._ledger
-        dataset = await self._read(ledger.find_dataset, key, name, Scope.RUN)
-        charge = await self._calculate(key, plans.compute_charge, dataset, mechanism)
-        try:
-            return await self._write(
-                dataset.identifier, ledger.hold_budget, request, dataset, charge, lease, purpose
-            )
-        except BudgetExhaustedError as error:
-            current = await self._read(ledger.find_dataset, key, name, Scope.RUN)
-            error.steps, error.noise_multiplier = await self._calculate(
-                key, plans.find_affordable, current, mechanism, charge.step_cost, charge.steps
-            )
-            raise
+        for attempt in range(service.ATTEMPTS):
+            dataset = await self._read(self._ledger.find_dataset, request.key, name, Scope.RUN)
+            try:
+                return await self._hold_budget(request, dataset, mechanism, lease, purpose)
+            except CodedError as error:
+                known = await self._read(self._ledger.find_stored_answer, request)
+                if known is not None:
+                    return known
+                last = attempt == service.ATTEMPTS - 1
+                if last or not await self._is_outdated(error, request.key, dataset):
+                    await self._explain_refusal(error, request.key, name, mechanism)
+                    raise
+        raise AssertionError  # the last attempt returns or raises
+
+    async def _hold_budget(
+        self, request: WriteRequest, dataset: Dataset, mechanism: Mechanism, lease: float,
+        purpose: str,
+    ) -> StoredAnswer:  # fmt: skip
+        """Compute a plan's charge, and hold it if the budget allows it."""
+        planned = await self._calculate(request.key, plans.compute_charge, dataset, mechanism)
+        return await self._write(
+            dataset.identifier, self._ledger.hold_budget, request, dataset, planned, lease, purpose
+        )
+
+    async def _is_outdated(self, error: CodedError, key: KeyRecord, before: Dataset) -> bool:
+        """Return whether a refused reservation may succeed now; expire ended leases first."""
+        current, overdue = await self._read(self._ledger.read_dataset, key, before.name)
+        if overdue:
+            await self._expire_leases(key, current, overdue)
+        return service.is_outdated(error, before, current, overdue)
+
+    async def _explain_refusal(
+        self, error: CodedError, key: KeyRecord, name: str, mechanism: Mechanism
+    ) -> None:
+        """Add to a refusal what would fit."""
+        if isinstance(error, BudgetExhaustedError):
+            current = await self._read(self._ledger.find_dataset, key, name, Scope.RUN)
+            error.explain(*await self._calculate(key, plans.find_affordable, current, mechanism))
 
     # --- runs
 
@@ -187,9 +231,8 @@ class AsyncLedger:
         ledger = self._ledger
         dataset, reservation = await self._read(ledger.find_reservation, key, identifier)
         if service.is_overdue(reservation):
-            dataset, reservation = await self._write(
-                dataset.identifier, ledger.get_reservation, key, identifier
-            )
+            await self._expire_leases(key, dataset, [reservation])
+            dataset, reservation = await self._read(ledger.find_reservation, key, identifier)
         return reservation_view(dataset, reservation)
 
     async def grant(
@@ -200,11 +243,28 @@ class AsyncLedger:
 
     async def commit(self, request: WriteRequest, identifier: str) -> StoredAnswer:
         """End a finished run: its granted steps are spent."""
-        return await self._write_to_run(self._ledger.commit, request, identifier)
+        return await self._end_run(request, identifier, EntryKind.COMMIT)
 
     async def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
         """End an abandoned run: steps that were not granted return to the budget."""
-        return await self._write_to_run(self._ledger.release, request, identifier)
+        return await self._end_run(request, identifier, EntryKind.RELEASE)
+
+    async def _end_run(
+        self, request: WriteRequest, identifier: str, kind: EntryKind
+    ) -> StoredAnswer:
+        """End a run; compute what is free again where that is needed, and try again."""
+        returned: tuple[int, Amounts] | None = None
+        for _ in range(service.ATTEMPTS):
+            try:
+                return await self._write_to_run(
+                    self._ledger.close_run, request, identifier, kind, returned
+                )
+            except ChargeOutdatedError:
+                dataset, run = await self._read(
+                    self._ledger.find_reservation, request.key, identifier
+                )
+                returned = await self._compute_return(request.key, dataset, run)
+        raise ChargeOutdatedError("steps were granted all the time: try again")
 
     async def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
         """Restart the lease of a reservation."""

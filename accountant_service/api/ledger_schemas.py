@@ -54,8 +54,18 @@ class DatasetRequest(_Body):
     privacy_unit: Annotated[str, Field(min_length=1, max_length=1000, pattern=_TEXT)] = "record"
     planned_mechanism: Annotated[
         MechanismField | None,
-        Field(description="mechanism you plan to run: the filter's Rényi order is chosen for it"),
+        Field(
+            description="mechanism you plan to run: its step becomes the reference of the budget, "
+            "or the filter's Rényi order is chosen for it"
+        ),
     ] = None
+    filter: Annotated[
+        Literal["reference", "renyi"],
+        Field(
+            description="how releases are charged: in steps of a reference mechanism, or by Rényi "
+            "divergence"
+        ),
+    ] = "reference"
 
     def to_new_dataset(self) -> NewDataset:
         """Return the dataset that this request asks to create."""
@@ -67,6 +77,7 @@ class DatasetRequest(_Body):
             self.neighbouring_relation,
             self.privacy_unit,
             self.planned_mechanism,
+            self.filter,
         )
 
 
@@ -124,10 +135,15 @@ class KeyRequest(_Body):
 
 
 class AmountView(BaseModel):
-    """A part of the budget, as ε and in millionths of a nat."""
+    """A part of the budget, as ε and in the units of its filter."""
 
     epsilon: float
-    micronats: int
+    micronats: int | list[int] | None = Field(
+        None, description="Rényi divergence in millionths of a nat; a list for several orders"
+    )
+    reference_steps: int | None = Field(None, description="steps of the reference mechanism")
+    slack: float | None = Field(None, description="share of the slack for exchanges")
+    share: float | None = Field(None, description="share of the budget that is left")
 
 
 class BudgetView(BaseModel):
@@ -140,9 +156,17 @@ class BudgetView(BaseModel):
 class AccountingView(BaseModel):
     """The privacy filter of a dataset. It cannot be changed."""
 
-    filter: Literal["renyi"]
-    order: float
-    budget_micronats: int
+    filter: Literal["reference", "renyi"]
+    reference: dict[str, Any] | None = Field(
+        None, description="one reference step; null until the first reservation"
+    )
+    reference_steps: int | None = Field(None, description="number of reference steps in all")
+    planned: bool | None = Field(
+        None, description="whether the reference was given when the dataset was created"
+    )
+    slack_share: float | None = Field(None, description="share of δ that exchanges may lose")
+    order: float | None = None
+    budget_micronats: int | None = None
     scope: Literal["filter_budget"]
 
 
@@ -172,7 +196,15 @@ class QuoteView(BaseModel):
 
     fits: bool
     affordable: AffordableView
-    epsilon_after: float = Field(description="ε spent or held if the whole plan were charged")
+    affordable_alone: int | None = Field(
+        None, description="most steps that would fit as the only plan of the whole budget"
+    )
+    share_of_budget: float | None = Field(
+        None, description="share of the budget that the plan takes; null if it does not fit"
+    )
+    epsilon_after: float | None = Field(
+        description="ε spent or held if the whole plan were charged; null if it does not fit"
+    )
     guarantee: dict[str, Any] | None = Field(
         description="guarantee of this plan alone (scope fixed_plan); null if it has no finite ε"
     )
@@ -189,7 +221,7 @@ class TogetherView(BaseModel):
 
     fits: bool
     epsilon_after: float | None = Field(
-        description="ε spent or held after all of them; null if one cannot be charged"
+        description="ε spent or held after all of them; null if they do not fit"
     )
 
 

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 from accountant_service.api import views
-from accountant_service.ledger import rules
+from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
+from accountant_service.ledger.filters.base import Amounts, subtract
+from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.plans import CombinedQuote, Quote
 from accountant_service.ledger.repository import KeyRecord
 from accountant_service.ledger.rules import Dataset, Reservation
@@ -30,26 +32,48 @@ def dataset_view(dataset: Dataset) -> Json:
     """Return a dataset as JSON, with what is spent, held and left of its budget."""
     policy, balance = dataset.policy, dataset.balance
     spent, taken = policy.epsilon_of(balance.spent), policy.epsilon_of(balance.taken)
+    share = min(policy.share_of(balance.taken), 1.0)
     return {
         "name": dataset.name,
         "size": dataset.size,
         "privacy_unit": dataset.privacy_unit,
         "neighbouring_relation": policy.relation.value,
         "budget": {"epsilon": policy.epsilon, "delta": policy.delta},
-        "spent": {"epsilon": spent, "micronats": balance.spent},
-        "held": {"epsilon": max(taken - spent, 0.0), "micronats": balance.held},
+        "spent": {"epsilon": spent} | _amount_view(policy, balance.spent),
+        "held": {"epsilon": max(taken - spent, 0.0)} | _amount_view(policy, balance.held),
         "remaining": {
             "epsilon": max(rounding.subtract_rounding_down(policy.epsilon, taken), 0.0),
-            "micronats": rules.remaining_micronats(dataset),
-        },
-        "accounting": {
-            "filter": "renyi",
-            "order": policy.order,
-            "budget_micronats": policy.budget,
-            "scope": "filter_budget",
-        },
+            "share": max(rounding.subtract_rounding_down(1.0, share), 0.0),
+        }
+        | _amount_view(policy, _remaining(policy, balance.taken)),
+        "accounting": _accounting_view(policy),
         "version": dataset.version,
     }
+
+
+def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts:
+    """Return the amounts that a budget has left."""
+    if isinstance(policy, ReferenceFilter):
+        whole: Amounts = (policy.steps, SLACK_UNITS)
+    else:
+        whole = (policy.budget,) if isinstance(policy, RenyiFilter) else policy.nothing
+    return tuple(max(each, 0) for each in subtract(whole, taken))
+
+
+def _amount_view(policy: PrivacyFilter, amounts: Amounts) -> Json:
+    """Return a part of a budget in the units of its filter."""
+    if isinstance(policy, ReferenceFilter):
+        return {"reference_steps": amounts[0], "slack": amounts[1] / SLACK_UNITS}
+    return {"micronats": amounts[0] if len(amounts) == 1 else list(amounts)}
+
+
+def _accounting_view(policy: PrivacyFilter) -> Json:
+    """Return the privacy filter of a dataset as JSON."""
+    if isinstance(policy, RenyiFilter):
+        kind: Json = {"order": policy.order, "budget_micronats": policy.budget}
+    else:
+        kind = policy.to_json()
+    return {"filter": policy.name} | kind | {"scope": "filter_budget"}
 
 
 def reservation_view(dataset: Dataset, reservation: Reservation) -> Json:
@@ -78,6 +102,8 @@ def quote_view(quote: Quote) -> Json:
             "steps": quote.affordable_steps,
             "noise_multiplier": quote.least_noise_multiplier,
         },
+        "affordable_alone": quote.affordable_alone,
+        "share_of_budget": quote.share,
         "epsilon_after": quote.epsilon_after,
         "guarantee": None if guarantee is None else guarantee | {"scope": "fixed_plan"},
     }

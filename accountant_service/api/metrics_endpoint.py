@@ -115,7 +115,7 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
         policy, balance = each.policy, each.balance
         epsilon.add_metric([each.name], policy.epsilon)
         taken.add_metric([each.name], policy.epsilon_of(balance.taken))
-        left.add_metric([each.name], 1 - balance.taken / policy.budget if policy.budget else 0.0)
+        left.add_metric([each.name], max(1 - policy.share_of(balance.taken), 0.0))
     yield from (epsilon, taken, left)
 
 

@@ -20,8 +20,8 @@ from accountant_service import __version__, calculator, mechanisms, number_forma
 from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
-from accountant_service.ledger import plans
 from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.ledger.step_plan import with_steps
 from accountant_service.mechanisms import canonical_form
 
 FORMAT: Final = "privacy-accountant-certificate/2"
@@ -44,7 +44,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
     )
 
     policy = dataset.policy
-    plan = plans.with_steps(mechanisms.from_json(run.mechanism), run.steps_reserved)
+    plan = with_steps(mechanisms.from_json(run.mechanism), run.steps_reserved)
     claim = calculator.prove_epsilon(plan, policy.relation, policy.delta)
     key = Ed25519PrivateKey.from_private_bytes(seed)
     document = {
@@ -75,7 +75,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
             "delta": policy.delta,
             "scope": "filter_budget",
             "covers": "everything ever released from this dataset, however it was chosen",
-            "composition": f"Rényi filter of order {policy.order:g}",
+            "composition": policy.description,
         },
         "record": {"entries": dataset.version, "head": dataset.head},
         "accountant_version": __version__,
@@ -204,7 +204,7 @@ def _find_step_faults(document: Document) -> list[str]:
         return []
     reserved, granted = int(document["steps_reserved"]), int(document["steps"])
     plan = mechanisms.from_json(document["mechanism"])
-    whole = canonical_form(plans.with_steps(plan, reserved)).hash == canonical_form(plan).hash
+    whole = canonical_form(with_steps(plan, reserved)).hash == canonical_form(plan).hash
     return [] if whole and 0 <= granted <= reserved else [
         f"{reserved} steps reserved and {granted} granted do not match its mechanism"
     ]  # fmt: skip

@@ -3,6 +3,9 @@
 LedgerError
 ├── BudgetExhaustedError       the plan does not fit in the remaining budget
 ├── DatasetSizeError           the mechanism is for another number of records
+├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
+├── ExchangeUndecidedError     the time limit ended before a plan's charge was known
+├── ChargeOutdatedError        the dataset changed while a charge was computed
 ├── ReservationClosedError     the reservation has ended
 ├── ReservationOpenError       the reservation has not ended yet
 ├── StaleSequenceError         the client's count of granted steps is not the ledger's
@@ -32,10 +35,15 @@ class BudgetExhaustedError(
         noise_multiplier: the least with which the whole plan fits, where it is known.
     """
 
-    def __init__(self, detail: str, steps: int) -> None:
-        self.steps: int | None = steps
+    def __init__(self, detail: str, steps: int | None) -> None:
+        self.steps = steps
         self.noise_multiplier: float | None = None
         super().__init__(detail)
+
+    def explain(self, steps: int | None, noise_multiplier: float | None) -> None:
+        """Add how many steps fit, and the least noise multiplier with which all of them fit."""
+        self.steps, self.noise_multiplier = steps, noise_multiplier
+        self.detail = f"{self.detail}; {steps or 0} steps of this mechanism fit"
 
 
 class DatasetSizeError(
@@ -44,6 +52,26 @@ class DatasetSizeError(
     title="The mechanism is for another number of records",
 ):
     """The mechanism is for another number of records than the dataset has."""
+
+
+class UnsuitableReferenceError(
+    LedgerError,
+    code="unsuitable-reference",
+    title="The mechanism cannot be the reference of a budget",
+):
+    """The mechanism cannot be the reference of a budget."""
+
+
+class ExchangeUndecidedError(
+    LedgerError, code="exchange-undecided", title="The charge could not be decided in time"
+):
+    """The time limit ended before it was known how many reference steps a plan takes."""
+
+
+class ChargeOutdatedError(
+    LedgerError, code="charge-outdated", title="The dataset changed meanwhile", status=409
+):
+    """The dataset changed while a charge was computed: compute it again."""
 
 
 class ReservationClosedError(

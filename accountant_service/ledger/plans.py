@@ -1,4 +1,4 @@
-"""Plans and what they cost a dataset: steps, charges, quotes and the running total.
+"""Plans and what they cost a dataset: charges, quotes and the running total.
 
 Nothing here needs the database. The service makes these calculations before a transaction begins,
 in separate processes.
@@ -7,6 +7,7 @@ in separate processes.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,20 +15,16 @@ from typing import Any, Final
 from accountant_service import calculator, mechanisms
 from accountant_service.errors import CodedError, NoFiniteEpsilonError, TooExpensiveError
 from accountant_service.guarantee import Assumption, Guarantee, Status
-from accountant_service.ledger import privacy_filter, rules
-from accountant_service.ledger.errors import DatasetSizeError
-from accountant_service.ledger.privacy_filter import RenyiFilter
+from accountant_service.ledger.errors import DatasetSizeError, ExchangeUndecidedError
+from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi
+from accountant_service.ledger.filters.base import Amounts, Charge, add
 from accountant_service.ledger.rules import Dataset, NewDataset, Reservation
-from accountant_service.mechanisms import (
-    CanonicalForm,
-    Composed,
-    DpSgd,
-    Mechanism,
-    Repeated,
-    canonical_form,
-)
+from accountant_service.ledger.step_plan import StepPlan, with_steps
+from accountant_service.mechanisms import Composed, DpSgd, Mechanism
 
 _NOISE_MULTIPLIER_MAX: Final = 1e6
+_NOISE_MULTIPLIER_MIN: Final = 0.01
+_NOISE_SECONDS_MAX: Final = 3.0
 _PLAN_BYTES_MAX: Final = 1 << 17
 _PLANNED_AT_ONCE: Final = Assumption(
     "all runs and their steps granted were planned before any result was seen",
@@ -37,50 +34,20 @@ _PLANNED_AT_ONCE: Final = Assumption(
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """A mechanism divided into equal steps, which are granted and charged one by one.
-
-    Attributes:
-        mechanism: all steps together.
-        step: one step, in canonical form.
-        steps: the number of steps; 1 for a mechanism that repeats nothing.
-        canonical: all steps together, in canonical form.
-    """
-
-    mechanism: Mechanism
-    step: CanonicalForm
-    steps: int
-    canonical: CanonicalForm
-
-    @classmethod
-    def of(cls, mechanism: Mechanism) -> StepPlan:
-        """Divide a mechanism into its steps."""
-        canonical = canonical_form(mechanism)
-        match mechanism:
-            case DpSgd() if mechanism.sampling != "shuffled" and mechanism.step_count() > 0:
-                step: Mechanism = replace(mechanism, steps=1, epochs=None)
-                return cls(mechanism, canonical_form(step), mechanism.step_count(), canonical)
-            case Repeated(count, inner) if count > 0:
-                return cls(mechanism, canonical_form(inner), count, canonical)
-            case _:
-                return cls(mechanism, canonical, 1, canonical)
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """The cost of a plan under one dataset's policy.
+class PlannedCharge:
+    """A plan and what it takes of a dataset's budget.
 
     Attributes:
         mechanism: the plan, as JSON.
         mechanism_hash: its canonical hash.
-        step_cost: atto-nats of one step.
-        steps: the number of steps.
+        charge: of the whole plan.
+        policy: the filter under which the charge was computed.
     """
 
     mechanism: Any
     mechanism_hash: str
-    step_cost: int
-    steps: int
+    charge: Charge
+    policy: PrivacyFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +57,23 @@ class Quote:
     Attributes:
         fits: True if the whole plan fits.
         affordable_steps: the most steps that fit; None if any number does.
+        affordable_alone: the most steps that would fit as the only plan of the whole budget.
         least_noise_multiplier: the least with which all steps fit; None if there is none.
-        epsilon_after: the filter's ε after the plan.
-        micronats: the plan's cost.
+        epsilon_after: the filter's ε after the plan; None if it does not fit.
+        share: of the budget that the plan takes; None if it does not fit.
+        charged: the plan's cost, in the filter's units.
+        policy: the filter under which the plan is quoted.
         guarantee: of the plan alone; None if it has no finite ε.
     """
 
     fits: bool
     affordable_steps: int | None
+    affordable_alone: int | None
     least_noise_multiplier: float | None
-    epsilon_after: float
-    micronats: int
+    epsilon_after: float | None
+    share: float | None
+    charged: Amounts
+    policy: PrivacyFilter
     guarantee: Guarantee | None
 
 
@@ -117,20 +90,30 @@ class CombinedQuote:
     epsilon_after: float | None
 
 
-def choose_policy(new: NewDataset) -> RenyiFilter:
-    """Choose the Rényi filter that is a new dataset's accounting policy.
+def choose_policy(new: NewDataset) -> PrivacyFilter:
+    """Choose the privacy filter of a new dataset.
 
     Raises:
         CodedError: the planned mechanism cannot be charged, or is for another size.
     """
-    step = None
+    plan = None
     if new.planned_mechanism is not None:
         _require_dataset_size(new.size, new.planned_mechanism, "/planned_mechanism")
-        step = StepPlan.of(new.planned_mechanism).step
-    return privacy_filter.choose_filter(new.epsilon, new.delta, new.relation, step)
+        plan = StepPlan.of(new.planned_mechanism)
+    if new.filter == renyi.RenyiFilter.name:
+        step = None if plan is None else plan.step
+        return renyi.choose_filter(new.epsilon, new.delta, new.relation, step)
+    policy = ReferenceFilter(new.epsilon, new.delta, new.relation)
+    if plan is None:
+        return policy
+    try:
+        return policy.with_reference(plan.step_mechanism, is_planned=True)
+    except CodedError as error:
+        error.mechanism_at = "/planned_mechanism"
+        raise
 
 
-def compute_charge(dataset: Dataset, mechanism: Mechanism) -> Charge:
+def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
     """Compute the charge of a plan.
 
     Raises:
@@ -146,78 +129,107 @@ def compute_charge(dataset: Dataset, mechanism: Mechanism) -> Charge:
             f"a reserved plan may have {_PLAN_BYTES_MAX} bytes as JSON, and this one has "
             f"{size}: put equal releases into one `repeated`, or reserve it in parts"
         )
-    step_cost = dataset.policy.step_cost(plan.step)
-    return Charge(described, plan.canonical.hash, step_cost, plan.steps)
+    taken = dataset.balance.taken
+    policy = dataset.policy.replaced_by(plan, taken)
+    return PlannedCharge(described, plan.canonical.hash, policy.compute_charge(plan, taken), policy)
+
+
+def compute_return(policy: PrivacyFilter, run: Reservation) -> Amounts:
+    """Return the amounts that are free again if a reservation ends now."""
+    if run.returned is not None:
+        return run.returned
+    plan = StepPlan.of(mechanisms.from_json(run.mechanism))
+    return policy.compute_return(plan, run.charge, run.steps_granted)
 
 
 def quote_plan(dataset: Dataset, mechanism: Mechanism) -> Quote:
     """Return whether a plan fits, and the largest part of it that does."""
     _require_dataset_size(dataset.size, mechanism)
-    plan, policy = StepPlan.of(mechanism), dataset.policy
-    step_cost = policy.step_cost(plan.step)
-    micronats = privacy_filter.compute_cost(step_cost, plan.steps)
-    steps, noise_multiplier = find_affordable(dataset, mechanism, step_cost, plan.steps)
+    plan, taken = StepPlan.of(mechanism), dataset.balance.taken
+    policy = dataset.policy.replaced_by(plan, taken)
+    charged = policy.compute_charge(plan, taken).reserved
+    after = add(taken, charged)
+    fits = policy.admits(after)
     try:
         guarantee = calculator.prove_epsilon(plan.mechanism, policy.relation, policy.delta)
     except NoFiniteEpsilonError:  # the plan does not fit; the question itself is valid
         guarantee = None
     return Quote(
-        rules.fits_budget(dataset, step_cost, plan.steps),
-        steps,
-        noise_multiplier,
-        policy.epsilon_of(dataset.balance.taken + micronats),
-        micronats,
+        fits,
+        policy.count_affordable_steps(plan, taken),
+        policy.count_affordable_steps(plan, policy.nothing),
+        find_least_noise_multiplier(dataset, mechanism),
+        policy.epsilon_of(after) if fits else None,
+        policy.share_of(charged) if fits else None,
+        charged,
+        policy,
         guarantee,
     )
 
 
-def combine_quotes(dataset: Dataset, quotes: Sequence[Quote | CodedError]) -> CombinedQuote:
-    """Return whether all plans fit, one after the other."""
-    costs = [each.micronats for each in quotes if isinstance(each, Quote)]
-    total = dataset.balance.taken + sum(costs)
-    if len(costs) < len(quotes):
+def combine_quotes(
+    dataset: Dataset, mechanisms: Sequence[Mechanism], quotes: Sequence[Quote | CodedError]
+) -> CombinedQuote:
+    """Return whether all plans fit, one after the other.
+
+    The first plan may fix the dataset's reference; the others are charged under it then.
+    """
+    quoted = [each for each in quotes if isinstance(each, Quote)]
+    if len(quoted) < len(quotes):
         return CombinedQuote(False, None)
-    return CombinedQuote(total <= dataset.policy.budget, dataset.policy.epsilon_of(total))
+    policy, after = quoted[0].policy, add(dataset.balance.taken, quoted[0].charged)
+    for mechanism, quote in zip(mechanisms[1:], quoted[1:], strict=True):
+        charged = quote.charged
+        if quote.policy != policy:
+            charged = policy.compute_charge(StepPlan.of(mechanism), after).reserved
+        after = add(after, charged)
+    fits = policy.admits(after)
+    return CombinedQuote(fits, policy.epsilon_of(after) if fits else None)
 
 
-def find_affordable(
-    dataset: Dataset, mechanism: Mechanism, step_cost: int, steps: int
-) -> tuple[int | None, float | None]:
+def find_affordable(dataset: Dataset, mechanism: Mechanism) -> tuple[int | None, float | None]:
     """Return the most steps of a plan that fit, and the least noise with which all steps fit.
 
     The steps are None if any number fits. The noise multiplier is None if no noise is enough, or
     if the plan does not have exactly one noise multiplier.
     """
-    micronats = rules.remaining_micronats(dataset)
-    affordable = privacy_filter.count_affordable_steps(step_cost, micronats)
-    return affordable, _find_least_noise_multiplier(dataset.policy, mechanism, steps, micronats)
+    plan, taken = StepPlan.of(mechanism), dataset.balance.taken
+    policy = dataset.policy.replaced_by(plan, taken)
+    steps = policy.count_affordable_steps(plan, taken)
+    return steps, find_least_noise_multiplier(dataset, mechanism)
 
 
-def _find_least_noise_multiplier(
-    policy: RenyiFilter, run: Mechanism, steps: int, micronats: int
-) -> float | None:
+def find_least_noise_multiplier(dataset: Dataset, run: Mechanism) -> float | None:
     """Bisect for the least noise multiplier with which all steps of a `dp_sgd` run fit.
 
-    It is rounded up to four digits.
+    It is rounded up to four digits, or less precisely where the time does not suffice.
     """
     if not isinstance(run, DpSgd) or run.sampling == "shuffled":
         return None
-    one_step = replace(run, steps=1, epochs=None)
+    deadline = time.monotonic() + _NOISE_SECONDS_MAX
 
     def fits(noise_multiplier: float) -> bool:
-        step = canonical_form(replace(one_step, noise_multiplier=noise_multiplier))
-        return privacy_filter.compute_cost(policy.step_cost(step), steps) <= micronats
+        plan = StepPlan.of(replace(run, noise_multiplier=noise_multiplier))
+        try:
+            return dataset.policy.fits(plan, dataset.balance.taken)
+        except ExchangeUndecidedError:
+            return False
 
-    low, high = 0.01, _NOISE_MULTIPLIER_MAX
-    if not fits(high):
-        return None
-    while high > low * (1 + 1e-4):
+    high = run.noise_multiplier
+    while not fits(high):
+        if high >= _NOISE_MULTIPLIER_MAX or time.monotonic() > deadline:
+            return None
+        high = min(2 * high, _NOISE_MULTIPLIER_MAX)
+    low = max(high / 2, _NOISE_MULTIPLIER_MIN)
+    while low > _NOISE_MULTIPLIER_MIN and fits(low) and time.monotonic() < deadline:
+        high, low = low, max(low / 2, _NOISE_MULTIPLIER_MIN)
+    while high > low * (1 + 1e-4) and time.monotonic() < deadline:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
 
 
-def estimate_running_total(policy: RenyiFilter, runs: Sequence[Reservation]) -> Guarantee:
+def estimate_running_total(policy: PrivacyFilter, runs: Sequence[Reservation]) -> Guarantee:
     """Account for all steps granted so far as if they had been one plan.
 
     The result is an estimate: runs are chosen, and stopped, after results were seen. The budget's
@@ -234,19 +246,6 @@ def estimate_running_total(policy: RenyiFilter, runs: Sequence[Reservation]) -> 
         certified=None,
         certified_reason=f"a hypothesis fails: {_PLANNED_AT_ONCE.statement}",
     )
-
-
-def with_steps(mechanism: Mechanism, steps: int) -> Mechanism:
-    """Return a plan with another number of steps; a plan that releases nothing is unchanged."""
-    if not canonical_form(mechanism).atom_counts:
-        return mechanism
-    match mechanism:
-        case DpSgd():
-            return replace(mechanism, steps=steps, epochs=None)
-        case Repeated():
-            return replace(mechanism, count=steps)
-        case _:
-            return Repeated(steps, mechanism)
 
 
 def _require_dataset_size(

@@ -16,7 +16,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -37,9 +38,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service import __version__
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import hash_chain, rules
+from accountant_service.ledger import filters, hash_chain, rules
 from accountant_service.ledger.errors import DatabaseAwayError, DatabaseReadOnlyError
-from accountant_service.ledger.privacy_filter import RenyiFilter
+from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.rules import Balance, Change, Dataset, EntryKind, Reservation, State
 from accountant_service.ledger.tables import (
     API_KEY,
@@ -81,6 +82,9 @@ _UPDATE_DATASET: Final = (
     DATASET.update()
     .where(DATASET.c.id == bindparam("of"))
     .values({name: bindparam(f"new_{name}") for name in ("spent", "held", "version", "head")})
+)
+_REPLACE_POLICY: Final = (
+    DATASET.update().where(DATASET.c.id == bindparam("of")).values(policy=bindparam("new_policy"))
 )
 _RESERVATION_BY_ID: Final = select(RESERVATION).where(RESERVATION.c.id == bindparam("of"))
 _UPDATE_RESERVATION: Final = (
@@ -333,12 +337,14 @@ class Transaction:
             DATASET.insert().values(
                 id=dataset.identifier, name=dataset.name, size=dataset.size,
                 privacy_unit=dataset.privacy_unit, relation=policy.relation.value,
-                epsilon=policy.epsilon, delta=policy.delta, rdp_order=policy.order,
-                spent=0, held=0, version=0, head=hash_chain.GENESIS, created_at=dataset.created_at,
+                epsilon=policy.epsilon, delta=policy.delta, policy=json.dumps(policy.to_json()),
+                spent=json.dumps(policy.nothing), held=json.dumps(policy.nothing), version=0,
+                head=hash_chain.GENESIS, created_at=dataset.created_at,
             )
         )  # fmt: skip
+        unchanged = Balance(policy.nothing, policy.nothing)
         return self._append_entry(
-            dataset, EntryKind.CREATE, Balance(), key, rules.describe_dataset(dataset)
+            dataset, EntryKind.CREATE, unchanged, key, rules.describe_dataset(dataset)
         )
 
     # --- reservations
@@ -372,7 +378,8 @@ class Transaction:
                 RESERVATION.insert().values(
                     id=after.identifier, dataset=after.dataset,
                     mechanism=json.dumps(after.mechanism),
-                    mechanism_hash=after.mechanism_hash, unit=str(after.step_cost),
+                    mechanism_hash=after.mechanism_hash,
+                    charge=json.dumps(after.charge.to_json()),
                     steps_reserved=after.steps_reserved, purpose=after.purpose, key_id=after.key,
                     **values,
                 )
@@ -383,6 +390,12 @@ class Transaction:
         else:
             renamed = {f"new_{name}": value for name, value in values.items()}
             self.connection.execute(_UPDATE_RESERVATION, {"of": after.identifier} | renamed)
+        if change.policy is not None:
+            dataset = replace(dataset, policy=change.policy)
+            stored = json.dumps(change.policy.to_json())
+            self.connection.execute(
+                _REPLACE_POLICY, {"of": dataset.identifier, "new_policy": stored}
+            )
         fields = rules.describe_change(change)
         return self._append_entry(dataset, change.kind, change.balance, key, fields)
 
@@ -391,8 +404,9 @@ class Transaction:
     ) -> Dataset:
         """Append an entry to a dataset's chain; return the dataset after it."""
         balance, number = dataset.balance.plus(change), dataset.version + 1
+        amounts = dataset.policy.balance_fields(change.spent, change.held)
         body = hash_chain.encode_entry(
-            rules.describe_entry(number, kind, now(), key, change, __version__) | fields
+            rules.describe_entry(number, kind, now(), key, amounts, __version__) | fields
         )
         head = hash_chain.hash_entry(dataset.head, body)
         self.connection.execute(
@@ -402,8 +416,8 @@ class Transaction:
         self.connection.execute(
             _UPDATE_DATASET,
             {
-                "of": dataset.identifier, "new_spent": balance.spent, "new_held": balance.held,
-                "new_version": number, "new_head": head,
+                "of": dataset.identifier, "new_spent": json.dumps(balance.spent),
+                "new_held": json.dumps(balance.held), "new_version": number, "new_head": head,
             },
         )  # fmt: skip
         return Dataset(
@@ -540,20 +554,26 @@ class Transaction:
 
 def _read_dataset(row: Any) -> Dataset:
     """Return the dataset that a table row describes."""
-    policy = RenyiFilter(row.rdp_order, row.epsilon, row.delta, NeighbouringRelation(row.relation))
-    balance = Balance(row.spent, row.held)
+    policy = _read_policy(row.policy, row.epsilon, row.delta, row.relation)
+    balance = Balance(tuple(json.loads(row.spent)), tuple(json.loads(row.held)))
     return Dataset(
         row.id, row.name, row.size, row.privacy_unit, policy, balance, row.version, row.head,
         row.created_at,
     )  # fmt: skip
 
 
+@lru_cache(maxsize=1024)  # every grant reads its dataset's policy
+def _read_policy(stored: str, epsilon: float, delta: float, relation: str) -> PrivacyFilter:
+    """Return the privacy filter that a table row describes."""
+    return filters.from_json(json.loads(stored), epsilon, delta, NeighbouringRelation(relation))
+
+
 def _read_reservation(row: Any) -> Reservation:
     """Return the reservation that a table row describes."""
+    charge = filters.read_charge(json.loads(row.charge), row.steps_reserved)
     return Reservation(
         row.id, row.dataset, State(row.state), json.loads(row.mechanism), row.mechanism_hash,
-        int(row.unit), row.steps_reserved, row.steps_granted, row.expires_at, row.purpose,
-        row.key_id,
+        charge, row.steps_reserved, row.steps_granted, row.expires_at, row.purpose, row.key_id,
     )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """The ledger's rules, without a database: which change may follow which, and what it costs.
 
 Every rule is a pure function from a state and a request to the next state and the entry that
-records it. A balance has two numbers, both in micro-nats:
+records it. A balance has two amounts, in the units of the dataset's privacy filter:
 
     spent   charged for granted steps: never given back;
     held    reserved for steps that are not granted yet.
 
-spent + held ≤ budget, always. A grant moves its steps' cost from held to spent *before* their noise
-is drawn; only budget that was never granted is ever released.
+The filter admits spent + held, always. A grant moves its steps' cost from held to spent *before*
+their noise is drawn; only budget that was never granted is ever released.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from typing import Any
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import (
     BudgetExhaustedError,
+    ChargeOutdatedError,
     ReservationClosedError,
     StaleSequenceError,
 )
-from accountant_service.ledger.privacy_filter import (
-    RenyiFilter,
-    compute_cost,
-    count_affordable_steps,
+from accountant_service.ledger.filters.base import (
+    Amounts,
+    Charge,
+    PrivacyFilter,
+    add,
+    negate,
+    subtract,
 )
 from accountant_service.mechanisms import Mechanism
 
@@ -58,19 +62,23 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Budget spent and held, or a change of both, in micro-nats."""
+    """Budget spent and held, or a change of both, in the units of a privacy filter."""
 
-    spent: int = 0
-    held: int = 0
+    spent: Amounts
+    held: Amounts
 
     @property
-    def taken(self) -> int:
+    def taken(self) -> Amounts:
         """The budget that no later reservation may use."""
-        return self.spent + self.held
+        return add(self.spent, self.held)
 
     def plus(self, change: Balance) -> Balance:
         """Return the balance after a change."""
-        return Balance(self.spent + change.spent, self.held + change.held)
+        return Balance(add(self.spent, change.spent), add(self.held, change.held))
+
+    def minus(self, change: Balance) -> Balance:
+        """Return the balance before a change."""
+        return Balance(subtract(self.spent, change.spent), subtract(self.held, change.held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ class NewDataset:
         relation: when two datasets are neighbours.
         privacy_unit: what one record stands for.
         planned_mechanism: the mechanism that the policy is chosen for, if there is one.
+        filter: the name of the privacy filter.
     """
 
     name: str
@@ -94,6 +103,7 @@ class NewDataset:
     relation: NeighbouringRelation
     privacy_unit: str
     planned_mechanism: Mechanism | None = None
+    filter: str = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +115,8 @@ class Dataset:
         name: unique.
         size: the number of records.
         privacy_unit: what one record stands for.
-        policy: the privacy filter, fixed at creation.
-        balance: in micro-nats.
+        policy: the privacy filter. It never changes once something is spent or held.
+        balance: in the policy's units.
         version: the number of the last entry.
         head: the hash of the last entry.
         created_at: microseconds since 1970.
@@ -116,7 +126,7 @@ class Dataset:
     name: str
     size: int
     privacy_unit: str
-    policy: RenyiFilter
+    policy: PrivacyFilter
     balance: Balance
     version: int
     head: str
@@ -133,7 +143,7 @@ class Reservation:
         state: open, or how it ended.
         mechanism: the whole plan, as JSON.
         mechanism_hash: its canonical hash.
-        step_cost: atto-nats of one step at the dataset's Rényi order.
+        charge: what the plan takes of the budget.
         steps_reserved: the number of steps of the plan.
         steps_granted: the number of steps granted so far.
         expires_at: the end of the lease, in microseconds since 1970.
@@ -146,7 +156,7 @@ class Reservation:
     state: State
     mechanism: dict[str, Any]
     mechanism_hash: str
-    step_cost: int
+    charge: Charge
     steps_reserved: int
     steps_granted: int
     expires_at: int
@@ -154,10 +164,14 @@ class Reservation:
     key: str
 
     @property
-    def held(self) -> int:
-        """The micro-nats held for steps not granted yet."""
-        reserved = compute_cost(self.step_cost, self.steps_reserved)
-        return reserved - compute_cost(self.step_cost, self.steps_granted)
+    def held(self) -> Amounts:
+        """The amounts held for steps not granted yet."""
+        return self.charge.held(self.steps_granted)
+
+    @property
+    def returned(self) -> Amounts | None:
+        """The amounts that are free again if it ends now; None if that takes a computation."""
+        return self.charge.returned(self.steps_granted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,26 +183,23 @@ class Change:
         reservation: as it is afterwards.
         balance: added to the dataset's.
         steps: the number of steps that the entry names.
+        policy: the dataset's filter afterwards, if the change replaces it.
     """
 
     kind: EntryKind
     reservation: Reservation
     balance: Balance
     steps: int
+    policy: PrivacyFilter | None = None
 
 
-def fits_budget(dataset: Dataset, step_cost: int, steps: int) -> bool:
-    """Return whether a number of further steps may be reserved."""
-    return dataset.balance.taken + compute_cost(step_cost, steps) <= dataset.policy.budget
-
-
-def remaining_micronats(dataset: Dataset) -> int:
-    """Return the micro-nats that are neither spent nor held."""
-    return max(dataset.policy.budget - dataset.balance.taken, 0)
+def fits_budget(dataset: Dataset, charge: Charge) -> bool:
+    """Return whether a plan may be reserved."""
+    return dataset.policy.admits(add(dataset.balance.taken, charge.reserved))
 
 
 def describe_entry(
-    number: int, kind: EntryKind, at: int, key: str, change: Balance, version: str
+    number: int, kind: EntryKind, at: int, key: str, change: dict[str, Any], version: str
 ) -> dict[str, Any]:
     """Return the fields that every entry has.
 
@@ -197,7 +208,7 @@ def describe_entry(
         kind: of the entry.
         at: microseconds since 1970.
         key: identifier of the key that wrote it.
-        change: added to the balance.
+        change: added to the balance, as the dataset's filter describes it.
         version: of the accountant.
 
     Raises:
@@ -209,10 +220,8 @@ def describe_entry(
         "kind": kind.value,
         "at": at,
         "key": key,
-        "spent_micronats": change.spent,
-        "held_micronats": change.held,
         "accountant_version": version,
-    }
+    } | change
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
@@ -225,7 +234,6 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     _require(dataset.size >= 1, f"size must be at least 1, not {dataset.size}")
     _require(0 < policy.epsilon < math.inf, f"epsilon must be above 0, not {policy.epsilon}")
     _require(0 < policy.delta < 1, f"delta must be between 0 and 1, not {policy.delta}")
-    _require(1 < policy.order < math.inf, f"order must be above 1, not {policy.order}")
     _require(dataset.created_at >= 0, f"created_at must be at least 0, not {dataset.created_at}")
     return {
         "name": dataset.name,
@@ -234,10 +242,16 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         "neighbouring_relation": policy.relation.value,
         "epsilon": policy.epsilon,
         "delta": policy.delta,
-        "order": policy.order,
-        "budget_micronats": policy.budget,
         "created_at": dataset.created_at,
-    }
+    } | _read_filter_fields(policy)
+
+
+def _read_filter_fields(policy: PrivacyFilter) -> dict[str, Any]:
+    """Return the fields that record a filter; a number that it forbids breaks a rule."""
+    try:
+        return policy.entry_fields()
+    except ValueError as error:
+        raise RuleError(str(error)) from error
 
 
 def describe_change(change: Change) -> dict[str, Any]:
@@ -248,34 +262,47 @@ def describe_change(change: Change) -> dict[str, Any]:
         fields |= {
             "mechanism": after.mechanism,
             "mechanism_hash": after.mechanism_hash,
-            "unit_attonats": str(after.step_cost),
             "purpose": after.purpose,
-        }
+        } | after.charge.entry_fields()
+        if change.policy is not None:
+            fields["filter"] = change.policy.entry_fields()
     if change.kind in (EntryKind.RESERVE, EntryKind.RENEW):
         fields["expires_at"] = after.expires_at
     return fields
 
 
-def reserve(dataset: Dataset, reservation: Reservation) -> Change:
+def reserve(dataset: Dataset, reservation: Reservation, policy: PrivacyFilter) -> Change:
     """Hold budget for a whole plan.
+
+    Args:
+        dataset: as it is now.
+        reservation: new, with the plan's charge.
+        policy: the filter under which the charge was computed.
 
     Raises:
         BudgetExhaustedError: the plan does not fit in the remaining budget.
+        ChargeOutdatedError: the dataset has another filter now, or less slack.
         RuleError: the reservation has a number that the rules forbid.
     """
-    steps, step_cost = reservation.steps_reserved, reservation.step_cost
+    steps = reservation.steps_reserved
     _require(steps >= 1, f"steps must be at least 1, not {steps}")
-    _require(step_cost >= 0, f"a step must cost at least 0, not {step_cost} atto-nats")
+    reserved = reservation.charge.reserved
+    _require(min(reserved) >= 0, f"a plan must cost at least 0, not {reserved}")
     expires_at = reservation.expires_at
     _require(expires_at >= 0, f"expires_at must be at least 0, not {expires_at}")
-    if not fits_budget(dataset, step_cost, steps):
-        affordable = count_affordable_steps(step_cost, remaining_micronats(dataset)) or 0
+    replaced = None if policy == dataset.policy else policy
+    if replaced is not None:
+        if any(dataset.balance.taken):
+            raise ChargeOutdatedError(
+                f"another reservation fixed the reference of {dataset.name!r} meanwhile"
+            )
+        dataset = replace(dataset, policy=policy)
+    if not fits_budget(dataset, reservation.charge):
         raise BudgetExhaustedError(
-            f"{steps} steps do not fit in the remaining budget of {dataset.name!r}; "
-            f"{affordable} steps of this mechanism fit",
-            affordable,
+            f"{steps} steps do not fit in the remaining budget of {dataset.name!r}", None
         )
-    return Change(EntryKind.RESERVE, reservation, Balance(held=reservation.held), steps)
+    held = Balance(policy.nothing, reservation.held)
+    return Change(EntryKind.RESERVE, reservation, held, steps, replaced)
 
 
 def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
@@ -305,22 +332,37 @@ def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
             f"this reservation has {left} steps left, and {steps} were requested", left
         )
     after = replace(reservation, steps_granted=reservation.steps_granted + steps)
-    moved = reservation.held - after.held
-    return Change(EntryKind.GRANT, after, Balance(spent=moved, held=-moved), steps)
+    moved = subtract(reservation.held, after.held)
+    return Change(EntryKind.GRANT, after, Balance(spent=moved, held=negate(moved)), steps)
 
 
-def close(reservation: Reservation, state: State) -> Change | None:
+def close(reservation: Reservation, state: State, returned: Amounts | None = None) -> Change | None:
     """End a reservation: granted steps stay charged, the budget of the others is free again.
+
+    Args:
+        reservation: open, or ended with the same state.
+        state: final.
+        returned: the amounts that are free again, where the charge does not say: at most what is
+            held. What is held beyond them is spent.
 
     Returns:
         None if the reservation has this state already.
 
     Raises:
         ReservationClosedError: the reservation has ended with another state.
+        ChargeOutdatedError: what is free again has to be computed, and was not.
+        RuleError: more would be free again than is held.
     """
     if reservation.state is state:
         return None
     _require_open(reservation)
+    known = reservation.returned
+    free = returned if known is None else known
+    if free is None:
+        raise ChargeOutdatedError("steps were granted meanwhile: compute what is free again")
+    held = reservation.held
+    kept = subtract(held, free)
+    _require(min(free) >= 0 and min(kept) >= 0, f"at most {held} can be given back, not {free}")
     kinds = {
         State.COMMITTED: EntryKind.COMMIT,
         State.RELEASED: EntryKind.RELEASE,
@@ -328,7 +370,7 @@ def close(reservation: Reservation, state: State) -> Change | None:
     }
     rest = reservation.steps_reserved - reservation.steps_granted
     after = replace(reservation, state=state)
-    return Change(kinds[state], after, Balance(held=-reservation.held), rest)
+    return Change(kinds[state], after, Balance(kept, negate(held)), rest)
 
 
 def renew(reservation: Reservation, expires_at: int) -> Change:
@@ -339,7 +381,8 @@ def renew(reservation: Reservation, expires_at: int) -> Change:
     """
     _require_open(reservation)
     after = replace(reservation, expires_at=max(expires_at, reservation.expires_at))
-    return Change(EntryKind.RENEW, after, Balance(), 0)
+    unchanged = subtract(reservation.held, reservation.held)
+    return Change(EntryKind.RENEW, after, Balance(unchanged, unchanged), 0)
 
 
 def _require_open(reservation: Reservation) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from accountant_service.ledger.api_keys import (
 )
 from accountant_service.ledger.errors import (
     BudgetExhaustedError,
+    ChargeOutdatedError,
     DatabaseAwayError,
     IdempotencyKeyRequiredError,
     IdempotencyKeyReusedError,
@@ -35,8 +36,9 @@ from accountant_service.ledger.errors import (
     ReservationOpenError,
     UnknownSubjectError,
 )
-from accountant_service.ledger.plans import Charge
-from accountant_service.ledger.privacy_filter import RenyiFilter
+from accountant_service.ledger.filters import PrivacyFilter
+from accountant_service.ledger.filters.base import Amounts
+from accountant_service.ledger.plans import PlannedCharge
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
     KeyRecord,
@@ -55,13 +57,16 @@ from accountant_service.ledger.rules import (
 )
 from accountant_service.mechanisms import Mechanism
 
-_ATTEMPTS: Final = 4
+ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # the key recorded for expired leases
 _CACHED_DATASET_IDS_MAX: Final = 10_000
 _BURN_DOWN_ENTRIES_MAX: Final = 2_000
+_OTHERS_FIRST: Final = "other writers were always first; nothing was charged. Try again"
+_FINAL_STATES: Final = {EntryKind.COMMIT: State.COMMITTED, EntryKind.RELEASE: State.RELEASED}
 _CREATING: Final = (EntryKind.CREATE, EntryKind.RESERVE)
 Outcome = tuple[Dataset, Reservation | None]  # of a write: a dataset, or a reservation of it
+Returns = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and what is free again
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,7 @@ class Ledger:
         return self.add_dataset(request, new, plans.choose_policy(new))
 
     def add_dataset(
-        self, request: WriteRequest, new: NewDataset, policy: RenyiFilter
+        self, request: WriteRequest, new: NewDataset, policy: PrivacyFilter
     ) -> StoredAnswer:
         """Create a dataset with the policy that was chosen for it."""
         require_unbound(request.key, Scope.OWNER)
@@ -158,7 +163,7 @@ class Ledger:
             new.size,
             new.privacy_unit,
             policy,
-            Balance(),
+            Balance(policy.nothing, policy.nothing),
             0,
             hash_chain.GENESIS,
             now(),
@@ -183,20 +188,32 @@ class Ledger:
 
     def get_dataset(self, key: KeyRecord, name: str) -> Dataset:
         """Return a dataset after expiring its ended leases."""
-        dataset, has_overdue = self.read_dataset(key, name)
-        return self.expire_leases(name) if has_overdue else dataset
+        dataset, overdue = self.read_dataset(key, name)
+        return self.expire_leases(name, self._compute_returns(dataset, overdue)) or dataset
 
-    def read_dataset(self, key: KeyRecord, name: str) -> tuple[Dataset, bool]:
-        """Return a dataset as last written, and whether one of its leases has ended since."""
+    def read_dataset(self, key: KeyRecord, name: str) -> tuple[Dataset, list[Reservation]]:
+        """Return a dataset as last written, and its reservations whose lease has ended since."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
-            overdue = reading.list_overdue_reservations(dataset, now())
-        return dataset, bool(overdue)
+            return dataset, reading.list_overdue_reservations(dataset, now())
 
-    def expire_leases(self, name: str) -> Dataset:
-        """Expire the ended leases of a dataset."""
+    def _compute_returns(self, dataset: Dataset, runs: Sequence[Reservation]) -> Returns:
+        """Compute what is free again when each of these reservations ends."""
+        return {
+            run.identifier: (run.steps_granted, plans.compute_return(dataset.policy, run))
+            for run in runs
+        }
+
+    def expire_leases(self, name: str, returns: Returns) -> Dataset | None:
+        """Expire the ended leases of a dataset, whose returns are known.
+
+        Returns:
+            The dataset, or None if there is no lease to expire.
+        """
+        if not returns:
+            return None
         with self._repository.transaction() as transaction:
-            return self._lock_dataset(transaction, name)
+            return self._lock_dataset(transaction, name, returns)
 
     def find_dataset(self, key: KeyRecord, name: str, *scopes: Scope) -> Dataset:
         """Return a dataset that the key may see.
@@ -214,13 +231,20 @@ class Ledger:
             raise UnknownSubjectError(f"there is no dataset {name!r}")
         return dataset
 
-    def _lock_dataset(self, transaction: Transaction, name: str) -> Dataset:
-        """Lock a dataset's row, expire its ended leases and return the dataset."""
+    def _lock_dataset(
+        self, transaction: Transaction, name: str, returns: Returns | None = None
+    ) -> Dataset:
+        """Lock a dataset's row, expire its ended leases and return the dataset.
+
+        A lease whose return takes a computation, and is not in `returns`, is left for later.
+        """
         dataset = transaction.find_dataset(name, lock=True)
         if dataset is None:
             raise UnknownSubjectError(f"there is no dataset {name!r}")
-        for reservation in transaction.list_overdue_reservations(dataset, now()):
-            change = rules.close(reservation, State.EXPIRED)
+        for run in transaction.list_overdue_reservations(dataset, now()):
+            granted, amounts = (returns or {}).get(run.identifier, (-1, ()))
+            returned = amounts if granted == run.steps_granted else run.returned
+            change = None if returned is None else rules.close(run, State.EXPIRED, returned)
             if change is not None:
                 dataset = transaction.apply_change(dataset, change, _SYSTEM)
         return dataset
@@ -231,41 +255,58 @@ class Ledger:
         self, request: WriteRequest, name: str, mechanism: Mechanism, lease: float, purpose: str
     ) -> StoredAnswer:
         """Reserve budget for a whole plan, or raise an error that says what would fit."""
-        dataset = self.find_dataset(request.key, name, Scope.RUN)
-        charge = plans.compute_charge(dataset, mechanism)
-        try:
-            return self.hold_budget(request, dataset, charge, lease, purpose)
-        except BudgetExhaustedError as error:
-            current = self.find_dataset(request.key, name, Scope.RUN)
-            error.steps, error.noise_multiplier = plans.find_affordable(
-                current, mechanism, charge.step_cost, charge.steps
-            )
-            raise
+        for attempt in range(ATTEMPTS):
+            dataset = self.find_dataset(request.key, name, Scope.RUN)
+            try:
+                planned = plans.compute_charge(dataset, mechanism)
+                return self.hold_budget(request, dataset, planned, lease, purpose)
+            except CodedError as error:
+                known = self.find_stored_answer(request)
+                if known is not None:
+                    return known
+                current, overdue = self.read_dataset(request.key, name)
+                self.expire_leases(name, self._compute_returns(current, overdue))
+                last = attempt == ATTEMPTS - 1
+                if last or not is_outdated(error, dataset, current, overdue):
+                    self._explain_refusal(error, current, mechanism)
+                    raise
+        raise AssertionError  # the last attempt returns or raises
+
+    def _explain_refusal(self, error: CodedError, dataset: Dataset, mechanism: Mechanism) -> None:
+        """Add to a refusal what would fit."""
+        if isinstance(error, BudgetExhaustedError):
+            error.explain(*plans.find_affordable(dataset, mechanism))
 
     def hold_budget(
-        self, request: WriteRequest, dataset: Dataset, charge: Charge, lease: float, purpose: str
+        self,
+        request: WriteRequest,
+        dataset: Dataset,
+        planned: PlannedCharge,
+        lease: float,
+        purpose: str,
     ) -> StoredAnswer:
         """Reserve budget for a plan with a known charge.
 
         Args:
             request: the write.
             dataset: as read before the charge was computed.
-            charge: the plan's.
+            planned: the plan and its charge.
             lease: seconds until the reservation expires.
             purpose: the caller's words.
 
         Raises:
-            BudgetExhaustedError: the plan does not fit; its noise multiplier is not computed.
+            BudgetExhaustedError: the plan does not fit; what would fit is not computed.
+            ChargeOutdatedError: the dataset's filter changed since the charge was computed.
         """
         require_scope(request.key, Scope.RUN)
         reservation = Reservation(
             uuid.uuid4().hex,
             dataset.identifier,
             State.OPEN,
-            charge.mechanism,
-            charge.mechanism_hash,
-            charge.step_cost,
-            charge.steps,
+            planned.mechanism,
+            planned.mechanism_hash,
+            planned.charge,
+            planned.charge.steps,
             0,
             now() + int(1e6 * lease),
             purpose,
@@ -274,8 +315,8 @@ class Ledger:
 
         def insert(transaction: Transaction) -> Outcome:
             current = self._lock_dataset(transaction, dataset.name)
-            change = rules.reserve(current, reservation)
-            transaction.apply_change(current, change, request.key.identifier)
+            change = rules.reserve(current, reservation, planned.policy)
+            current = transaction.apply_change(current, change, request.key.identifier)
             return current, change.reservation
 
         return self._write_once(request, EntryKind.RESERVE, insert)
@@ -284,7 +325,7 @@ class Ledger:
         """Return a reservation and its dataset, after expiring a lease that has ended."""
         dataset, reservation = self.find_reservation(key, identifier)
         if is_overdue(reservation):
-            self.expire_leases(dataset.name)
+            self.expire_leases(dataset.name, self._compute_returns(dataset, [reservation]))
             dataset, reservation = self.find_reservation(key, identifier)
         return dataset, reservation
 
@@ -311,7 +352,7 @@ class Ledger:
 
     def list_granted_reservations(
         self, key: KeyRecord, name: str
-    ) -> tuple[RenyiFilter, list[Reservation]]:
+    ) -> tuple[PrivacyFilter, list[Reservation]]:
         """Return a dataset's policy, and its reservations with at least one granted step."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
@@ -332,19 +373,48 @@ class Ledger:
 
     def commit(self, request: WriteRequest, identifier: str) -> StoredAnswer:
         """End a finished run; the budget of steps never granted is free again."""
-        return self._close(request, identifier, EntryKind.COMMIT, State.COMMITTED)
+        return self._end_run(request, identifier, EntryKind.COMMIT)
 
     def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
         """End an abandoned run; the budget of steps never granted is free again."""
-        return self._close(request, identifier, EntryKind.RELEASE, State.RELEASED)
+        return self._end_run(request, identifier, EntryKind.RELEASE)
 
-    def _close(
-        self, request: WriteRequest, identifier: str, kind: EntryKind, state: State
+    def _end_run(self, request: WriteRequest, identifier: str, kind: EntryKind) -> StoredAnswer:
+        """End a run by a commit or a release; compute what is free again where that is needed."""
+        returned: tuple[int, Amounts] | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                return self.close_run(request, identifier, kind, returned)
+            except ChargeOutdatedError:
+                dataset, run = self.find_reservation(request.key, identifier)
+                returned = run.steps_granted, plans.compute_return(dataset.policy, run)
+        raise DatabaseAwayError(_OTHERS_FIRST)
+
+    def close_run(
+        self,
+        request: WriteRequest,
+        identifier: str,
+        kind: EntryKind,
+        returned: tuple[int, Amounts] | None = None,
     ) -> StoredAnswer:
-        """End a reservation in a final state; the budget of steps never granted is free again."""
-        return self._change(
-            request, identifier, kind, lambda reservation: rules.close(reservation, state)
-        )
+        """End a reservation; the budget of steps never granted is free again.
+
+        Args:
+            request: the write.
+            identifier: the reservation's.
+            kind: COMMIT or RELEASE.
+            returned: a number of granted steps, and what is free again after these.
+
+        Raises:
+            ChargeOutdatedError: what is free again takes a computation: pass `returned`.
+        """
+
+        def decide(run: Reservation) -> rules.Change | None:
+            granted, amounts = returned or (-1, None)
+            known = amounts if granted == run.steps_granted else None
+            return rules.close(run, _FINAL_STATES[kind], known)
+
+        return self._change(request, identifier, kind, decide)
 
     def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
         """Restart a reservation's lease, with a length in seconds."""
@@ -435,7 +505,7 @@ class Ledger:
         first = max(dataset.version - _BURN_DOWN_ENTRIES_MAX, 0)
         for at, change in reversed(self._read_balance_changes(dataset, first)):
             history.append((at, balance))
-            balance = balance.plus(Balance(-change.spent, -change.held))
+            balance = balance.minus(change)
         stride = -(-len(history) // points_max) or 1
         epsilon_of = dataset.policy.epsilon_of
         return [
@@ -451,7 +521,7 @@ class Ledger:
                 limit = min(PAGE_SIZE, dataset.version - number)
                 rows = reading.list_entries(dataset, number, limit)
                 for entry in (json.loads(row.body) for row in rows):
-                    change = Balance(entry["spent_micronats"], entry["held_micronats"])
+                    change = Balance(*dataset.policy.read_balance(entry))
                     changes.append((entry["at"], change))
                 number += len(rows)
         return changes
@@ -478,7 +548,7 @@ class Ledger:
             )
         key_id, fingerprint = request.key.identifier, request.fingerprint
         status = 201 if kind in _CREATING else 200
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 with self._repository.transaction() as transaction:
                     text = self._encode_answer(*write(transaction))
@@ -496,7 +566,14 @@ class Ledger:
                     return found
                 if isinstance(error, CodedError):
                     raise
-        raise DatabaseAwayError("other writers were always first; nothing was charged. Try again")
+        raise DatabaseAwayError(_OTHERS_FIRST)
+
+    def find_stored_answer(self, request: WriteRequest) -> StoredAnswer | None:
+        """Return the stored answer of a write that was made before, if there is one."""
+        value = request.idempotency_key
+        if not value:
+            return None
+        return self._find_answer(request.key.identifier, value, request.fingerprint)
 
     def _find_answer(self, key_id: str, value: str, fingerprint: str) -> StoredAnswer | None:
         """Return the stored answer of an earlier write with this Idempotency-Key."""
@@ -513,3 +590,16 @@ class Ledger:
 def is_overdue(reservation: Reservation) -> bool:
     """Return whether a reservation is open although its lease has ended."""
     return reservation.state is State.OPEN and reservation.expires_at <= now()
+
+
+def is_outdated(
+    error: CodedError, before: Dataset, current: Dataset, overdue: Sequence[Reservation]
+) -> bool:
+    """Return whether a refused reservation may succeed with a charge that is computed again.
+
+    It may if the dataset changed since it was read as `before`, or if leases have ended.
+    """
+    if isinstance(error, ChargeOutdatedError):
+        return True
+    changed = (before.balance.taken, before.policy) != (current.balance.taken, current.policy)
+    return isinstance(error, BudgetExhaustedError) and (changed or bool(overdue))

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from accountant_service import mechanisms
 from accountant_service.errors import AccountingError
-from accountant_service.ledger import hash_chain, rules
+from accountant_service.ledger import filters, hash_chain, rules
 from accountant_service.ledger.errors import LedgerError
-from accountant_service.ledger.plans import StepPlan
+from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter
+from accountant_service.ledger.filters.base import add, negate
 from accountant_service.ledger.repository import PAGE_SIZE, Repository, Transaction
 from accountant_service.ledger.rules import Balance, Change, Dataset, EntryKind, Reservation, State
+from accountant_service.ledger.step_plan import StepPlan
 
 _FINAL_STATES: Final = {
     EntryKind.COMMIT: State.COMMITTED,
@@ -51,7 +53,8 @@ class _DatasetChecker:
         self._transaction, self._dataset = transaction, dataset
         self.number = 0
         self._head = hash_chain.GENESIS
-        self._balance = Balance()
+        self._policy = _read_first_policy(dataset.policy)
+        self._balance = Balance(self._policy.nothing, self._policy.nothing)
         self._reservations: dict[str, Reservation] = {}
 
     def find_faults(self) -> Iterator[str]:
@@ -61,6 +64,8 @@ class _DatasetChecker:
         except rules.RuleError as error:
             yield f"the dataset breaks a rule: {error}"
             return
+        if not self._policy.is_sound():
+            yield f"its filter admits more than the budget: {self._policy.to_json()}"
         while rows := self._transaction.list_entries(self._dataset, self.number, PAGE_SIZE):
             for row in rows:
                 yield from self._check_entry(row.number, row.body, row.hash)
@@ -72,6 +77,9 @@ class _DatasetChecker:
             )
         if self._balance != dataset.balance:
             yield f"the entries add up to {self._balance}, but the balance is {dataset.balance}"
+        if self._policy != dataset.policy:
+            stored, recorded = dataset.policy.to_json(), self._policy.to_json()
+            yield f"the filter is stored as {stored}, but recorded as {recorded}"
         yield from self._check_reservations()
 
     def _check_entry(self, number: int, body: str, stored: str) -> Iterator[str]:
@@ -87,16 +95,12 @@ class _DatasetChecker:
             entry = json.loads(body)
             for fault in self._check_rules(entry, body):
                 yield f"entry {number}: {fault}"
-            change = Balance(
-                _read_integer(entry, "spent_micronats"), _read_integer(entry, "held_micronats")
-            )
+            change = Balance(*self._policy.read_balance(entry))
             self._balance = self._balance.plus(change)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             yield f"entry {number} cannot be read: {error!r}"
-        if (
-            self._balance.taken > self._dataset.policy.budget
-            or min(self._balance.spent, self._balance.held) < 0
-        ):
+        balance = self._balance
+        if not self._policy.admits(balance.taken) or min(*balance.spent, *balance.held) < 0:
             yield f"after entry {number} the balance {self._balance} is outside the budget"
 
     def _check_rules(self, entry: dict[str, Any], body: str) -> Iterator[str]:
@@ -107,8 +111,9 @@ class _DatasetChecker:
             return
         try:
             change, fields = self._replay(kind, entry)
+            amounts = self._policy.balance_fields(change.spent, change.held)
             written = fields | rules.describe_entry(
-                self.number, kind, _read_integer(entry, "at"), _read_text(entry, "key"), change,
+                self.number, kind, _read_integer(entry, "at"), _read_text(entry, "key"), amounts,
                 _read_text(entry, "accountant_version"),
             )  # fmt: skip
             charged = self._check_charge(entry["reservation"]) if kind is EntryKind.RESERVE else []
@@ -125,29 +130,40 @@ class _DatasetChecker:
     def _replay(self, kind: EntryKind, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
         """Apply the rule of an entry's kind; return the balance change and the entry's fields."""
         if kind is EntryKind.CREATE:
-            return Balance(), rules.describe_dataset(self._dataset)
+            first = replace(self._dataset, policy=self._policy)
+            nothing = Balance(self._policy.nothing, self._policy.nothing)
+            return nothing, rules.describe_dataset(first)
         identifier = _read_text(entry, "reservation")
         if kind is EntryKind.RESERVE:
             if identifier in self._reservations:
                 raise rules.RuleError(f"reservation {identifier} exists already")
-            current = replace(self._dataset, balance=self._balance)
-            change = rules.reserve(current, self._read_reservation(entry))
+            change = self._replay_reservation(entry)
         else:
             if identifier not in self._reservations:
                 raise rules.RuleError(f"reservation {identifier} does not exist")
-            change = _replay_change(self._reservations[identifier], kind, entry)
+            change = self._replay_change(self._reservations[identifier], kind, entry)
         self._reservations[identifier] = change.reservation
         return change.balance, rules.describe_change(change)
 
-    def _read_reservation(self, entry: dict[str, Any]) -> Reservation:
-        """Return the new reservation that an entry records."""
+    def _replay_reservation(self, entry: dict[str, Any]) -> Change:
+        """Return the change that a reservation's entry records, by the ledger's own rules."""
         plan = StepPlan.of(mechanisms.from_json(entry["mechanism"]))
-        return Reservation(
+        before, policy = self._policy, self._policy
+        if "filter" in entry:
+            policy = filters.from_json(
+                entry["filter"], policy.epsilon, policy.delta, policy.relation
+            )
+            if not before.may_become(policy, plan, self._balance.taken):
+                raise rules.RuleError(f"the filter must not become {policy.to_json()} then")
+        self._policy = policy
+        current = replace(self._dataset, balance=self._balance, policy=before)
+        run = Reservation(
             _read_text(entry, "reservation"), self._dataset.identifier, State.OPEN,
-            mechanisms.to_json(plan.mechanism), plan.canonical.hash, int(entry["unit_attonats"]),
-            plan.steps, 0, _read_integer(entry, "expires_at"), _read_text(entry, "purpose"),
-            _read_text(entry, "key"),
+            mechanisms.to_json(plan.mechanism), plan.canonical.hash,
+            policy.read_charge(plan, entry), plan.steps, 0, _read_integer(entry, "expires_at"),
+            _read_text(entry, "purpose"), _read_text(entry, "key"),
         )  # fmt: skip
+        return rules.reserve(current, run, policy)
 
     def _check_charge(self, identifier: str) -> list[str]:
         """Check that a reservation is charged at least the cost of its mechanism."""
@@ -158,10 +174,27 @@ class _DatasetChecker:
             for pointer, size in mechanisms.find_dataset_size_mismatches(records, mechanism)
             if size > records  # a smaller size costs more, so the budget holds
         ]
-        least = self._dataset.policy.step_cost(StepPlan.of(mechanism).step)
-        if run.step_cost < least * (1 - 1e-9):
-            faults.append(f"a step was charged {run.step_cost} atto-nats, and costs {least}")
+        if not self._policy.is_charge_sufficient(StepPlan.of(mechanism), run.charge):
+            faults.append(f"its charge {run.charge.entry_fields()} is less than the plan costs")
         return faults
+
+    def _replay_change(self, run: Reservation, kind: EntryKind, entry: dict[str, Any]) -> Change:
+        """Return the change that an entry records, by the ledger's own rules."""
+        if kind is EntryKind.GRANT:
+            return rules.grant(run, _read_integer(entry, "steps"), run.steps_granted)
+        if kind is EntryKind.RENEW:
+            return rules.renew(run, _read_integer(entry, "expires_at"))
+        if kind is EntryKind.EXPIRE and _read_integer(entry, "at") < run.expires_at:
+            raise rules.RuleError("its lease had not ended")
+        spent, held = self._policy.read_balance(entry)
+        returned = negate(add(spent, held))
+        plan = StepPlan.of(mechanisms.from_json(run.mechanism))
+        if not self._policy.is_return_allowed(plan, run.charge, run.steps_granted, returned):
+            raise rules.RuleError(f"{returned} must not be given back")
+        change = rules.close(run, _FINAL_STATES[kind], returned)
+        if change is None:
+            raise rules.RuleError(f"the reservation is {run.state} already")
+        return change
 
     def _check_reservations(self) -> Iterator[str]:
         """Yield the reservations whose stored row differs from the entries."""
@@ -172,18 +205,11 @@ class _DatasetChecker:
                 yield f"reservation {identifier} is stored as {row}, but recorded as {run}"
 
 
-def _replay_change(run: Reservation, kind: EntryKind, entry: dict[str, Any]) -> Change:
-    """Return the change that an entry records, by the ledger's own rules."""
-    if kind is EntryKind.GRANT:
-        return rules.grant(run, _read_integer(entry, "steps"), run.steps_granted)
-    if kind is EntryKind.RENEW:
-        return rules.renew(run, _read_integer(entry, "expires_at"))
-    if kind is EntryKind.EXPIRE and _read_integer(entry, "at") < run.expires_at:
-        raise rules.RuleError("its lease had not ended")
-    change = rules.close(run, _FINAL_STATES[kind])
-    if change is None:
-        raise rules.RuleError(f"the reservation is {run.state} already")
-    return change
+def _read_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
+    """Return the filter that a dataset was created with."""
+    if isinstance(policy, ReferenceFilter) and not policy.is_planned:
+        return replace(policy, reference=None, steps=0)
+    return policy
 
 
 def _read_integer(entry: dict[str, Any], name: str) -> int:

@@ -46,7 +46,7 @@ def _compute_budget_shares(dataset: Json, steps_left: int | None = None) -> Json
     """Return the shares of a budget spent and held, in percent, and whether to warn."""
     budget = dataset["budget"]["epsilon"]
     spent, held = (dataset[part]["epsilon"] / budget for part in ("spent", "held"))
-    left = dataset["remaining"]["micronats"] / max(dataset["accounting"]["budget_micronats"], 1)
+    left = dataset["remaining"]["share"]
     return {
         "spent": 100 * spent,
         "held": 100 * held,
@@ -65,8 +65,9 @@ def _estimate_steps_left(dataset: Json, runs: list[Json]) -> int | None:
         runs: all of its runs.
     """
     granted = sum(run["steps_granted"] for run in runs)
-    spent = dataset["spent"]["micronats"]
-    return dataset["remaining"]["micronats"] * granted // spent if spent else None
+    unit = "reference_steps" if "reference_steps" in dataset["spent"] else "micronats"
+    spent = dataset["spent"][unit]
+    return dataset["remaining"][unit] * granted // spent if spent else None
 
 
 @router.get("/datasets")

@@ -1,0 +1,53 @@
+"""Privacy filters: which releases a dataset's budget admits, and what each costs.
+
+reference: counts in steps of a reference mechanism; the default.
+renyi: adds up Rényi divergences at one frozen order.
+base: what every filter has.
+"""
+
+from __future__ import annotations
+
+from accountant_service import mechanisms
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.filters.base import Charge, Json, PrivacyFilter
+from accountant_service.ledger.filters.reference import ExchangeCharge, ReferenceFilter
+from accountant_service.ledger.filters.renyi import RenyiCharge, RenyiFilter
+
+__all__ = ["Charge", "PrivacyFilter", "ReferenceFilter", "RenyiFilter", "from_json", "read_charge"]
+
+
+def read_charge(stored: Json, steps: int) -> Charge:
+    """Return the charge that a reservation's row records, of a plan with this many steps."""
+    if "unit_attonats" in stored:
+        return RenyiCharge.from_json(stored, steps)
+    return ExchangeCharge(
+        steps,
+        stored["charged_reference_steps"],
+        stored["slack"],
+        stored["return_slack"],
+        stored["is_reference"],
+    )
+
+
+def from_json(
+    stored: Json, epsilon: float, delta: float, relation: NeighbouringRelation
+) -> PrivacyFilter:
+    """Return the filter that a dataset's row or first entry records.
+
+    Raises:
+        KeyError, TypeError, ValueError: it records none.
+    """
+    if stored["filter"] == RenyiFilter.name:
+        return RenyiFilter(float(stored["order"]), epsilon, delta, relation)
+    if stored["filter"] != ReferenceFilter.name:
+        raise ValueError(f"unknown filter {stored['filter']!r}")
+    reference = stored["reference"]
+    return ReferenceFilter(
+        epsilon,
+        delta,
+        relation,
+        None if reference is None else mechanisms.from_json(reference),
+        int(stored["reference_steps"]),
+        bool(stored["planned"]),
+        float(stored["slack_share"]),
+    )

@@ -1,0 +1,194 @@
+"""The interface of a privacy filter: a budget, charges against it, and what may be given back.
+
+Amounts are tuples of integers, in the filter's own units. Charges round up, and what is given back
+rounds down. A filter is frozen; every amount that it computes depends on mechanisms alone, never on
+data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.step_plan import StepPlan
+
+Amounts = tuple[int, ...]
+Json = dict[str, Any]
+
+
+def add(one: Amounts, other: Amounts) -> Amounts:
+    """Return the sum of two amounts of one filter."""
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def subtract(one: Amounts, other: Amounts) -> Amounts:
+    """Return the difference of two amounts of one filter."""
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
+def negate(amounts: Amounts) -> Amounts:
+    """Return the amounts with the opposite sign."""
+    return tuple(-each for each in amounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge(ABC):
+    """What a reservation holds of a budget, and what its granted steps take of it.
+
+    Attributes:
+        steps: the number of steps that the plan has.
+    """
+
+    steps: int
+
+    @property
+    @abstractmethod
+    def reserved(self) -> Amounts:
+        """The amounts that are held before the first grant."""
+
+    @abstractmethod
+    def spent(self, granted: int) -> Amounts:
+        """Return the amounts charged for granted steps while the reservation is open."""
+
+    def held(self, granted: int) -> Amounts:
+        """Return the amounts still held after a number of granted steps."""
+        return subtract(self.reserved, self.spent(granted))
+
+    @abstractmethod
+    def returned(self, granted: int) -> Amounts | None:
+        """Return the amounts that are free again when the reservation ends.
+
+        None if that takes a computation: see `PrivacyFilter.compute_return`.
+        """
+
+    @abstractmethod
+    def entry_fields(self) -> Json:
+        """Return the fields of a ledger entry that record this charge."""
+
+    def to_json(self) -> Json:
+        """Return the charge for storage in a reservation's row."""
+        return self.entry_fields()
+
+
+class PrivacyFilter(ABC):
+    """The frozen accounting policy of a dataset: which releases its budget admits.
+
+    Attributes:
+        name: of the kind of filter, on the wire.
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+        relation: when two datasets are neighbours.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str]
+    epsilon: float
+    delta: float
+    relation: NeighbouringRelation
+
+    @property
+    @abstractmethod
+    def nothing(self) -> Amounts:
+        """The amounts of a dataset from which nothing was released."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The filter in words, for certificates."""
+
+    @abstractmethod
+    def admits(self, taken: Amounts) -> bool:
+        """Return whether the budget allows these amounts to be spent or held."""
+
+    @abstractmethod
+    def share_of(self, taken: Amounts) -> float:
+        """Return the share of the budget that amounts take, at most 1 within the budget."""
+
+    @abstractmethod
+    def epsilon_of(self, taken: Amounts) -> float:
+        """Return the ε of amounts at the budget's δ, rounded up.
+
+        It is 0 for nothing, and at most the budget's ε within the budget. It informs; the budget is
+        the claim.
+        """
+
+    @abstractmethod
+    def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
+        """Return the filter under which a plan is reserved: this one, unless it is still open."""
+
+    @abstractmethod
+    def compute_charge(self, plan: StepPlan, taken: Amounts) -> Charge:
+        """Return the charge of a plan while amounts are taken already.
+
+        A charge that does not fit is returned too: the budget does not admit its amounts.
+
+        Raises:
+            CodedError: no charge is proved for the plan.
+        """
+
+    @abstractmethod
+    def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
+        """Return the amounts that are free again when a reservation ends after some grants.
+
+        Args:
+            plan: the whole plan that was reserved.
+            charge: of the plan.
+            granted: the number of steps granted.
+        """
+
+    @abstractmethod
+    def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
+        """Return the most steps of a plan's kind that still fit; None if steps cost nothing."""
+
+    @abstractmethod
+    def fits(self, plan: StepPlan, taken: Amounts) -> bool:
+        """Return whether a whole plan fits beside what is taken; faster than its charge."""
+
+    @abstractmethod
+    def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
+        """Return whether a recorded charge covers its plan; `verify` asks."""
+
+    @abstractmethod
+    def is_return_allowed(
+        self, plan: StepPlan, charge: Charge, granted: int, returned: Amounts
+    ) -> bool:
+        """Return whether a reservation may have given back these amounts; `verify` asks."""
+
+    @abstractmethod
+    def read_charge(self, plan: StepPlan, fields: Json) -> Charge:
+        """Return the charge that an entry or a stored row records.
+
+        Raises:
+            KeyError, TypeError, ValueError: the fields do not record a charge of this filter.
+        """
+
+    def may_become(
+        self,
+        other: PrivacyFilter,
+        plan: StepPlan,
+        taken: Amounts,  # noqa: ARG002
+    ) -> bool:
+        """Return whether a reservation of a plan may have replaced this filter by another."""
+        return False
+
+    def is_sound(self) -> bool:
+        """Return whether the filter's own numbers are within its budget; `verify` asks."""
+        return True
+
+    @abstractmethod
+    def entry_fields(self) -> Json:
+        """Return the fields of the first entry that record this filter."""
+
+    @abstractmethod
+    def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
+        """Return the fields of an entry that record a change of the balance."""
+
+    @abstractmethod
+    def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
+        """Return the change of the amounts spent and held that an entry records."""
+
+    @abstractmethod
+    def to_json(self) -> Json:
+        """Return the filter's own parameters, for storage; ε, δ and relation are stored beside."""

@@ -1,0 +1,499 @@
+"""The reference filter: a budget is a number of equal reference steps, exchanged for other steps.
+
+A budget (ε, δ) begins as a stack of N reference steps, the most that are (ε, δ′)-DP together. A run
+of T steps of another mechanism takes the least number n of reference steps that dominates the
+whole run. So whatever is chosen from earlier results, everything released is dominated by the
+stack that the budget began with. Decision 0012 has the theorem and its proof.
+
+Amounts are reference steps and units of slack. Slack is the part of δ that exchanges may lose:
+δ = δ′ + slack. Steps and slack are charged up and given back down.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, Final
+
+import numpy as np
+
+from accountant_service import mechanisms
+from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.accountants.base import report_contradictions
+from accountant_service.accountants.pld import dominating_pairs
+from accountant_service.errors import (
+    AccountingError,
+    MethodNotApplicableError,
+    NoFiniteEpsilonError,
+)
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.errors import ExchangeUndecidedError, UnsuitableReferenceError
+from accountant_service.ledger.filters.base import Amounts, Charge, Json, PrivacyFilter
+from accountant_service.ledger.step_plan import StepPlan
+from accountant_service.mechanisms import CanonicalForm, Mechanism, canonical_form
+from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.numerics import domination
+from accountant_service.numerics.floats import rounding, search
+from accountant_service.numerics.laws.dominating_pair import Composition
+
+SLACK_SHARE: Final = 0.01  # of δ, that exchanges may lose together
+SLACK_UNITS: Final = 10**9  # the whole slack
+_SLACK_EACH: Final = 16  # an exchange may use this fraction of the slack left: 1/16
+_SECONDS_MAX: Final = 3.0  # to decide one exchange
+_EPSILON_POINTS: Final = 64  # numbers of reference steps whose ε is computed
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeCharge(Charge):
+    """Reference steps that a plan's steps are exchanged for.
+
+    Attributes:
+        steps: the number of steps of the plan.
+        reference_steps: that dominate the whole plan.
+        slack: that the exchange may lose, in units.
+        return_slack: that exchanging the rest back may lose, in units.
+        is_reference: whether the plan's step is the reference step.
+    """
+
+    reference_steps: int
+    slack: int = 0
+    return_slack: int = 0
+    is_reference: bool = False
+
+    @property
+    def reserved(self) -> Amounts:
+        """The reference steps, and the slack of both exchanges."""
+        return self.reference_steps, self.slack + self.return_slack
+
+    def spent(self, granted: int) -> Amounts:
+        """Return the share of the reference steps that the granted steps are, rounded up.
+
+        The first grant makes the exchange, and so spends its slack.
+        """
+        if granted == 0:
+            return 0, 0
+        return -(-self.reference_steps * granted // self.steps), self.slack
+
+    def returned(self, granted: int) -> Amounts | None:
+        """Return what is free again after a number of granted steps, if no exchange is needed."""
+        if granted == 0:  # no exchange was made
+            return self.reserved
+        if granted == self.steps or not self.reference_steps:
+            return 0, self.return_slack
+        if self.is_reference:
+            return self.held(granted)
+        return None
+
+    def entry_fields(self) -> Json:
+        """Return the reference steps and the slack of both exchanges."""
+        return {
+            "charged_reference_steps": self.reference_steps,
+            "slack": self.slack,
+            "return_slack": self.return_slack,
+        }
+
+    def to_json(self) -> Json:
+        """Return the charge for storage in a reservation's row."""
+        return self.entry_fields() | {"is_reference": self.is_reference}
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceFilter(PrivacyFilter):
+    """A filter that counts in steps of a reference mechanism.
+
+    Attributes:
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+        relation: when two datasets are neighbours.
+        reference: one reference step; None until the first reservation.
+        steps: the number of reference steps that the budget is; 0 without a reference.
+        is_planned: whether the reference was given when the dataset was created. Otherwise a
+            reservation replaces it as long as nothing is spent or held.
+        slack_share: the share of δ that exchanges may lose.
+    """
+
+    name: ClassVar[str] = "reference"
+    epsilon: float
+    delta: float
+    relation: NeighbouringRelation
+    reference: Mechanism | None = None
+    steps: int = 0
+    is_planned: bool = False
+    slack_share: float = SLACK_SHARE
+
+    @property
+    def nothing(self) -> Amounts:
+        """No reference step and no slack."""
+        return 0, 0
+
+    @property
+    def description(self) -> str:
+        """The filter in words, for certificates."""
+        if self.reference is None:
+            return "reference filter, without a reference yet"
+        return (
+            f"reference filter of {self.steps} steps, each "
+            f"{json_of(self.reference)}, and a share of {self.slack_share:g} of δ as slack"
+        )
+
+    def admits(self, taken: Amounts) -> bool:
+        """Return whether the stack has these reference steps, and the reserve this slack."""
+        return taken[0] <= self.steps and taken[1] <= SLACK_UNITS
+
+    def share_of(self, taken: Amounts) -> float:
+        """Return the share of the reference steps; all of an empty stack is taken."""
+        if self.reference is None:
+            return 0.0
+        return taken[0] / self.steps if self.steps else 1.0
+
+    def epsilon_of(self, taken: Amounts) -> float:
+        """Return the ε of a number of reference steps, rounded up to a tabulated number."""
+        if taken[0] <= 0 or self.reference is None:
+            return 0.0
+        if taken[0] > self.steps:
+            return math.inf
+        counts, epsilons = _tabulate_epsilon(replace(self, is_planned=True))
+        return min(epsilons[int(np.searchsorted(counts, taken[0]))], self.epsilon)
+
+    @property
+    def _steps_delta(self) -> float:
+        """The δ at which the reference steps have the budget's ε, rounded down."""
+        return rounding.down(self.delta * (1 - self.slack_share))
+
+    def _slack_delta(self, units: int) -> float:
+        """Return units of slack as a δ, rounded down."""
+        return rounding.down(rounding.down(self.delta * self.slack_share) * (units / SLACK_UNITS))
+
+    def _composition(self, step: CanonicalForm, times: int = 1) -> Composition:
+        """Return the dominating pair of a step that is repeated.
+
+        Raises:
+            AccountingError: no pair is proved for one of its releases.
+        """
+        question = Question(step, self.relation)
+        require_proof(question)
+        return [(release, count * times) for release, count in dominating_pairs(question)]
+
+    def _reference_composition(self, times: int = 1) -> Composition:
+        """Return the dominating pair of a number of reference steps."""
+        if self.reference is None:
+            raise ValueError("the dataset has no reference yet")
+        return self._composition(canonical_form(self.reference), times)
+
+    def _is_reference(self, plan: StepPlan) -> bool:
+        """Return whether a plan's step is the reference step."""
+        reference = self.reference
+        return reference is not None and canonical_form(reference).hash == plan.step.hash
+
+    # --- the reference
+
+    def replaced_by(self, plan: StepPlan, taken: Amounts) -> ReferenceFilter:
+        """Return the filter with the plan's step as the reference, if the reference is still open.
+
+        Nothing was released then, so the choice of the reference tells nothing.
+        """
+        if not self._is_open(taken) or not plan.step.atom_counts or self._is_reference(plan):
+            return self
+        return self.with_reference(plan.step_mechanism, is_planned=False)
+
+    def _is_open(self, taken: Amounts) -> bool:
+        """Return whether the next reservation may still choose the reference."""
+        return not self.is_planned and not any(taken)
+
+    def with_reference(self, step: Mechanism, *, is_planned: bool) -> ReferenceFilter:
+        """Return the filter with a reference step, and the most of these that the budget admits.
+
+        Raises:
+            UnsuitableReferenceError: the mechanism cannot be a reference.
+        """
+        canonical = canonical_form(step)
+        if not canonical.atom_counts:
+            raise UnsuitableReferenceError("the mechanism releases nothing: choose another one")
+        try:
+            steps = self._count_reference_steps(canonical)
+        except AccountingError as error:
+            raise UnsuitableReferenceError(
+                f"this mechanism cannot be the reference of a budget: {error.detail}. Create the "
+                'dataset with a planned_mechanism that pld accounts for, or with "filter": '
+                '"renyi"',
+                error.pointer,
+            ) from error
+        return replace(self, reference=step, steps=steps, is_planned=is_planned)
+
+    def _count_reference_steps(self, step: CanonicalForm) -> int:
+        """Return the most steps that have at most the budget's ε at the δ without the slack."""
+        question = Question(step, self.relation)
+
+        def log_ratio(count: int) -> float:
+            found = self._epsilon_of_question(question.repeated(count))
+            if math.isinf(found):
+                return math.inf
+            ratio = math.log(max(found, 1e-30) / self.epsilon)
+            return min(ratio, 0.0) if found <= self.epsilon else max(ratio, 5e-324)
+
+        found = search.find_largest_integer(log_ratio, COUNT_MAX)
+        return COUNT_MAX if found is None else found
+
+    def _epsilon_of_question(self, question: Question) -> float:
+        """Return the ε of a composition at the δ without the slack; infinite if none is finite.
+
+        Raises:
+            AccountingError: `pld` cannot account for it.
+        """
+        require_proof(question)
+        try:
+            with report_contradictions(question, f"δ = {self._steps_delta!r}"):
+                return ACCOUNTANTS["pld"].epsilon_bound(question, self._steps_delta).value
+        except NoFiniteEpsilonError:
+            return math.inf
+
+    def may_become(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
+        """Return whether the other filter has the plan's step as its reference, within budget."""
+        return (
+            self._is_open(taken)
+            and isinstance(other, ReferenceFilter)
+            and other == replace(self, reference=plan.step_mechanism, steps=other.steps)
+            and other.is_sound()
+        )
+
+    def is_sound(self) -> bool:
+        """Return whether the reference steps have at most the budget's ε; `verify` asks."""
+        if self.reference is None or self.steps == 0:
+            return self.steps == 0
+        question = Question(canonical_form(self.reference), self.relation)
+        found = self._epsilon_of_question(question.repeated(self.steps))
+        return found <= self.epsilon * (1 + 1e-9)
+
+    # --- charges
+
+    def compute_charge(self, plan: StepPlan, taken: Amounts) -> ExchangeCharge:
+        """Return the least number of reference steps found that dominates the plan.
+
+        A plan that no number of free steps dominates is charged one step more than the budget has,
+        which is never admitted.
+
+        Raises:
+            ExchangeUndecidedError: the time limit ended the computation.
+        """
+        if not plan.step.atom_counts:
+            return ExchangeCharge(plan.steps, 0)
+        if self._is_reference(plan):
+            return ExchangeCharge(plan.steps, plan.steps, is_reference=True)
+        free, slack = self._free(taken)
+        with _decide(plan, self.relation) as deadline:
+            found = domination.fewest_repetitions(
+                self._composition(plan.canonical),
+                self._reference_composition(),
+                self._slack_delta(slack),
+                free,
+                deadline,
+            )
+        return ExchangeCharge(plan.steps, self.steps + 1 if found is None else found, slack, slack)
+
+    def _free(self, taken: Amounts) -> tuple[int, int]:
+        """Return the free reference steps, and the slack that one exchange may use."""
+        return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
+
+    def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
+        """Return the most reference steps found that the plan's other steps dominate.
+
+        They are at most what is held. An exchange that is not decided in time gives nothing back.
+        """
+        assert isinstance(charge, ExchangeCharge)
+        known = charge.returned(granted)
+        if known is not None:
+            return known
+        held, _ = charge.held(granted)
+        try:
+            with _decide(plan, self.relation) as deadline:
+                found = domination.most_repetitions(
+                    self._reference_composition(),
+                    self._composition(plan.step, plan.steps - granted),
+                    self._slack_delta(charge.return_slack),
+                    held,
+                    deadline,
+                )
+        except ExchangeUndecidedError:
+            found = 0
+        return found, 0 if found else charge.return_slack
+
+    def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
+        """Return the most steps of the plan's kind that the free reference steps dominate."""
+        if not plan.step.atom_counts:
+            return None
+        free, slack = self._free(taken)
+        if self._is_reference(plan):
+            return free
+        if not free:
+            return 0
+        with _decide(plan, self.relation) as deadline:
+            return domination.most_repetitions(
+                self._composition(plan.step),
+                self._reference_composition(free),
+                self._slack_delta(slack),
+                COUNT_MAX,
+                deadline,
+            )
+
+    def fits(self, plan: StepPlan, taken: Amounts) -> bool:
+        """Return whether the free reference steps dominate the whole plan."""
+        if not plan.step.atom_counts:
+            return True
+        if self._is_open(taken):
+            question = Question(plan.canonical, self.relation)
+            return self._epsilon_of_question(question) <= self.epsilon
+        free, slack = self._free(taken)
+        if self._is_reference(plan):
+            return plan.steps <= free
+        if not free:
+            return False
+        with _decide(plan, self.relation) as deadline:
+            return domination.dominates(
+                self._reference_composition(free),
+                self._composition(plan.canonical),
+                self._slack_delta(slack),
+                deadline,
+            )
+
+    # --- the record
+
+    def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
+        """Return whether the recorded reference steps dominate the plan, with the slack."""
+        assert isinstance(charge, ExchangeCharge)
+        if charge.is_reference:
+            return self._is_reference(plan) and charge.reference_steps >= plan.steps
+        if not plan.step.atom_counts:
+            return True
+        with _decide(plan, self.relation) as deadline:
+            return charge.reference_steps > 0 and domination.dominates(
+                self._reference_composition(charge.reference_steps),
+                self._composition(plan.canonical),
+                self._slack_delta(charge.slack),
+                deadline,
+            )
+
+    def is_return_allowed(
+        self, plan: StepPlan, charge: Charge, granted: int, returned: Amounts
+    ) -> bool:
+        """Return whether the steps that were not granted dominate what was given back."""
+        assert isinstance(charge, ExchangeCharge)
+        known = charge.returned(granted)
+        steps, slack = returned
+        if known is not None or not steps:
+            return returned == (known or (0, charge.return_slack))
+        if not (0 < steps <= charge.held(granted)[0] and slack == 0):
+            return False
+        with _decide(plan, self.relation) as deadline:
+            return domination.dominates(
+                self._composition(plan.step, plan.steps - granted),
+                self._reference_composition(steps),
+                self._slack_delta(charge.return_slack),
+                deadline,
+            )
+
+    def read_charge(self, plan: StepPlan, fields: Json) -> ExchangeCharge:
+        """Return the charge that an entry or a stored row records."""
+        amounts = [fields[name] for name in ("charged_reference_steps", "slack", "return_slack")]
+        if any(type(each) is not int or each < 0 for each in amounts):
+            raise TypeError(f"a charge has three whole numbers, not {amounts}")
+        steps, slack, return_slack = amounts
+        is_reference = self._is_reference(plan) and not slack and not return_slack
+        return ExchangeCharge(plan.steps, steps, slack, return_slack, is_reference)
+
+    def entry_fields(self) -> Json:
+        """Return the filter as an entry records it."""
+        return self.to_json()
+
+    def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
+        """Return the change of reference steps and slack."""
+        return {
+            "spent_reference_steps": spent[0],
+            "held_reference_steps": held[0],
+            "spent_slack": spent[1],
+            "held_slack": held[1],
+        }
+
+    def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
+        """Return the change of the amounts spent and held that an entry records."""
+        names = ("spent_reference_steps", "spent_slack", "held_reference_steps", "held_slack")
+        values = [entry[name] for name in names]
+        if any(type(each) is not int for each in values):
+            raise TypeError(f"{names} must be integers, not {values}")
+        return (values[0], values[1]), (values[2], values[3])
+
+    def to_json(self) -> Json:
+        """Return the reference and the numbers of the filter, for storage."""
+        return {
+            "filter": self.name,
+            "reference": None if self.reference is None else json_of(self.reference),
+            "reference_steps": self.steps,
+            "planned": self.is_planned,
+            "slack_share": self.slack_share,
+        }
+
+
+def require_proof(question: Question) -> None:
+    """Refuse a mechanism without a proved dominating pair.
+
+    Raises:
+        MethodNotApplicableError: a hypothesis of its accounting fails, or it has no pair.
+    """
+    for atom, _ in question.form.atom_counts:
+        if atom.sampling == "shuffled":
+            raise MethodNotApplicableError(
+                "the ledger cannot charge shuffled batches. Use sampling poisson or fixed_size, or "
+                "sampling none with one step an epoch",
+                atom.pointer,
+            )
+    for assumption in ACCOUNTANTS["pld"].check_assumptions(question):
+        if not assumption.holds:
+            raise MethodNotApplicableError(f"a hypothesis fails: {assumption.statement}")
+
+
+def json_of(mechanism: Mechanism) -> Json:
+    """Return a mechanism as JSON."""
+    return mechanisms.to_json(mechanism)
+
+
+@contextmanager
+def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[float]:
+    """Yield the time at which a decision about a plan's exchange ends: past it, it is refused.
+
+    Raises:
+        ExchangeUndecidedError: the time has passed without a decision.
+        BoundsContradictError: two bounds of one δ contradict each other.
+    """
+    try:
+        with report_contradictions(Question(plan.canonical, relation), "an exchange"):
+            yield time.monotonic() + _SECONDS_MAX
+    except TimeoutError:
+        raise ExchangeUndecidedError(
+            f"it could not be decided within {_SECONDS_MAX:g} s how many reference steps this plan "
+            "takes; nothing was charged. Use fewer different releases, or a mechanism more like "
+            "the reference"
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def _tabulate_epsilon(policy: ReferenceFilter) -> tuple[np.ndarray, list[float]]:
+    """Return increasing numbers of reference steps up to all of them, and the ε of each."""
+    assert policy.reference is not None
+    counts = np.unique(
+        np.ceil(
+            np.concatenate(
+                [
+                    np.linspace(1, policy.steps, _EPSILON_POINTS),
+                    np.geomspace(1, policy.steps, _EPSILON_POINTS // 2),
+                ]
+            )
+        ).astype(int)
+    )
+    counts = counts[counts <= policy.steps]
+    step = Question(canonical_form(policy.reference), policy.relation)
+    bounds = ACCOUNTANTS["pld"].epsilon_bounds(step, counts.tolist(), policy.delta)
+    epsilons = np.maximum.accumulate([min(each.value, policy.epsilon) for each in bounds])
+    return counts, epsilons.tolist()

@@ -1,0 +1,350 @@
+"""The Rényi filter: every step costs its Rényi divergence at one frozen order.
+
+The parameters of later runs may depend on the results of earlier ones. A Rényi filter of one fixed
+order is sound for such runs: releases are admitted while the sum of their Rényi divergences, each a
+function of the mechanism chosen, stays within a bound fixed in advance (Feldman & Zrnic, arXiv
+2008.11193; for runs that overlap in time: Haney et al., arXiv 2309.05901). So the order is chosen
+once, when the dataset is created, and frozen; the proof is in decision 0004.
+
+Charges are whole micro-nats and round up; the budget rounds down. The cost of one step is kept in
+whole atto-nats, so that a thousand small grants cost the same as one large grant.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Final
+
+import numpy as np
+
+from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.accountants.subsampled_rdp import log_moments
+from accountant_service.errors import MethodNotApplicableError
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.filters.base import Amounts, Charge, Json, PrivacyFilter, add
+from accountant_service.ledger.step_plan import StepPlan
+from accountant_service.mechanisms import CanonicalForm, DpSgd, canonical_form
+from accountant_service.numerics import renyi_conversion
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import Array
+
+_ATTO: Final = 10**18
+_ATTO_PER_MICRO: Final = 10**12
+_STEP_COST_NATS_MAX: Final = 1e9  # beyond any budget
+_ORDERS: Final = 1 + np.geomspace(0.05, 250.0, 120)
+# reference runs, which a dataset is likely to have: the order is chosen for them
+_SAMPLE_RATES: Final = (0.001, 0.004, 0.01, 0.03, 0.1)
+_NOISE_MULTIPLIERS: Final = (0.7, 0.9, 1.1, 1.5, 2.5, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RenyiCharge(Charge):
+    """The Rényi divergence of a plan's steps, at each order of a filter.
+
+    Attributes:
+        steps: the number of steps of the plan.
+        step_costs: atto-nats of one step at each order, rounded up.
+    """
+
+    step_costs: tuple[int, ...]
+
+    @property
+    def reserved(self) -> Amounts:
+        """The cost of all steps, in micro-nats at each order."""
+        return self.spent(self.steps)
+
+    def spent(self, granted: int) -> Amounts:
+        """Return the cost of the granted steps, in micro-nats at each order."""
+        return tuple(compute_cost(each, granted) for each in self.step_costs)
+
+    def returned(self, granted: int) -> Amounts:
+        """Return the cost of the steps that were not granted."""
+        return self.held(granted)
+
+    def entry_fields(self) -> Json:
+        """Return the cost of one step: text for one order, a list of texts for several."""
+        texts = [str(each) for each in self.step_costs]
+        return {"unit_attonats": texts[0] if len(texts) == 1 else texts}
+
+    @classmethod
+    def from_json(cls, fields: Json, steps: int) -> RenyiCharge:
+        """Return the charge that `entry_fields` describes, of a plan with this many steps."""
+        texts = fields["unit_attonats"]
+        return cls(
+            steps, tuple(int(each) for each in ([texts] if isinstance(texts, str) else texts))
+        )
+
+
+class DivergenceFilter(PrivacyFilter):
+    """Base of filters that add up Rényi divergences at frozen orders."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "renyi"
+
+    @property
+    @abstractmethod
+    def orders(self) -> tuple[float, ...]:
+        """The Rényi orders at which divergences are added up."""
+
+    @abstractmethod
+    def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
+        """Return the most further steps of these costs; None if steps cost nothing."""
+
+    @property
+    def nothing(self) -> Amounts:
+        """No divergence at any order."""
+        return (0,) * len(self.orders)
+
+    def step_costs(self, step: CanonicalForm) -> tuple[int, ...]:
+        """Return the Rényi divergence of one step at each order, in atto-nats, rounded up.
+
+        Raises:
+            AccountingError: no divergence is proved for one of its releases.
+        """
+        return compute_step_costs(step, self.relation, self.orders)
+
+    def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:  # noqa: ARG002
+        """Return this filter: it was frozen when the dataset was created."""
+        return self
+
+    def compute_charge(self, plan: StepPlan, taken: Amounts) -> RenyiCharge:  # noqa: ARG002
+        """Return the charge of a plan; it does not depend on what is taken."""
+        return RenyiCharge(plan.steps, self.step_costs(plan.step))
+
+    def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:  # noqa: ARG002
+        """Return the cost of the steps that were not granted."""
+        return charge.held(granted)
+
+    def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
+        """Return the most further steps that fit; None if steps cost nothing."""
+        return self.count_steps(self.step_costs(plan.step), taken)
+
+    def fits(self, plan: StepPlan, taken: Amounts) -> bool:
+        """Return whether the whole plan fits beside what is taken."""
+        return self.admits(add(taken, self.compute_charge(plan, taken).reserved))
+
+    def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
+        """Return whether the recorded costs are at least those of the plan's step."""
+        if not isinstance(charge, RenyiCharge) or charge.steps != plan.steps:
+            return False
+        least = self.step_costs(plan.step)
+        return all(
+            recorded >= cost * (1 - 1e-9)
+            for recorded, cost in zip(charge.step_costs, least, strict=True)
+        )
+
+    def is_return_allowed(
+        self,
+        plan: StepPlan,
+        charge: Charge,
+        granted: int,
+        returned: Amounts,  # noqa: ARG002
+    ) -> bool:
+        """Return whether exactly the steps that were not granted were given back."""
+        return returned == charge.held(granted)
+
+    def read_charge(self, plan: StepPlan, fields: Json) -> RenyiCharge:
+        """Return the charge that an entry or a stored row records."""
+        charge = RenyiCharge.from_json(fields, plan.steps)
+        if len(charge.step_costs) != len(self.orders):
+            raise ValueError(f"a step has {len(charge.step_costs)} costs, not {len(self.orders)}")
+        return charge
+
+    def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
+        """Return the change of the balance: a number for one order, a list for several."""
+        single = len(self.orders) == 1
+        return {
+            "spent_micronats": spent[0] if single else list(spent),
+            "held_micronats": held[0] if single else list(held),
+        }
+
+    def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
+        """Return the change of the amounts spent and held that an entry records."""
+        spent, held = (
+            read_amounts(entry, name, len(self.orders))
+            for name in ("spent_micronats", "held_micronats")
+        )
+        return spent, held
+
+
+@dataclass(frozen=True, slots=True)
+class RenyiFilter(DivergenceFilter):
+    """A Rényi filter of one order.
+
+    Attributes:
+        order: α > 1, the same for every release.
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+        relation: when two datasets are neighbours.
+    """
+
+    order: float
+    epsilon: float
+    delta: float
+    relation: NeighbouringRelation
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """The one order."""
+        return (self.order,)
+
+    @property
+    def description(self) -> str:
+        """The filter in words, for certificates."""
+        return f"Rényi filter of order {self.order:g}"
+
+    @property
+    def budget(self) -> int:
+        """The Rényi divergence that (ε, δ) allows, in micro-nats, rounded down."""
+        divergence = -rounding.add_rounding_up(self._conversion_overhead(), -self.epsilon)
+        return math.floor(1e6 * max(divergence, 0.0))
+
+    def _conversion_overhead(self) -> float:
+        """The ε that the conversion from Rényi divergence adds; it may be negative."""
+        return float(
+            renyi_conversion.tight_epsilons(np.array([self.order]), np.zeros(1), self.delta)[0]
+        )
+
+    def admits(self, taken: Amounts) -> bool:
+        """Return whether the divergence is at most the budget's."""
+        return taken[0] <= self.budget
+
+    def share_of(self, taken: Amounts) -> float:
+        """Return the divergence as a share of the budget's; all of an empty budget is taken."""
+        return taken[0] / self.budget if self.budget else 1.0
+
+    def epsilon_of(self, taken: Amounts) -> float:
+        """Return the ε of a Rényi divergence, at the budget's δ, rounded up."""
+        micronats = taken[0]
+        if micronats <= 0:
+            return 0.0
+        value = max(rounding.add_rounding_up(micronats / 1e6, self._conversion_overhead()), 0.0)
+        return min(value, self.epsilon) if micronats <= self.budget else value
+
+    def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
+        """Return the most further steps of this cost; None if steps cost nothing."""
+        return count_affordable_steps(step_costs[0], self.budget - taken[0])
+
+    def entry_fields(self) -> Json:
+        """Return the order and the budget, as the first entry records them."""
+        if not 1 < self.order < math.inf:
+            raise ValueError(f"order must be above 1, not {self.order}")
+        return {"order": self.order, "budget_micronats": self.budget}
+
+    def to_json(self) -> Json:
+        """Return the order, for storage."""
+        return {"filter": self.name, "order": self.order}
+
+
+def read_amounts(entry: Json, name: str, count: int) -> Amounts:
+    """Return the amounts in a field of an entry: an integer, or a list of `count` integers."""
+    value = entry[name]
+    amounts = value if isinstance(value, list) and count > 1 else [value]
+    if len(amounts) != count or any(type(each) is not int for each in amounts):
+        raise TypeError(f"{name} must be {count} integers, not {value!r}")
+    return tuple(amounts)
+
+
+def compute_cost(step_cost: int, steps: int) -> int:
+    """Return the cost of a number of steps in micro-nats, rounded up once for all of them.
+
+    Args:
+        step_cost: atto-nats of one step.
+        steps: at least 0.
+    """
+    return -(-step_cost * steps // _ATTO_PER_MICRO)
+
+
+def count_affordable_steps(step_cost: int, micronats: int) -> int | None:
+    """Return the most steps that a budget pays for; None if steps cost nothing."""
+    if step_cost == 0:
+        return None
+    return max(micronats, 0) * _ATTO_PER_MICRO // step_cost
+
+
+@lru_cache(maxsize=4096)
+def compute_step_costs(
+    step: CanonicalForm, relation: NeighbouringRelation, orders: tuple[float, ...]
+) -> tuple[int, ...]:
+    """Return the Rényi divergence of one step at each order, in atto-nats, rounded up."""
+    question = Question(step, relation)
+    _require_proof(question)
+    if not step.atom_counts:
+        return (0,) * len(orders)
+    moments = log_moments(question, np.array(orders))
+    return tuple(
+        _round_up_to_attonats(moment / (order - 1))
+        for moment, order in zip(moments.tolist(), orders, strict=True)
+    )
+
+
+def _round_up_to_attonats(divergence: float) -> int:
+    """Return a divergence in whole atto-nats; one that is not finite costs more than any budget."""
+    nats = rounding.up(divergence) if math.isfinite(divergence) else math.inf
+    return math.ceil(_ATTO * min(nats, _STEP_COST_NATS_MAX))
+
+
+def _require_proof(question: Question) -> None:
+    """Refuse releases without a proved divergence: they cannot be charged."""
+    for part in question.release_groups:
+        if part.atom.sampling == "shuffled":
+            raise MethodNotApplicableError(
+                "the ledger cannot charge shuffled batches: it has no proved Rényi divergence for "
+                "them. Use sampling poisson or fixed_size, or sampling none with one step an epoch",
+                part.atom.pointer,
+            )
+    ACCOUNTANTS["subsampled_rdp"].assumptions(question)
+
+
+def choose_filter(
+    epsilon: float,
+    delta: float,
+    relation: NeighbouringRelation,
+    planned: CanonicalForm | None = None,
+) -> RenyiFilter:
+    """Return a filter of the order that admits the most steps of likely runs.
+
+    For each reference run, the steps admitted at an order are divided by the steps admitted at the
+    run's best order. The chosen order has the largest geometric mean of these ratios. With a
+    planned mechanism it is the best order for that mechanism.
+
+    Args:
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+        relation: when two datasets are neighbours.
+        planned: one step of the planned mechanism.
+    """
+    allowed = np.maximum(
+        epsilon - renyi_conversion.tight_epsilons(_ORDERS, np.zeros_like(_ORDERS), delta), 1e-9
+    )
+    costs = (
+        _reference_step_costs(relation)
+        if planned is None
+        else _step_costs_by_order(planned, relation)[None, :]
+    )
+    log_steps = np.log(allowed) - np.log(costs)
+    regret = log_steps - log_steps.max(axis=1, keepdims=True)
+    best = int(np.argmax(regret.mean(axis=0)))
+    return RenyiFilter(float(_ORDERS[best]), epsilon, delta, relation)
+
+
+def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) -> Array:
+    """Return the Rényi divergence of one step at each candidate order, in nats."""
+    question = Question(step, relation)
+    _require_proof(question)
+    return np.maximum(log_moments(question, _ORDERS) / (_ORDERS - 1), 1e-300)
+
+
+@lru_cache(maxsize=4)
+def _reference_step_costs(relation: NeighbouringRelation) -> Array:
+    """Return the step cost of each reference run (rows) at each candidate order (columns)."""
+    return np.array(
+        [
+            _step_costs_by_order(canonical_form(DpSgd(sigma, sample_rate=rate, steps=1)), relation)
+            for rate in _SAMPLE_RATES
+            for sigma in _NOISE_MULTIPLIERS
+        ]
+    )

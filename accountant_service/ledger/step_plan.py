@@ -1,0 +1,66 @@
+"""A mechanism divided into the equal steps that the ledger grants and charges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from accountant_service.mechanisms import (
+    CanonicalForm,
+    DpSgd,
+    Mechanism,
+    Repeated,
+    canonical_form,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A mechanism divided into equal steps, which are granted and charged one by one.
+
+    Attributes:
+        mechanism: all steps together.
+        step_mechanism: one step.
+        step: one step, in canonical form.
+        steps: the number of steps; 1 for a mechanism that repeats nothing.
+        canonical: all steps together, in canonical form.
+    """
+
+    mechanism: Mechanism
+    step_mechanism: Mechanism
+    step: CanonicalForm
+    steps: int
+    canonical: CanonicalForm
+
+    @classmethod
+    def of(cls, mechanism: Mechanism) -> StepPlan:
+        """Divide a mechanism into its steps."""
+        one, steps = _divide(mechanism)
+        return cls(mechanism, one, canonical_form(one), steps, canonical_form(mechanism))
+
+    def with_steps(self, steps: int) -> StepPlan:
+        """Return the plan with another number of the same steps; see `with_steps`."""
+        return StepPlan.of(with_steps(self.mechanism, steps))
+
+
+def _divide(mechanism: Mechanism) -> tuple[Mechanism, int]:
+    """Return one step of a mechanism, and the number of its steps."""
+    match mechanism:
+        case DpSgd() if mechanism.sampling != "shuffled" and mechanism.step_count() > 0:
+            return replace(mechanism, steps=1, epochs=None), mechanism.step_count()
+        case Repeated(count, inner) if count > 0:
+            return inner, count
+        case _:
+            return mechanism, 1
+
+
+def with_steps(mechanism: Mechanism, steps: int) -> Mechanism:
+    """Return a plan with another number of steps; a plan that releases nothing is unchanged."""
+    if not canonical_form(mechanism).atom_counts:
+        return mechanism
+    match mechanism:
+        case DpSgd():
+            return replace(mechanism, steps=steps, epochs=None)
+        case Repeated():
+            return replace(mechanism, count=steps)
+        case _:
+            return Repeated(steps, mechanism)

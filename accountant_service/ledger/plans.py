@@ -107,7 +107,7 @@ def choose_policy(new: NewDataset) -> PrivacyFilter:
     if plan is None:
         return policy
     try:
-        return policy.with_reference(plan.step_mechanism, is_planned=True)
+        return policy.with_reference(plan, is_planned=True)
     except CodedError as error:
         error.mechanism_at = "/planned_mechanism"
         raise

@@ -33,6 +33,7 @@ from accountant_service.errors import (
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import ExchangeUndecidedError, UnsuitableReferenceError
 from accountant_service.ledger.filters.base import Amounts, Charge, Json, PrivacyFilter
+from accountant_service.ledger.filters.reference_step import choose_reference_step
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, Mechanism, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX
@@ -196,25 +197,25 @@ class ReferenceFilter(PrivacyFilter):
 
         Nothing was released then, so the choice of the reference tells nothing.
         """
-        if not self._is_open(taken) or not plan.step.atom_counts or self._is_reference(plan):
+        if not self._is_open(taken) or not plan.step.atom_counts:
             return self
-        return self.with_reference(plan.step_mechanism, is_planned=False)
+        return self.with_reference(plan, is_planned=False)
 
     def _is_open(self, taken: Amounts) -> bool:
         """Return whether the next reservation may still choose the reference."""
         return not self.is_planned and not any(taken)
 
-    def with_reference(self, step: Mechanism, *, is_planned: bool) -> ReferenceFilter:
-        """Return the filter with a reference step, and the most of these that the budget admits.
+    def with_reference(self, plan: StepPlan, *, is_planned: bool) -> ReferenceFilter:
+        """Return the filter with a plan's reference step, and the most that the budget admits.
 
         Raises:
             UnsuitableReferenceError: the mechanism cannot be a reference.
         """
-        canonical = canonical_form(step)
-        if not canonical.atom_counts:
+        if not plan.step.atom_counts:
             raise UnsuitableReferenceError("the mechanism releases nothing: choose another one")
+        step = choose_reference_step(plan)
         try:
-            steps = self._count_reference_steps(canonical)
+            steps = self._count_reference_steps(canonical_form(step))
         except AccountingError as error:
             raise UnsuitableReferenceError(
                 f"this mechanism cannot be the reference of a budget: {error.detail}. Create the "
@@ -256,7 +257,7 @@ class ReferenceFilter(PrivacyFilter):
         return (
             self._is_open(taken)
             and isinstance(other, ReferenceFilter)
-            and other == replace(self, reference=plan.step_mechanism, steps=other.steps)
+            and other == replace(self, reference=choose_reference_step(plan), steps=other.steps)
             and other.is_sound()
         )
 

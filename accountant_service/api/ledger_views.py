@@ -72,7 +72,7 @@ def _accounting_view(policy: PrivacyFilter) -> Json:
     if isinstance(policy, RenyiFilter):
         kind: Json = {"order": policy.order, "budget_micronats": policy.budget}
     else:
-        kind = policy.to_json()
+        kind = policy.entry_fields()
     return {"filter": policy.name} | kind | {"scope": "filter_budget"}
 
 

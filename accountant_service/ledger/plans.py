@@ -107,7 +107,7 @@ def choose_policy(new: NewDataset) -> PrivacyFilter:
     if plan is None:
         return policy
     try:
-        return policy.with_reference(plan, is_planned=True)
+        return policy.with_reference(plan, is_planned=True).tabulated()
     except CodedError as error:
         error.mechanism_at = "/planned_mechanism"
         raise
@@ -131,7 +131,10 @@ def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
         )
     taken = dataset.balance.taken
     policy = dataset.policy.replaced_by(plan, taken)
-    return PlannedCharge(described, plan.canonical.hash, policy.compute_charge(plan, taken), policy)
+    charge = policy.compute_charge(plan, taken)
+    if isinstance(policy, ReferenceFilter):
+        policy = policy.tabulated()
+    return PlannedCharge(described, plan.canonical.hash, charge, policy)
 
 
 def compute_return(policy: PrivacyFilter, run: Reservation) -> Amounts:

@@ -50,4 +50,5 @@ def from_json(
         int(stored["reference_steps"]),
         bool(stored["planned"]),
         float(stored["slack_share"]),
+        tuple(stored.get("epsilons", ())),
     )

@@ -164,12 +164,7 @@ class PrivacyFilter(ABC):
             KeyError, TypeError, ValueError: the fields do not record a charge of this filter.
         """
 
-    def may_become(
-        self,
-        other: PrivacyFilter,
-        plan: StepPlan,
-        taken: Amounts,  # noqa: ARG002
-    ) -> bool:
+    def may_become(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
         """Return whether a reservation of a plan may have replaced this filter by another."""
         return False
 

@@ -15,8 +15,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -45,7 +44,7 @@ SLACK_SHARE: Final = 0.01  # of δ, that exchanges may lose together
 SLACK_UNITS: Final = 10**9  # the whole slack
 _SLACK_EACH: Final = 16  # an exchange may use this fraction of the slack left: 1/16
 _SECONDS_MAX: Final = 3.0  # to decide one exchange
-_EPSILON_POINTS: Final = 64  # numbers of reference steps whose ε is computed
+_EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +114,8 @@ class ReferenceFilter(PrivacyFilter):
         is_planned: whether the reference was given when the dataset was created. Otherwise a
             reservation replaces it as long as nothing is spent or held.
         slack_share: the share of δ that exchanges may lose.
+        epsilons: ε of increasing numbers of reference steps, tabulated for display; empty until the
+            reference is reserved.
     """
 
     name: ClassVar[str] = "reference"
@@ -125,6 +126,7 @@ class ReferenceFilter(PrivacyFilter):
     steps: int = 0
     is_planned: bool = False
     slack_share: float = SLACK_SHARE
+    epsilons: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def nothing(self) -> Amounts:
@@ -157,8 +159,26 @@ class ReferenceFilter(PrivacyFilter):
             return 0.0
         if taken[0] > self.steps:
             return math.inf
-        counts, epsilons = _tabulate_epsilon(replace(self, is_planned=True))
-        return min(epsilons[int(np.searchsorted(counts, taken[0]))], self.epsilon)
+        if not self.epsilons:
+            question = Question(canonical_form(self.reference), self.relation)
+            return min(self._epsilon_of_question(question.repeated(taken[0])), self.epsilon)
+        counts = _tabulated_counts(self.steps, len(self.epsilons))
+        return self.epsilons[int(np.searchsorted(counts, taken[0]))]
+
+    def tabulated(self) -> ReferenceFilter:
+        """Return the filter with a table of ε, so that showing a balance computes nothing."""
+        if self.reference is None or self.steps == 0 or self.epsilons:
+            return self
+        counts = _tabulated_counts(self.steps, _EPSILON_POINTS)
+        different = sorted(set(counts.tolist()))
+        step = Question(canonical_form(self.reference), self.relation)
+        try:
+            bounds = ACCOUNTANTS["pld"].epsilon_bounds(step, different, self._steps_delta)
+            known = dict(zip(different, (each.value for each in bounds), strict=True))
+        except AccountingError:  # then every number of steps is shown with the whole budget's ε
+            known = {}
+        values = [min(known.get(each, self.epsilon), self.epsilon) for each in counts.tolist()]
+        return replace(self, epsilons=tuple(np.maximum.accumulate(values).tolist()))
 
     @property
     def _steps_delta(self) -> float:
@@ -405,10 +425,6 @@ class ReferenceFilter(PrivacyFilter):
         is_reference = self._is_reference(plan) and not slack and not return_slack
         return ExchangeCharge(plan.steps, steps, slack, return_slack, is_reference)
 
-    def entry_fields(self) -> Json:
-        """Return the filter as an entry records it."""
-        return self.to_json()
-
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
         """Return the change of reference steps and slack."""
         return {
@@ -428,6 +444,10 @@ class ReferenceFilter(PrivacyFilter):
 
     def to_json(self) -> Json:
         """Return the reference and the numbers of the filter, for storage."""
+        return self.entry_fields() | {"epsilons": list(self.epsilons)}
+
+    def entry_fields(self) -> Json:
+        """Return the filter as an entry records it."""
         return {
             "filter": self.name,
             "reference": None if self.reference is None else json_of(self.reference),
@@ -479,22 +499,7 @@ def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[float]:
         ) from None
 
 
-@lru_cache(maxsize=256)
-def _tabulate_epsilon(policy: ReferenceFilter) -> tuple[np.ndarray, list[float]]:
-    """Return increasing numbers of reference steps up to all of them, and the ε of each."""
-    assert policy.reference is not None
-    counts = np.unique(
-        np.ceil(
-            np.concatenate(
-                [
-                    np.linspace(1, policy.steps, _EPSILON_POINTS),
-                    np.geomspace(1, policy.steps, _EPSILON_POINTS // 2),
-                ]
-            )
-        ).astype(int)
-    )
-    counts = counts[counts <= policy.steps]
-    step = Question(canonical_form(policy.reference), policy.relation)
-    bounds = ACCOUNTANTS["pld"].epsilon_bounds(step, counts.tolist(), policy.delta)
-    epsilons = np.maximum.accumulate([min(each.value, policy.epsilon) for each in bounds])
-    return counts, epsilons.tolist()
+def _tabulated_counts(steps: int, points: int) -> np.ndarray:
+    """Return increasing numbers of reference steps up to all of them, at similar steps of ε."""
+    fractions = (np.arange(1, points + 1) / points) ** 2  # ε grows like the square root
+    return np.minimum(np.ceil(steps * fractions).astype(np.int64), steps)

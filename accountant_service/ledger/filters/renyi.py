@@ -106,15 +106,15 @@ class DivergenceFilter(PrivacyFilter):
         """
         return compute_step_costs(step, self.relation, self.orders)
 
-    def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:  # noqa: ARG002
+    def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
         """Return this filter: it was frozen when the dataset was created."""
         return self
 
-    def compute_charge(self, plan: StepPlan, taken: Amounts) -> RenyiCharge:  # noqa: ARG002
+    def compute_charge(self, plan: StepPlan, taken: Amounts) -> RenyiCharge:
         """Return the charge of a plan; it does not depend on what is taken."""
         return RenyiCharge(plan.steps, self.step_costs(plan.step))
 
-    def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:  # noqa: ARG002
+    def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
         """Return the cost of the steps that were not granted."""
         return charge.held(granted)
 
@@ -141,7 +141,7 @@ class DivergenceFilter(PrivacyFilter):
         plan: StepPlan,
         charge: Charge,
         granted: int,
-        returned: Amounts,  # noqa: ARG002
+        returned: Amounts,
     ) -> bool:
         """Return whether exactly the steps that were not granted were given back."""
         return returned == charge.held(granted)

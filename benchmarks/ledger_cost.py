@@ -5,18 +5,33 @@ python benchmarks/ledger_cost.py
 
 from __future__ import annotations
 
+import math
+import time
+from itertools import product
+
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import privacy_filter
-from accountant_service.ledger.privacy_filter import RenyiFilter
+from accountant_service.ledger.filters import renyi, renyi_mixture
+from accountant_service.ledger.filters.renyi import RenyiFilter
+from accountant_service.ledger.filters.renyi_mixture import RenyiMixtureFilter
 from accountant_service.mechanisms import CanonicalForm, DpSgd, canonical_form
 
 RELATION = NeighbouringRelation.ADD_OR_REMOVE_ONE
 BUDGETS = ((1.0, 1e-5), (3.0, 1e-5), (10.0, 1e-7))
 RUNS = ((0.01, 1.1), (0.001, 0.8), (0.01, 0.7), (0.1, 2.0), (1.0, 20.0))
+
+SMALL_BUDGETS = ((0.5, 1e-5), (1.0, 1e-5), (2.0, 1e-5), (3.0, 1e-5), (8.0, 1e-6))
+PLANS = (
+    (1.0, 1e-5, 0.01, 1.1),
+    (1.0, 1e-5, 0.004, 0.9),
+    (2.0, 1e-5, 0.01, 0.8),
+    (3.0, 1e-5, 0.01, 1.1),
+    (8.0, 1e-6, 0.01, 1.1),
+)
 
 
 def compute_certified_epsilon(step: CanonicalForm, steps: int, delta: float) -> float:
@@ -24,28 +39,133 @@ def compute_certified_epsilon(step: CanonicalForm, steps: int, delta: float) -> 
     return ACCOUNTANTS["pld"].epsilon(Question(step.repeated(steps), RELATION), delta).epsilon
 
 
+def count_affordable(policy: RenyiFilter, step: CanonicalForm) -> int:
+    """Return the number of steps that a filter of one order admits."""
+    return renyi.count_affordable_steps(policy.step_costs(step)[0], policy.budget) or 0
+
+
 def find_affordable_steps(policy: RenyiFilter, step: CanonicalForm) -> tuple[int, str]:
     """Return the number of steps that the filter admits, and their certified ε as text."""
-    steps = privacy_filter.count_affordable_steps(policy.step_cost(step), policy.budget) or 0
+    steps = count_affordable(policy, step)
     return steps, f"{compute_certified_epsilon(step, steps, policy.delta):.3f}" if steps else "–"
+
+
+def count_mixture_steps(policy: RenyiMixtureFilter, step: CanonicalForm) -> int:
+    """Return the number of steps that a filter of several orders admits."""
+    nothing = (0,) * len(policy.orders)
+    return policy.count_steps(policy.step_costs(step), nothing) or 0
+
+
+def make_step(rate: float, sigma: float) -> CanonicalForm:
+    """Return one step of DP-SGD."""
+    return canonical_form(DpSgd(sigma, sample_rate=rate, steps=1))
+
+
+def describe(policy: RenyiMixtureFilter) -> str:
+    """Return the orders, with their weights."""
+    pairs = zip(policy.orders, policy.weights, strict=True)
+    return ", ".join(f"{order:.1f} ({weight:.2f})" for order, weight in pairs)
+
+
+def make_policies(
+    epsilon: float, delta: float, step: CanonicalForm
+) -> tuple[RenyiFilter, RenyiMixtureFilter, RenyiFilter]:
+    """Return the general order, the mixture, and the order for a planned mechanism."""
+    return (
+        renyi.choose_filter(epsilon, delta, RELATION),
+        renyi_mixture.choose_mixture(epsilon, delta, RELATION),
+        renyi.choose_filter(epsilon, delta, RELATION, step),
+    )
+
+
+def compare_mixtures() -> Table:
+    """Return a table of one order and several, over the reference runs.
+
+    Means are geometric, over the runs of which one order admits a step. A run's own order admits
+    the most steps that any mixture can.
+    """
+    gains = Table(title="Several orders: steps over the steps of one order", title_justify="left")
+    for column in ("ε", "orders (weights)", "runs", "mean", "least", "most", "own order", "others"):
+        gains.add_column(column, justify="right")
+    ratios: list[list[float]] = []
+    for epsilon, delta in SMALL_BUDGETS:
+        found, ceiling, others = [], [], []
+        for rate, sigma in product((0.001, 0.004, 0.01, 0.03, 0.1), (0.7, 0.9, 1.1, 1.5, 2.5, 5.0)):
+            step = make_step(rate, sigma)
+            single, mixture, own = make_policies(epsilon, delta, step)
+            steps, several = count_affordable(single, step), count_mixture_steps(mixture, step)
+            if steps:
+                found.append(math.log(max(several, 0.5) / steps))
+                ceiling.append(math.log(count_affordable(own, step) / steps))
+            else:
+                others.append(several)
+        ratios.append(found)
+        mean, least, most = (math.exp(f(found)) for f in (np.mean, min, max))
+        gains.add_row(
+            f"{epsilon:g}", describe(mixture), f"{len(found)}", f"{mean:.3f}", f"{least:.2f}",
+            f"{most:.2f}", f"{math.exp(np.mean(ceiling)):.3f}",
+            f"{len(others)}: {max(others, default=0)} steps",
+        )  # fmt: skip
+    over_budgets = math.exp(np.mean([np.mean(each) for each in ratios]))
+    over_runs = math.exp(np.mean(np.concatenate(ratios)))
+    gains.caption = f"Geometric mean over budgets {over_budgets:.3f}, over all runs {over_runs:.3f}"
+    return gains
+
+
+def compare_plans() -> Table:
+    """Return a table of the steps of some plans, by the choice of orders."""
+    plans = Table(title="Steps by the choice of orders", title_justify="left")
+    for column in ("ε", "δ", "q", "σ", "one order", "several", "own order"):
+        plans.add_column(column, justify="right")
+    for epsilon, delta, rate, sigma in PLANS:
+        step = make_step(rate, sigma)
+        single, mixture, own = make_policies(epsilon, delta, step)
+        plans.add_row(
+            f"{epsilon:g}", f"{delta:g}", f"{rate:g}", f"{sigma:g}",
+            f"{count_affordable(single, step)}", f"{count_mixture_steps(mixture, step)}",
+            f"{count_affordable(own, step)}",
+        )  # fmt: skip
+    return plans
+
+
+def measure_times() -> str:
+    """Return how long a mixture takes to choose, in CPU time, and to decide."""
+    start = time.thread_time()
+    policy = renyi_mixture.choose_mixture(3.0, 1.1e-5, RELATION)
+    chosen = time.thread_time() - start
+    taken = tuple(1_000_000 for _ in policy.orders)
+    start = time.thread_time()
+    for _ in range(1000):
+        policy.admits(taken)
+    decided = (time.thread_time() - start) / 1000
+    return f"choose_mixture {1e3 * chosen:.0f} ms, admits {1e6 * decided:.0f} µs"
 
 
 def main() -> None:
     table = Table(title="Steps that the filter admits", title_justify="left")
-    for column in ("ε", "δ", "q", "σ", "order", "steps", "certified ε", "own order", "steps", "ε"):
+    for column in (
+        "ε", "δ", "q", "σ", "order", "steps", "certified ε", "several orders", "own order",
+        "steps", "ε",
+    ):  # fmt: skip
         table.add_column(column, justify="right")
     for epsilon, delta in BUDGETS:
-        general = privacy_filter.choose_filter(epsilon, delta, RELATION)
+        general = renyi.choose_filter(epsilon, delta, RELATION)
+        mixture = renyi_mixture.choose_mixture(epsilon, delta, RELATION)
         for rate, sigma in RUNS:
-            step = canonical_form(DpSgd(sigma, sample_rate=rate, steps=1))
-            own = privacy_filter.choose_filter(epsilon, delta, RELATION, step)
+            step = make_step(rate, sigma)
+            own = renyi.choose_filter(epsilon, delta, RELATION, step)
             steps, seen = find_affordable_steps(general, step)
             own_steps, own_seen = find_affordable_steps(own, step)
             table.add_row(
                 f"{epsilon:g}", f"{delta:g}", f"{rate:g}", f"{sigma:g}", f"{general.order:.1f}",
-                f"{steps}", seen, f"{own.order:.1f}", f"{own_steps}", own_seen,
+                f"{steps}", seen,
+                f"{count_mixture_steps(mixture, step)}", f"{own.order:.1f}", f"{own_steps}",
+                own_seen,
             )  # fmt: skip
     Console(width=110).print(table)
+    Console(width=110).print(compare_mixtures())
+    Console(width=110).print(compare_plans())
+    Console(width=110).print(measure_times())
     runs = Table(title="ε = 3 split over equal runs, q = .01, σ = 1.1", title_justify="left")
     for column in (
         "runs",
@@ -54,15 +174,15 @@ def main() -> None:
         "certified ε of all, fixed in advance",
     ):
         runs.add_column(column, justify="right")
-    policy = privacy_filter.choose_filter(3.0, 1e-5, RELATION)
-    step = canonical_form(DpSgd(1.1, sample_rate=0.01, steps=1))
-    unit = policy.step_cost(step)
-    total = privacy_filter.count_affordable_steps(unit, policy.budget) or 0
+    policy = renyi.choose_filter(3.0, 1e-5, RELATION)
+    step = make_step(0.01, 1.1)
+    unit = policy.step_costs(step)[0]
+    total = renyi.count_affordable_steps(unit, policy.budget) or 0
     for count in (1, 10, 100):
         each = total // count
-        spent = count * privacy_filter.compute_cost(unit, each)
+        spent = count * renyi.compute_cost(unit, each)
         runs.add_row(
-            f"{count}", f"{each}", f"{policy.epsilon_of(spent):.4f}",
+            f"{count}", f"{each}", f"{policy.epsilon_of((spent,)):.4f}",
             f"{compute_certified_epsilon(step, count * each, 1e-5):.4f}",
         )  # fmt: skip
     Console(width=110).print(runs)

@@ -51,17 +51,21 @@ def dataset_view(dataset: Dataset) -> Json:
     }
 
 
-def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts:
-    """Return the amounts that a budget has left."""
+def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts | None:
+    """Return the amounts that a budget has left, where the filter has such amounts."""
     if isinstance(policy, ReferenceFilter):
         whole: Amounts = (policy.steps, SLACK_UNITS)
+    elif isinstance(policy, RenyiFilter):
+        whole = (policy.budget,)
     else:
-        whole = (policy.budget,) if isinstance(policy, RenyiFilter) else policy.nothing
+        return None  # of several orders, no amount at each of them says what is left
     return tuple(max(each, 0) for each in subtract(whole, taken))
 
 
-def _amount_view(policy: PrivacyFilter, amounts: Amounts) -> Json:
+def _amount_view(policy: PrivacyFilter, amounts: Amounts | None) -> Json:
     """Return a part of a budget in the units of its filter."""
+    if amounts is None:
+        return {}
     if isinstance(policy, ReferenceFilter):
         return {"reference_steps": amounts[0], "slack": amounts[1] / SLACK_UNITS}
     return {"micronats": amounts[0] if len(amounts) == 1 else list(amounts)}

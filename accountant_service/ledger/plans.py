@@ -16,7 +16,7 @@ from accountant_service import calculator, mechanisms
 from accountant_service.errors import CodedError, NoFiniteEpsilonError, TooExpensiveError
 from accountant_service.guarantee import Assumption, Guarantee, Status
 from accountant_service.ledger.errors import DatasetSizeError, ExchangeUndecidedError
-from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi
+from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi, renyi_mixture
 from accountant_service.ledger.filters.base import Amounts, Charge, add
 from accountant_service.ledger.rules import Dataset, NewDataset, Reservation
 from accountant_service.ledger.step_plan import StepPlan, with_steps
@@ -101,8 +101,9 @@ def choose_policy(new: NewDataset) -> PrivacyFilter:
         _require_dataset_size(new.size, new.planned_mechanism, "/planned_mechanism")
         plan = StepPlan.of(new.planned_mechanism)
     if new.filter == renyi.RenyiFilter.name:
-        step = None if plan is None else plan.step
-        return renyi.choose_filter(new.epsilon, new.delta, new.relation, step)
+        if plan is not None:  # one order is the best mixture for one mechanism
+            return renyi.choose_filter(new.epsilon, new.delta, new.relation, plan.step)
+        return renyi_mixture.choose_mixture(new.epsilon, new.delta, new.relation)
     policy = ReferenceFilter(new.epsilon, new.delta, new.relation)
     if plan is None:
         return policy

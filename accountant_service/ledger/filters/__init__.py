@@ -1,7 +1,7 @@
 """Privacy filters: which releases a dataset's budget admits, and what each costs.
 
 reference: counts in steps of a reference mechanism; the default.
-renyi: adds up Rényi divergences at one frozen order.
+renyi, renyi_mixture: add up Rényi divergences at one frozen order, or at several.
 base: what every filter has.
 """
 
@@ -12,8 +12,17 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.base import Charge, Json, PrivacyFilter
 from accountant_service.ledger.filters.reference import ExchangeCharge, ReferenceFilter
 from accountant_service.ledger.filters.renyi import RenyiCharge, RenyiFilter
+from accountant_service.ledger.filters.renyi_mixture import RenyiMixtureFilter
 
-__all__ = ["Charge", "PrivacyFilter", "ReferenceFilter", "RenyiFilter", "from_json", "read_charge"]
+__all__ = [
+    "Charge",
+    "PrivacyFilter",
+    "ReferenceFilter",
+    "RenyiFilter",
+    "RenyiMixtureFilter",
+    "from_json",
+    "read_charge",
+]
 
 
 def read_charge(stored: Json, steps: int) -> Charge:
@@ -38,7 +47,10 @@ def from_json(
         KeyError, TypeError, ValueError: it records none.
     """
     if stored["filter"] == RenyiFilter.name:
-        return RenyiFilter(float(stored["order"]), epsilon, delta, relation)
+        if "order" in stored:
+            return RenyiFilter(float(stored["order"]), epsilon, delta, relation)
+        orders, weights = (tuple(map(float, stored[name])) for name in ("orders", "weights"))
+        return RenyiMixtureFilter(orders, weights, epsilon, delta, relation)
     if stored["filter"] != ReferenceFilter.name:
         raise ValueError(f"unknown filter {stored['filter']!r}")
     reference = stored["reference"]

@@ -33,8 +33,8 @@ from accountant_service.numerics.floats.special_functions import Array
 
 _ATTO: Final = 10**18
 _ATTO_PER_MICRO: Final = 10**12
-_STEP_COST_NATS_MAX: Final = 1e9  # beyond any budget
-_ORDERS: Final = 1 + np.geomspace(0.05, 250.0, 120)
+STEP_COST_NATS_MAX: Final = 1e9  # beyond any budget
+CANDIDATE_ORDERS: Final = 1 + np.geomspace(0.05, 250.0, 120)
 # reference runs, which a dataset is likely to have: the order is chosen for them
 _SAMPLE_RATES: Final = (0.001, 0.004, 0.01, 0.03, 0.1)
 _NOISE_MULTIPLIERS: Final = (0.7, 0.9, 1.1, 1.5, 2.5, 5.0)
@@ -79,15 +79,16 @@ class RenyiCharge(Charge):
 
 
 class DivergenceFilter(PrivacyFilter):
-    """Base of filters that add up Rényi divergences at frozen orders."""
+    """Base of filters that add up Rényi divergences at frozen orders.
+
+    Attributes:
+        orders: at which divergences are added up.
+    """
 
     __slots__ = ()
     name: ClassVar[str] = "renyi"
 
-    @property
-    @abstractmethod
-    def orders(self) -> tuple[float, ...]:
-        """The Rényi orders at which divergences are added up."""
+    orders: tuple[float, ...]
 
     @abstractmethod
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
@@ -187,7 +188,7 @@ class RenyiFilter(DivergenceFilter):
     relation: NeighbouringRelation
 
     @property
-    def orders(self) -> tuple[float, ...]:
+    def orders(self) -> tuple[float, ...]:  # type: ignore[override]  # a field of a mixture
         """The one order."""
         return (self.order,)
 
@@ -284,7 +285,7 @@ def compute_step_costs(
 def _round_up_to_attonats(divergence: float) -> int:
     """Return a divergence in whole atto-nats; one that is not finite costs more than any budget."""
     nats = rounding.up(divergence) if math.isfinite(divergence) else math.inf
-    return math.ceil(_ATTO * min(nats, _STEP_COST_NATS_MAX))
+    return math.ceil(_ATTO * min(nats, STEP_COST_NATS_MAX))
 
 
 def _require_proof(question: Question) -> None:
@@ -318,28 +319,30 @@ def choose_filter(
         planned: one step of the planned mechanism.
     """
     allowed = np.maximum(
-        epsilon - renyi_conversion.tight_epsilons(_ORDERS, np.zeros_like(_ORDERS), delta), 1e-9
+        epsilon
+        - renyi_conversion.tight_epsilons(CANDIDATE_ORDERS, np.zeros_like(CANDIDATE_ORDERS), delta),
+        1e-9,
     )
     costs = (
-        _reference_step_costs(relation)
+        compute_reference_step_costs(relation)
         if planned is None
         else _step_costs_by_order(planned, relation)[None, :]
     )
     log_steps = np.log(allowed) - np.log(costs)
     regret = log_steps - log_steps.max(axis=1, keepdims=True)
     best = int(np.argmax(regret.mean(axis=0)))
-    return RenyiFilter(float(_ORDERS[best]), epsilon, delta, relation)
+    return RenyiFilter(float(CANDIDATE_ORDERS[best]), epsilon, delta, relation)
 
 
 def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) -> Array:
     """Return the Rényi divergence of one step at each candidate order, in nats."""
     question = Question(step, relation)
     _require_proof(question)
-    return np.maximum(log_moments(question, _ORDERS) / (_ORDERS - 1), 1e-300)
+    return np.maximum(log_moments(question, CANDIDATE_ORDERS) / (CANDIDATE_ORDERS - 1), 1e-300)
 
 
 @lru_cache(maxsize=4)
-def _reference_step_costs(relation: NeighbouringRelation) -> Array:
+def compute_reference_step_costs(relation: NeighbouringRelation) -> Array:
     """Return the step cost of each reference run (rows) at each candidate order (columns)."""
     return np.array(
         [

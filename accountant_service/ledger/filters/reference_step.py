@@ -1,0 +1,55 @@
+"""The choice of a budget's reference step from a plan."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from accountant_service.ledger.step_plan import StepPlan
+from accountant_service.mechanisms import (
+    Atom,
+    FixedSizeSampled,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    PoissonSampled,
+)
+
+_PARTS: Final = 10**6  # a Gaussian release is this many reference steps
+
+
+def choose_reference_step(plan: StepPlan) -> Mechanism:
+    """Return the reference step that suits a plan: small, so that little is lost by whole numbers.
+
+    It is the plan's own step if that is a single release on a sample. Of a step with several
+    releases it is the release that is made most often. Gaussian releases without sampling are
+    divided: k releases of noise multiplier σ·√k are one of σ.
+
+    Args:
+        plan: with at least one release.
+    """
+    counts = plan.step.atom_counts
+    if all(_is_plain_gaussian(atom) for atom, _ in counts):
+        precision = sum(count / atom.noise_multiplier**2 for atom, count in counts)
+        return Gaussian((_PARTS / precision) ** 0.5)
+    if len(counts) == 1 and counts[0][1] == 1:
+        return plan.step_mechanism
+    most_frequent, _ = max(counts, key=lambda pair: pair[1])
+    return _release_of(most_frequent) or plan.step_mechanism
+
+
+def _is_plain_gaussian(atom: Atom) -> bool:
+    """Return whether a release is Gaussian noise on the whole dataset."""
+    return atom.noise == "gaussian" and atom.sampling == "none"
+
+
+def _release_of(atom: Atom) -> Mechanism | None:
+    """Return a mechanism that makes one release, or None if it has no description of its own."""
+    if atom.noise == "mixture" or atom.sampling == "shuffled":
+        return None
+    noise = Gaussian if atom.noise == "gaussian" else Laplace
+    release: Mechanism = noise(atom.noise_multiplier)
+    if atom.sampling == "poisson":
+        return PoissonSampled(atom.sample_rate, release)
+    if atom.sampling == "fixed_size" and atom.fixed_sizes:
+        return FixedSizeSampled(*atom.fixed_sizes, release)
+    return release

@@ -6,6 +6,8 @@ and added outward.
 Layers. Each imports only those below it (import contract in `pyproject.toml`):
 
     trade_off, epsilon_curve    the trade-off function; ε after each of many numbers of steps
+    domination                  whether one composition dominates another
+    privacy_profile             δ at many ε, and for many numbers of repetitions
     certified_interval          chooses engines and settings until the interval is narrow enough
     engines/                    each bounds δ(ε) of a composition from both sides
     laws/, renyi_conversion     one release's pair, moments, and characteristic function

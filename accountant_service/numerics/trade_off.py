@@ -13,71 +13,25 @@ bound. Both are exact at the ε and thresholds used, and second-order close betw
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from scipy import special
 
-from accountant_service.numerics.engines import lattice_refinement, saddle_point
-from accountant_service.numerics.engines.fft_lattice import LatticeProfile
-from accountant_service.numerics.engines.line_integral import (
-    EvaluatedIntegral,
-    IntegrationSettings,
-    integrate_composition,
-)
-from accountant_service.numerics.errors import SlowDecayError
+from accountant_service.numerics.engines.line_integral import EvaluatedIntegral
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.bounds import check_bounds
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import Composition, Direction
+from accountant_service.numerics.privacy_profile import bounds_near
 
 _NARROW: Final = 1e-4  # relative width of δ at which no other tilt is tried
 _WORK_MAX: Final = 12  # line integrals for each direction
 _LATTICE_WORK: Final = 4  # a lattice costs at least as much as this many line integrals
-_LATTICE_WIDTH: Final = 2e-3  # relative width of δ; coarse, as lattices are costly
-_SETTINGS: Final = (
-    IntegrationSettings(math.log(1e-8), smoothing=0.0, work_limit=1 << 18),
-    IntegrationSettings(math.log(1e-5), smoothing=0.0, work_limit=1 << 20),
-)
-_UNDERFLOW: Final = 1e-300  # more than any Q of an attack that is computed as zero
 _SLACK: Final = 1e-12  # for the rounding of lines and chords
 _PROBITS: Final = np.linspace(-8.0, 8.0, 16001)  # where the Gaussian trade-off is compared
-
-
-class ProfileBounds(Protocol):
-    """Bounds of δ(ε) and of attacks' error rates in one direction, from any engine."""
-
-    def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of δ at each ε."""
-        ...
-
-    def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds of false-positive and lower bounds of true-positive rates."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LatticeProfileBounds:
-    """Bounds of δ and of attacks from an upper and a lower lattice profile."""
-
-    upper: LatticeProfile
-    lower: LatticeProfile
-
-    def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of δ at each ε."""
-        lower = np.array([self.lower.delta(float(e)) for e in epsilons])
-        return lower, np.array([self.upper.delta(float(e)) for e in epsilons])
-
-    def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return the rates of some of the lower profile's events; thresholds are ignored."""
-        every = np.linspace(0, len(self.lower.p) - 1, 8 * len(thresholds)).astype(int)
-        true_positives = np.clip(self.lower.p[every], 0.0, None) * math.exp(self.lower.log_scale_p)
-        false_positives = self.lower.q[every] * math.exp(self.lower.log_scale_q) + _UNDERFLOW
-        return np.minimum(false_positives, 1.0), np.minimum(true_positives, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +64,7 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
             break
         first = int(np.flatnonzero(pending)[0])
         pending[first] = False  # no other engine is better there
-        found = _bounds_near(releases, direction, float(epsilons[first]))
+        found = bounds_near(releases, direction, float(epsilons[first]))
         work += 1 if isinstance(found, EvaluatedIntegral) else _LATTICE_WORK
         if found is None:
             continue
@@ -124,18 +78,6 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
     return DirectionCurve(
         epsilons, lower, upper, np.concatenate(false_positives), np.concatenate(true_positives)
     )
-
-
-def _bounds_near(
-    releases: Composition, direction: Direction, epsilon: float
-) -> ProfileBounds | None:
-    """Return bounds that are accurate around this ε, or None if no engine can give them."""
-    saddle = saddle_point.find_at_epsilon(releases, direction, epsilon)
-    for settings in _SETTINGS:
-        with contextlib.suppress(SlowDecayError):
-            return integrate_composition(releases, saddle, settings)
-    upper, lower = lattice_refinement.lattice_profiles(releases, saddle, _LATTICE_WIDTH)
-    return LatticeProfileBounds(upper, lower) if upper is not None and lower is not None else None
 
 
 @dataclass(frozen=True, slots=True)

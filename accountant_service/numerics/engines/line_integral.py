@@ -92,6 +92,17 @@ class _FourierSum:
         total = (np.cos(phase) * self.terms.real + np.sin(phase) * self.terms.imag).sum(axis=-1)
         return total, self.error + self.drift * np.abs(epsilons)
 
+    def evaluate_table(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return each composition's sum at every ε, and bounds of the errors, a row for each.
+
+        The products may be summed in any order: `error` counts the rounding of any.
+        """
+        phase = np.multiply.outer(self.frequencies, epsilons)
+        terms = np.atleast_2d(self.terms)
+        total = terms.real @ np.cos(phase) + terms.imag @ np.sin(phase)
+        drift = np.multiply.outer(np.atleast_1d(self.drift), np.abs(epsilons))
+        return total, np.atleast_1d(self.error)[:, np.newaxis] + drift
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedIntegral:
@@ -124,6 +135,23 @@ class EvaluatedIntegral:
         total, error = self.below.evaluate(epsilons)
         lower = np.exp(exponent - scale_error) * np.maximum(total - error, 0.0)
         lower = lower - self._aliases(epsilons)
+        return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
+
+    def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return lower and upper bounds of each composition's δ at every ε, a row for each."""
+        tilt = self.line.tilt
+        log_scale = np.atleast_1d(self.log_scale)[:, np.newaxis]
+        exponent = np.minimum(log_scale - tilt * epsilons, 600.0)
+        exponent_size = np.abs(log_scale) + np.abs(tilt * epsilons)
+        scale_error = np.atleast_1d(self.log_scale_error)[:, np.newaxis]
+        scale_error = scale_error + 4 * _EPS * (1 + exponent_size)
+        total, error = self.above.evaluate_table(epsilons)
+        upper = np.exp(exponent + scale_error) * np.maximum(total + error, 0.0) + _UNDERFLOW
+        upper += self.omitted.delta(epsilons)
+        if self.line.smoothing > 0.0:
+            total, error = self.below.evaluate_table(epsilons)
+        lower = np.exp(exponent - scale_error) * np.maximum(total - error, 0.0)
+        lower = lower - self._alias_table(epsilons)
         return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
 
     def epsilon(self, delta: float, bound: float) -> tuple[float, float]:
@@ -216,6 +244,16 @@ class EvaluatedIntegral:
         chernoff += 0.5 * (line.higher_tilts * smoothing) ** 2 - np.log(np.expm1(decay))
         total: Array = left + np.exp(np.minimum(chernoff.min(axis=1), 700.0))
         return total * (1 + 1e-9)
+
+    def _alias_table(self, epsilons: Array) -> Array:
+        """Return upper bounds of the aliases of each composition's δ at every ε."""
+        rows = np.atleast_2d(self.line.higher_moments)
+        return np.stack(
+            [
+                replace(self, line=replace(self.line, higher_moments=row))._aliases(epsilons)
+                for row in rows
+            ]
+        )
 
 
 def integrate_composition(

@@ -1,0 +1,456 @@
+"""Decide whether one composition dominates another, and how many repetitions it takes.
+
+For the dominating pair (P, Q) of a composition M in one direction of add-or-remove let
+
+    H_M(x) = sup_A P(A) − e^x·Q(A)    for all real x.
+
+A dominates B with slack η ≥ 0 if H_B(x) ≤ H_A(x) + η for all x, in both directions. A release of B
+may then stand in for one of A at the cost of η of δ.
+
+**Negative x.** With the complements of the events,
+
+    H_{P,Q}(x) = 1 − e^x + e^x·H_{Q,P}(−x),
+
+and the two directions are (P, Q) and (Q, P): every `Release` has the pair (M, N₀) when removing and
+(N₀, M) when adding, and the pair of a composition is the product of its releases' pairs. At x < 0
+the excess H_B − H_A of one direction is e^x ≤ 1 times that of the other at −x, so both directions
+at x ≥ 0 suffice.
+
+**Between grid points.** As a function of y = e^x, H is a supremum of lines of slopes in [−1, 0]:
+convex and decreasing. Between the points y₁ < y₂ it is at most the chord through its upper bounds
+there. It is at least the line from an upper bound at y₀ < y₁ through its lower bound at y₁,
+prolonged, and likewise from an upper bound at y₃ > y₂ through its lower bound at y₂. The greater of
+two lines is at least any mixture of them, with weights λ and 1 − λ. A mixture is a line, and is
+above a chord if it is so at both ends. So the values at the ends prove the comparison between the
+points. Left of x = 0 the points of the other direction supply y₀, by the identity above.
+
+**Beyond the last point** H_B(x) ≤ H_B(x_last) ≤ η, as H decreases. The last point is at or beyond
+Rényi's bound of ε at δ = η.
+
+**Without numerics** a dominating composition is recognised if its releases can be turned into the
+other's one by one (`_can_imitate`): a channel applied to both laws of a pair never increases H at
+any x, and neither does leaving a release out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+
+from accountant_service.numerics.engines import saddle_point
+from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
+    Composition,
+    GaussianPair,
+    LaplacePair,
+    Release,
+    total_variation,
+)
+from accountant_service.numerics.privacy_profile import PrivacyProfile
+
+_POINTS: Final = 128  # of the grid, up to the ε of the smaller composition at δ = slack
+_POINTS_BEYOND: Final = 6  # from there to Rényi's bound of that ε
+_RELATIVE_WIDTH: Final = 2e-4  # of bounds of H that are narrow enough
+_ABSOLUTE_WIDTH: Final = 1 / 128  # the same, as a share of the slack
+_ROUNDING: Final = 64 * float(np.finfo(float).eps)  # of sums of a few terms up to 1
+_ROWS: Final = 16  # numbers of repetitions that are compared at once
+_SPREAD: Final = 1.5  # of the first numbers around a guess
+_NARROW: Final = 2e-3  # relative distance of two numbers at which a search stops
+_ROUNDS_MAX: Final = 60
+_TILTS: Final = 8  # at which log-moments are compared for a guess
+
+
+def dominates(
+    larger: Composition, smaller: Composition, slack: float, deadline: float = math.inf
+) -> bool:
+    """Return whether one composition is proved to dominate another.
+
+    Args:
+        larger: the composition that may dominate: each release with its count.
+        smaller: the composition that may be dominated.
+        slack: η ≥ 0, absolute, by which H of the smaller one may exceed that of the larger one.
+            With 0, only domination that needs no numerics is proved.
+        deadline: of `time.monotonic()`.
+
+    Returns:
+        True only if domination is proved; False says nothing.
+
+    Raises:
+        TimeoutError: the deadline has passed.
+    """
+    _check_time(deadline)
+    if _is_evident(larger, smaller, slack):
+        return True
+    if not slack > 0 or not larger:
+        return False
+    excess, _ = _excess(_Repeated(larger), _Repeated(smaller), slack, deadline)
+    return bool(excess[0] <= 0)
+
+
+def fewest_repetitions(
+    block: Composition, step: Composition, slack: float, most: int, deadline: float = math.inf
+) -> int | None:
+    """Return the least number found of repetitions of a step that dominate a block.
+
+    Args:
+        block: the composition to be dominated.
+        step: the composition that is repeated.
+        slack: η ≥ 0, as in `dominates`.
+        most: the largest number to try.
+        deadline: of `time.monotonic()`.
+
+    Returns:
+        A number ≥ 1 that is proved, or None if none up to `most` is. It may exceed the true least
+        number by a relative 0.3 %, or by 1.
+
+    Raises:
+        TimeoutError: the deadline has passed.
+    """
+    _check_time(deadline)
+    unproved = _largest(lambda n: not _is_evident(_repeat(step, n), block, slack), most)
+    evident = unproved + 1 if unproved < most else None
+    if not slack > 0 or not step or evident == 1 or _is_multiple(block, step):
+        return evident
+    fixed = _Repeated(block)
+
+    def excess(numbers: Array) -> tuple[Array, bool]:
+        """Return the excess of the block over each number of repetitions."""
+        return _excess(_Repeated(step, numbers), fixed, slack, deadline)
+
+    guess = max(_moment_ratios(block, step, slack))
+    top = most + 1 if evident is None else evident
+    found = _search(excess, guess, bad=0, good=top)
+    return found if found <= most else None
+
+
+def most_repetitions(
+    step: Composition, larger: Composition, slack: float, most: int, deadline: float = math.inf
+) -> int:
+    """Return the largest number found of repetitions of a step that are dominated.
+
+    Args:
+        step: the composition that is repeated.
+        larger: the composition to dominate them.
+        slack: η ≥ 0, as in `dominates`.
+        most: the largest number to try.
+        deadline: of `time.monotonic()`.
+
+    Returns:
+        A number up to `most` that is proved; 0 if none is.
+
+    Raises:
+        TimeoutError: the deadline has passed.
+    """
+    _check_time(deadline)
+    evident = _largest(lambda n: _is_evident(larger, _repeat(step, n), slack), most)
+    if not slack > 0 or not larger or evident == most or _is_multiple(larger, step):
+        return evident
+    fixed = _Repeated(larger)
+
+    def excess(numbers: Array) -> tuple[Array, bool]:
+        """Return the excess of each number of repetitions over the larger composition."""
+        return _excess(fixed, _Repeated(step, numbers), slack, deadline)
+
+    guess = min(_moment_ratios(larger, step, slack))
+    return _search(excess, guess, bad=most + 1, good=evident)
+
+
+def _check_time(deadline: float) -> None:
+    """Raise TimeoutError if the deadline has passed."""
+    if time.monotonic() > deadline:
+        raise TimeoutError("the comparison of two compositions ran out of time")
+
+
+def _repeat(releases: Composition, repetitions: int) -> list[tuple[Release, int]]:
+    """Return the composition of this many repetitions of the releases."""
+    return [(release, count * repetitions) for release, count in releases]
+
+
+def _merged(releases: Composition) -> dict[Release, int]:
+    """Return the number of times that each different release is made."""
+    counts: dict[Release, int] = {}
+    for release, count in releases:
+        if count > 0:
+            counts[release] = counts.get(release, 0) + count
+    return counts
+
+
+def _is_multiple(whole: Composition, step: Composition) -> bool:
+    """Return whether a composition consists of the same release as a step of a single kind."""
+    return len(_merged(step)) == 1 and _merged(whole).keys() == _merged(step).keys()
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """Return the largest number up to `most` of a property that small numbers have, or 0."""
+    low, high = 0, 1
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+# ------------------------------------------------------------------ domination without numerics
+
+
+def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool:
+    """Return whether domination is proved without bounds of H.
+
+    Each release of the smaller composition takes one of the larger one that can imitate it; or all
+    that the smaller one releases is within the slack: H(x) ≤ H(0), its total variation, at x ≥ 0.
+    """
+    if total_variation(smaller) <= slack:
+        return True
+    left, missing = _merged(larger), _merged(smaller)
+    for release in missing:
+        same = min(missing[release], left.get(release, 0))
+        missing[release] -= same
+        left[release] = left.get(release, 0) - same
+    if _has_enough_gaussian_noise(left, missing):
+        return True
+    for release, count in missing.items():
+        for other in left:
+            taken = min(count, left[other]) if _can_imitate(other, release) else 0
+            count -= taken
+            left[other] -= taken
+        if count > 0:
+            return False
+    return True
+
+
+def _has_enough_gaussian_noise(left: dict[Release, int], missing: dict[Release, int]) -> bool:
+    """Return whether the unsampled Gaussian releases left have the μ² of those missing.
+
+    Unsampled Gaussian releases compose to one, whose μ² is the sum. False if others are missing.
+    """
+    total = [Fraction(0), Fraction(0)]
+    for at, counts in enumerate((left, missing)):
+        for release, count in counts.items():
+            if isinstance(release.base_pair, GaussianPair) and release.sample_rate == 1.0:
+                total[at] += count * Fraction(release.base_pair.mu) ** 2
+            elif at == 1 and count > 0:
+                return False
+    return total[1] <= total[0]
+
+
+def _can_imitate(release: Release, other: Release) -> bool:
+    """Return whether a channel turns the pair of one release into that of another.
+
+    With the same noise law this holds if the other has at least the noise and at most the sample
+    rate. *Noise:* N(0, 1) and N(μ, 1), scaled by r = μ′/μ ≤ 1 and with N(0, 1 − r²) added, become
+    N(0, 1) and N(μ′, 1). Laplace noise of scale b becomes that of scale b′ ≥ b if it is left alone
+    with probability (b/b′)², and else Laplace noise of scale b′ is added (the characteristic
+    functions are 1/(1 + b²t²) and 1/(1 + b′²t²)). A channel acts on mixtures part by part.
+    *Sampling:* with probability q′/q keep the outcome, else draw one from N₀. N₀ becomes N₀ and
+    (1 − q)·N₀ + q·N₁ becomes (1 − q′)·N₀ + q′·N₁. The same channel serves both directions.
+    """
+    pair, other_pair = release.base_pair, other.base_pair
+    if other.sample_rate > release.sample_rate:
+        return False
+    if isinstance(pair, GaussianPair) and isinstance(other_pair, GaussianPair):
+        return other_pair.mu <= pair.mu
+    if isinstance(pair, LaplacePair) and isinstance(other_pair, LaplacePair):
+        return other_pair.inverse_scale <= pair.inverse_scale
+    return False
+
+
+# ----------------------------------------------------------------------- domination with bounds
+
+
+class _Repeated:
+    """A composition with the bounds of H of its repetitions, in both directions."""
+
+    def __init__(self, releases: Composition, numbers: Array | None = None) -> None:
+        self.profiles = {
+            direction: PrivacyProfile(releases, direction, numbers) for direction in DIRECTIONS
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Bounds of H of both compositions at x ≥ 0, in one direction.
+
+    Attributes:
+        x: increasing, from 0.
+        smaller_upper: upper bounds of H of the smaller composition, a row for each repetition.
+        larger_lower: lower bounds of H of the larger one.
+        larger_upper: upper bounds of the same.
+        is_narrow: whether all bounds are as narrow as they are meant to be.
+    """
+
+    x: Array
+    smaller_upper: Array
+    larger_lower: Array
+    larger_upper: Array
+    is_narrow: bool
+
+
+def _excess(
+    larger: _Repeated, smaller: _Repeated, slack: float, deadline: float
+) -> tuple[Array, bool]:
+    """Return an upper bound of sup H_smaller − H_larger − slack for each number of repetitions.
+
+    The second value is whether the bounds behind it are narrow.
+    """
+    removing, adding = (
+        _bounds(larger.profiles[direction], smaller.profiles[direction], slack, deadline)
+        for direction in DIRECTIONS
+    )
+    excess = np.maximum(
+        _largest_gap(removing, adding, slack), _largest_gap(adding, removing, slack)
+    )
+    return excess, removing.is_narrow and adding.is_narrow
+
+
+def _bounds(
+    larger: PrivacyProfile, smaller: PrivacyProfile, slack: float, deadline: float
+) -> _Bounds:
+    """Return bounds of H of both compositions on a grid, in one direction."""
+    saddle = saddle_point.find_at_delta(smaller.largest, smaller.direction, math.log(slack))
+    near, last = min(saddle.epsilon, saddle.bound), max(saddle.bound, 1e-3) * (1 + 1e-9)
+    x = np.linspace(0.0, max(near, 0.5 * last), _POINTS)
+    x = np.concatenate([x, np.linspace(x[-1], last, _POINTS_BEYOND + 1)[1:]])
+    absolute = _ABSOLUTE_WIDTH * slack
+    lower, smaller_upper = smaller.cover(x, _RELATIVE_WIDTH, absolute, deadline)
+    # from the second point on at which H is within the slack there is nothing to compare
+    within = np.flatnonzero((smaller_upper <= slack).all(axis=0))
+    if len(within):
+        kept = max(int(within[0]) + 2, 2)
+        x, lower, smaller_upper = x[:kept], lower[:, :kept], smaller_upper[:, :kept]
+    larger_lower, larger_upper = larger.cover(x, _RELATIVE_WIDTH, absolute, deadline)
+    narrow = [
+        bool((high - low <= 0.1 * high + 10 * absolute).all())
+        for low, high in ((lower, smaller_upper), (larger_lower, larger_upper))
+    ]
+    return _Bounds(x, smaller_upper, larger_lower, larger_upper, all(narrow))
+
+
+def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
+    """Return an upper bound of sup H_smaller − H_larger − slack at x ≥ 0, for each row."""
+    left, right = _prolonged_lines(this, other)
+    near, far = this.smaller_upper[:, :-1] - slack, this.smaller_upper[:, 1:] - slack
+    at_near, at_far = this.larger_lower[:, :-1], this.larger_lower[:, 1:]
+    # the mixture of both lines that is parallel to the chord, or the nearest
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (near - far - right) / (left - right)
+    share = np.clip(np.nan_to_num(share, nan=0.5), 0.0, 1.0)
+    gap = np.maximum(
+        near - share * at_near - (1 - share) * (at_far + right),
+        far - share * (at_near - left) - (1 - share) * at_far,
+    )
+    gap += _ROUNDING * (1 + left + right)
+    settled = near <= 0  # H decreases, and is at least 0
+    tail = this.smaller_upper[:, -1] - slack
+    largest: Array = np.maximum(np.where(settled, 0.0, gap).max(axis=1), tail)
+    return largest
+
+
+def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
+    """Return how much two lower bounds of H fall on each interval of the grid.
+
+    The first line starts at the interval's left end, and its slope is that of the interval before;
+    the second ends at the right end, with the slope of the interval after. The falls are not
+    negative: the first is rounded up, the second down.
+    """
+    x, step = this.x, np.diff(this.x)
+    # the point left of 0, by the other direction's H
+    beyond = other.x[1]
+    mirrored = -math.expm1(-beyond) + math.exp(-beyond) * other.larger_upper[:, 1]
+    before = np.concatenate([mirrored[:, np.newaxis], this.larger_upper[:, :-2]], axis=1)
+    width = -np.expm1(-np.append(beyond, step[:-1]))
+    ratio = np.expm1(step) / width * (1 + _ROUNDING)
+    left = np.maximum(before - this.larger_lower[:, :-1], 0.0) * ratio
+    width = np.expm1(x[2:] - x[1:-1])
+    ratio = -np.expm1(-step[:-1]) / width * (1 - _ROUNDING)
+    right = np.maximum(this.larger_lower[:, 1:-1] - this.larger_upper[:, 2:], 0.0) * ratio
+    right = np.concatenate([right, np.zeros((len(right), 1))], axis=1)  # nothing is known beyond
+    return left, right
+
+
+# --------------------------------------------------------------------------------------- search
+
+
+def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[float]:
+    """Return ratios of the log-moments of two compositions, for a guess of the repetitions."""
+    ratios: list[float] = []
+    for direction in DIRECTIONS:
+        saddle = saddle_point.find_at_delta(whole, direction, math.log(slack))
+        relevant = (saddle.tilts <= saddle.tilt * 1.2) & (saddle.tilts >= 0.05 * saddle.tilt)
+        every = max(1, int(relevant.sum()) // _TILTS)
+        tilts, moments = saddle.tilts[relevant][::every], saddle.moments[relevant][::every]
+        own = np.zeros_like(tilts)
+        for release, count in step:
+            own += count * release.log_moments(direction, tilts)
+        ratios += [float(ratio) for ratio in moments / np.maximum(own, 1e-300)]
+    return ratios
+
+
+def _search(
+    excess: Callable[[Array], tuple[Array, bool]], guess: float, bad: int, good: int
+) -> int:
+    """Return a number next to the last that is not proved, by trying many numbers at once.
+
+    Args:
+        excess: at most 0 where a number is proved.
+        guess: of the answer.
+        bad: a number that does not count as proved.
+        good: a number that does, or lies beyond all that may be tried.
+    """
+    rows = _ROWS
+    numbers = _spread_around(guess, bad, good, rows)
+    for _ in range(_ROUNDS_MAX):
+        if not len(numbers):
+            break
+        found, is_narrow = excess(numbers)
+        if not is_narrow and len(numbers) > 1:
+            rows, numbers = 1, numbers[len(numbers) // 2 :][:1]
+            continue
+        proved = numbers[found <= 0]
+        if len(proved):
+            good = int(proved.min() if bad < good else proved.max())
+        failed = numbers[(found > 0) & (numbers < good if bad < good else numbers > good)]
+        if len(failed):
+            bad = int(failed.max() if bad < good else failed.min())
+        if abs(good - bad) <= max(1, int(_NARROW * min(good, bad))):
+            break
+        numbers = _spread_between(numbers, bad, good, rows)
+    return good
+
+
+def _spread_around(guess: float, bad: int, good: int, rows: int) -> Array:
+    """Return numbers around a guess, between two ends."""
+    low, high = min(bad, good), max(bad, good)
+    guess = min(max(guess, low + 1.0), high - 1.0)
+    return _between(guess / _SPREAD, guess * _SPREAD, low, high, rows)
+
+
+def _spread_between(last: Array, bad: int, good: int, rows: int) -> Array:
+    """Return numbers between two ends; beyond the last numbers tried, if the answer is there."""
+    low, high = min(bad, good), max(bad, good)
+    if last.max() <= low:
+        return _between(low + 1.0, low * _SPREAD**2 + 1, low, high, rows)
+    if last.min() >= high:
+        return _between(high / _SPREAD**2 - 1, high - 1.0, low, high, rows)
+    return _between(
+        low + (high - low) / (rows + 1), high - (high - low) / (rows + 1), low, high, rows
+    )
+
+
+def _between(first: float, last: float, low: int, high: int, rows: int) -> Array:
+    """Return at most `rows` integers between two ends, in equal ratios."""
+    if rows == 1:
+        numbers = np.array([math.sqrt(max(first, 1.0) * max(last, 1.0))])
+    else:
+        numbers = np.geomspace(max(first, 1.0), max(last, 1.0), rows)
+    numbers = np.unique(np.round(numbers))
+    inside: Array = numbers[(numbers > low) & (numbers < high)]
+    return inside

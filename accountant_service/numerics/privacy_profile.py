@@ -1,0 +1,216 @@
+"""The privacy profile δ(ε) at many ε, for one or many numbers of repetitions, from both sides.
+
+A line integral of a composition bounds δ at every ε, and is accurate around one. A few lines cover
+a range. Repetitions of the same composition share a line, as in `epsilon_curve`. Where no line
+integral can be computed, a pair of FFT lattices is, for a single number of repetitions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from accountant_service.numerics.engines import lattice_refinement, saddle_point
+from accountant_service.numerics.engines.fft_lattice import LatticeProfile
+from accountant_service.numerics.engines.line_integral import (
+    EvaluatedIntegral,
+    IntegrationSettings,
+    integrate_composition,
+)
+from accountant_service.numerics.engines.saddle_point import SaddlePoint
+from accountant_service.numerics.errors import SlowDecayError
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.bounds import check_bounds
+from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws.dominating_pair import Composition, Direction
+
+_LATTICE_WIDTH: Final = 2e-3  # relative width of δ; coarse, as lattices are costly
+_SETTINGS: Final = (
+    IntegrationSettings(math.log(1e-8), smoothing=0.0, work_limit=1 << 18),
+    IntegrationSettings(math.log(1e-5), smoothing=0.0, work_limit=1 << 20),
+)
+_UNDERFLOW: Final = 1e-300  # more than any Q of an attack that is computed as zero
+_WORK_MAX: Final = 12  # line integrals for each direction
+_LATTICE_WORK: Final = 3  # a lattice costs at least as much as this many line integrals
+_RETREAT: Final = 0.6  # of an ε where no engine gives bounds: where to try again
+
+
+class ProfileBounds(Protocol):
+    """Bounds of δ(ε) and of attacks' error rates in one direction, from any engine."""
+
+    def delta(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return lower and upper bounds of δ at each ε."""
+        ...
+
+    def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return the same with a row for each number of repetitions."""
+        ...
+
+    def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
+        """Return upper bounds of false-positive and lower bounds of true-positive rates."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeProfileBounds:
+    """Bounds of δ and of attacks from an upper and a lower lattice profile."""
+
+    upper: LatticeProfile
+    lower: LatticeProfile
+
+    def delta(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return lower and upper bounds of δ at each ε."""
+        lower = np.array([self.lower.delta(float(e)) for e in epsilons])
+        return lower, np.array([self.upper.delta(float(e)) for e in epsilons])
+
+    def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return the bounds of δ at each ε as a single row."""
+        lower, upper = self.delta(epsilons)
+        return lower[np.newaxis], upper[np.newaxis]
+
+    def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
+        """Return the rates of some of the lower profile's events; thresholds are ignored."""
+        every = np.linspace(0, len(self.lower.p) - 1, 8 * len(thresholds)).astype(int)
+        true_positives = np.clip(self.lower.p[every], 0.0, None) * math.exp(self.lower.log_scale_p)
+        false_positives = self.lower.q[every] * math.exp(self.lower.log_scale_q) + _UNDERFLOW
+        return np.minimum(false_positives, 1.0), np.minimum(true_positives, 1.0)
+
+
+def bounds_near(
+    releases: Composition, direction: Direction, epsilon: float
+) -> ProfileBounds | None:
+    """Return bounds that are accurate around this ε, or None if no engine can give them."""
+    saddle = saddle_point.find_at_epsilon(releases, direction, epsilon)
+    line = _line_near(releases, saddle, np.asarray(1.0))
+    return line if line is not None else _lattice_near(releases, saddle)
+
+
+def _line_near(
+    releases: Composition, saddle: SaddlePoint, repetitions: Array
+) -> EvaluatedIntegral | None:
+    """Return a line integral near a saddle point, or None if it decays too slowly."""
+    for settings in _SETTINGS:
+        with contextlib.suppress(SlowDecayError):
+            return integrate_composition(releases, saddle, settings, repetitions)
+    return None
+
+
+def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileBounds | None:
+    """Return a pair of FFT lattices near a saddle point, or None if none fits."""
+    upper, lower = lattice_refinement.lattice_profiles(releases, saddle, _LATTICE_WIDTH)
+    return LatticeProfileBounds(upper, lower) if upper is not None and lower is not None else None
+
+
+class PrivacyProfile:
+    """Bounds of δ(ε) in one direction, for several numbers of repetitions of a composition.
+
+    Each call of `cover` adds line integrals; all of them bound δ everywhere.
+    """
+
+    def __init__(
+        self, releases: Composition, direction: Direction, repetitions: Array | None = None
+    ) -> None:
+        """Start without any bounds.
+
+        Args:
+            releases: the repeated composition: each release with its count.
+            direction: of add-or-remove.
+            repetitions: numbers ≥ 1, one unless given.
+        """
+        self.direction = direction
+        self.repetitions = np.ones(1) if repetitions is None else repetitions
+        self._releases = releases
+        most = int(self.repetitions.max())
+        self.largest = [(release, count * most) for release, count in releases]
+        self._found: list[ProfileBounds] = []
+        self._work = 0
+        self._hopeless = math.inf  # the least ε near which no engine gives bounds
+
+    def delta(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return lower and upper bounds of δ at each ε, a row for each number of repetitions.
+
+        They are widened by the margin of floating-point errors.
+        """
+        shape = (len(self.repetitions), len(epsilons))
+        lower, upper = np.zeros(shape), np.ones(shape)
+        for found in self._found:
+            lower, upper = _intersect(lower, upper, found, epsilons)
+        return lower, upper
+
+    def cover(
+        self, epsilons: Array, relative_width: float, absolute_width: float, deadline: float
+    ) -> tuple[Array, Array]:
+        """Add line integrals until δ is known well enough at every ε, if possible.
+
+        Where an FFT lattice is needed, its own width is enough.
+
+        Args:
+            epsilons: increasing, at least 0.
+            relative_width: of bounds of δ that are narrow enough.
+            absolute_width: the same; one of the two suffices.
+            deadline: of `time.monotonic()`. An engine that has started ends its work.
+
+        Returns:
+            The bounds at each ε, as `delta` does.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+            ContradictionError: a lower bound is above an upper one.
+        """
+        lower, upper = self.delta(epsilons)
+        tried = np.zeros(len(epsilons), dtype=bool)
+        while self._work < _WORK_MAX:
+            has_lattice = any(isinstance(each, LatticeProfileBounds) for each in self._found)
+            relative = max(relative_width, 2 * _LATTICE_WIDTH if has_lattice else 0.0)
+            wide = (upper - lower > relative * upper + absolute_width).any(axis=0)
+            pending = np.flatnonzero(wide & ~tried & (epsilons < self._hopeless))
+            if not len(pending):
+                break
+            tried[pending[-1]] = True
+            epsilon = float(epsilons[pending[-1]])
+            found = self._add_near(epsilon, deadline)
+            if found is None:
+                self._hopeless = _RETREAT * epsilon
+                continue
+            lower, upper = _intersect(lower, upper, found, epsilons)
+        return lower, upper
+
+    def _add_near(self, epsilon: float, deadline: float) -> ProfileBounds | None:
+        """Add bounds that are accurate around this ε, if an engine gives them.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+        """
+        if time.monotonic() > deadline:
+            raise TimeoutError("the bounds of a privacy profile ran out of time")
+        saddle = saddle_point.find_at_epsilon(self.largest, self.direction, epsilon)
+        found: ProfileBounds | None = _line_near(self._releases, saddle, self.repetitions)
+        self._work += 1
+        if found is None and len(self.repetitions) == 1:
+            found = _lattice_near(self.largest, saddle)
+            self._work += _LATTICE_WORK
+        if found is not None:
+            self._found.append(found)
+        return found
+
+
+def _intersect(
+    lower: Array, upper: Array, found: ProfileBounds, epsilons: Array
+) -> tuple[Array, Array]:
+    """Return bounds of δ narrowed by others, widened by the margin of floating-point errors.
+
+    Raises:
+        ContradictionError: a lower bound is above an upper one.
+    """
+    low, high = found.delta_table(epsilons)
+    lower = np.maximum(lower, low * (1 - rounding.MARGIN))
+    upper = np.minimum(upper, high * (1 + rounding.MARGIN))
+    wrong = np.flatnonzero(~(lower <= upper))
+    if len(wrong):
+        check_bounds(float(lower.flat[wrong[0]]), float(upper.flat[wrong[0]]))
+    return lower, upper

@@ -1,0 +1,116 @@
+"""Time and accuracy of comparing compositions: `python -m benchmarks.domination`.
+
+For each pair of mechanisms a reference and another one are compared both ways: how many steps of
+the other one the second half of a fixed plan of the reference dominates, and how many reference
+steps dominate half of a fixed plan of the other one. The best numbers are those next to which
+`dominates` proves nothing more, found by bisection.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+from accountant_service.numerics import certified_interval
+from accountant_service.numerics.domination import (
+    dominates,
+    fewest_repetitions,
+    most_repetitions,
+)
+from accountant_service.numerics.engines import saddle_point
+from accountant_service.numerics.floats.search import find_largest_integer
+from accountant_service.numerics.laws import characteristic_function
+from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
+
+# ε, δ, sample rate and noise multiplier of the reference, and those of the other mechanism
+PAIRS: Final = (
+    (1.0, 1e-5, (0.01, 1.1), (0.01, 1.5)),
+    (3.0, 1e-5, (0.01, 1.1), (0.1, 5.0)),
+    (3.0, 1e-5, (0.004, 0.9), (0.01, 1.1)),
+    (8.0, 1e-6, (0.02, 0.8), (0.01, 1.1)),
+    (2.0, 1e-5, (0.001, 0.8), (0.002, 1.0)),
+    (2.0, 1e-7, (0.01, 0.8), (0.02, 1.4)),
+)
+SLACK_SHARE: Final = 0.01 / 8  # of δ
+LIMIT: Final = 10**6  # of repetitions
+NO_DEADLINE: Final = float("inf")
+
+
+def steps(mechanism: tuple[float, float], count: int = 1) -> Composition:
+    """Return a number of Poisson-sampled Gaussian steps as a composition."""
+    rate, noise = mechanism
+    return [(Release(GaussianPair(1 / noise), rate), count)]
+
+
+def plan_length(mechanism: tuple[float, float], epsilon: float, delta: float) -> int:
+    """Return how many steps a plan fixed in advance may make."""
+
+    def violation(count: int) -> float:
+        """Return how far δ of this many steps is too large."""
+        bounds = certified_interval.delta_bounds(steps(mechanism, count), epsilon, 1e-3)
+        return bounds.upper / delta - 1.0
+
+    return find_largest_integer(violation, LIMIT) or LIMIT
+
+
+def measure(function: Callable[[], int | None]) -> tuple[int, float]:
+    """Return a function's result, and its milliseconds without cached moments or functions."""
+    saddle_point._release_moments.cache_clear()
+    characteristic_function.tilted_loss.cache_clear()
+    start = time.perf_counter()
+    found = function() or 0
+    return found, 1000 * (time.perf_counter() - start)
+
+
+def largest(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the last number for which a property holds, by bisection."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def main() -> None:
+    """Print a line for each pair, and the medians."""
+    times: dict[str, list[float]] = {"most": [], "fewest": []}
+    print(
+        f"{'reference':>14} {'other':>14} {'search':>7} {'n':>7} {'best':>7} {'share':>7} {'ms':>8}"
+    )
+    for epsilon, delta, reference, other in PAIRS:
+        slack = SLACK_SHARE * delta
+        length = plan_length(reference, epsilon, delta)
+        block = steps(other, plan_length(other, epsilon, delta) // 2)
+        stack = steps(reference, length - length // 2)
+
+        def fits(count: int, stack: Composition = stack, slack: float = slack) -> bool:
+            """Return whether the stack dominates this many steps of the other mechanism."""
+            return dominates(stack, steps(other, count), slack, NO_DEADLINE)  # noqa: B023
+
+        def fails(count: int, block: Composition = block, slack: float = slack) -> bool:
+            """Return whether this many reference steps are not proved to dominate the block."""
+            return not dominates(steps(reference, count), block, slack, NO_DEADLINE)  # noqa: B023
+
+        found, taken = measure(
+            lambda: most_repetitions(steps(other), stack, slack, LIMIT, NO_DEADLINE)  # noqa: B023
+        )
+        best = largest(fits, found, 2 * found + 2)
+        rows = [("most", found, best, found / max(best, 1), taken)]
+        found, taken = measure(
+            lambda: fewest_repetitions(block, steps(reference), slack, LIMIT, NO_DEADLINE)  # noqa: B023
+        )
+        best = largest(fails, found // 2, found) + 1
+        rows.append(("fewest", found, best, best / max(found, 1), taken))
+        for name, found, best, share, taken in rows:
+            times[name].append(taken)
+            print(
+                f"{reference!s:>14} {other!s:>14} {name:>7} {found:7} {best:7} {share:7.4f} "
+                f"{taken:8.0f}"
+            )
+    medians = ", ".join(f"{name} {statistics.median(each):.0f}" for name, each in times.items())
+    print(f"median milliseconds: {medians}")
+
+
+if __name__ == "__main__":
+    main()

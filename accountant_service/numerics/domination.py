@@ -55,14 +55,15 @@ from accountant_service.numerics.laws.dominating_pair import (
 )
 from accountant_service.numerics.privacy_profile import PrivacyProfile
 
-_POINTS: Final = 128  # of the grid, up to the ε of the smaller composition at δ = slack
-_POINTS_BEYOND: Final = 6  # from there to Rényi's bound of that ε
-_RELATIVE_WIDTH: Final = 2e-4  # of bounds of H that are narrow enough
+_POINTS: Final = 256  # of the grid, up to the ε of the smaller composition at δ = slack
+_POINTS_BEYOND: Final = 12  # from there to Rényi's bound of that ε
+_RELATIVE_WIDTH: Final = 1e-4  # of bounds of H that are narrow enough
 _ABSOLUTE_WIDTH: Final = 1 / 128  # the same, as a share of the slack
+_COARSE: Final = 0.1  # relative width of bounds of H with which nothing can be decided
 _ROUNDING: Final = 64 * float(np.finfo(float).eps)  # of sums of a few terms up to 1
 _ROWS: Final = 16  # numbers of repetitions that are compared at once
 _SPREAD: Final = 1.5  # of the first numbers around a guess
-_NARROW: Final = 2e-3  # relative distance of two numbers at which a search stops
+_NARROW: Final = 1e-3  # relative distance of two numbers at which a search stops
 _ROUNDS_MAX: Final = 60
 _TILTS: Final = 8  # at which log-moments are compared for a guess
 
@@ -326,12 +327,19 @@ def _bounds(
     if len(within):
         kept = max(int(within[0]) + 2, 2)
         x, lower, smaller_upper = x[:kept], lower[:, :kept], smaller_upper[:, :kept]
-    larger_lower, larger_upper = larger.cover(x, _RELATIVE_WIDTH, absolute, deadline)
-    narrow = [
-        bool((high - low <= 0.1 * high + 10 * absolute).all())
-        for low, high in ((lower, smaller_upper), (larger_lower, larger_upper))
-    ]
-    return _Bounds(x, smaller_upper, larger_lower, larger_upper, all(narrow))
+    larger_lower, larger_upper = np.zeros_like(lower), larger.renyi_bound(x)
+    is_narrow = _is_narrow(lower, smaller_upper, absolute)
+    is_refuted = bool((lower > larger_upper + slack).any(axis=1).all())
+    if not is_refuted and (is_narrow or len(lower) == 1):
+        larger_lower, larger_upper = larger.cover(x, _RELATIVE_WIDTH, absolute, deadline)
+        is_narrow = is_narrow and _is_narrow(larger_lower, larger_upper, absolute)
+    is_narrow = is_narrow or is_refuted
+    return _Bounds(x, smaller_upper, larger_lower, larger_upper, is_narrow)
+
+
+def _is_narrow(lower: Array, upper: Array, absolute: float) -> bool:
+    """Return whether bounds are narrow enough to decide by them."""
+    return bool((upper - lower <= _COARSE * upper + 10 * absolute).all())
 
 
 def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:

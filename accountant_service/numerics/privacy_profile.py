@@ -142,6 +142,15 @@ class PrivacyProfile:
             lower, upper = _intersect(lower, upper, found, epsilons)
         return lower, upper
 
+    def renyi_bound(self, epsilons: Array) -> Array:
+        """Return the Rényi bound of δ at each ε, a row for each number of repetitions."""
+        middle = float(epsilons[len(epsilons) // 2])
+        saddle = saddle_point.find_at_epsilon(self.largest, self.direction, middle)
+        shares = self.repetitions / self.repetitions.max()
+        log_deltas = saddle_point.renyi_log_deltas(saddle, shares, epsilons)
+        bound: Array = np.exp(np.clip(log_deltas, -600.0, 0.0)) * (1 + rounding.MARGIN)
+        return bound
+
     def cover(
         self, epsilons: Array, relative_width: float, absolute_width: float, deadline: float
     ) -> tuple[Array, Array]:

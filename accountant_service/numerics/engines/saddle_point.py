@@ -126,6 +126,15 @@ def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:
     return rounding.up_each(np.maximum(least, 0.0))
 
 
+def renyi_log_deltas(saddle: SaddlePoint, shares: Array, epsilons: Array) -> Array:
+    """Return the Rényi bound of log δ at each ε (columns) for each share of the repetitions."""
+    moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
+    least: Array = np.full((len(shares), len(epsilons)), math.inf)
+    for tilt, moment in zip(saddle.tilts, moments.T, strict=True):
+        least = np.minimum(least, moment[:, np.newaxis] - tilt * epsilons)
+    return least + rounding.MARGIN * (1.0 + np.abs(least))
+
+
 class _SaddlePointCurve:
     """Interpolated ε, log δ and log-moments at finely spaced tilts."""
 

@@ -10,11 +10,14 @@ Against each broken filter it exceeds δ at ε in the games listed here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from accountant_service.ledger.filters.base import Amounts
+from accountant_service.ledger.filters.reference import ExchangeCharge
+from accountant_service.ledger.rules import Balance, RuleError, State, close
 from tests.support.discrete_mechanisms import (
     ADDING,
     LATTICE,
@@ -25,6 +28,7 @@ from tests.support.discrete_mechanisms import (
     random_weights,
     weaken,
 )
+from tests.support.ledger_game import LedgerRules, Run
 from tests.support.privacy_filter_game import (
     Adversary,
     CoarseGrid,
@@ -265,6 +269,42 @@ def test_a_broken_rule_is_found_by_the_adversary(kind: type, seed: int) -> None:
     game = random_game(seed)
     assert at(play(game.filtered(ReferenceFilter), game), game.epsilon) <= game.total_delta
     assert at(play(game.filtered(kind), game), game.epsilon) > game.total_delta + 1e-6
+
+
+@pytest.mark.parametrize("limits", [{}, {"open_runs": 2, "grants": 3, "withdrawals": 1}])
+def test_the_ledgers_own_rules_hold_against_the_best_adversary(limits: dict[str, int]) -> None:
+    """The rules attain what the model attains: no more than δ and the slack."""
+    for seed in range(50_000, 50_150 if limits else 50_400):
+        game = random_game(seed)
+        model = game.filtered(ReferenceFilter)
+        attained = play(game.filtered(LedgerRules), game, **limits)
+        assert (attained <= model.promise(model.start()) + ROUNDING).all(), f"game {seed}"
+
+
+def give_back_what_is_held(charge: ExchangeCharge, granted: int) -> Amounts:
+    """Return what is held, as if no exchange back were needed."""
+    return charge.held(granted)
+
+
+def test_giving_back_what_is_held_is_found_by_the_adversary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    games = [random_game(seed) for seed in (1257, 5536, 6244)]
+    before = [at(play(each.filtered(LedgerRules), each), each.epsilon) for each in games]
+    monkeypatch.setattr(ExchangeCharge, "returned", give_back_what_is_held)
+    after = [at(play(each.filtered(LedgerRules), each), each.epsilon) for each in games]
+    assert all(found <= game.total_delta for found, game in zip(before, games, strict=True))
+    assert all(found > game.total_delta + 1e-6 for found, game in zip(after, games, strict=True))
+
+
+def test_the_rules_refuse_to_give_back_spent_slack() -> None:
+    charge = ExchangeCharge(4, 8, 10, 10)
+    run = Run(1, charge, 4).reservation
+    with pytest.raises(RuleError, match="can be given back"):
+        close(replace(run, charge=replace(charge, steps=5)), State.COMMITTED, (0, 20))
+    change = close(run, State.COMMITTED)
+    assert change is not None
+    assert change.balance == Balance((0, 0), (0, -10))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -40,7 +40,7 @@ from accountant_service.numerics import domination
 from accountant_service.numerics.floats import rounding, search
 from accountant_service.numerics.laws.dominating_pair import Composition
 
-SLACK_SHARE: Final = 0.01  # of δ, that exchanges may lose together
+SLACK_SHARE: Final = 1e-3  # of δ, that exchanges may lose together: it costs hardly a step
 SLACK_UNITS: Final = 10**9  # the whole slack
 _SLACK_EACH: Final = 16  # an exchange may use this fraction of the slack left: 1/16
 _SECONDS_MAX: Final = 3.0  # to decide one exchange

@@ -71,6 +71,14 @@ class ReleaseGroup:
     sigma: float
     rate: float
 
+    def is_replaced_in_poisson_sample(self, relation: NeighbouringRelation) -> bool:
+        """Return whether a record of a Poisson sample is replaced by another one.
+
+        The record is then absent, at C, or at most 2C away from there: `sigma` is that of 2C.
+        """
+        replaced = relation is NeighbouringRelation.REPLACE_ONE
+        return replaced and self.atom.sampling == "poisson" and self.rate < 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Question:

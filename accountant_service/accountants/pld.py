@@ -25,10 +25,11 @@ from accountant_service.numerics.laws.dominating_pair import (
     ReleaseLaw,
     total_variation,
 )
+from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 
 _POISSON: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
-_REPLACED: Final = "docs/accountants/pld.md, A replaced record"
+_REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
 _RELEASES_MAX: Final = 1200
 
@@ -44,8 +45,8 @@ class Pld(Accountant):
     title = "Privacy loss distribution, proved from both sides"
     source = f"{_POISSON}; connect the dots: arXiv 2207.04380v1; papers/003 eq. (4) at q = 1"
     needs = (
-        "Gaussian or Laplace noise; with sampling, add/remove or zero-out neighbours, or "
-        "Gaussian noise, Poisson samples and replace-one"
+        "Gaussian or Laplace noise; with sampling, add/remove or zero-out neighbours, or Gaussian "
+        "noise and replace-one"
     )
     proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-8"
 
@@ -180,7 +181,7 @@ def _require_dominating_pair(group: ReleaseGroup, question: Question) -> None:
     if group.rate == 1.0:
         return
     relation, sampling = question.relation, group.atom.sampling
-    if group.is_replaced_in_poisson_sample(relation) and group.atom.noise == "gaussian":
+    if relation is NeighbouringRelation.REPLACE_ONE and group.atom.noise == "gaussian":
         return
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE and sampling == "poisson"
@@ -199,9 +200,9 @@ def _require_dominating_pair(group: ReleaseGroup, question: Question) -> None:
 
 def _source(group: ReleaseGroup, question: Question) -> str:
     """Return the source of the proof that the pair dominates a release of the group."""
-    if group.is_replaced_in_poisson_sample(question.relation):
-        return _REPLACED
-    return _POISSON if group.rate < 1 else _GAUSSIAN
+    if group.rate == 1.0:
+        return _GAUSSIAN
+    return _REPLACED if question.relation is NeighbouringRelation.REPLACE_ONE else _POISSON
 
 
 def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
@@ -230,6 +231,8 @@ def _dominating_pair(group: ReleaseGroup, question: Question) -> ReleaseLaw:
     """Return the dominating pair of one release of the group."""
     if group.atom.noise == "laplace":
         return Release(LaplacePair(1 / group.sigma), group.rate)
-    if group.is_replaced_in_poisson_sample(question.relation):
+    if group.replaces_record_in("poisson", question.relation):
         return ReplacedRecord(0.5 / group.sigma, group.rate)  # 2C apart, each C from absence
+    if group.replaces_record_in("fixed_size", question.relation):
+        return FixedSizeReplacement(1 / group.sigma, group.rate)
     return Release(GaussianPair(1 / group.sigma), group.rate)

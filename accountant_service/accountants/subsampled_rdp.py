@@ -21,11 +21,12 @@ from accountant_service.numerics import renyi_conversion
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws import sampled_gaussian, without_replacement
+from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 
 _POISSON: Final = "Mironov, Talwar & Zhang 2019, arXiv 1908.10530v1, Theorem 4 and section 3.3"
 _FIXED: Final = "Wang, Balle & Kasiviswanathan 2019, arXiv 1808.00087v2, Theorem 9"
-_REPLACED: Final = "docs/accountants/pld.md, A replaced record"
+_REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
 _PAIR: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _NODES_MAX: Final = 1.5e8  # quadrature nodes × orders of one question
 
@@ -43,8 +44,8 @@ class SubsampledRdp(Accountant):
       (1−q)·N(0) + q·N(2C) and N(0), so the Poisson formula at half the noise.
     * Poisson, replace-one: the divergence of the mixtures (1−q)·N(0) + q·N(C) and
       (1−q)·N(0) + q·N(−C), at any real order.
-    * Fixed size, replace-one or zero-out: the general bound for sampling without replacement, at
-      half the noise.
+    * Fixed size, replace-one or zero-out: the lesser of the general bound for sampling without
+      replacement and the divergence of a symmetric dominating pair, both at half the noise.
     * Laplace without sampling: the closed form.
     """
 
@@ -89,7 +90,7 @@ class SubsampledRdp(Accountant):
 
 
 def _keeps_batch_size(group: ReleaseGroup, question: Question) -> bool:
-    """Return whether datasets of one size have samples of one size: Theorem 9 of `_FIXED`."""
+    """Return whether the sample and both datasets have a fixed size, as Theorem 9 requires."""
     if group.rate == 1.0:
         return False
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -101,8 +102,9 @@ def _theorem(group: ReleaseGroup, question: Question) -> tuple[str, str]:
     if group.rate == 1.0:
         return "the releases use all the data", "Mironov 2017, arXiv 1702.07476v3, Table II"
     if _keeps_batch_size(group, question):
-        return "another record, at most 2C away, takes a record's place in a batch", _FIXED
-    if group.is_replaced_in_poisson_sample(question.relation):
+        statement = "another record, at most 2C away, takes a record's place in a batch"
+        return statement, f"{_FIXED}; {_REPLACED}"
+    if group.replaces_record_in("poisson", question.relation):
         return "each batch is a Poisson sample, and one record is replaced by another", _REPLACED
     if group.atom.sampling == "fixed_size":
         return "batches have a fixed size: if a record is absent, another takes its place", _PAIR
@@ -124,7 +126,7 @@ def _node_count(question: Question, orders: Array) -> float:
     highest = float(orders[-1])
     return len(orders) * math.fsum(
         _replaced_record(group).count_nodes(highest - 1)
-        if group.is_replaced_in_poisson_sample(question.relation)
+        if group.replaces_record_in("poisson", question.relation)
         else sampled_gaussian.count_nodes(1.0, highest, group.sigma)
         for group in question.release_groups
         if group.rate < 1.0
@@ -163,14 +165,16 @@ def _group_log_moments(group: ReleaseGroup, question: Question, orders: Array) -
     """Return the log-moment (α − 1)·D_α of one release at each order."""
     if group.atom.noise == "laplace":
         return _laplace_log_moments(group.sigma, orders)
-    if group.is_replaced_in_poisson_sample(question.relation):
+    if group.replaces_record_in("poisson", question.relation):
         return _replaced_record(group).log_moments("removing", orders - 1)
     if _keeps_batch_size(group, question):
         sigma = group.atom.noise_multiplier / question.relation.sensitivity
         unsampled = sampled_gaussian.log_moments(orders, 1.0, sigma)  # sampling never hurts
-        return np.minimum(
-            without_replacement.log_moments(orders, group.rate, group.sigma), unsampled
-        )
+        theorem = without_replacement.log_moments(orders, group.rate, group.sigma)
+        # zeroing a record is one of its replacements
+        pair = FixedSizeReplacement(1 / group.sigma, group.rate).log_moments("removing", orders - 1)
+        least: Array = np.minimum(np.minimum(theorem, pair), unsampled)
+        return least
     return sampled_gaussian.log_moments(orders, group.rate, group.sigma)
 
 

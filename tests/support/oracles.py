@@ -362,3 +362,16 @@ def replaced_record_delta(epsilon: float, q: float, sigma: float) -> Number:
         return (1 - rate) * mp.ncdf(-cut / noise) + rate * mp.ncdf((mean - cut) / noise)
 
     return above(1) - mp.exp(e) * above(-1)
+
+
+def fixed_size_replacement_delta(epsilon: float, q: float, sigma: float) -> Number:
+    """The largest P(A) − e^ε·Q(A) over half-lines A, of (1−q)N(0) + qN(2) against N(0), for ε ≥ 0.
+
+    For ε < 0, by 1 − e^ε + e^ε·δ(−ε).
+    """
+    e, rate, noise = mp.mpf(epsilon), mp.mpf(q), mp.mpf(sigma)
+    if e < 0:
+        return 1 - mp.exp(e) + mp.exp(e) * fixed_size_replacement_delta(-epsilon, q, sigma)
+    cut = noise**2 / 2 * mp.log((mp.expm1(e) + rate) / rate) + 1
+    absent, present = mp.ncdf(-cut / noise), mp.ncdf((2 - cut) / noise)
+    return (1 - rate - mp.exp(e)) * absent + rate * present

@@ -19,6 +19,7 @@ from accountant_service.guarantee import Status
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import saddle_point
 from accountant_service.numerics.engines.lattice_refinement import RefinedLattice
+from accountant_service.numerics.errors import SlowDecayError
 from accountant_service.numerics.laws import replaced_record
 from accountant_service.numerics.laws.characteristic_function import TiltedReplacedRecord
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release
@@ -391,6 +392,27 @@ def test_a_steepness_that_is_too_small_breaks_the_decay(monkeypatch: Patch) -> N
     edges = np.geomspace(0.1, 50, 60) / law.standard_deviation
     true = law.characteristic(edges).log_value.real
     assert (true > [law.log_decay_beyond(float(edge)) for edge in edges]).any()
+
+
+def test_masses_of_cells_that_are_too_large_break_the_decay(monkeypatch: Patch) -> None:
+    release = ReplacedRecord(1.0, 0.02)
+    genuine = TiltedReplacedRecord._log_cell_mass_bounds
+    monkeypatch.setattr(
+        TiltedReplacedRecord, "_log_cell_mass_bounds", lambda *a: genuine(*a) + math.log(1.3)
+    )
+    law = TiltedReplacedRecord(release, 4.0)
+    edges = np.geomspace(0.01, 5, 60) / law.standard_deviation
+    true = law.characteristic(edges).log_value.real
+    assert (true > law.log_decay(edges, edges * (1 + 1e-9))).any()
+
+
+def test_the_line_integral_misses_the_pair_if_the_truncation_is_not_counted(
+    monkeypatch: Patch,
+) -> None:
+    """A law that ends before its mode has a truncation error, which refuses the integral."""
+    monkeypatch.setattr(ReplacedRecord, "largest_node", lambda *_: 3.0)
+    with pytest.raises(SlowDecayError):
+        TiltedReplacedRecord(ReplacedRecord(1.0, 0.3), 6.0)
 
 
 def test_the_argument_of_the_ratio_is_bounded() -> None:

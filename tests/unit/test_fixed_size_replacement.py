@@ -52,7 +52,7 @@ def delta_of_mixtures(means: list[complex], q: float, sigma: float, at: float) -
 
 
 def largest_excess(pair_delta: Any) -> float:
-    """How far δ of random mixtures lies above that of a pair, at random real ε."""
+    """Return the largest excess of δ of random mixtures over that of a pair, at random ε."""
     rng, found = random.Random(7), -math.inf
     for _ in range(20):
         q, sigma = rng.uniform(0.02, 0.98), log_uniform(rng, 0.4, 3)

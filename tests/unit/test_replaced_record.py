@@ -66,7 +66,7 @@ def sampled(points: Array, records: list[Array], q: float, sigma: float) -> Arra
 
 
 def largest_excess(rng: random.Random, others: int, pair_delta: Any) -> float:
-    """How far δ of a random replacement lies above that of a pair, at random real ε."""
+    """Return the largest excess of δ of a random replacement over that of a pair."""
     q, sigma = rng.uniform(0.02, 0.98), log_uniform(rng, 0.4, 3)
     rest = [in_disc(rng) for _ in range(others)]
     points, area = plane(2.0 + others + 7 * sigma)

@@ -71,6 +71,14 @@ class ReleaseGroup:
     sigma: float
     rate: float
 
+    def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
+        """Return whether replace-one replaces a record of a sample of this kind.
+
+        `sigma` is then that of the distance 2C between the record and its replacement.
+        """
+        replaced = relation is NeighbouringRelation.REPLACE_ONE
+        return replaced and self.atom.sampling == sampling and self.rate < 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -108,9 +116,10 @@ class Question:
         """Return whether the dominating pairs are attained by two neighbouring datasets.
 
         If they are not, they give upper bounds only. They are not attained for shuffled batches,
-        which are charged without amplification, nor for sample rates that were rounded up. Under
-        add/remove, all fixed-size samples must agree on the size of the larger dataset: it is
-        `dataset_size`, plus one where the batch is the whole dataset.
+        which are charged without amplification, for sample rates that were rounded up, nor for a
+        record that is replaced in a sample of fixed size. Under add/remove, all fixed-size samples
+        must agree on the size of the larger dataset: it is `dataset_size`, plus one where the
+        batch is the whole dataset.
         """
         atoms = [atom for atom, _ in self.form.atom_counts]
         sizes = {_larger_dataset_size(atom) for atom in atoms if atom.sampling == "fixed_size"}
@@ -160,6 +169,8 @@ def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
     """Return whether two neighbouring datasets attain the dominating pair of one release."""
     if atom.sampling == "poisson":
         return atom.sample_rate >= RATE_MIN
+    if relation is NeighbouringRelation.REPLACE_ONE and atom.sampling == "fixed_size":
+        return _samples_whole_dataset(atom)
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     left_out = added and _samples_whole_dataset(atom) and atom.noise != "gaussian"
     return atom.sampling != "shuffled" and not left_out

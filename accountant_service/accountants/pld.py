@@ -22,10 +22,14 @@ from accountant_service.numerics.laws.dominating_pair import (
     GaussianPair,
     LaplacePair,
     Release,
+    ReleaseLaw,
     total_variation,
 )
+from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
+from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 
 _POISSON: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
+_REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
 _RELEASES_MAX: Final = 1200
 
@@ -40,7 +44,10 @@ class Pld(Accountant):
     name = "pld"
     title = "Privacy loss distribution, proved from both sides"
     source = f"{_POISSON}; connect the dots: arXiv 2207.04380v1; papers/003 eq. (4) at q = 1"
-    needs = "Gaussian or Laplace noise; with sampling, add/remove or zero-out neighbours"
+    needs = (
+        "Gaussian or Laplace noise; with sampling, add/remove or zero-out neighbours, or Gaussian "
+        "noise and replace-one"
+    )
     proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-8"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
@@ -52,9 +59,9 @@ class Pld(Accountant):
             )
         for group in groups:
             _require_dominating_pair(group, question)
-        sampled = any(group.rate < 1 for group in groups)
+        sources = dict.fromkeys(_source(group, question) for group in groups)
         statement = "each release is dominated by a pair of one-dimensional distributions"
-        return (Assumption(statement, True, _POISSON if sampled else _GAUSSIAN),)
+        return tuple(Assumption(statement, True, source) for source in sources)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
         """Return the certified interval around ε."""
@@ -95,7 +102,7 @@ class Pld(Accountant):
         return _bound(question, _capped_at(_enclose_delta(question, releases, epsilon), cap))
 
 
-def dominating_pairs(question: Question) -> list[tuple[Release, int]]:
+def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
     """Return the dominating pairs of the releases, with their counts.
 
     Args:
@@ -112,7 +119,7 @@ def _bound(question: Question, bounds: Bounds) -> Bound:
 
 
 def _enclose_epsilon(
-    question: Question, releases: list[tuple[Release, int]], delta: float
+    question: Question, releases: list[tuple[ReleaseLaw, int]], delta: float
 ) -> Bounds:
     """Return bounds of ε: 0 if the total variation is at most δ, else from the engines."""
     if total_variation(releases) <= delta:
@@ -126,7 +133,7 @@ def _enclose_epsilon(
 
 
 def _enclose_delta(
-    question: Question, releases: list[tuple[Release, int]], epsilon: float
+    question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
 ) -> Bounds:
     """Return bounds of δ from the closed forms for little noise and the engines."""
     found = small_noise.delta_bounds(releases, epsilon)
@@ -174,12 +181,14 @@ def _require_dominating_pair(group: ReleaseGroup, question: Question) -> None:
     if group.rate == 1.0:
         return
     relation, sampling = question.relation, group.atom.sampling
+    if relation is NeighbouringRelation.REPLACE_ONE and group.atom.noise == "gaussian":
+        return
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE and sampling == "poisson"
     if not (added or zeroed):
         raise MethodNotApplicableError(
-            f"pld has no proved dominating pair for {sampling} sampling under {relation}; "
-            "use subsampled_rdp",
+            f"pld has no proved dominating pair for {group.atom.noise} noise and {sampling} "
+            f"sampling under {relation}; use subsampled_rdp",
             group.atom.pointer,
         )
     if group.atom.noise == "laplace" and sampling == "fixed_size":
@@ -189,7 +198,14 @@ def _require_dominating_pair(group: ReleaseGroup, question: Question) -> None:
         )
 
 
-def _split_releases(question: Question) -> tuple[float, float, list[tuple[Release, int]]]:
+def _source(group: ReleaseGroup, question: Question) -> str:
+    """Return the source of the proof that the pair dominates a release of the group."""
+    if group.rate == 1.0:
+        return _GAUSSIAN
+    return _REPLACED if question.relation is NeighbouringRelation.REPLACE_ONE else _POISSON
+
+
+def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
     """Return μ of the Gaussian and ε of the Laplace releases unsampled, and the pairs to compose.
 
     Unsampled Gaussian releases compose to one Gaussian release. If there are no others, its closed
@@ -197,7 +213,9 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
     """
     laplace = [p for p in question.release_groups if p.atom.noise == "laplace"]
     exact = [p for p in question.release_groups if p.rate == 1.0 and p.atom.noise == "gaussian"]
-    releases = [(_dominating_pair(p), p.count) for p in question.release_groups if p not in exact]
+    releases = [
+        (_dominating_pair(p, question), p.count) for p in question.release_groups if p not in exact
+    ]
     if releases and exact:
         releases.append((Release(GaussianPair(_mu(exact))), 1))
     gaussians = [p for p in question.release_groups if p.atom.noise == "gaussian"]
@@ -209,8 +227,12 @@ def _mu(groups: Sequence[ReleaseGroup]) -> float:
     return math.sqrt(math.fsum(group.count / group.sigma**2 for group in groups))
 
 
-def _dominating_pair(group: ReleaseGroup) -> Release:
+def _dominating_pair(group: ReleaseGroup, question: Question) -> ReleaseLaw:
     """Return the dominating pair of one release of the group."""
     if group.atom.noise == "laplace":
         return Release(LaplacePair(1 / group.sigma), group.rate)
+    if group.replaces_record_in("poisson", question.relation):
+        return ReplacedRecord(0.5 / group.sigma, group.rate)  # 2C apart, each C from absence
+    if group.replaces_record_in("fixed_size", question.relation):
+        return FixedSizeReplacement(1 / group.sigma, group.rate)
     return Release(GaussianPair(1 / group.sigma), group.rate)

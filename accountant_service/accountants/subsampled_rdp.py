@@ -21,9 +21,12 @@ from accountant_service.numerics import renyi_conversion
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws import sampled_gaussian, without_replacement
+from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
+from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 
 _POISSON: Final = "Mironov, Talwar & Zhang 2019, arXiv 1908.10530v1, Theorem 4 and section 3.3"
 _FIXED: Final = "Wang, Balle & Kasiviswanathan 2019, arXiv 1808.00087v2, Theorem 9"
+_REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
 _PAIR: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _NODES_MAX: Final = 1.5e8  # quadrature nodes × orders of one question
 
@@ -39,10 +42,10 @@ class SubsampledRdp(Accountant):
       orders, add/remove or zero-out neighbours.
     * Fixed size, add/remove: the batch with and without the record are the mixtures
       (1−q)·N(0) + q·N(2C) and N(0), so the Poisson formula at half the noise.
-    * Replace-one, and fixed size with zero-out: the general bound for sampling without
-      replacement, at half the noise. Its proof distinguishes three outputs, without the record,
-      with it and with its replacement, pairwise at most 2C apart: Poisson samples have the same
-      form.
+    * Poisson, replace-one: the divergence of the mixtures (1−q)·N(0) + q·N(C) and
+      (1−q)·N(0) + q·N(−C), at any real order.
+    * Fixed size, replace-one or zero-out: the lesser of the general bound for sampling without
+      replacement and the divergence of a symmetric dominating pair, both at half the noise.
     * Laplace without sampling: the closed form.
     """
 
@@ -86,21 +89,23 @@ class SubsampledRdp(Accountant):
         return Bound(min(1.0, value), order, renyi_conversion.TIGHTEST)
 
 
-def _is_record_replaced(group: ReleaseGroup, question: Question) -> bool:
-    """Return whether another record takes a sampled record's place in the batch."""
+def _keeps_batch_size(group: ReleaseGroup, question: Question) -> bool:
+    """Return whether the sample and both datasets have a fixed size, as Theorem 9 requires."""
     if group.rate == 1.0:
         return False
-    replaced = question.relation is NeighbouringRelation.REPLACE_ONE
-    zeroed = question.relation is NeighbouringRelation.ZERO_OUT_ONE
-    return replaced or (zeroed and group.atom.sampling == "fixed_size")
+    added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    return group.atom.sampling == "fixed_size" and not added
 
 
 def _theorem(group: ReleaseGroup, question: Question) -> tuple[str, str]:
     """Return the statement and the source of the theorem that bounds a release's divergence."""
     if group.rate == 1.0:
         return "the releases use all the data", "Mironov 2017, arXiv 1702.07476v3, Table II"
-    if _is_record_replaced(group, question):
-        return "another record, at most 2C away, takes a record's place in a batch", _FIXED
+    if _keeps_batch_size(group, question):
+        statement = "another record, at most 2C away, takes a record's place in a batch"
+        return statement, f"{_FIXED}; {_REPLACED}"
+    if group.replaces_record_in("poisson", question.relation):
+        return "each batch is a Poisson sample, and one record is replaced by another", _REPLACED
     if group.atom.sampling == "fixed_size":
         return "batches have a fixed size: if a record is absent, another takes its place", _PAIR
     return "each batch is a Poisson sample", _POISSON
@@ -120,15 +125,22 @@ def _node_count(question: Question, orders: Array) -> float:
     """Return the number of quadrature nodes that these orders need in all."""
     highest = float(orders[-1])
     return len(orders) * math.fsum(
-        sampled_gaussian.count_nodes(1.0, highest, group.sigma)
+        _replaced_record(group).count_nodes(highest - 1)
+        if group.replaces_record_in("poisson", question.relation)
+        else sampled_gaussian.count_nodes(1.0, highest, group.sigma)
         for group in question.release_groups
         if group.rate < 1.0
     )
 
 
+def _replaced_record(group: ReleaseGroup) -> ReplacedRecord:
+    """Return the pair of a Poisson-sampled release in which a record is replaced."""
+    return ReplacedRecord(0.5 / group.sigma, group.rate)
+
+
 def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
     """Yield blocks of increasing orders with the composed log-moments (α − 1)·D_α."""
-    replaced = any(_is_record_replaced(group, question) for group in question.release_groups)
+    replaced = any(_keeps_batch_size(group, question) for group in question.release_groups)
     for orders in (_BASE_ORDERS, *_OCTAVES):
         too_high = replaced and orders[-1] > without_replacement.ORDER_MAX
         if too_high or _node_count(question, orders) > _NODES_MAX:
@@ -141,7 +153,7 @@ def log_moments(question: Question, orders: Array) -> Array:
 
     Args:
         question: a mechanism that this method has a formula for.
-        orders: α > 1; at most 256 if a sampled record is replaced by another.
+        orders: α > 1; at most 256 for fixed-size samples under zero-out or replace-one.
     """
     total = np.zeros_like(orders)
     for group in question.release_groups:
@@ -153,12 +165,16 @@ def _group_log_moments(group: ReleaseGroup, question: Question, orders: Array) -
     """Return the log-moment (α − 1)·D_α of one release at each order."""
     if group.atom.noise == "laplace":
         return _laplace_log_moments(group.sigma, orders)
-    if _is_record_replaced(group, question):
+    if group.replaces_record_in("poisson", question.relation):
+        return _replaced_record(group).log_moments("removing", orders - 1)
+    if _keeps_batch_size(group, question):
         sigma = group.atom.noise_multiplier / question.relation.sensitivity
         unsampled = sampled_gaussian.log_moments(orders, 1.0, sigma)  # sampling never hurts
-        return np.minimum(
-            without_replacement.log_moments(orders, group.rate, group.sigma), unsampled
-        )
+        theorem = without_replacement.log_moments(orders, group.rate, group.sigma)
+        # zeroing a record is one of its replacements
+        pair = FixedSizeReplacement(1 / group.sigma, group.rate).log_moments("removing", orders - 1)
+        least: Array = np.minimum(np.minimum(theorem, pair), unsampled)
+        return least
     return sampled_gaussian.log_moments(orders, group.rate, group.sigma)
 
 

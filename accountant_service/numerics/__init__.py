@@ -21,7 +21,8 @@ Engines, with their proofs in `docs/accountants/pld.md`:
     line_integral       first: most Gaussian compositions       The contour
     rare_events         for few or rarely sampled Gaussian      Rare events
                         releases, where the first decays slowly
-    fft_lattice         for all else, such as Laplace noise;    The lattice
+    fft_lattice         for all else, such as Laplace noise and The lattice
+                        records replaced in fixed-size samples;
                         made finer by `lattice_refinement`
     small_noise         by the accountant `pld`, before all     Little noise
                         others, if the noise is very little
@@ -42,4 +43,6 @@ kind the bounds hold only while the term is there.
                         `_compose`, `_convolve`                 test_certified_interval.py
     small_noise         `_SmallNoiseProfile`                    test_small_noise.py
     saddle_point        `laws.sampled_gaussian.log_moments`     test_numerics.py
+                        `ReplacedRecord.log_moments`            test_replaced_record.py
+                        `FixedSizeReplacement.log_moments`      test_fixed_size_replacement.py
 """

@@ -44,10 +44,10 @@ from accountant_service.numerics.floats.bounds import (
     widen_bounds,
 )
 from accountant_service.numerics.laws.dominating_pair import (
-    DIRECTIONS,
     Composition,
     Direction,
-    Release,
+    ReleaseLaw,
+    distinct_directions,
 )
 
 _ROUNDS_MAX: Final = 6
@@ -90,7 +90,7 @@ class _Question(ABC):
         releases: with their counts.
     """
 
-    releases: tuple[tuple[Release, int], ...]
+    releases: tuple[tuple[ReleaseLaw, int], ...]
 
     @property
     @abstractmethod
@@ -323,7 +323,9 @@ def _searches_after(
         searches = [search.copy() for search in found]
     else:
         searches = []
-        for direction in DIRECTIONS:  # removing first: it settles the other more often
+        for direction in distinct_directions(
+            question.releases
+        ):  # removing first: it settles the other more often
             other_lower_bound = max((search.lower for search in searches), default=0.0)
             searches.append(_DirectionSearch(question, direction, other_lower_bound))
             searches[-1].narrow_by_line_integrals(other_lower_bound, target_width, stop_width)

@@ -30,7 +30,11 @@ from accountant_service.numerics.floats.bounds import (
     widen_bounds,
 )
 from accountant_service.numerics.floats.special_functions import Array
-from accountant_service.numerics.laws.dominating_pair import DIRECTIONS, Composition, Direction
+from accountant_service.numerics.laws.dominating_pair import (
+    Composition,
+    Direction,
+    distinct_directions,
+)
 
 SECONDS_MAX: Final = 20.0
 _RATIO_MAX: Final = 4.0  # of the largest to the least number on a line
@@ -107,7 +111,9 @@ def _bounds_of_group(releases: Composition, repetitions: Array, delta: float) ->
     if len(repetitions) == 1:
         return [Bounds(0.0, math.inf)]
     lower, upper = np.zeros_like(repetitions), np.zeros_like(repetitions)
-    for direction in DIRECTIONS:  # removing first: it settles the other more often
+    for direction in distinct_directions(
+        releases
+    ):  # removing first: it settles the other more often
         low, high = _bounds_of_direction(releases, repetitions, delta, direction, lower)
         lower, upper = np.maximum(lower, low), np.maximum(upper, high)
     if np.isinf(upper).all():

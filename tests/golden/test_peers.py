@@ -68,3 +68,22 @@ def test_fixed_size_rdp_in_both_conventions(case: dict[str, Any], block: str, ha
     claim = epsilon("subsampled_rdp", mechanism, case["delta"], NeighbouringRelation.REPLACE_ONE)
     assert claim.epsilon <= case[block]["rdp_eps"] * 1.01
     assert claim.epsilon >= case[block]["pair_eps"]
+
+
+@pytest.mark.parametrize("case", FIXED_SIZE, ids=name)
+@pytest.mark.parametrize(("block", "factor"), [("distance_2_clip_norm", 1.0), ("distance_1", 2.0)])
+def test_poisson_samples_of_which_a_record_is_replaced_cost_what_their_pair_costs(
+    case: dict[str, Any], block: str, factor: float
+) -> None:
+    """`pair_eps` is the cost of two mixtures, with means C and −C (`distance_1`: C/2 and −C/2)."""
+    mechanism = {
+        "kind": "dp_sgd",
+        "noise_multiplier": case["sigma"] * factor,
+        "sample_rate": case["q"],
+        "steps": case["steps"],
+    }
+    claim = epsilon("pld", mechanism, case["delta"], NeighbouringRelation.REPLACE_ONE)
+    assert claim.certified is not None
+    assert claim.certified.lower <= case[block]["pair_eps"] * (1 + 1e-6)
+    assert claim.certified.upper >= case[block]["pair_eps"] * (1 - 1e-6)
+    assert claim.certified.upper <= case[block]["pair_eps"] * 1.001

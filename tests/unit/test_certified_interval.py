@@ -119,7 +119,7 @@ def test_both_directions_are_maximised(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = float(oracles.single_step_epsilon(delta, q, sigma))
     releases = [(sampled(q, sigma), 1)]
     assert certified_interval.epsilon_bounds(releases, delta, 1e-3).upper >= exact
-    monkeypatch.setattr(certified_interval, "DIRECTIONS", ("adding",))
+    monkeypatch.setattr(certified_interval, "distinct_directions", lambda _: ("adding",))
     assert certified_interval.epsilon_bounds(releases, delta, 1e-3).upper < exact * 0.999
 
 
@@ -235,13 +235,13 @@ def test_the_mass_beyond_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_rounding_of_masses(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masses as far off as their stated rounding, were doubles good to 1e-6 only."""
     monkeypatch.setattr(dominating_pair, "_EPS", 1e-6)
-    genuine = dominating_pair._normal_masses
+    genuine = dominating_pair.normal_masses
 
     def rounded(z: fft_lattice.Array, mu: float) -> tuple[fft_lattice.Array, fft_lattice.Array]:
         mass, rounding = genuine(z, mu)
         return np.maximum(mass + sign * rounding, 0.0), rounding
 
-    monkeypatch.setattr(dominating_pair, "_normal_masses", rounded)
+    monkeypatch.setattr(dominating_pair, "normal_masses", rounded)
     lower, exact, upper = lattice_deltas(1.0, 1.0)
     assert lower <= exact <= upper
 
@@ -249,5 +249,5 @@ def test_the_rounding_of_masses(sign: int, monkeypatch: pytest.MonkeyPatch) -> N
         mass, rounding = rounded(z, mu)
         return mass, 0 * rounding
 
-    monkeypatch.setattr(dominating_pair, "_normal_masses", careless)
+    monkeypatch.setattr(dominating_pair, "normal_masses", careless)
     assert not holds(lattice_deltas(1.0, 1.0))

@@ -139,9 +139,9 @@ def test_replace_one_without_replacement_uses_twice_the_sensitivity() -> None:
     for order, value in zip(orders, found, strict=True):
         exact = 100 * oracles.without_replacement_moment(int(order), 0.01, 1.0)
         assert value <= float(exact) * (1 + 1e-9)
-    assert found[0] == pytest.approx(
-        float(100 * oracles.without_replacement_moment(2, 0.01, 1.0)), rel=1e-9
-    )
+        # two datasets attain this divergence, at half the noise: all other records add −C
+        attained = 100 * oracles.sampled_gaussian_moment(float(order), 0.01, 1.0)
+        assert value >= float(attained) * (1 - 1e-9)
 
 
 def at_order(

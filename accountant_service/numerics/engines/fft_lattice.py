@@ -31,7 +31,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     Composition,
     Direction,
     LossCells,
-    Release,
+    ReleaseLaw,
 )
 
 _EPS: Final = float(np.finfo(float).eps)
@@ -253,7 +253,7 @@ def _tail_sums(values: Array) -> Array:
 
 
 def _cut_into_cells(
-    release: Release,
+    release: ReleaseLaw,
     direction: Direction,
     spacing: float,
     tail_deviations: float,

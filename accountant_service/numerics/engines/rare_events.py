@@ -44,7 +44,7 @@ from accountant_service.numerics.floats.special_functions import (
     log_sum_exp,
 )
 from accountant_service.numerics.laws import gaussian
-from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair
+from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
 from accountant_service.numerics.laws.sampled_gaussian import privacy_loss
 from accountant_service.numerics.laws.windowed_loss import (
     Window,
@@ -117,13 +117,13 @@ def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_Sample
     """Return sample rate, μ and count of each release.
 
     Raises:
-        SlowDecayError: a record is added, or a release is not Gaussian.
+        SlowDecayError: a record is added or replaced, or a release is not Gaussian.
     """
     if near.direction == "adding":
         raise SlowDecayError
     parts = []
     for release, count in releases:
-        if not isinstance(release.base_pair, GaussianPair):
+        if not (isinstance(release, Release) and isinstance(release.base_pair, GaussianPair)):
             raise SlowDecayError
         parts.append(_SampledGaussian(release.sample_rate, release.base_pair.mu, count))
     return parts

@@ -25,7 +25,7 @@ import numpy as np
 
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
-from accountant_service.numerics.laws.dominating_pair import Composition, Direction, Release
+from accountant_service.numerics.laws.dominating_pair import Composition, Direction, ReleaseLaw
 
 Cost = Callable[[Array, Array], Array]  # of tilts and their moments
 
@@ -172,7 +172,7 @@ def _range_moments(releases: Composition, direction: Direction, range_index: int
 
 
 @lru_cache(maxsize=128)
-def _release_moments(release: Release, direction: Direction, range_index: int) -> Array:
+def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int) -> Array:
     """Return upper bounds of one release's log-moment for each tilt of a range.
 
     They do not depend on the count, so a search for the steps asks for them often.

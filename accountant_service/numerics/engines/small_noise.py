@@ -53,7 +53,7 @@ from accountant_service.numerics.floats.special_functions import (
     log_normal_tail,
 )
 from accountant_service.numerics.laws import gaussian
-from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair
+from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
 
 _TERMS_MAX: Final = 1 << 18  # of one sum
 _SLACKS: Final = (24.0, 18.0, 12.0)  # x less log ΣT: the least accurate one is good to 1e-5 in ε
@@ -272,12 +272,12 @@ def _gaussian_parameters(releases: Composition) -> list[tuple[int, float, float]
     return [
         (count, each.sample_rate, each.base_pair.mu)
         for each, count in releases
-        if isinstance(each.base_pair, GaussianPair)
+        if isinstance(each, Release) and isinstance(each.base_pair, GaussianPair)
     ]
 
 
 def _collect_sampled(releases: Composition) -> _SampledReleases | None:
-    """Return the sampled releases, or None if there are none or a release is not Gaussian."""
+    """Return the sampled releases, or None if there are none or a release is of another kind."""
     gaussians = _gaussian_parameters(releases)
     table = np.array([each for each in gaussians if each[1] < 1.0], dtype=float)
     if len(gaussians) < len(releases) or not len(table):

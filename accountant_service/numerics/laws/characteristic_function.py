@@ -16,6 +16,7 @@ proved in docs/accountants/pld.md.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
@@ -29,9 +30,16 @@ from accountant_service.numerics.floats.special_functions import (
     Array,
     ComplexArray,
     log1p_complex,
+    log_normal_tail,
 )
 from accountant_service.numerics.laws import sampled_gaussian
-from accountant_service.numerics.laws.dominating_pair import Direction, GaussianPair, Release
+from accountant_service.numerics.laws.dominating_pair import (
+    Direction,
+    GaussianPair,
+    Release,
+    ReleaseLaw,
+)
+from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 
 _EPS: Final = float(np.finfo(float).eps)
 _LOG_ERROR: Final = -44.0  # natural log of the quadrature's error relative to K
@@ -39,6 +47,7 @@ _SPAN: Final = 7.0  # standard deviations beyond the modes that the cells of the
 _CELLS_MIN: Final = 64
 _CELLS_MAX: Final = 160
 _WEIGHT_MIN: Final = 1e-25  # nodes of less weight are left out, and counted as an error
+_TAIL_DEVIATIONS: Final = 13.0  # integrated below 0, where the normal density decides
 _CHUNK: Final = 64  # nodes of a dot product
 _ELEMENTS_MAX: Final = 1 << 18  # of a block of frequencies × nodes (2 MiB)
 _MISSING_MAX: Final = 1e-6  # of K, that the limits of integration may leave out
@@ -92,13 +101,15 @@ class TiltedLoss(Protocol):
 
 
 @lru_cache(maxsize=16)  # a solver for the steps, or a curve, asks for the same ones again
-def tilted_loss(release: Release, direction: Direction, tilt: float) -> TiltedLoss:
+def tilted_loss(release: ReleaseLaw, direction: Direction, tilt: float) -> TiltedLoss:
     """Return a release's privacy loss under the law tilted by e^{s·loss}, s = `tilt` > 0.
 
     Raises:
         SlowDecayError: its characteristic function does not decay.
     """
-    if not isinstance(release.base_pair, GaussianPair):
+    if isinstance(release, ReplacedRecord):
+        return TiltedReplacedRecord(release, tilt)
+    if not (isinstance(release, Release) and isinstance(release.base_pair, GaussianPair)):
         raise SlowDecayError
     if release.sample_rate == 1.0:
         return TiltedGaussian(release.base_pair.mu, tilt)
@@ -139,7 +150,67 @@ class TiltedGaussian:
         return CharacteristicValues(log_value, error, moment, 8 * _EPS * moment)
 
 
-class TiltedSampledGaussian:
+class QuadratureLoss(ABC):
+    """A tilted loss whose moments are trapezoidal rules and whose decay is bounded cell by cell.
+
+    It is an increasing function of an output z. A law sets the attributes below.
+    """
+
+    standard_deviation: float
+    _pairs: CellPairs
+    _mass_above: Array  # lower bounds of all of the mass, then of that above each cell's lower edge
+    _variation_above: Array  # upper bounds of the variation of the loss's density there
+
+    def log_decay(self, low: Array, high: Array) -> Array:
+        """Return upper bounds of log|φ(v)|, one for each range low ≤ v ≤ high of frequencies."""
+        return np.minimum(self._pairs.log_decay(low, high), self._log_decay_by_variation(low))
+
+    def _log_decay_by_variation(self, frequencies: Array) -> Array:
+        """Return upper bounds of log|φ| at each frequency, from the variation of the density.
+
+        A law of mass W whose density varies by B has |φ(v)| ≤ B/v; the rest adds at most 1 − W.
+        """
+        lost = self._mass_above - np.multiply.outer(1 / frequencies, self._variation_above)
+        largest: Array = lost.max(axis=1) * (1 - 1e-9)
+        return np.log1p(-np.clip(largest, 0.0, 1 - 1e-12))
+
+    def log_decay_beyond(self, frequency: float) -> float:
+        """Return an upper bound of log|φ| from this frequency on."""
+        return float(self._log_decay_by_variation(np.array([frequency]))[0])
+
+    def count_nodes(self, frequency: float) -> float:
+        """Return the number of quadrature nodes up to this frequency."""
+        low, high = self._limits()
+        return (high - low) / self._spacing(frequency)
+
+    @abstractmethod
+    def _limits(self) -> tuple[float, float]:
+        """Return the limits of integration over z."""
+
+    @abstractmethod
+    def _spacing(self, frequency: float) -> float:
+        """Return the widest trapezoidal spacing accurate up to this frequency.
+
+        Its relative error is e^_LOG_ERROR.
+        """
+
+    @abstractmethod
+    def _trapezoidal_rule(self, frequency: float) -> TrapezoidalRule:
+        """Return the trapezoidal rule that is accurate up to this frequency."""
+
+    def characteristic(self, frequencies: Array) -> CharacteristicValues:
+        """Return φ at increasing frequencies, and the log-moment of the loss.
+
+        The sum is that of φ − 1, so that T factors keep their accuracy.
+        """
+        rule = self._trapezoidal_rule(float(frequencies[-1]))
+        phi_minus_one, error = rule.characteristic(frequencies)
+        return CharacteristicValues(
+            log1p_complex(phi_minus_one), error, rule.log_moment, rule.moment_error
+        )
+
+
+class TiltedSampledGaussian(QuadratureLoss):
     """The tilted loss of a Poisson-sampled Gaussian release, computed by quadrature."""
 
     def __init__(self, sample_rate: float, mu: float, direction: Direction, tilt: float) -> None:
@@ -190,7 +261,6 @@ class TiltedSampledGaussian:
         # K may be less than its upper bound: by what is left out, and by the rounding up of log K
         density *= 1 + 4 * _MISSING_MAX
         density *= math.exp(2 * rounding.MARGIN * abs(self._log_moment))
-        # all of the law, then what lies above each cell's lower edge
         self._mass_above = np.append(1.0, np.cumsum(mass[::-1])[::-1])
         highest = np.maximum.accumulate(density[::-1])[::-1]
         self._variation_above = 2 * self._count_modes() * np.append(highest[0], highest)
@@ -214,28 +284,6 @@ class TiltedSampledGaussian:
         z = odds / self._mu + 0.5 * self._mu
         lowest, highest = (self._order + 1) * self._mu * shares - z - self._mu
         return 2 if lowest < 1e-9 and highest > -1e-9 else 1
-
-    def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds of log|φ(v)|, one for each range low ≤ v ≤ high of frequencies."""
-        return np.minimum(self._pairs.log_decay(low, high), self._log_decay_by_variation(low))
-
-    def _log_decay_by_variation(self, frequencies: Array) -> Array:
-        """Return upper bounds of log|φ| at each frequency, from the variation of the density.
-
-        A law of mass W whose density varies by B has |φ(v)| ≤ B/v; the rest adds at most 1 − W.
-        """
-        lost = self._mass_above - np.multiply.outer(1 / frequencies, self._variation_above)
-        largest: Array = lost.max(axis=1) * (1 - 1e-9)
-        return np.log1p(-np.clip(largest, 0.0, 1 - 1e-12))
-
-    def log_decay_beyond(self, frequency: float) -> float:
-        """Return an upper bound of log|φ| from this frequency on."""
-        return float(self._log_decay_by_variation(np.array([frequency]))[0])
-
-    def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes up to this frequency."""
-        low, high = self._limits()
-        return (high - low) / self._spacing(frequency)
 
     def _limits(self) -> tuple[float, float]:
         """Return the limits of integration over z."""
@@ -267,16 +315,120 @@ class TiltedSampledGaussian:
         integrand = MomentIntegrand(z, spacing, growth, growth_rounding(self._order, loss, off))
         return trapezoidal_rule(integrand, self._sign * loss, off, log_omitted)
 
-    def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return φ at increasing frequencies, and the log-moment of the loss.
 
-        The sum is that of φ − 1, so that T factors keep their accuracy.
+class TiltedReplacedRecord(QuadratureLoss):
+    """The tilted loss of a Poisson-sampled Gaussian release under replacement of a record.
+
+    In the terms of `laws.replaced_record` the tilted law has the density n·A₊^{s+1}·A₋^{−s}/K. Both
+    directions are the same.
+    """
+
+    def __init__(self, release: ReplacedRecord, tilt: float) -> None:
+        self._release, self._tilt = release, tilt
+        self._log_moment = float(release.log_moments("removing", np.array([tilt]))[0])
+        low, high = self._limits()
+        ends = np.array([high])
+        left = float(self._growth(np.array([low]))[0] + log_normal_tail(np.array([-low]))[0])
+        right = float(release.log_tail(np.array([tilt]), ends)[0])
+        self._log_truncation_error = float(np.logaddexp(left, right))
+        if self._log_truncation_error - self._log_moment > math.log(_MISSING_MAX):
+            raise SlowDecayError
+        self._build_cells()
+
+    def _growth(self, z: Array) -> Array:
+        """Return log(A₊^{s+1}·A₋^{−s}), which increases with z."""
+        return self._release.log_ratio(z) + self._tilt * self._release.loss(z)
+
+    def _limits(self) -> tuple[float, float]:
+        """Return the limits of integration over z."""
+        return -_TAIL_DEVIATIONS, self._release.largest_node(self._tilt)
+
+    def _spacing(self, frequency: float) -> float:
+        """Return the widest trapezoidal spacing accurate up to this frequency."""
+        return self._release.spacing(self._tilt, frequency)
+
+    def _build_cells(self) -> None:
+        """Prepare the bounds of the decay of φ: pairs of cells, and the variation of the density.
+
+        The loss's density, as a function of z, is f = n·A₊^{s+1}·A₋^{−s}/(K·μ·(π₊ + π₋)). Its
+        variation is the integral of f·|(log f)′|, bounded cell by cell; outside the cells f
+        decreases outwards.
         """
-        rule = self._trapezoidal_rule(float(frequencies[-1]))
-        phi_minus_one, error = rule.characteristic(frequencies)
-        return CharacteristicValues(
-            log1p_complex(phi_minus_one), error, rule.log_moment, rule.moment_error
+        release, tilt, mu = self._release, self._tilt, self._release.mu
+        mode = mu * (tilt + 1)
+        share = math.exp(float(release.log_share(np.array([-mode]))[0]))
+        low, high = -mu - _SPAN, mode * (1 + share) + _SPAN
+        count = int(min(max(4.0 * (high - low), _CELLS_MIN), _CELLS_MAX))
+        z = np.linspace(low, high, count + 1)
+        left, right = z[:-1], z[1:]
+        loss = release.loss(z)
+        mass = np.exp(self._log_cell_mass_bounds(z) - self._log_moment)
+        shares = np.exp(release.log_share(z)), np.exp(release.log_share(-z))
+        nearest = np.where(left * right <= 0, 0.0, np.minimum(np.abs(left), np.abs(right)))
+        least_slope = mu * (shares[0][:-1] + shares[1][1:])
+        with np.errstate(divide="ignore"):
+            log_density = self._growth(right) - 0.5 * nearest**2 - np.log(least_slope)
+        density = np.exp(np.minimum(log_density - LOG_SQRT_TWO_PI - self._log_moment, 600.0))
+        # K may be less than its upper bound: by the errors that it adds, and by its rounding up
+        density *= 1 + 4 * _MISSING_MAX
+        density *= math.exp(2 * rounding.MARGIN * abs(self._log_moment))
+        variation = density * np.diff(z) * self._steepness(left, right, *shares)
+        beyond = np.append(np.cumsum(variation[::-1])[::-1], 0.0) + density[-1]
+        self._mass_above = np.append(1.0, np.cumsum(mass[::-1])[::-1])
+        # all of the density, then what is left of it above each cell's lower edge
+        self._variation_above = np.append(beyond[0] + density[0], beyond[:-1] + density)
+        share_of = mass / mass.sum()
+        chord = 0.5 * (loss[:-1] + loss[1:])
+        mean = float(share_of @ chord)
+        self.standard_deviation = math.sqrt(float(share_of @ (chord - mean) ** 2))
+        self._pairs = CellPairs(loss, mass)
+
+    def _log_cell_mass_bounds(self, z: Array) -> Array:
+        """Return the logs of lower bounds of ∫ n·A₊^{s+1}·A₋^{−s} over each cell between points z.
+
+        log A₊ and log A₋ are convex: the one lies above its tangent in the middle of a cell, and
+        the other below its chord. So the exponent lies above a linear function, whose exponential
+        has at least its middle's value as its mean.
+        """
+        release = self._release
+        with_record = release.log_ratio(0.5 * (z[:-1] + z[1:]))
+        replaced = release.log_ratio(-z)
+        growth = (self._tilt + 1) * with_record - self._tilt * 0.5 * (replaced[:-1] + replaced[1:])
+        log_mass: Array = growth - 0.25 * (z[:-1] ** 2 + z[1:] ** 2) + np.log(np.diff(z))
+        return log_mass - LOG_SQRT_TWO_PI
+
+    def _steepness(self, left: Array, right: Array, plus: Array, minus: Array) -> Array:
+        """Return an upper bound of |(log f)′| on each cell, from π₊ and π₋ at the edges.
+
+        (log f)′ = μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). π₊ and ρ
+        increase with z, and π₋ decreases.
+        """
+        mu, tilt = self._release.mu, self._tilt
+        least = mu * ((tilt + 1) * plus[:-1] + tilt * minus[1:]) - right
+        most = mu * ((tilt + 1) * plus[1:] + tilt * minus[:-1]) - left
+        ratio = (plus - minus) / np.maximum(plus + minus, 1e-300)
+        rest_low, rest_high = 1 - plus[1:] - minus[:-1], 1 - plus[:-1] - minus[1:]
+        corners = mu * np.stack(
+            [edge * rest for edge in (ratio[:-1], ratio[1:]) for rest in (rest_low, rest_high)]
         )
+        steepest: Array = np.maximum(
+            np.abs(least - corners.max(axis=0)), np.abs(most - corners.min(axis=0))
+        )
+        return steepest * (1 + 1e-9)
+
+    def _trapezoidal_rule(self, frequency: float) -> TrapezoidalRule:
+        """Return the trapezoidal rule that is accurate up to this frequency."""
+        release, tilt = self._release, self._tilt
+        spacing = round_spacing(self._spacing(frequency))
+        z = exact_multiples(spacing, *self._limits())
+        with_record, loss = release.log_ratio(z), release.loss(z)
+        off = release.loss_rounding(z, loss)
+        growth_error = loss_rounding(with_record, release.sample_rate, release.mu)
+        growth_error = growth_error + growth_rounding(tilt, loss, off)
+        quadrature = math.log(2) + _LOG_ERROR + self._log_moment
+        log_omitted = float(np.logaddexp(self._log_truncation_error, quadrature))
+        integrand = MomentIntegrand(z, spacing, with_record + tilt * loss, growth_error)
+        return trapezoidal_rule(integrand, loss, off, log_omitted)
 
 
 def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:

@@ -88,8 +88,8 @@ class GaussianPair:
     def masses(self, edges: Array) -> IntervalMasses:
         """Return the N₀- and N₁-mass of each interval of Λ."""
         scaled = edges / self.mu
-        without_record, without_record_rounding = _normal_masses(scaled + self.mu / 2, self.mu)
-        with_record, with_record_rounding = _normal_masses(scaled - self.mu / 2, self.mu)
+        without_record, without_record_rounding = normal_masses(scaled + self.mu / 2, self.mu)
+        with_record, with_record_rounding = normal_masses(scaled - self.mu / 2, self.mu)
         return IntervalMasses(
             without_record, with_record, without_record_rounding, with_record_rounding
         )
@@ -112,7 +112,7 @@ class GaussianPair:
         return math.erf(self.mu / math.sqrt(8.0))
 
 
-def _normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
+def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
     """Return standard normal masses between neighbouring points z, and their rounding errors."""
     z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
     magnitude = special.ndtr(-np.abs(z)) * (1 + z * z + mu * (1 + np.abs(z)))
@@ -207,12 +207,59 @@ class LossCells:
         )
 
 
+class ReleaseLaw(Protocol):
+    """The dominating pair of one release, in both directions: its moments and its cells."""
+
+    def __hash__(self) -> int:
+        """Return a hash: laws of equal releases are cached."""
+        ...
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Return whether the loss has the same law in both directions."""
+        ...
+
+    def total_variation(self) -> float:
+        """Return the total variation distance of the pair."""
+        ...
+
+    def log_moments(self, direction: Direction, tilts: Array) -> Array:
+        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        ...
+
+    def count_nodes(self, tilt: float) -> float:
+        """Return the number of terms that a moment at this tilt sums, in either direction."""
+        ...
+
+    def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
+        """Return the least and the greatest loss that cells must cover."""
+        ...
+
+    def cells(
+        self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
+    ) -> LossCells:
+        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release: a base pair, and the rate of Poisson sampling in front of it."""
+    """One release: a base pair, and the rate of Poisson sampling in front of it.
+
+    Its two directions are the removal and the addition of a record.
+    """
 
     base_pair: BasePair
     sample_rate: float = 1.0
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Return whether the loss has the same law in both directions: without sampling."""
+        return self.sample_rate == 1.0
+
+    def total_variation(self) -> float:
+        """Return the total variation distance: the rate times that of the base pair."""
+        return self.sample_rate * self.base_pair.total_variation()
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
         """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
@@ -299,15 +346,15 @@ class Release:
             return np.log1p(relative) + (loss - capped)
 
 
-Composition = Sequence[tuple[Release, int]]  # different releases with their counts
+Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their counts
+
+
+def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
+    """Return the directions whose laws differ: one of them if every release is symmetric."""
+    return DIRECTIONS[:1] if all(each.is_symmetric for each, _ in releases) else DIRECTIONS
 
 
 def total_variation(releases: Composition) -> float:
-    """Return an upper bound of δ(0): the sum of the releases' total variations, at most 1.
-
-    That of a sampled release is q times that of its base pair.
-    """
-    total = math.fsum(
-        n * each.sample_rate * each.base_pair.total_variation() for each, n in releases
-    )
+    """Return an upper bound of δ(0): the sum of the releases' total variations, at most 1."""
+    total = math.fsum(count * each.total_variation() for each, count in releases)
     return min(1.0, rounding.up(total))

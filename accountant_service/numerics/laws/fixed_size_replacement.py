@@ -1,0 +1,180 @@
+"""A Gaussian release on a fixed-size sample, with one record of the dataset replaced: a pair above.
+
+Given the rest of the batch, the outputs are mixtures (1−q)·N(y) + q·N(x) and (1−q)·N(y) + q·N(x′)
+of three contributions that are at most 2C apart. Let μ be 2C over the noise's standard deviation,
+N₀ = N(0, 1), M = (1−q)·N₀ + q·N(μ) and l = log(dM/dN₀). At every ε ≥ 0 no such mixtures have a
+larger δ than M against N₀, in either direction (docs/accountants/pld.md). The pair of laws with
+this δ at every ε ≥ 0, both ways round, is symmetric:
+
+    losses > 0:   P has the mass of M,  Q that of N₀,  where l > 0;
+    losses < 0:   P has the mass of N₀, Q that of M,   with the loss −l, where l > 0;
+    loss 0:       both have the rest, (1−q)·(1 − 2Φ(−μ/2)).
+
+It dominates, but no two datasets attain it, so it gives upper bounds only.
+
+**Moments.** With r = e^l, E_P[e^{sL}] − 1 is the integral of f(r) = (r^s − 1)(r − r^{−s}) under N₀
+where r > 1. Without this condition it is e^{K(s+1)} − 1 + e^{K(−s)} − 1, K the log-moments of the
+sampled Gaussian. f = r^{s+1} − r + r^{−s} − 1 is convex and not negative. So on each cell of the
+outputs with r < 1 its integral is at least N₀'s mass times f at the mean of r, the ratio of the
+masses of M and N₀; the sum of these is taken off.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws import sampled_gaussian
+from accountant_service.numerics.laws.dominating_pair import (
+    Direction,
+    GaussianPair,
+    LossCells,
+    Release,
+    normal_masses,
+)
+
+_EPS: Final = float(np.finfo(float).eps)
+_CELLS: Final = 512  # of the outputs with r < 1, for moments
+_DEVIATIONS: Final = 9.0  # that these cells reach below 0
+_ROUNDING: Final = 1e-9  # relative, of the sum over them, with room
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSizeReplacement:
+    """One Gaussian release on a fixed-size sample, under the replacement of a record.
+
+    Attributes:
+        mu: twice the clip norm divided by the standard deviation of the noise.
+        sample_rate: q = batch size / dataset size, in (0, 1).
+    """
+
+    mu: float
+    sample_rate: float
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Return True: the pair is its own mirror image."""
+        return True
+
+    @property
+    def _positive(self) -> Release:
+        """The release with the same law of positive losses."""
+        return Release(GaussianPair(self.mu), self.sample_rate)
+
+    def total_variation(self) -> float:
+        """Return the total variation distance of P and Q."""
+        return self._positive.total_variation()
+
+    def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
+        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
+        whole = np.logaddexp(
+            _log_expm1(sampled_gaussian.log_moments(tilts + 1, self.sample_rate, 1 / self.mu)),
+            _log_expm1(sampled_gaussian.log_moments(-tilts, self.sample_rate, 1 / self.mu)),
+        )
+        below = self._moments_below(tilts) * (1 - _ROUNDING)
+        share = np.minimum(below * np.exp(-whole), 1.0 - 1e-3)
+        return rounding.up_each(np.logaddexp(0.0, whole + np.log1p(-share) + _ROUNDING))
+
+    def _moments_below(self, tilts: Array) -> Array:
+        """Return lower bounds of the integral of f(r) under N₀ where r < 1, for each tilt."""
+        z = np.linspace(-_DEVIATIONS, self.mu / 2, _CELLS + 1)
+        absent, absent_rounding = normal_masses(z, self.mu)
+        present, present_rounding = normal_masses(z - self.mu, self.mu)
+        missing = np.maximum(absent - present - absent_rounding - present_rounding, 0.0)
+        log_ratio = np.log1p(-self.sample_rate * missing / (absent + absent_rounding))
+        lower = -np.expm1(np.multiply.outer(tilts, log_ratio))  # 1 − r^s
+        # r^{−s} − r = r^{−s}·(1 − r^{1+s}); r^{−s} ≥ 1 is left out where it would overflow
+        upper = -np.expm1(np.multiply.outer(tilts + 1, log_ratio))
+        growth = np.exp(np.minimum(np.multiply.outer(-tilts, log_ratio), 300.0))
+        total: Array = (lower * upper * growth) @ np.maximum(absent - absent_rounding, 0.0)
+        return total
+
+    def count_nodes(self, tilt: float) -> float:
+        """Return the number of terms that a moment at this tilt sums."""
+        return self._positive.count_nodes(tilt) + _CELLS
+
+    def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
+        """Return the least and the greatest loss that cells must cover.
+
+        Outside, P has at most a normal tail beyond `tail_deviations` on either side.
+        """
+        highest = self._positive.loss_limits("removing", tail_deviations)[1]
+        return -highest, highest
+
+    def cells(
+        self,
+        direction: Direction,  # noqa: ARG002
+        first: int,
+        count: int,
+        spacing: float,
+        offset: float = 0.0,
+    ) -> LossCells:
+        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+
+        The edges are (first + offset)·h, (first + 1 + offset)·h, … with an offset of 0 or ½. The
+        atom at 0 belongs to the cell above the edge 0, or to the cell around 0.
+        """
+        centred = offset > 0
+        positive = self._positive
+        upper = positive.cells("removing", 0, first + count, spacing, offset)
+        lower = positive.cells("adding", first, -first - centred, spacing, offset)
+        middle = self._around_zero(spacing / 2) if centred else None
+        atom = (1 - self.sample_rate) * GaussianPair(self.mu).total_variation()
+        return _join(first, lower, middle, upper, atom)
+
+    def _around_zero(self, half: float) -> LossCells:
+        """Return the outcomes with losses between −h/2 and h/2, without the atom, as one cell."""
+        above = self._positive.cells("removing", 0, 1, half)
+        mass = above.p[1:-1] + above.q[1:-1]
+        error = above.p_rounding[1:-1] + above.q_rounding[1:-1] + 4 * _EPS * mass
+        gap = -mass * math.expm1(-half)
+        shrink = np.array([math.exp(half)])
+        return LossCells(0, mass, mass, gap, error, error, error + 4 * _EPS * gap, shrink)
+
+
+def _join(
+    first: int, lower: LossCells, middle: LossCells | None, upper: LossCells, atom: float
+) -> LossCells:
+    """Return the cells of negative losses, around 0 and of positive losses as one.
+
+    The atom is added to the middle cell, or to the lowest cell of the positive losses.
+    """
+    inner = slice(1, -1)
+    between = [middle] if middle is not None else []
+    at = len(lower.gap)  # of the cell with the atom, among the inner cells
+
+    def masses(name: str) -> Array:
+        """Return the joined masses, or their rounding errors."""
+        return np.concatenate(
+            [
+                getattr(lower, name)[:-1],
+                *(getattr(each, name) for each in between),
+                getattr(upper, name)[1:],
+            ]
+        )
+
+    def edges(name: str) -> Array:
+        """Return what each inner cell has."""
+        return np.concatenate([getattr(each, name) for each in (lower, *between, upper)])
+
+    p, q, gap = masses("p"), masses("q"), edges("gap")
+    p_rounding, q_rounding = masses("p_rounding"), masses("q_rounding")
+    shrink, gap_rounding = edges("shrink"), edges("gap_rounding")
+    for mass, error in ((p, p_rounding), (q, q_rounding)):
+        mass[inner][at] += atom
+        error[inner][at] += 8 * _EPS * mass[inner][at]
+    added = atom * (1 - 1 / shrink[at])  # P − Q·e^{low edge} of the atom; 0 at the edge 0
+    gap[at] += added
+    gap_rounding[at] += 8 * _EPS * (abs(gap[at]) + added)
+    return LossCells(first, p, q, gap, p_rounding, q_rounding, gap_rounding, shrink)
+
+
+def _log_expm1(x: Array) -> Array:
+    """Return log(e^x − 1) for x ≥ 0 without overflow, at least that of the least double."""
+    log: Array = x + np.log(np.maximum(-np.expm1(-x), 1e-300))
+    return log

@@ -78,7 +78,7 @@ def dominates(
         smaller: the composition that may be dominated.
         slack: η ≥ 0, absolute, by which H of the smaller one may exceed that of the larger one.
             With 0, only domination that needs no numerics is proved.
-        deadline: of `time.monotonic()`.
+        deadline: of `time.monotonic()`. A line integral or lattice that has begun is finished.
 
     Returns:
         True only if domination is proved; False says nothing.
@@ -108,8 +108,8 @@ def fewest_repetitions(
         deadline: of `time.monotonic()`.
 
     Returns:
-        A number ≥ 1 that is proved, or None if none up to `most` is. It may exceed the true least
-        number by a relative 0.3 %, or by 1.
+        A number ≥ 1 that is proved, or None if none up to `most` is. For Gaussian noise it is
+        usually within 0.2 % or 1 of the least number.
 
     Raises:
         TimeoutError: the deadline has passed.

@@ -338,7 +338,7 @@ def test_searches_are_exact_for_the_same_step() -> None:
 
 
 def test_searches_of_few_rare_steps() -> None:
-    """Where no line integral exists, lattices decide."""
+    """Lattices decide where no line integral can be computed."""
     most = most_repetitions(steps(0.02, 1.4), steps(0.01, 0.8, 8), SLACK / 10, 10**4, soon())
     assert 1 <= most <= 8
     assert dominates(steps(0.01, 0.8, 8), steps(0.02, 1.4, most), SLACK / 10, soon())

@@ -210,7 +210,7 @@ def find_least_noise_multiplier(dataset: Dataset, run: Mechanism) -> float | Non
     """
     if not isinstance(run, DpSgd) or run.sampling == "shuffled":
         return None
-    deadline = time.monotonic() + _NOISE_SECONDS_MAX
+    deadline = time.process_time() + _NOISE_SECONDS_MAX
 
     def fits(noise_multiplier: float) -> bool:
         plan = StepPlan.of(replace(run, noise_multiplier=noise_multiplier))
@@ -221,13 +221,13 @@ def find_least_noise_multiplier(dataset: Dataset, run: Mechanism) -> float | Non
 
     high = run.noise_multiplier
     while not fits(high):
-        if high >= _NOISE_MULTIPLIER_MAX or time.monotonic() > deadline:
+        if high >= _NOISE_MULTIPLIER_MAX or time.process_time() > deadline:
             return None
         high = min(2 * high, _NOISE_MULTIPLIER_MAX)
     low = max(high / 2, _NOISE_MULTIPLIER_MIN)
-    while low > _NOISE_MULTIPLIER_MIN and fits(low) and time.monotonic() < deadline:
+    while low > _NOISE_MULTIPLIER_MIN and fits(low) and time.process_time() < deadline:
         high, low = low, max(low / 2, _NOISE_MULTIPLIER_MIN)
-    while high > low * (1 + 1e-4) and time.monotonic() < deadline:
+    while high > low * (1 + 1e-4) and time.process_time() < deadline:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high

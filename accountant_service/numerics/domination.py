@@ -12,7 +12,8 @@ may then stand in for one of A at the cost of η of δ.
     H_{P,Q}(x) = 1 − e^x + e^x·H_{Q,P}(−x),
 
 and the two directions are (P, Q) and (Q, P): every `Release` has the pair (M, N₀) when removing and
-(N₀, M) when adding, and the pair of a composition is the product of its releases' pairs. At x < 0
+(N₀, M) when adding, the pairs of replaced records are their own mirror images, and the pair of a
+composition is the product of its releases' pairs. At x < 0
 the excess H_B − H_A of one direction is e^x ≤ 1 times that of the other at −x, so both directions
 at x ≥ 0 suffice.
 
@@ -51,8 +52,10 @@ from accountant_service.numerics.laws.dominating_pair import (
     GaussianPair,
     LaplacePair,
     Release,
+    ReleaseLaw,
     total_variation,
 )
+from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from accountant_service.numerics.privacy_profile import PrivacyProfile
 
 _POINTS: Final = 256  # of the grid, up to the ε of the smaller composition at δ = slack
@@ -78,7 +81,7 @@ def dominates(
         smaller: the composition that may be dominated.
         slack: η ≥ 0, absolute, by which H of the smaller one may exceed that of the larger one.
             With 0, only domination that needs no numerics is proved.
-        deadline: of `time.monotonic()`. A line integral or lattice that has begun is finished.
+        deadline: of `time.process_time()`. A line integral or lattice that has begun is finished.
 
     Returns:
         True only if domination is proved; False says nothing.
@@ -105,7 +108,7 @@ def fewest_repetitions(
         step: the composition that is repeated.
         slack: η ≥ 0, as in `dominates`.
         most: the largest number to try.
-        deadline: of `time.monotonic()`.
+        deadline: of `time.process_time()`.
 
     Returns:
         A number ≥ 1 that is proved, or None if none up to `most` is. For Gaussian noise it is
@@ -141,7 +144,7 @@ def most_repetitions(
         larger: the composition to dominate them.
         slack: η ≥ 0, as in `dominates`.
         most: the largest number to try.
-        deadline: of `time.monotonic()`.
+        deadline: of `time.process_time()`.
 
     Returns:
         A number up to `most` that is proved; 0 if none is.
@@ -165,18 +168,18 @@ def most_repetitions(
 
 def _check_time(deadline: float) -> None:
     """Raise TimeoutError if the deadline has passed."""
-    if time.monotonic() > deadline:
+    if time.process_time() > deadline:
         raise TimeoutError("the comparison of two compositions ran out of time")
 
 
-def _repeat(releases: Composition, repetitions: int) -> list[tuple[Release, int]]:
+def _repeat(releases: Composition, repetitions: int) -> list[tuple[ReleaseLaw, int]]:
     """Return the composition of this many repetitions of the releases."""
     return [(release, count * repetitions) for release, count in releases]
 
 
-def _merged(releases: Composition) -> dict[Release, int]:
+def _merged(releases: Composition) -> dict[ReleaseLaw, int]:
     """Return the number of times that each different release is made."""
-    counts: dict[Release, int] = {}
+    counts: dict[ReleaseLaw, int] = {}
     for release, count in releases:
         if count > 0:
             counts[release] = counts.get(release, 0) + count
@@ -228,7 +231,7 @@ def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool
     return True
 
 
-def _has_enough_gaussian_noise(left: dict[Release, int], missing: dict[Release, int]) -> bool:
+def _has_enough_gaussian_noise(left: dict[ReleaseLaw, int], missing: dict[ReleaseLaw, int]) -> bool:
     """Return whether the unsampled Gaussian releases left have the μ² of those missing.
 
     Unsampled Gaussian releases compose to one, whose μ² is the sum. False if others are missing.
@@ -236,14 +239,22 @@ def _has_enough_gaussian_noise(left: dict[Release, int], missing: dict[Release, 
     total = [Fraction(0), Fraction(0)]
     for at, counts in enumerate((left, missing)):
         for release, count in counts.items():
-            if isinstance(release.base_pair, GaussianPair) and release.sample_rate == 1.0:
-                total[at] += count * Fraction(release.base_pair.mu) ** 2
+            mu = _unsampled_gaussian_mu(release)
+            if mu is not None:
+                total[at] += count * Fraction(mu) ** 2
             elif at == 1 and count > 0:
                 return False
     return total[1] <= total[0]
 
 
-def _can_imitate(release: Release, other: Release) -> bool:
+def _unsampled_gaussian_mu(release: ReleaseLaw) -> float | None:
+    """Return μ of a Gaussian release without sampling, or None for any other release."""
+    if not isinstance(release, Release) or release.sample_rate < 1.0:
+        return None
+    return release.base_pair.mu if isinstance(release.base_pair, GaussianPair) else None
+
+
+def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
     """Return whether a channel turns the pair of one release into that of another.
 
     With the same noise law this holds if the other has at least the noise and at most the sample
@@ -253,7 +264,12 @@ def _can_imitate(release: Release, other: Release) -> bool:
     functions are 1/(1 + b²t²) and 1/(1 + b′²t²)). A channel acts on mixtures part by part.
     *Sampling:* with probability q′/q keep the outcome, else draw one from N₀. N₀ becomes N₀ and
     (1 − q)·N₀ + q·N₁ becomes (1 − q′)·N₀ + q′·N₁. The same channel serves both directions.
+    Both channels also act on the three parts N(0), N(μ) and N(−μ) of a replaced record's pair.
     """
+    if isinstance(release, ReplacedRecord) and isinstance(other, ReplacedRecord):
+        return other.mu <= release.mu and other.sample_rate <= release.sample_rate
+    if not (isinstance(release, Release) and isinstance(other, Release)):
+        return False
     pair, other_pair = release.base_pair, other.base_pair
     if other.sample_rate > release.sample_rate:
         return False
@@ -412,13 +428,21 @@ def _search(
         guess: of the answer.
         bad: a number that does not count as proved.
         good: a number that does, or lies beyond all that may be tried.
+
+    Raises:
+        TimeoutError: the deadline has passed before any number was proved.
     """
-    rows = _ROWS
+    rows, first = _ROWS, good
     numbers = _spread_around(guess, bad, good, rows)
     for _ in range(_ROUNDS_MAX):
         if not len(numbers):
             break
-        found, is_narrow = excess(numbers)
+        try:
+            found, is_narrow = excess(numbers)
+        except TimeoutError:
+            if good == first:
+                raise
+            break  # a number that was proved is an answer
         if not is_narrow and len(numbers) > 1:
             rows, numbers = 1, numbers[len(numbers) // 2 :][:1]
             continue

@@ -162,7 +162,7 @@ class PrivacyProfile:
             epsilons: increasing, at least 0.
             relative_width: of bounds of δ that are narrow enough.
             absolute_width: the same; one of the two suffices.
-            deadline: of `time.monotonic()`. An engine that has started ends its work.
+            deadline: of `time.process_time()`. An engine that has started ends its work.
 
         Returns:
             The bounds at each ε, as `delta` does.
@@ -195,7 +195,7 @@ class PrivacyProfile:
         Raises:
             TimeoutError: the deadline has passed.
         """
-        if time.monotonic() > deadline:
+        if time.process_time() > deadline:
             raise TimeoutError("the bounds of a privacy profile ran out of time")
         saddle = saddle_point.find_at_epsilon(self.largest, self.direction, epsilon)
         found: ProfileBounds | None = _line_near(self._releases, saddle, self.repetitions)

@@ -482,7 +482,7 @@ def json_of(mechanism: Mechanism) -> Json:
 
 @contextmanager
 def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[float]:
-    """Yield the time at which a decision about a plan's exchange ends: past it, it is refused.
+    """Yield the CPU time at which a decision about a plan's exchange ends, and is refused.
 
     Raises:
         ExchangeUndecidedError: the time has passed without a decision.
@@ -490,7 +490,7 @@ def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[float]:
     """
     try:
         with report_contradictions(Question(plan.canonical, relation), "an exchange"):
-            yield time.monotonic() + _SECONDS_MAX
+            yield time.process_time() + _SECONDS_MAX
     except TimeoutError:
         raise ExchangeUndecidedError(
             f"it could not be decided within {_SECONDS_MAX:g} s how many reference steps this plan "

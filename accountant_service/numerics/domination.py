@@ -334,7 +334,7 @@ def _bounds(
     if not is_refuted and (is_narrow.any() or len(lower) == 1):
         larger_lower, larger_upper = larger.cover(x, _RELATIVE_WIDTH, absolute, deadline)
         larger_narrow = _are_narrow(larger_lower, larger_upper, absolute)
-        is_narrow = np.logical_and(is_narrow, larger_narrow)
+        is_narrow = np.array(is_narrow & larger_narrow)
     if is_refuted:
         is_narrow = np.ones(1, dtype=bool)
     return _Bounds(x, smaller_upper, larger_lower, larger_upper, is_narrow)

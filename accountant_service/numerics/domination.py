@@ -334,7 +334,7 @@ def _bounds(
     if not is_refuted and (is_narrow.any() or len(lower) == 1):
         larger_lower, larger_upper = larger.cover(x, _RELATIVE_WIDTH, absolute, deadline)
         larger_narrow = _are_narrow(larger_lower, larger_upper, absolute)
-        is_narrow = np.array(is_narrow & larger_narrow)
+        is_narrow = is_narrow & larger_narrow
     if is_refuted:
         is_narrow = np.ones(1, dtype=bool)
     return _Bounds(x, smaller_upper, larger_lower, larger_upper, is_narrow)
@@ -342,8 +342,7 @@ def _bounds(
 
 def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_]:
     """Return whether the bounds in each row are narrow enough to decide by them."""
-    narrow: NDArray[np.bool_] = (upper - lower <= _COARSE * upper + 10 * absolute).all(axis=1)
-    return narrow
+    return np.asarray((upper - lower <= _COARSE * upper + 10 * absolute).all(axis=1))
 
 
 def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:

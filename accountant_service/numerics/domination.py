@@ -43,6 +43,7 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accountant_service.numerics.engines import saddle_point
 from accountant_service.numerics.floats.special_functions import Array
@@ -124,7 +125,7 @@ def fewest_repetitions(
         return evident
     fixed = _Repeated(block)
 
-    def excess(numbers: Array) -> tuple[Array, bool]:
+    def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return the excess of the block over each number of repetitions."""
         return _excess(_Repeated(step, numbers), fixed, slack, deadline)
 
@@ -158,7 +159,7 @@ def most_repetitions(
         return evident
     fixed = _Repeated(larger)
 
-    def excess(numbers: Array) -> tuple[Array, bool]:
+    def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return the excess of each number of repetitions over the larger composition."""
         return _excess(fixed, _Repeated(step, numbers), slack, deadline)
 
@@ -301,22 +302,22 @@ class _Bounds:
         smaller_upper: upper bounds of H of the smaller composition, a row for each repetition.
         larger_lower: lower bounds of H of the larger one.
         larger_upper: upper bounds of the same.
-        is_narrow: whether all bounds are as narrow as they are meant to be.
+        is_narrow: whether the bounds in each row are narrow.
     """
 
     x: Array
     smaller_upper: Array
     larger_lower: Array
     larger_upper: Array
-    is_narrow: bool
+    is_narrow: NDArray[np.bool_]
 
 
 def _excess(
     larger: _Repeated, smaller: _Repeated, slack: float, deadline: float
-) -> tuple[Array, bool]:
+) -> tuple[Array, NDArray[np.bool_]]:
     """Return an upper bound of sup H_smaller − H_larger − slack for each number of repetitions.
 
-    The second value is whether the bounds behind it are narrow.
+    The second value is whether the bounds behind each of them are narrow.
     """
     removing, adding = (
         _bounds(larger.profiles[direction], smaller.profiles[direction], slack, deadline)
@@ -325,7 +326,7 @@ def _excess(
     excess = np.maximum(
         _largest_gap(removing, adding, slack), _largest_gap(adding, removing, slack)
     )
-    return excess, removing.is_narrow and adding.is_narrow
+    return excess, removing.is_narrow & adding.is_narrow
 
 
 def _bounds(
@@ -344,18 +345,20 @@ def _bounds(
         kept = max(int(within[0]) + 2, 2)
         x, lower, smaller_upper = x[:kept], lower[:, :kept], smaller_upper[:, :kept]
     larger_lower, larger_upper = np.zeros_like(lower), larger.renyi_bound(x)
-    is_narrow = _is_narrow(lower, smaller_upper, absolute)
+    is_narrow = _are_narrow(lower, smaller_upper, absolute)
     is_refuted = bool((lower > larger_upper + slack).any(axis=1).all())
-    if not is_refuted and (is_narrow or len(lower) == 1):
+    if not is_refuted and (is_narrow.any() or len(lower) == 1):
         larger_lower, larger_upper = larger.cover(x, _RELATIVE_WIDTH, absolute, deadline)
-        is_narrow = is_narrow and _is_narrow(larger_lower, larger_upper, absolute)
-    is_narrow = is_narrow or is_refuted
+        larger_narrow = _are_narrow(larger_lower, larger_upper, absolute)
+        is_narrow = is_narrow & larger_narrow
+    if is_refuted:
+        is_narrow = np.ones(1, dtype=bool)
     return _Bounds(x, smaller_upper, larger_lower, larger_upper, is_narrow)
 
 
-def _is_narrow(lower: Array, upper: Array, absolute: float) -> bool:
-    """Return whether bounds are narrow enough to decide by them."""
-    return bool((upper - lower <= _COARSE * upper + 10 * absolute).all())
+def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_]:
+    """Return whether the bounds in each row are narrow enough to decide by them."""
+    return np.asarray((upper - lower <= _COARSE * upper + 10 * absolute).all(axis=1))
 
 
 def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
@@ -419,7 +422,7 @@ def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[
 
 
 def _search(
-    excess: Callable[[Array], tuple[Array, bool]], guess: float, bad: int, good: int
+    excess: Callable[[Array], tuple[Array, NDArray[np.bool_]]], guess: float, bad: int, good: int
 ) -> int:
     """Return a number next to the last that is not proved, by trying many numbers at once.
 
@@ -432,7 +435,8 @@ def _search(
     Raises:
         TimeoutError: the deadline has passed before any number was proved.
     """
-    rows, first = _ROWS, good
+    rows, first, is_upward = _ROWS, good, bad < good
+    low, high = min(bad, good), max(bad, good)
     numbers = _spread_around(guess, bad, good, rows)
     for _ in range(_ROUNDS_MAX):
         if not len(numbers):
@@ -443,18 +447,18 @@ def _search(
             if good == first:
                 raise
             break  # a number that was proved is an answer
-        if not is_narrow and len(numbers) > 1:
-            rows, numbers = 1, numbers[len(numbers) // 2 :][:1]
-            continue
-        proved = numbers[found <= 0]
+        before = (bad, good)
+        proved, failed = numbers[found <= 0], numbers[(found > 0) & (is_narrow | (rows == 1))]
         if len(proved):
-            good = int(proved.min() if bad < good else proved.max())
-        failed = numbers[(found > 0) & (numbers < good if bad < good else numbers > good)]
+            good = int(proved.min() if is_upward else proved.max())
+        failed = failed[failed < good] if is_upward else failed[failed > good]
         if len(failed):
-            bad = int(failed.max() if bad < good else failed.min())
+            bad = int(failed.max() if is_upward else failed.min())
         if abs(good - bad) <= max(1, int(_NARROW * min(good, bad))):
             break
-        numbers = _spread_between(numbers, bad, good, rows)
+        if (bad, good) == before:  # many at once share too coarse a line
+            rows = 1
+        numbers = _spread_between(bad, good, (low, high), rows)
     return good
 
 
@@ -465,16 +469,22 @@ def _spread_around(guess: float, bad: int, good: int, rows: int) -> Array:
     return _between(guess / _SPREAD, guess * _SPREAD, low, high, rows)
 
 
-def _spread_between(last: Array, bad: int, good: int, rows: int) -> Array:
-    """Return numbers between two ends; beyond the last numbers tried, if the answer is there."""
+def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int) -> Array:
+    """Return numbers between two others; near the one that was tried if only one was.
+
+    Args:
+        bad: the last number that is not proved.
+        good: the next one that is.
+        ends: what both were before any number was tried.
+        rows: how many numbers at most.
+    """
     low, high = min(bad, good), max(bad, good)
-    if last.max() <= low:
+    if high == ends[1] and low > ends[0]:
         return _between(low + 1.0, low * _SPREAD**2 + 1, low, high, rows)
-    if last.min() >= high:
+    if low == ends[0] and high < ends[1]:
         return _between(high / _SPREAD**2 - 1, high - 1.0, low, high, rows)
-    return _between(
-        low + (high - low) / (rows + 1), high - (high - low) / (rows + 1), low, high, rows
-    )
+    step = (high - low) / (rows + 1)
+    return _between(low + step, high - step, low, high, rows)
 
 
 def _between(first: float, last: float, low: int, high: int, rows: int) -> Array:

@@ -129,7 +129,8 @@ def test_slack_counts_once(scale: float) -> None:
 
 def synthetic_bounds(x: Array, smaller: Array, larger: Array) -> domination._Bounds:
     """Return exact bounds on a grid."""
-    return domination._Bounds(x, smaller[None], larger[None], larger[None], is_narrow=True)
+    narrow = np.ones(1, dtype=bool)
+    return domination._Bounds(x, smaller[None], larger[None], larger[None], narrow)
 
 
 def profile(rng: np.random.Generator, y: Array) -> Array:
@@ -342,6 +343,24 @@ def test_searches_of_few_rare_steps() -> None:
     most = most_repetitions(steps(0.02, 1.4), steps(0.01, 0.8, 8), SLACK / 10, 10**4, soon())
     assert 1 <= most <= 8
     assert dominates(steps(0.01, 0.8, 8), steps(0.02, 1.4, most), SLACK / 10, soon())
+
+
+@pytest.mark.parametrize("guess", [1.0, 70.0, 299.0, 5000.0])
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("least", [1, 2, 3, 299, 4567])
+def test_search_finds_every_boundary(guess: float, together: bool, least: int) -> None:
+    """Any guess leads to the boundary, also if numbers cannot be compared together."""
+
+    def excess(numbers: Array, up: bool = True) -> tuple[Array, np.ndarray]:
+        """Return the distance from the boundary."""
+        decided = np.full(len(numbers), together or len(numbers) == 1)
+        gap = least - numbers if up else numbers - least
+        return np.where(decided, gap, 1.0), decided
+
+    found = domination._search(excess, guess, bad=0, good=10**6)
+    assert least <= found <= 1.0011 * least
+    found = domination._search(lambda each: excess(each, up=False), guess, bad=10**6, good=0)
+    assert 0.9989 * least <= found <= least
 
 
 def test_laplace_releases_are_compared() -> None:

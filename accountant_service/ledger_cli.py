@@ -111,7 +111,7 @@ def _check_name(name: str | None) -> str | None:
     """Return a team's name, or refuse one that the HTTP API would refuse."""
     if name is not None and (len(name) > NAME_LENGTH_MAX or not re.search(NAME_PATTERN, name)):
         raise typer.BadParameter(
-            f"{name!r} is no name: use letters, digits, dots, dashes and underscores",
+            f"{name!r} is not a valid name: use letters, digits, dots, dashes and underscores",
             param_hint="--team",
         )
     return name

@@ -178,7 +178,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
 
 
 def _restrict(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Return amounts that leave no more of the budget than every cap leaves its holder."""
+    """Return amounts beside which no more is free than is left under every cap."""
     for use in caps:
         taken = policy.restrict(taken, use.cap.share, use.taken)
     return taken

@@ -371,7 +371,7 @@ def _require_cap(dataset: Dataset, reservation: Reservation, use: CapUse) -> Non
     """Raise CapExhaustedError if a reservation does not fit under a cap."""
     cap = use.cap
     holder = reservation.key if cap.kind is HolderKind.KEY else reservation.team
-    _require(cap.holder == holder, f"a cap of {cap.kind} {cap.holder!r} is none of {holder!r}")
+    _require(cap.holder == holder, f"a cap of {cap.kind} {cap.holder!r} does not limit {holder!r}")
     if not fits_cap(dataset.policy, use, reservation.charge.reserved):
         raise CapExhaustedError(
             f"{reservation.steps_reserved} steps do not fit under a cap: {cap.kind} "

@@ -14,8 +14,8 @@ from accountant_service.api.ledger_routes import Name, keys_of
 from accountant_service.api.ledger_schemas import KeyRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.ledger.api_keys import Scope, require_unbound
-from accountant_service.ledger.errors import UnauthenticatedError, UnknownSubjectError
 from accountant_service.ledger.caps import Caps
+from accountant_service.ledger.errors import UnauthenticatedError, UnknownSubjectError
 from accountant_service.ledger.repository import KeyRecord, now
 from accountant_service.ledger.rules import HolderKind
 from accountant_service.web.rendering import render_page

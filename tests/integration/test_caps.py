@@ -266,25 +266,21 @@ def test_racing_keys_of_a_team_keep_its_cap(repository: Repository) -> None:
     assert outcome.faults == []
 
 
-def read_outside(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def read_outside(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant: caps are read before the race, as a check outside the transaction would."""
-    genuine = Transaction.find_cap_uses
-    known: list[CapUse] = []
-
-    def find(self: Transaction, dataset: Any, key: str, team: str | None) -> list[CapUse]:
-        if not known:
-            with repository.reading() as reading:
-                known.extend(genuine(reading, dataset, key, team))
-        return known
-
-    monkeypatch.setattr(Transaction, "find_cap_uses", find)
+    bench.cap(0.35)
+    with bench.repository.reading() as reading:
+        dataset = reading.find_dataset("d")
+        assert dataset is not None
+        known = reading.find_cap_uses(dataset, "", "vision")
+    monkeypatch.setattr(Transaction, "find_cap_uses", lambda *_: known)
 
 
 def test_a_cap_checked_outside_the_transaction_does_not_hold(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(repository)
-    read_outside(repository, monkeypatch)
+    read_outside(bench, monkeypatch)
     outcome = race(bench)
     assert outcome.share_taken > 0.35
     assert any("do not fit under a cap" in fault for fault in outcome.faults)

@@ -121,7 +121,7 @@ class PrivacyFilter(ABC):
         share: float,  # noqa: ARG002
         holder_taken: Amounts,  # noqa: ARG002
     ) -> Amounts:
-        """Return amounts that leave no more of the budget than a cap leaves its holder.
+        """Return amounts beside which no more is free than is left under a cap.
 
         They only tell what would fit. A filter that cannot say returns what is taken.
 

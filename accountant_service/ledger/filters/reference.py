@@ -157,7 +157,7 @@ class ReferenceFilter(PrivacyFilter):
         return taken[0] / self.steps if self.steps else 1.0
 
     def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return amounts that leave only the reference steps that a cap leaves its holder."""
+        """Return amounts beside which only the reference steps left under a cap are free."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 

@@ -224,7 +224,7 @@ class RenyiFilter(DivergenceFilter):
         return taken[0] / self.budget if self.budget else 1.0
 
     def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return a divergence that leaves only what a cap leaves its holder."""
+        """Return a divergence beside which only the rest of a cap is free."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 

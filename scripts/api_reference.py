@@ -78,16 +78,16 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("GET", "/v1/reservations/{identifier}/certificate", None),
     ("GET", "/v1/datasets/{name}/running-total", None),
     ("GET", "/v1/datasets/{name}/entries", None),
+    ("PUT", "/v1/datasets/{name}/caps/teams/{team}", {"share": 0.3}),
+    ("PUT", "/v1/datasets/{name}/caps/keys/{key_id}", {"share": 0.2}),
+    ("GET", "/v1/datasets/{name}/caps", None),
+    ("DELETE", "/v1/datasets/{name}/caps/teams/{team}", None),
+    ("DELETE", "/v1/datasets/{name}/caps/keys/{key_id}", None),
     (
         "POST",
         "/v1/keys",
         {"scopes": ["run"], "name": "trainer", "datasets": ["patients"], "team": "vision"},
     ),
-    ("PUT", "/v1/datasets/{name}/caps/teams/{team}", {"share": 0.3}),
-    ("PUT", "/v1/datasets/{name}/caps/keys/{identifier}", {"share": 0.2}),
-    ("GET", "/v1/datasets/{name}/caps", None),
-    ("DELETE", "/v1/datasets/{name}/caps/teams/{team}", None),
-    ("DELETE", "/v1/datasets/{name}/caps/keys/{identifier}", None),
     ("GET", "/v1/keys", None),
     ("DELETE", "/v1/keys/{identifier}", None),
     ("GET", "/healthz", None),
@@ -126,7 +126,7 @@ class ReferencePage:
         self._token = token
         self._document: dict[str, Any] = client.get("/openapi.json").json()
         self._schemas = self._document["components"]["schemas"]
-        self._known = {"name": "patients", "team": "vision"}
+        self._known = {"name": "patients", "team": "vision", "key_id": token.split("_")[1]}
         self._writes = 0
 
     def render_page(self) -> Iterator[str]:

@@ -278,12 +278,12 @@ async def set_team_cap(
     return _json_response(await ledger.set_cap(key, name, cap))
 
 
-@router.put("/v1/datasets/{name}/caps/keys/{identifier}", response_model=bodies.CapView)
+@router.put("/v1/datasets/{name}/caps/keys/{key_id}", response_model=bodies.CapView)
 async def set_key_cap(
-    name: Name, identifier: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+    name: Name, key_id: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
     """Limit what an API key may take. Replaces the key's earlier cap."""
-    cap = Cap(HolderKind.KEY, identifier, float(body.share))
+    cap = Cap(HolderKind.KEY, key_id, float(body.share))
     return _json_response(await ledger.set_cap(key, name, cap))
 
 
@@ -294,10 +294,10 @@ async def remove_team_cap(name: Name, team: Name, key: Key, ledger: TheLedger) -
     return Response(status_code=204)
 
 
-@router.delete("/v1/datasets/{name}/caps/keys/{identifier}", status_code=204)
-async def remove_key_cap(name: Name, identifier: Name, key: Key, ledger: TheLedger) -> Response:
+@router.delete("/v1/datasets/{name}/caps/keys/{key_id}", status_code=204)
+async def remove_key_cap(name: Name, key_id: Name, key: Key, ledger: TheLedger) -> Response:
     """Remove the cap of an API key."""
-    await ledger.remove_cap(key, name, HolderKind.KEY, identifier)
+    await ledger.remove_cap(key, name, HolderKind.KEY, key_id)
     return Response(status_code=204)
 
 

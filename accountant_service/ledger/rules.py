@@ -63,7 +63,7 @@ class EntryKind(StrEnum):
 
 
 class HolderKind(StrEnum):
-    """What a cap limits: one API key, or all keys of one team."""
+    """The kind of holder that a cap limits: one API key, or all keys of one team."""
 
     KEY = "key"
     TEAM = "team"

@@ -347,7 +347,7 @@ def previous_hash(repository: Repository) -> str:
 
 
 def faults_after(repository: Repository, *statements: str) -> list[str]:
-    """What `verify` finds after statements, which are undone."""
+    """Return the faults that `verify` finds after statements; then undo these."""
     stored = {}
     with repository.transaction() as transaction:
         for table in ("reservation", "entry", "dataset"):

@@ -19,6 +19,7 @@ from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.api.routes import BODY_MEMORY_BYTES, BodyMemory, build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
 from accountant_service.ledger.api_keys import Keys
+from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
 from accountant_service.ledger.rules import EntryKind
@@ -47,7 +48,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     ledger_probe = metrics_endpoint.LedgerProbe(repository, metrics)
 
     ledger, keys = Ledger(repository, encode_answer, _make_write_counter(metrics)), Keys(repository)
-    async_ledger = AsyncLedger(ledger, keys, settings)
+    caps = Caps(repository)
+    async_ledger = AsyncLedger(ledger, keys, caps, settings)
 
     closing = ExitStack()  # closes in reverse order
     housekeeping = IdempotencyCleanup(repository, settings.idempotency_days)
@@ -72,7 +74,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.computations, app.state.ledger_probe = computations, ledger_probe
     app.state.body_memory = BodyMemory(BODY_MEMORY_BYTES)
     app.state.repository, app.state.keys = repository, keys
-    app.state.ledger, app.state.async_ledger = ledger, async_ledger
+    app.state.ledger, app.state.async_ledger, app.state.caps = ledger, async_ledger, caps
     dependencies = [] if settings.open_computation else [Depends(ledger_routes.require_any_scope)]
     app.include_router(build_router(dependencies))
     app.include_router(ledger_routes.router)

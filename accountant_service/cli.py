@@ -39,6 +39,7 @@ app = typer.Typer(
 
 app.add_typer(ledger_cli.keys, name="keys")
 app.add_typer(ledger_cli.ledger, name="ledger")
+app.add_typer(ledger_cli.caps, name="caps")
 app.add_typer(ledger_cli.db, name="db")
 app.command("verify")(ledger_cli.verify_certificate)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +15,22 @@ from rich.console import Console
 from rich.table import Table
 
 from accountant_service import number_format
-from accountant_service.api.ledger_views import dataset_view
+from accountant_service.api.ledger_schemas import NAME_LENGTH_MAX, NAME_PATTERN
+from accountant_service.api.ledger_views import cap_view, dataset_view
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, database, verification
 from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.repository import Repository, connect, now
+from accountant_service.ledger.rules import Cap, HolderKind
 from accountant_service.settings import Settings
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 ledger = typer.Typer(no_args_is_help=True, help="Verify, show and export the budget ledger.")
+caps = typer.Typer(
+    no_args_is_help=True, help="Limit what teams and keys may take of a dataset's budget."
+)
 db = typer.Typer(no_args_is_help=True, help="Manage the ledger's database.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -56,12 +63,15 @@ def create_key(
     expires_in_days: Annotated[
         float | None, typer.Option(help="Days until the key expires. Default: never.")
     ] = None,
+    team: Annotated[
+        str | None, typer.Option(help="The team whose runs and caps the key shares.")
+    ] = None,
 ) -> None:
     """Create a key and print it on one line. It cannot be shown again."""
     expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
     with _open_repository() as repository:
         token, _ = Keys(repository).create(
-            scope, name, None if not dataset else tuple(dataset), expires
+            scope, name, None if not dataset else tuple(dataset), expires, _check_name(team)
         )
     print(token)
 
@@ -77,11 +87,12 @@ def list_keys(as_json: AsJson = False) -> None:
             "name": key.name,
             "scopes": sorted(key.scopes),
             "datasets": key.datasets,
+            "team": key.team,
             "revoked": key.revoked_at is not None,
         }
         for key in found
     ]
-    _print_rows(rows, ["id", "name", "scopes", "datasets", "revoked"], "API keys", as_json)
+    _print_rows(rows, ["id", "name", "scopes", "datasets", "team", "revoked"], "API keys", as_json)
 
 
 @keys.command("revoke")
@@ -94,6 +105,71 @@ def revoke_key(
             print(f"error: there is no key {identifier!r}", file=sys.stderr)
             raise typer.Exit(1)
     print(f"revoked {identifier}")
+
+
+def _check_name(name: str | None) -> str | None:
+    """Return a team's name, or refuse one that the HTTP API would refuse."""
+    if name is not None and (len(name) > NAME_LENGTH_MAX or not re.search(NAME_PATTERN, name)):
+        raise typer.BadParameter(
+            f"{name!r} is not a valid name: use letters, digits, dots, dashes and underscores",
+            param_hint="--team",
+        )
+    return name
+
+
+TeamOption = Annotated[str | None, typer.Option("--team", help="The team that the cap limits.")]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", help="The id of the key that the cap limits.")
+]
+
+
+def _choose_holder(team: str | None, key: str | None) -> tuple[HolderKind, str]:
+    """Return what a cap limits: exactly one of a team and a key."""
+    if team is not None and key is None:
+        return HolderKind.TEAM, _check_name(team) or ""
+    if key is not None and team is None:
+        return HolderKind.KEY, key
+    raise typer.BadParameter("give one of --team and --key")
+
+
+@caps.command("set")
+def set_cap(
+    dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
+    share: Annotated[float, typer.Option(min=0, max=1, help="Share of the budget, from 0 to 1.")],
+    team: TeamOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Limit what a team or a key may take of a dataset's budget."""
+    kind, holder = _choose_holder(team, key)
+    with _open_repository() as repository:
+        cap = Cap(kind, holder, share)
+        found, use = Caps(repository).set(dataset, cap, by="command-line")
+    taken = cap_view(found.policy, use)["share_taken"]
+    print(f"{kind} {holder} may take {share:g} of the budget of {dataset}; taken: {taken:.4g}")
+
+
+@caps.command("list")
+def list_caps(
+    dataset: Annotated[str, typer.Argument(help="The dataset's name.")], as_json: AsJson = False
+) -> None:
+    """List a dataset's caps, with what each holder has taken."""
+    with _open_repository() as repository:
+        found, uses = Caps(repository).list_uses(dataset)
+    rows = [cap_view(found.policy, use) for use in uses]
+    _print_rows(rows, ["team", "key", "share", "share_taken"], f"Caps of {dataset}", as_json)
+
+
+@caps.command("remove")
+def remove_cap(
+    dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
+    team: TeamOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Remove the cap of a team or a key."""
+    kind, holder = _choose_holder(team, key)
+    with _open_repository() as repository:
+        Caps(repository).remove(dataset, kind, holder, by="command-line")
+    print(f"removed the cap of {kind} {holder}")
 
 
 @ledger.command("verify")
@@ -149,14 +225,14 @@ def export() -> None:
 
 @ledger.command("events")
 def events(as_json: AsJson = False) -> None:
-    """Show which key created or revoked keys, or created datasets."""
+    """Show which key created or revoked keys, created datasets, or changed caps."""
     with _open_repository() as repository, repository.reading() as reading:
         found = reading.list_audit_events()
     rows = [
         event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC).isoformat(" ", "seconds")}
         for event in found
     ]
-    _print_rows(rows, ["at", "key", "action", "subject"], "Audit events", as_json)
+    _print_rows(rows, ["at", "key", "action", "subject", "detail"], "Audit events", as_json)
 
 
 @db.command("upgrade")

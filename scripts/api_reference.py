@@ -78,7 +78,16 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("GET", "/v1/reservations/{identifier}/certificate", None),
     ("GET", "/v1/datasets/{name}/running-total", None),
     ("GET", "/v1/datasets/{name}/entries", None),
-    ("POST", "/v1/keys", {"scopes": ["run"], "name": "team", "datasets": ["patients"]}),
+    ("PUT", "/v1/datasets/{name}/caps/teams/{team}", {"share": 0.3}),
+    ("PUT", "/v1/datasets/{name}/caps/keys/{key_id}", {"share": 0.2}),
+    ("GET", "/v1/datasets/{name}/caps", None),
+    ("DELETE", "/v1/datasets/{name}/caps/teams/{team}", None),
+    ("DELETE", "/v1/datasets/{name}/caps/keys/{key_id}", None),
+    (
+        "POST",
+        "/v1/keys",
+        {"scopes": ["run"], "name": "trainer", "datasets": ["patients"], "team": "vision"},
+    ),
     ("GET", "/v1/keys", None),
     ("DELETE", "/v1/keys/{identifier}", None),
     ("GET", "/healthz", None),
@@ -117,7 +126,7 @@ class ReferencePage:
         self._token = token
         self._document: dict[str, Any] = client.get("/openapi.json").json()
         self._schemas = self._document["components"]["schemas"]
-        self._known = {"name": "patients"}
+        self._known = {"name": "patients", "team": "vision", "key_id": token.split("_")[1]}
         self._writes = 0
 
     def render_page(self) -> Iterator[str]:
@@ -170,8 +179,9 @@ class ReferencePage:
             yield from self._build_field_table(self._resolve(content))
             yield _format_block(body)
         answer = self._send_example(method, path, body)
-        yield f"Answers {answer.status_code}:\n"
-        yield _format_block(_shorten_answer(answer.json()))
+        yield f"Answers {answer.status_code}{':' if answer.content else ', without a body.'}\n"
+        if answer.content:
+            yield _format_block(_shorten_answer(answer.json()))
         refused = [status for status in operation["responses"] if status >= "400"]
         if refused:
             yield f"Refused with {', '.join(refused)}.\n"

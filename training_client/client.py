@@ -436,7 +436,7 @@ class AccountingService:
         try:
             return self._request(path, body, {"Idempotency-Key": uuid.uuid4().hex}, patience)
         except ServiceRefusedError as error:
-            if error.code == "budget-exhausted":
+            if error.code in ("budget-exhausted", "cap-exhausted"):
                 raise BudgetExhaustedError(str(error)) from None
             raise
 

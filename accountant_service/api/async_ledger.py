@@ -16,17 +16,32 @@ from typing import Any, Final, TypeVar
 from anyio import CapacityLimiter, to_thread
 
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
-from accountant_service.api.ledger_views import Json, dataset_view, entries_view, reservation_view
+from accountant_service.api.ledger_views import (
+    Json,
+    cap_view,
+    dataset_view,
+    entries_view,
+    reservation_view,
+)
 from accountant_service.computation_processes import ProcessPool
 from accountant_service.errors import CodedError, TooExpensiveError
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, plans, service
 from accountant_service.ledger.api_keys import Keys, Scope, require_scope, require_unbound
+from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import BudgetExhaustedError, ChargeOutdatedError
 from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.plans import CombinedQuote, Quote
 from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
-from accountant_service.ledger.rules import Dataset, EntryKind, NewDataset, Reservation
+from accountant_service.ledger.rules import (
+    Cap,
+    CapUse,
+    Dataset,
+    EntryKind,
+    HolderKind,
+    NewDataset,
+    Reservation,
+)
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.mechanisms import Mechanism
 from accountant_service.settings import Settings
@@ -48,11 +63,12 @@ class AsyncLedger:
     Args:
         ledger: the ledger.
         keys: the API keys.
+        caps: of keys and teams.
         settings: limits of concurrent calculations.
     """
 
-    def __init__(self, ledger: Ledger, keys: Keys, settings: Settings) -> None:
-        self._ledger, self._keys = ledger, keys
+    def __init__(self, ledger: Ledger, keys: Keys, caps: Caps, settings: Settings) -> None:
+        self._ledger, self._keys, self._caps = ledger, keys, caps
         count = max(2, settings.computation_processes)  # one key leaves at least one to other keys
         self._processes = ProcessPool(count, settings.computation_seconds_max, _NICENESS)
         waiting = settings.waiting_max
@@ -147,12 +163,40 @@ class AsyncLedger:
         after = int(cursor) if cursor.isdecimal() and len(cursor) < 19 else 0
         return entries_view(await self._read(self._ledger.list_entries, key, name, after))
 
+    # --- caps
+
+    async def caps(self, key: KeyRecord, name: str) -> list[Json]:
+        """Return a dataset's caps, with what each holder has taken."""
+        await self._read(self._ledger.find_dataset, key, name)
+        dataset, uses = await self._read(self._caps.list_uses, name)
+        return [cap_view(dataset.policy, use) for use in uses]
+
+    async def set_cap(self, key: KeyRecord, name: str, cap: Cap) -> Json:
+        """Set the cap of a key or team; return it with what the holder has taken."""
+        dataset = await self._read(self._ledger.find_dataset, key, name, Scope.OWNER)
+        by = key.identifier
+        dataset, use = await self._write(dataset.identifier, self._caps.set, name, cap, by)
+        return cap_view(dataset.policy, use)
+
+    async def remove_cap(self, key: KeyRecord, name: str, kind: HolderKind, holder: str) -> None:
+        """Remove the cap of a key or team."""
+        dataset = await self._read(self._ledger.find_dataset, key, name, Scope.OWNER)
+        by = key.identifier
+        await self._write(dataset.identifier, self._caps.remove, name, kind, holder, by)
+
     # --- plans
+
+    async def _find_dataset_and_caps(
+        self, key: KeyRecord, name: str
+    ) -> tuple[Dataset, list[CapUse]]:
+        """Return a dataset, and the caps that limit the key and its team."""
+        dataset = await self._read(self._ledger.find_dataset, key, name)
+        return dataset, await self._read(self._ledger.find_cap_uses, key, dataset)
 
     async def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> Quote:
         """Quote a plan: whether it fits, and what would fit. Nothing is charged."""
-        dataset = await self._read(self._ledger.find_dataset, key, name)
-        return await self._calculate(key, plans.quote_plan, dataset, mechanism)
+        dataset, caps = await self._find_dataset_and_caps(key, name)
+        return await self._calculate(key, plans.quote_plan, dataset, mechanism, caps)
 
     async def quotes(
         self, key: KeyRecord, name: str, mechanisms: Sequence[Mechanism]
@@ -161,7 +205,7 @@ class AsyncLedger:
 
         A plan that cannot be charged at all has an error instead of a quote.
         """
-        dataset = await self._read(self._ledger.find_dataset, key, name)
+        dataset, caps = await self._find_dataset_and_caps(key, name)
         deadline = time.monotonic() + _QUOTES_SECONDS_MAX
         items: list[Quote | CodedError] = []
         for mechanism in mechanisms:
@@ -170,10 +214,12 @@ class AsyncLedger:
                     raise TooExpensiveError(
                         f"the quotes before it took {_QUOTES_SECONDS_MAX:g} s: send fewer plans"
                     )
-                items.append(await self._calculate(key, plans.quote_plan, dataset, mechanism))
+                items.append(await self._calculate(key, plans.quote_plan, dataset, mechanism, caps))
             except CodedError as error:
                 items.append(error)
-        combined = await self._calculate(key, plans.combine_quotes, dataset, mechanisms, items)
+        combined = await self._calculate(
+            key, plans.combine_quotes, dataset, mechanisms, items, caps
+        )
         return items, combined
 
     async def running_total(self, key: KeyRecord, name: str) -> Guarantee:
@@ -221,8 +267,9 @@ class AsyncLedger:
     ) -> None:
         """Add to a refusal what would fit."""
         if isinstance(error, BudgetExhaustedError):
-            current = await self._read(self._ledger.find_dataset, key, name, Scope.RUN)
-            error.explain(*await self._calculate(key, plans.find_affordable, current, mechanism))
+            current, caps = await self._find_dataset_and_caps(key, name)
+            found = await self._calculate(key, plans.find_affordable, current, mechanism, caps)
+            error.explain(*found)
 
     # --- runs
 
@@ -278,7 +325,7 @@ class AsyncLedger:
         *arguments: Any,
     ) -> StoredAnswer:
         """Run a transaction on a reservation, when it is the turn of its dataset."""
-        require_scope(request.key, Scope.RUN)
+        require_scope(request.key, Scope.RUN, Scope.OWNER)
         dataset_id = self._ledger.cached_dataset_id(identifier)
         if dataset_id is None:
             dataset_id = await self._read(self._ledger.find_dataset_id, identifier)

@@ -19,6 +19,7 @@ from accountant_service.ledger.api_keys import Keys, Scope, require_scope, requi
 from accountant_service.ledger.errors import UnknownSubjectError
 from accountant_service.ledger.plans import Quote
 from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
+from accountant_service.ledger.rules import Cap, HolderKind
 from accountant_service.ledger.service import WriteRequest
 
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -262,6 +263,44 @@ async def entries(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> 
     return _json_response(await ledger.entries(key, name, cursor))
 
 
+@router.get("/v1/datasets/{name}/caps", response_model=bodies.CapsView)
+async def caps(name: Name, key: Key, ledger: TheLedger) -> Response:
+    """List the caps of a dataset, with what each holder has taken."""
+    return _json_response({"items": await ledger.caps(key, name)})
+
+
+@router.put("/v1/datasets/{name}/caps/teams/{team}", response_model=bodies.CapView)
+async def set_team_cap(
+    name: Name, team: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+) -> Response:
+    """Limit what the keys of a team may take together. Replaces the team's earlier cap."""
+    cap = Cap(HolderKind.TEAM, team, float(body.share))
+    return _json_response(await ledger.set_cap(key, name, cap))
+
+
+@router.put("/v1/datasets/{name}/caps/keys/{key_id}", response_model=bodies.CapView)
+async def set_key_cap(
+    name: Name, key_id: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+) -> Response:
+    """Limit what an API key may take. Replaces the key's earlier cap."""
+    cap = Cap(HolderKind.KEY, key_id, float(body.share))
+    return _json_response(await ledger.set_cap(key, name, cap))
+
+
+@router.delete("/v1/datasets/{name}/caps/teams/{team}", status_code=204)
+async def remove_team_cap(name: Name, team: Name, key: Key, ledger: TheLedger) -> Response:
+    """Remove the cap of a team."""
+    await ledger.remove_cap(key, name, HolderKind.TEAM, team)
+    return Response(status_code=204)
+
+
+@router.delete("/v1/datasets/{name}/caps/keys/{key_id}", status_code=204)
+async def remove_key_cap(name: Name, key_id: Name, key: Key, ledger: TheLedger) -> Response:
+    """Remove the cap of an API key."""
+    await ledger.remove_cap(key, name, HolderKind.KEY, key_id)
+    return Response(status_code=204)
+
+
 @router.post("/v1/keys", status_code=201, response_model=bodies.NewKeyView, tags=["keys"])
 def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
     """Create an API key. Its secret is shown only once."""
@@ -272,6 +311,7 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
         body.name,
         None if body.datasets is None else tuple(body.datasets),
         None if expires is None else now() + int(1e6 * expires),
+        body.team,
     )
     return _json_response(ledger_views.key_view(record) | {"key": token}, 201)
 

@@ -32,7 +32,8 @@ LeaseField = Annotated[
 ]
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _TEXT: Final = r"^[^\x00]*$"  # PostgreSQL stores no NUL characters
-NameField = Annotated[str, Field(min_length=1, max_length=200, pattern=NAME_PATTERN)]
+NAME_LENGTH_MAX: Final = 200
+NameField = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH_MAX, pattern=NAME_PATTERN)]
 
 
 class BudgetBody(_Body):
@@ -131,7 +132,17 @@ class KeyRequest(_Body):
     scopes: Annotated[list[Annotated[Scope, Field(strict=False)]], Field(min_length=1)]
     name: Annotated[str, Field(max_length=200, pattern=_TEXT)] = ""
     datasets: list[NameField] | None = None
+    team: Annotated[
+        NameField | None,
+        Field(description="team whose runs and caps the key shares; it cannot be changed"),
+    ] = None
     expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+
+
+class CapRequest(_Body):
+    """A limit on what a key or team may take of the budget."""
+
+    share: Annotated[float, Field(ge=0, le=1, description="share of the budget, from 0 to 1")]
 
 
 class AmountView(BaseModel):
@@ -261,6 +272,7 @@ class KeyView(BaseModel):
     name: str
     scopes: list[str]
     datasets: list[str] | None
+    team: str | None
     created_at: float
     expires_at: float | None
     revoked_at: float | None
@@ -277,6 +289,21 @@ class KeysView(BaseModel):
     """All API keys, without their secrets."""
 
     items: list[KeyView]
+
+
+class CapView(BaseModel):
+    """A cap, and what its holder has taken."""
+
+    team: str | None = Field(description="the team that it limits; null for a cap of a key")
+    key: str | None = Field(description="the key that it limits; null for a cap of a team")
+    share: float = Field(description="share of the budget that the holder may take")
+    share_taken: float = Field(description="share of the budget spent or held by the holder")
+
+
+class CapsView(BaseModel):
+    """The caps of a dataset."""
+
+    items: list[CapView]
 
 
 _RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
@@ -314,14 +341,16 @@ _RESERVATION: Final = {
 }
 _KEY: Final = {
     "id": "1c3aee0336e2d586",
-    "name": "team",
+    "name": "trainer",
     "scopes": ["run"],
     "datasets": ["patients"],
+    "team": "vision",
     "created_at": 1795278797.7,
     "expires_at": None,
     "revoked_at": None,
     "last_used_at": None,
 }
+_CAP: Final = {"team": "vision", "key": None, "share": 0.3, "share_taken": 0.12}
 _QUOTE: Final = {
     "fits": True,
     "affordable": _AFFORDABLE,
@@ -345,7 +374,15 @@ EXAMPLES: Final[dict[str, Any]] = {
     "GrantRequest": {"steps": 50, "sequence": 0},
     "RenewRequest": {"lease_seconds": 3600},
     "NothingRequest": {},
-    "KeyRequest": {"scopes": ["run"], "name": "team", "datasets": ["patients"]},
+    "KeyRequest": {
+        "scopes": ["run"],
+        "name": "trainer",
+        "datasets": ["patients"],
+        "team": "vision",
+    },
+    "CapRequest": {"share": 0.3},
+    "CapView": _CAP,
+    "CapsView": {"items": [_CAP]},
     "AffordableView": _AFFORDABLE,
     "AmountView": {"epsilon": 2.01, "micronats": 51250},
     "AccountingView": _ACCOUNTING,

@@ -11,7 +11,7 @@ from accountant_service.ledger.filters.base import Amounts, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.plans import CombinedQuote, Quote
 from accountant_service.ledger.repository import KeyRecord
-from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation
 from accountant_service.ledger.service import BurnDownPoint, EntriesPage
 from accountant_service.numerics.floats import rounding
 
@@ -135,6 +135,17 @@ def burn_down_view(points: list[BurnDownPoint]) -> list[Json]:
     ]
 
 
+def cap_view(policy: PrivacyFilter, use: CapUse) -> Json:
+    """Return a cap as JSON, with the share of the budget that its holder has taken."""
+    cap = use.cap
+    return {
+        "team": cap.holder if cap.kind is HolderKind.TEAM else None,
+        "key": cap.holder if cap.kind is HolderKind.KEY else None,
+        "share": cap.share,
+        "share_taken": min(policy.share_of(use.taken), 1.0) if any(use.taken) else 0.0,
+    }
+
+
 def key_view(key: KeyRecord) -> Json:
     """Return an API key as JSON, without its digest."""
     return {
@@ -142,6 +153,7 @@ def key_view(key: KeyRecord) -> Json:
         "name": key.name,
         "scopes": sorted(key.scopes),
         "datasets": None if key.datasets is None else list(key.datasets),
+        "team": key.team,
         "created_at": _to_seconds(key.created_at),
         "expires_at": None if key.expires_at is None else _to_seconds(key.expires_at),
         "revoked_at": None if key.revoked_at is None else _to_seconds(key.revoked_at),

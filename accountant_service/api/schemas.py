@@ -603,5 +603,5 @@ class ProblemView(_Answer):
     code: str
     errors: list[dict[str, str]] = Field(default_factory=list)
     affordable: AffordableView | None = Field(
-        default=None, description="with `budget-exhausted`: what fits the remaining budget"
+        default=None, description="with `budget-exhausted` and `cap-exhausted`: what would fit"
     )

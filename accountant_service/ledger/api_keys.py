@@ -16,6 +16,7 @@ from accountant_service.ledger.errors import (
     UnknownSubjectError,
 )
 from accountant_service.ledger.repository import KeyRecord, Repository, now
+from accountant_service.ledger.rules import Reservation
 
 _TOKEN_PREFIX: Final = "pa"
 _SECRET_NAME: Final = "api-keys"
@@ -49,13 +50,22 @@ class Keys:
         name: str = "",
         datasets: tuple[str, ...] | None = None,
         expires_at: int | None = None,
+        team: str | None = None,
     ) -> tuple[str, KeyRecord]:
-        """Create a key; return its token, which is stored nowhere, and its record."""
+        """Create a key; return its token, which is stored nowhere, and its record.
+
+        Args:
+            scopes: the key's permissions.
+            name: a label.
+            datasets: that the key is bound to; None for all.
+            expires_at: microseconds since 1970; None for never.
+            team: whose runs and caps the key shares. It never changes.
+        """
         identifier = secrets.token_hex(8)
         token = f"{_TOKEN_PREFIX}_{identifier}_{secrets.token_urlsafe(32)}"
         record = KeyRecord(
             identifier, name, self._digest(token), frozenset(scope.value for scope in scopes),
-            datasets, now(), expires_at, None, None,
+            datasets, now(), expires_at, None, None, team,
         )  # fmt: skip
         with self._repository.transaction() as transaction:
             transaction.add_key(record)
@@ -145,6 +155,21 @@ def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
     require_scope(key, *scopes)
     if key.datasets is not None:
         raise ForbiddenError("this needs a key that is not bound to datasets")
+
+
+def require_control(key: KeyRecord, run: Reservation) -> None:
+    """Raise `ForbiddenError` unless a key may change a run.
+
+    A run belongs to the key that reserved it and to that key's team. Owners and admins may change
+    every run that they see.
+    """
+    if {Scope.OWNER.value, Scope.ADMIN.value} & key.scopes or key.identifier == run.key:
+        return
+    if key.team is None or key.team != run.team:
+        raise ForbiddenError(
+            "this run belongs to another key: use the key that reserved it, a key of the same "
+            "team, or a key with scope owner"
+        )
 
 
 def is_visible(key: KeyRecord, dataset: str) -> bool:

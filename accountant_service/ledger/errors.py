@@ -2,6 +2,7 @@
 
 LedgerError
 ├── BudgetExhaustedError       the plan does not fit in the remaining budget
+│   └── CapExhaustedError      the plan does not fit under a cap of its key or team
 ├── DatasetSizeError           the mechanism is for another number of records
 ├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
 ├── ExchangeUndecidedError     the time limit ended before a plan's charge was known
@@ -44,6 +45,15 @@ class BudgetExhaustedError(
         """Add how many steps fit, and the least noise multiplier with which all of them fit."""
         self.steps, self.noise_multiplier = steps, noise_multiplier
         self.detail = f"{self.detail}; {steps or 0} steps of this mechanism fit"
+
+
+class CapExhaustedError(
+    BudgetExhaustedError,
+    code="cap-exhausted",
+    title="The cap of a key or team does not allow it",
+    status=409,
+):
+    """The plan does not fit under a cap of the key or of its team."""
 
 
 class DatasetSizeError(
@@ -122,7 +132,7 @@ class UnauthenticatedError(
 class ForbiddenError(
     LedgerError, code="forbidden", title="The key does not allow this", status=403
 ):
-    """The API key lacks the scope, or is bound to datasets."""
+    """The API key lacks the scope, is bound to datasets, or the run belongs to another key."""
 
 
 class UnknownSubjectError(LedgerError, code="not-found", title="There is nothing here", status=404):

@@ -15,10 +15,14 @@ from typing import Any, Final
 from accountant_service import calculator, mechanisms
 from accountant_service.errors import CodedError, NoFiniteEpsilonError, TooExpensiveError
 from accountant_service.guarantee import Assumption, Guarantee, Status
-from accountant_service.ledger.errors import DatasetSizeError, ExchangeUndecidedError
+from accountant_service.ledger.errors import (
+    DatasetSizeError,
+    ExchangeUndecidedError,
+    UnsuitableReferenceError,
+)
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi, renyi_mixture
-from accountant_service.ledger.filters.base import Amounts, Charge, add
-from accountant_service.ledger.rules import Dataset, NewDataset, Reservation
+from accountant_service.ledger.filters.base import Amounts, Charge, add, subtract
+from accountant_service.ledger.rules import CapUse, Dataset, NewDataset, Reservation, fits_cap
 from accountant_service.ledger.step_plan import StepPlan, with_steps
 from accountant_service.mechanisms import Composed, DpSgd, Mechanism
 
@@ -146,23 +150,29 @@ def compute_return(policy: PrivacyFilter, run: Reservation) -> Amounts:
     return policy.compute_return(plan, run.charge, run.steps_granted)
 
 
-def quote_plan(dataset: Dataset, mechanism: Mechanism) -> Quote:
-    """Return whether a plan fits, and the largest part of it that does."""
+def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()) -> Quote:
+    """Return whether a plan fits, and the largest part of it that does.
+
+    Args:
+        dataset: as last written.
+        mechanism: the plan.
+        caps: of the key and team that ask.
+    """
     _require_dataset_size(dataset.size, mechanism)
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.replaced_by(plan, taken)
     charged = policy.compute_charge(plan, taken).reserved
     after = add(taken, charged)
-    fits = policy.admits(after)
+    fits = policy.admits(after) and all(fits_cap(policy, use, charged) for use in caps)
     try:
         guarantee = calculator.prove_epsilon(plan.mechanism, policy.relation, policy.delta)
     except NoFiniteEpsilonError:  # the plan does not fit; the question itself is valid
         guarantee = None
     return Quote(
         fits,
-        policy.count_affordable_steps(plan, taken),
+        policy.count_affordable_steps(plan, _restrict(policy, taken, caps)),
         policy.count_affordable_steps(plan, policy.nothing),
-        find_least_noise_multiplier(dataset, mechanism),
+        find_least_noise_multiplier(dataset, mechanism, caps),
         policy.epsilon_of(after) if fits else None,
         policy.share_of(charged) if fits else None,
         charged,
@@ -171,8 +181,18 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism) -> Quote:
     )
 
 
+def _restrict(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
+    """Return amounts beside which no more is free than is left under every cap."""
+    for use in caps:
+        taken = policy.restrict(taken, use.cap.share, use.taken)
+    return taken
+
+
 def combine_quotes(
-    dataset: Dataset, mechanisms: Sequence[Mechanism], quotes: Sequence[Quote | CodedError]
+    dataset: Dataset,
+    mechanisms: Sequence[Mechanism],
+    quotes: Sequence[Quote | CodedError],
+    caps: Sequence[CapUse] = (),
 ) -> CombinedQuote:
     """Return whether all plans fit, one after the other.
 
@@ -187,23 +207,30 @@ def combine_quotes(
         if quote.policy != policy:
             charged = policy.compute_charge(StepPlan.of(mechanism), after).reserved
         after = add(after, charged)
-    fits = policy.admits(after)
+    together = subtract(after, dataset.balance.taken)
+    fits = policy.admits(after) and all(fits_cap(policy, use, together) for use in caps)
     return CombinedQuote(fits, policy.epsilon_of(after) if fits else None)
 
 
-def find_affordable(dataset: Dataset, mechanism: Mechanism) -> tuple[int | None, float | None]:
+def find_affordable(
+    dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()
+) -> tuple[int | None, float | None]:
     """Return the most steps of a plan that fit, and the least noise with which all steps fit.
+
+    Both are within the budget and within the caps of the key and team that ask.
 
     The steps are None if any number fits. The noise multiplier is None if no noise is enough, or
     if the plan does not have exactly one noise multiplier.
     """
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.replaced_by(plan, taken)
-    steps = policy.count_affordable_steps(plan, taken)
-    return steps, find_least_noise_multiplier(dataset, mechanism)
+    steps = policy.count_affordable_steps(plan, _restrict(policy, taken, caps))
+    return steps, find_least_noise_multiplier(dataset, mechanism, caps)
 
 
-def find_least_noise_multiplier(dataset: Dataset, run: Mechanism) -> float | None:
+def find_least_noise_multiplier(
+    dataset: Dataset, run: Mechanism, caps: Sequence[CapUse] = ()
+) -> float | None:
     """Bisect for the least noise multiplier with which all steps of a `dp_sgd` run fit.
 
     It is rounded up to four digits, or less precisely where the time does not suffice.
@@ -214,9 +241,13 @@ def find_least_noise_multiplier(dataset: Dataset, run: Mechanism) -> float | Non
 
     def fits(noise_multiplier: float) -> bool:
         plan = StepPlan.of(replace(run, noise_multiplier=noise_multiplier))
+        policy, taken = dataset.policy, dataset.balance.taken
         try:
-            return dataset.policy.fits(plan, dataset.balance.taken)
-        except ExchangeUndecidedError:
+            if caps:  # a share of the budget is one of steps of the reference that this plan fixes
+                policy = policy.replaced_by(plan, taken)
+                taken = _restrict(policy, taken, caps)
+            return policy.fits(plan, taken)
+        except (ExchangeUndecidedError, UnsuitableReferenceError):
             return False
 
     high = run.noise_multiplier

@@ -28,6 +28,7 @@ from sqlalchemy import (
     bindparam,
     create_engine,
     event,
+    func,
     make_url,
     select,
     text,
@@ -41,10 +42,22 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import filters, hash_chain, rules
 from accountant_service.ledger.errors import DatabaseAwayError, DatabaseReadOnlyError
 from accountant_service.ledger.filters import PrivacyFilter
-from accountant_service.ledger.rules import Balance, Change, Dataset, EntryKind, Reservation, State
+from accountant_service.ledger.filters.base import Amounts, add
+from accountant_service.ledger.rules import (
+    Balance,
+    Cap,
+    CapUse,
+    Change,
+    Dataset,
+    EntryKind,
+    HolderKind,
+    Reservation,
+    State,
+)
 from accountant_service.ledger.tables import (
     API_KEY,
     AUDIT_EVENT,
+    CAP,
     DATASET,
     ENTRY,
     IDEMPOTENCY,
@@ -90,7 +103,12 @@ _RESERVATION_BY_ID: Final = select(RESERVATION).where(RESERVATION.c.id == bindpa
 _UPDATE_RESERVATION: Final = (
     RESERVATION.update()
     .where(RESERVATION.c.id == bindparam("of"))
-    .values({name: bindparam(f"new_{name}") for name in ("state", "steps_granted", "expires_at")})
+    .values(
+        {
+            name: bindparam(f"new_{name}")
+            for name in ("state", "steps_granted", "expires_at", "taken")
+        }
+    )
 )
 _UPDATE_STEPS_GRANTED: Final = (  # changes no indexed column, so no index is written
     RESERVATION.update()
@@ -216,6 +234,7 @@ class KeyRecord:
     expires_at: int | None
     revoked_at: int | None
     last_used_at: int | None
+    team: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +391,7 @@ class Transaction:
             "state": after.state.value,
             "steps_granted": after.steps_granted,
             "expires_at": after.expires_at,
+            "taken": json.dumps(after.taken),
         }
         if change.kind is EntryKind.RESERVE:
             self.connection.execute(
@@ -381,7 +401,7 @@ class Transaction:
                     mechanism_hash=after.mechanism_hash,
                     charge=json.dumps(after.charge.to_json()),
                     steps_reserved=after.steps_reserved, purpose=after.purpose, key_id=after.key,
-                    **values,
+                    team=after.team, **values,
                 )
             )  # fmt: skip
         elif change.kind is EntryKind.GRANT:
@@ -454,6 +474,81 @@ class Transaction:
         )
         return [_read_reservation(row) for row in rows]
 
+    # --- caps
+
+    def set_cap(self, dataset: Dataset, cap: Cap) -> None:
+        """Store a cap in place of an earlier one of the same holder."""
+        self.remove_cap(dataset, cap.kind, cap.holder)
+        self.connection.execute(
+            CAP.insert().values(
+                dataset=dataset.identifier, kind=cap.kind.value, holder=cap.holder, share=cap.share
+            )
+        )
+
+    def remove_cap(self, dataset: Dataset, kind: HolderKind, holder: str) -> bool:
+        """Remove the cap of a key or team; return whether there was one."""
+        removed = self.connection.execute(
+            CAP.delete()
+            .where(CAP.c.dataset == dataset.identifier)
+            .where(CAP.c.kind == kind.value)
+            .where(CAP.c.holder == holder)
+        )
+        return removed.rowcount > 0
+
+    def list_cap_uses(self, dataset: Dataset) -> list[CapUse]:
+        """Return a dataset's caps, by holder, with what each holder has taken."""
+        rows = self.connection.execute(
+            select(CAP)
+            .where(CAP.c.dataset == dataset.identifier)
+            .order_by(CAP.c.kind, CAP.c.holder)
+        ).all()
+        caps = [_read_cap(row) for row in rows]
+        return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
+
+    def find_cap_uses(self, dataset: Dataset, key: str, team: str | None) -> list[CapUse]:
+        """Return the caps of a dataset for a key and its team, with what each has taken.
+
+        In a transaction that has locked the dataset's row, nothing changes this until it ends.
+        """
+        rows = self.connection.execute(
+            select(CAP)
+            .where(CAP.c.dataset == dataset.identifier)
+            .where(
+                tuple_(CAP.c.kind, CAP.c.holder).in_(
+                    [(HolderKind.KEY.value, key), (HolderKind.TEAM.value, team or "")]
+                )
+            )
+            .order_by(CAP.c.kind)
+        ).all()
+        caps = [_read_cap(row) for row in rows]
+        return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
+
+    def _sum_taken(self, dataset: Dataset, cap: Cap) -> Amounts:
+        """Return what all reservations of a cap's holder take of a dataset, spent or held."""
+        holder = RESERVATION.c.key_id if cap.kind is HolderKind.KEY else RESERVATION.c.team
+        rows = self.connection.execute(
+            select(RESERVATION.c.taken, func.count().label("times"))
+            .where(RESERVATION.c.dataset == dataset.identifier)
+            .where(holder == cap.holder)
+            .group_by(RESERVATION.c.taken)
+        )
+        total = dataset.policy.nothing
+        for row in rows:
+            total = add(total, tuple(row.times * each for each in json.loads(row.taken)))
+        return total
+
+    def list_caps_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
+        """Return the caps of every key and team: pairs of a dataset's name and a share."""
+        rows = self.connection.execute(
+            select(DATASET.c.name, CAP.c.kind, CAP.c.holder, CAP.c.share)
+            .join(DATASET, DATASET.c.id == CAP.c.dataset)
+            .order_by(DATASET.c.name)
+        )
+        found: dict[tuple[HolderKind, str], list[tuple[str, float]]] = {}
+        for row in rows:
+            found.setdefault((HolderKind(row.kind), row.holder), []).append((row.name, row.share))
+        return found
+
     # --- idempotency
 
     def find_answer(self, key: str, value: str) -> StoredAnswer | None:
@@ -519,7 +614,7 @@ class Transaction:
                 scopes=json.dumps(sorted(key.scopes)),
                 datasets=None if key.datasets is None else json.dumps(list(key.datasets)),
                 created_at=key.created_at, expires_at=key.expires_at,
-                revoked_at=None, last_used_at=None,
+                revoked_at=None, last_used_at=None, team=key.team,
             )
         )  # fmt: skip
 
@@ -535,19 +630,26 @@ class Transaction:
             API_KEY.update().where(API_KEY.c.id == identifier).values(last_used_at=now())
         )
 
-    def record_audit_event(self, key: str, action: str, subject: str) -> None:
+    def record_audit_event(self, key: str, action: str, subject: str, detail: str = "") -> None:
         """Record which key did what to which subject."""
         self.connection.execute(
             AUDIT_EVENT.insert().values(
-                id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject
+                id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject,
+                detail=detail,
             )
-        )
+        )  # fmt: skip
 
     def list_audit_events(self) -> list[dict[str, Any]]:
         """Return all audit events, the oldest first."""
         rows = self.connection.execute(select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.at))
         return [
-            {"at": row.at, "key": row.key_id, "action": row.action, "subject": row.subject}
+            {
+                "at": row.at,
+                "key": row.key_id,
+                "action": row.action,
+                "subject": row.subject,
+                "detail": row.detail,
+            }
             for row in rows
         ]
 
@@ -574,7 +676,13 @@ def _read_reservation(row: Any) -> Reservation:
     return Reservation(
         row.id, row.dataset, State(row.state), json.loads(row.mechanism), row.mechanism_hash,
         charge, row.steps_reserved, row.steps_granted, row.expires_at, row.purpose, row.key_id,
+        tuple(json.loads(row.taken)), row.team,
     )  # fmt: skip
+
+
+def _read_cap(row: Any) -> Cap:
+    """Return the cap that a table row describes."""
+    return Cap(HolderKind(row.kind), row.holder, row.share)
 
 
 def _read_key(row: Any) -> KeyRecord:
@@ -582,5 +690,5 @@ def _read_key(row: Any) -> KeyRecord:
     datasets = None if row.datasets is None else tuple(json.loads(row.datasets))
     return KeyRecord(
         row.id, row.name, bytes(row.digest), frozenset(json.loads(row.scopes)), datasets,
-        row.created_at, row.expires_at, row.revoked_at, row.last_used_at,
+        row.created_at, row.expires_at, row.revoked_at, row.last_used_at, row.team,
     )  # fmt: skip

@@ -13,6 +13,7 @@ their noise is drawn; only budget that was never granted is ever released.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import (
     BudgetExhaustedError,
+    CapExhaustedError,
     ChargeOutdatedError,
     ReservationClosedError,
     StaleSequenceError,
@@ -58,6 +60,40 @@ class EntryKind(StrEnum):
     RELEASE = "release"
     EXPIRE = "expire"
     RENEW = "renew"
+
+
+class HolderKind(StrEnum):
+    """The kind of holder that a cap limits: one API key, or all keys of one team."""
+
+    KEY = "key"
+    TEAM = "team"
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """A limit on what one key or one team may take of a dataset's budget.
+
+    Attributes:
+        kind: whether the holder is a key or a team.
+        holder: the key's identifier, or the team's name.
+        share: of the budget, from 0 to 1.
+    """
+
+    kind: HolderKind
+    holder: str
+    share: float
+
+    def entry_fields(self) -> dict[str, Any]:
+        """Return the fields that record the cap in the entry of a reservation."""
+        return {self.kind.value: self.holder, "share": self.share}
+
+
+@dataclass(frozen=True, slots=True)
+class CapUse:
+    """A cap, and what its holder's reservations have taken of the dataset's budget so far."""
+
+    cap: Cap
+    taken: Amounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +185,9 @@ class Reservation:
         expires_at: the end of the lease, in microseconds since 1970.
         purpose: the caller's words.
         key: identifier of the key that reserved.
+        taken: the amounts that it takes of the budget, granted or held: the whole charge while it
+            is open, and what was not given back after that.
+        team: the team of the key that reserved, if it has one.
     """
 
     identifier: str
@@ -162,6 +201,8 @@ class Reservation:
     expires_at: int
     purpose: str
     key: str
+    taken: Amounts
+    team: str | None = None
 
     @property
     def held(self) -> Amounts:
@@ -184,6 +225,7 @@ class Change:
         balance: added to the dataset's.
         steps: the number of steps that the entry names.
         policy: the dataset's filter afterwards, if the change replaces it.
+        caps: those that the reservation was held to.
     """
 
     kind: EntryKind
@@ -191,11 +233,17 @@ class Change:
     balance: Balance
     steps: int
     policy: PrivacyFilter | None = None
+    caps: tuple[Cap, ...] = ()
 
 
 def fits_budget(dataset: Dataset, charge: Charge) -> bool:
     """Return whether a plan may be reserved."""
     return dataset.policy.admits(add(dataset.balance.taken, charge.reserved))
+
+
+def fits_cap(policy: PrivacyFilter, use: CapUse, reserved: Amounts) -> bool:
+    """Return whether amounts may be reserved under a cap; what costs nothing always may."""
+    return not any(reserved) or policy.share_of(add(use.taken, reserved)) <= use.cap.share
 
 
 def describe_entry(
@@ -264,6 +312,10 @@ def describe_change(change: Change) -> dict[str, Any]:
             "mechanism_hash": after.mechanism_hash,
             "purpose": after.purpose,
         } | after.charge.entry_fields()
+        if after.team is not None:
+            fields["team"] = after.team
+        if change.caps:
+            fields["caps"] = [cap.entry_fields() for cap in change.caps]
         if change.policy is not None:
             fields["filter"] = change.policy.entry_fields()
     if change.kind in (EntryKind.RESERVE, EntryKind.RENEW):
@@ -271,16 +323,23 @@ def describe_change(change: Change) -> dict[str, Any]:
     return fields
 
 
-def reserve(dataset: Dataset, reservation: Reservation, policy: PrivacyFilter) -> Change:
+def reserve(
+    dataset: Dataset,
+    reservation: Reservation,
+    policy: PrivacyFilter,
+    caps: Sequence[CapUse] = (),
+) -> Change:
     """Hold budget for a whole plan.
 
     Args:
         dataset: as it is now.
         reservation: new, with the plan's charge.
         policy: the filter under which the charge was computed.
+        caps: of the reservation's key and team, with what these have taken so far.
 
     Raises:
         BudgetExhaustedError: the plan does not fit in the remaining budget.
+        CapExhaustedError: the plan does not fit under a cap.
         ChargeOutdatedError: the dataset has another filter now, or less slack.
         RuleError: the reservation has a number that the rules forbid.
     """
@@ -301,8 +360,25 @@ def reserve(dataset: Dataset, reservation: Reservation, policy: PrivacyFilter) -
         raise BudgetExhaustedError(
             f"{steps} steps do not fit in the remaining budget of {dataset.name!r}", None
         )
+    for use in caps:
+        _require_cap(dataset, reservation, use)
     held = Balance(policy.nothing, reservation.held)
-    return Change(EntryKind.RESERVE, reservation, held, steps, replaced)
+    applied = tuple(use.cap for use in caps)
+    return Change(EntryKind.RESERVE, reservation, held, steps, replaced, applied)
+
+
+def _require_cap(dataset: Dataset, reservation: Reservation, use: CapUse) -> None:
+    """Raise CapExhaustedError if a reservation does not fit under a cap."""
+    cap = use.cap
+    holder = reservation.key if cap.kind is HolderKind.KEY else reservation.team
+    _require(cap.holder == holder, f"a cap of {cap.kind} {cap.holder!r} does not limit {holder!r}")
+    if not fits_cap(dataset.policy, use, reservation.charge.reserved):
+        raise CapExhaustedError(
+            f"{reservation.steps_reserved} steps do not fit under a cap: {cap.kind} "
+            f"{cap.holder!r} may take a share of {cap.share:g} of the budget of {dataset.name!r}, "
+            f"and has taken {dataset.policy.share_of(use.taken):.4g}",
+            None,
+        )
 
 
 def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
@@ -369,7 +445,8 @@ def close(reservation: Reservation, state: State, returned: Amounts | None = Non
         State.EXPIRED: EntryKind.EXPIRE,
     }
     rest = reservation.steps_reserved - reservation.steps_granted
-    after = replace(reservation, state=state)
+    taken = subtract(reservation.charge.reserved, free)
+    after = replace(reservation, state=state, taken=taken)
     return Change(kinds[state], after, Balance(kept, negate(held)), rest)
 
 

@@ -22,6 +22,7 @@ from accountant_service.ledger import certificate, hash_chain, plans, rules
 from accountant_service.ledger.api_keys import (
     Scope,
     is_visible,
+    require_control,
     require_scope,
     require_unbound,
     require_visible,
@@ -49,6 +50,7 @@ from accountant_service.ledger.repository import (
 )
 from accountant_service.ledger.rules import (
     Balance,
+    CapUse,
     Dataset,
     EntryKind,
     NewDataset,
@@ -268,14 +270,22 @@ class Ledger:
                 self.expire_leases(name, self._compute_returns(current, overdue))
                 last = attempt == ATTEMPTS - 1
                 if last or not is_outdated(error, dataset, current, overdue):
-                    self._explain_refusal(error, current, mechanism)
+                    self._explain_refusal(error, request.key, current, mechanism)
                     raise
         raise AssertionError  # the last attempt returns or raises
 
-    def _explain_refusal(self, error: CodedError, dataset: Dataset, mechanism: Mechanism) -> None:
+    def _explain_refusal(
+        self, error: CodedError, key: KeyRecord, dataset: Dataset, mechanism: Mechanism
+    ) -> None:
         """Add to a refusal what would fit."""
         if isinstance(error, BudgetExhaustedError):
-            error.explain(*plans.find_affordable(dataset, mechanism))
+            caps = self.find_cap_uses(key, dataset)
+            error.explain(*plans.find_affordable(dataset, mechanism, caps))
+
+    def find_cap_uses(self, key: KeyRecord, dataset: Dataset) -> list[CapUse]:
+        """Return the caps of a dataset for a key and its team, with what each has taken."""
+        with self._repository.reading() as reading:
+            return reading.find_cap_uses(dataset, key.identifier, key.team)
 
     def hold_budget(
         self,
@@ -295,7 +305,8 @@ class Ledger:
             purpose: the caller's words.
 
         Raises:
-            BudgetExhaustedError: the plan does not fit; what would fit is not computed.
+            BudgetExhaustedError: the plan does not fit in the budget or, as a CapExhaustedError,
+                under a cap; what would fit is not computed.
             ChargeOutdatedError: the dataset's filter changed since the charge was computed.
         """
         require_scope(request.key, Scope.RUN)
@@ -311,11 +322,14 @@ class Ledger:
             now() + int(1e6 * lease),
             purpose,
             request.key.identifier,
+            planned.charge.reserved,
+            request.key.team,
         )
 
         def insert(transaction: Transaction) -> Outcome:
             current = self._lock_dataset(transaction, dataset.name)
-            change = rules.reserve(current, reservation, planned.policy)
+            caps = transaction.find_cap_uses(current, reservation.key, reservation.team)
+            change = rules.reserve(current, reservation, planned.policy, caps)
             current = transaction.apply_change(current, change, request.key.identifier)
             return current, change.reservation
 
@@ -434,7 +448,7 @@ class Ledger:
         steps: int = 0,
     ) -> StoredAnswer:
         """Lock a reservation's dataset and apply the change that `decide` returns, if any."""
-        require_scope(request.key, Scope.RUN)
+        require_scope(request.key, Scope.RUN, Scope.OWNER)
         dataset_id, subject = self.find_dataset_id(identifier), f"reservation {identifier!r}"
 
         def update(transaction: Transaction) -> Outcome:
@@ -443,6 +457,7 @@ class Ledger:
             if dataset is None or reservation is None:
                 raise UnknownSubjectError(f"there is no {subject}")
             require_visible(request.key, dataset.name, subject)
+            require_control(request.key, reservation)
             if is_overdue(reservation):
                 reservation = replace(reservation, state=State.EXPIRED)
             change = decide(reservation)

@@ -52,7 +52,20 @@ RESERVATION: Final = Table(
     Column("expires_at", BigInteger, nullable=False),
     Column("purpose", Text, nullable=False),
     Column("key_id", String(32), nullable=False),
+    Column("team", String(200), nullable=True),  # of the key, when it reserved
+    Column("taken", Text, nullable=False),  # JSON list of amounts, spent or held
     Index("ix_reservation_due", "dataset", "state", "expires_at"),
+    Index("ix_reservation_key", "dataset", "key_id"),
+    Index("ix_reservation_team", "dataset", "team"),
+)
+
+CAP: Final = Table(
+    "cap",
+    METADATA,
+    Column("dataset", String(32), ForeignKey("dataset.id"), primary_key=True),
+    Column("kind", String(4), primary_key=True),  # of the holder: key or team
+    Column("holder", String(200), primary_key=True),
+    Column("share", Float(53), nullable=False),  # of the budget
 )
 
 ENTRY: Final = Table(
@@ -72,6 +85,7 @@ API_KEY: Final = Table(
     Column("digest", LargeBinary, nullable=False),
     Column("scopes", Text, nullable=False),
     Column("datasets", Text, nullable=True),  # JSON list of names; null means all datasets
+    Column("team", String(200), nullable=True),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=True),
     Column("revoked_at", BigInteger, nullable=True),
@@ -98,6 +112,7 @@ AUDIT_EVENT: Final = Table(
     Column("key_id", String(32), nullable=False),
     Column("action", String(40), nullable=False),
     Column("subject", String(200), nullable=False),
+    Column("detail", Text, nullable=False),
 )
 
 SECRET: Final = Table(

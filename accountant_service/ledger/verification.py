@@ -12,9 +12,19 @@ from accountant_service.errors import AccountingError
 from accountant_service.ledger import filters, hash_chain, rules
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter
-from accountant_service.ledger.filters.base import add, negate
+from accountant_service.ledger.filters.base import Amounts, add, negate
 from accountant_service.ledger.repository import PAGE_SIZE, Repository, Transaction
-from accountant_service.ledger.rules import Balance, Change, Dataset, EntryKind, Reservation, State
+from accountant_service.ledger.rules import (
+    Balance,
+    Cap,
+    CapUse,
+    Change,
+    Dataset,
+    EntryKind,
+    HolderKind,
+    Reservation,
+    State,
+)
 from accountant_service.ledger.step_plan import StepPlan
 
 _FINAL_STATES: Final = {
@@ -56,6 +66,7 @@ class _DatasetChecker:
         self._policy = _read_first_policy(dataset.policy)
         self._balance = Balance(self._policy.nothing, self._policy.nothing)
         self._reservations: dict[str, Reservation] = {}
+        self._taken: dict[tuple[HolderKind, str], Amounts] = {}  # by key and by team
 
     def find_faults(self) -> Iterator[str]:
         """Yield the faults in the order of the entries."""
@@ -143,7 +154,14 @@ class _DatasetChecker:
                 raise rules.RuleError(f"reservation {identifier} does not exist")
             change = self._replay_change(self._reservations[identifier], kind, entry)
         self._reservations[identifier] = change.reservation
+        self._add_taken(change)
         return change.balance, rules.describe_change(change)
+
+    def _add_taken(self, change: Change) -> None:
+        """Add what a change takes of the budget to the sums of its key and team."""
+        run, taken = change.reservation, add(change.balance.spent, change.balance.held)
+        for holder in ((HolderKind.KEY, run.key), (HolderKind.TEAM, run.team or "")):
+            self._taken[holder] = add(self._taken.get(holder, self._policy.nothing), taken)
 
     def _replay_reservation(self, entry: dict[str, Any]) -> Change:
         """Return the change that a reservation's entry records, by the ledger's own rules."""
@@ -157,13 +175,18 @@ class _DatasetChecker:
                 raise rules.RuleError(f"the filter must not become {policy.to_json()} then")
         self._policy = policy
         current = replace(self._dataset, balance=self._balance, policy=before)
+        charge = policy.read_charge(plan, entry)
         run = Reservation(
             _read_text(entry, "reservation"), self._dataset.identifier, State.OPEN,
             mechanisms.to_json(plan.mechanism), plan.canonical.hash,
-            policy.read_charge(plan, entry), plan.steps, 0, _read_integer(entry, "expires_at"),
-            _read_text(entry, "purpose"), _read_text(entry, "key"),
+            charge, plan.steps, 0, _read_integer(entry, "expires_at"),
+            _read_text(entry, "purpose"), _read_text(entry, "key"), charge.reserved,
+            _read_text(entry, "team") if "team" in entry else None,
         )  # fmt: skip
-        return rules.reserve(current, run, policy)
+        caps = [_read_cap(fields) for fields in entry.get("caps", [])]
+        nothing = policy.nothing
+        uses = [CapUse(cap, self._taken.get((cap.kind, cap.holder), nothing)) for cap in caps]
+        return rules.reserve(current, run, policy, uses)
 
     def _check_charge(self, identifier: str) -> list[str]:
         """Check that a reservation is charged at least the cost of its mechanism."""
@@ -210,6 +233,15 @@ def _read_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
     if isinstance(policy, ReferenceFilter) and not policy.is_planned:
         return replace(policy, reference=None, steps=0)
     return policy
+
+
+def _read_cap(fields: dict[str, Any]) -> Cap:
+    """Return a cap that the entry of a reservation records."""
+    kind = HolderKind.TEAM if "team" in fields else HolderKind.KEY
+    share = fields["share"]
+    if type(share) is not float:
+        raise TypeError(f"share must be a number, not {share!r}")
+    return Cap(kind, _read_text(fields, kind.value), share)
 
 
 def _read_integer(entry: dict[str, Any], name: str) -> int:

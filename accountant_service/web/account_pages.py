@@ -14,8 +14,10 @@ from accountant_service.api.ledger_routes import Name, keys_of
 from accountant_service.api.ledger_schemas import KeyRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.ledger.api_keys import Scope, require_unbound
+from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import UnauthenticatedError, UnknownSubjectError
-from accountant_service.ledger.repository import now
+from accountant_service.ledger.repository import KeyRecord, now
+from accountant_service.ledger.rules import HolderKind
 from accountant_service.web.rendering import render_page
 from accountant_service.web.session_checks import (
     Fields,
@@ -91,15 +93,33 @@ def keys(request: Request, session: TheSession) -> Response:
 def _render_keys_page(request: Request, status: int = 200, **context: Any) -> Response:
     """Render the page of API keys, with the form for a new one."""
     blank: Any = {"texts": {"scopes": [Scope.RUN.value]}, "problems": {}, "token": None}
+    keys = keys_of(request).list_keys()
     return render_page(
         request,
         "keys.html",
         status,
-        keys=keys_of(request).list_keys(),
+        keys=keys,
+        caps=_describe_caps(request.app.state.caps, keys),
         scopes=[scope.value for scope in Scope],
         at=now(),
         **{**blank, **context},
     )
+
+
+def _describe_caps(caps: Caps, keys: list[KeyRecord]) -> dict[str, list[str]]:
+    """Return a sentence for each cap that limits a key or its team, by the key's identifier."""
+    by_holder = caps.list_by_holder()
+    return {
+        key.identifier: [
+            f"{whose} {share:.3g} of {dataset}"
+            for holder, whose in (
+                ((HolderKind.KEY, key.identifier), "key:"),
+                ((HolderKind.TEAM, key.team or ""), "team:"),
+            )
+            for dataset, share in by_holder.get(holder, [])
+        ]
+        for key in keys
+    }
 
 
 @router.post("/keys")
@@ -115,7 +135,7 @@ def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
     names = None if asked.datasets is None else tuple(asked.datasets)
     seconds = asked.expires_in_seconds
     expires = None if seconds is None else now() + int(1e6 * seconds)
-    token, _ = keys_of(request).create(asked.scopes, asked.name, names, expires)
+    token, _ = keys_of(request).create(asked.scopes, asked.name, names, expires, asked.team)
     return _render_keys_page(request, 201, token=token)
 
 
@@ -124,6 +144,7 @@ def _build_key_body(sent: Fields) -> dict[str, Any]:
     names, days = first_value(sent, "datasets").split(), first_value(sent, "days")
     body: dict[str, Any] = {"name": first_value(sent, "name"), "scopes": sent.get("scopes", [])}
     body |= {"datasets": names} if names else {}
+    body |= {"team": team} if (team := first_value(sent, "team")) else {}
     try:
         return body | ({"expires_in_seconds": float(days) * _DAY} if days else {})
     except ValueError:
@@ -132,7 +153,7 @@ def _build_key_body(sent: Fields) -> dict[str, Any]:
 
 def _get_typed_texts(sent: Fields) -> dict[str, Any]:
     """Return the form's texts as typed, to show them again."""
-    typed = {name: first_value(sent, name) for name in ("name", "datasets", "days")}
+    typed = {name: first_value(sent, name) for name in ("name", "datasets", "team", "days")}
     return typed | {"scopes": sent.get("scopes", [])}
 
 
@@ -140,6 +161,7 @@ _FIELD_PROBLEMS: Final = {
     "scopes": "Choose at least one scope.",
     "name": "Use at most 200 characters.",
     "datasets": "Separate names by spaces; use letters, digits, dots, dashes and underscores.",
+    "team": "Begin with a letter or digit; use letters, digits, dots, dashes and underscores.",
     "expires_in_seconds": "Enter a number of days above 0 and up to 3650.",
 }
 

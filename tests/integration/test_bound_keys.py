@@ -23,6 +23,7 @@ BODIES: dict[str, Any] = {
     "/quotes/batch": {"mechanisms": [RUN]},
     "/reservations": {"mechanism": RUN},
     "/grants": {"steps": 1, "sequence": 0},
+    "PUT": {"share": 0.5},  # every PUT sets a cap
 }
 Call = tuple[str, str]
 
@@ -73,7 +74,8 @@ def calls(service: Service) -> list[Call]:
 def answer(service: Service, key: str, call: Call, of: str) -> tuple[int, str]:
     """Return a call's status and answer, without the name of the object asked for."""
     method, template = call
-    body = BODIES.get(re.sub(r"^.*}", "", template), {}) if method == "POST" else None
+    name = re.sub(r"^.*}", "", template) if method == "POST" else method
+    body = BODIES.get(name, {}) if method in ("POST", "PUT") else None
     found = service.ask(key, method, re.sub(r"{\w+}", of, template), body)
     return found.status_code, found.text.replace(of, "NAME")
 

@@ -151,6 +151,7 @@ def every_write(runs: list[str], key: str) -> list[tuple[str, str, Any]]:
         ("POST", renew + "/renew", {"lease_seconds": 60.0}),
         ("POST", commit + "/commit", {}),
         ("POST", release + "/release", {}),
+        ("PUT", "/v1/datasets/d/caps/teams/a", {"share": 0.5}),
         ("POST", "/v1/keys", {"scopes": ["run"]}),
         ("DELETE", f"/v1/keys/{key}", None),
     ]

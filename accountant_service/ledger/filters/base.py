@@ -7,6 +7,7 @@ data.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +32,14 @@ def subtract(one: Amounts, other: Amounts) -> Amounts:
 def negate(amounts: Amounts) -> Amounts:
     """Return the amounts with the opposite sign."""
     return tuple(-each for each in amounts)
+
+
+def count_units_within(share: float, whole: int) -> int:
+    """Return the most units of a whole that are at most a share of it."""
+    if not whole:
+        return 0
+    count = min(math.floor(share * whole) + 1, whole)
+    return count if count / whole <= share else count - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,23 @@ class PrivacyFilter(ABC):
     @abstractmethod
     def share_of(self, taken: Amounts) -> float:
         """Return the share of the budget that amounts take, at most 1 within the budget."""
+
+    def restrict(
+        self,
+        taken: Amounts,
+        share: float,
+        holder_taken: Amounts,
+    ) -> Amounts:
+        """Return amounts beside which no more is free than is left under a cap.
+
+        They only tell what would fit. A filter that cannot say returns what is taken.
+
+        Args:
+            taken: of the whole budget.
+            share: of the budget that the holder may take.
+            holder_taken: by the holder of the cap.
+        """
+        return taken
 
     @abstractmethod
     def epsilon_of(self, taken: Amounts) -> float:

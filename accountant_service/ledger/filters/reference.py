@@ -31,7 +31,13 @@ from accountant_service.errors import (
 )
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import ExchangeUndecidedError, UnsuitableReferenceError
-from accountant_service.ledger.filters.base import Amounts, Charge, Json, PrivacyFilter
+from accountant_service.ledger.filters.base import (
+    Amounts,
+    Charge,
+    Json,
+    PrivacyFilter,
+    count_units_within,
+)
 from accountant_service.ledger.filters.reference_step import choose_reference_step
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, Mechanism, canonical_form
@@ -152,6 +158,11 @@ class ReferenceFilter(PrivacyFilter):
         if self.reference is None:
             return 0.0
         return taken[0] / self.steps if self.steps else 1.0
+
+    def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
+        """Return amounts beside which only the reference steps left under a cap are free."""
+        left = count_units_within(share, self.steps) - holder_taken[0]
+        return max(taken[0], self.steps - max(left, 0)), taken[1]
 
     def epsilon_of(self, taken: Amounts) -> float:
         """Return the ε of a number of reference steps, rounded up to a tabulated number."""

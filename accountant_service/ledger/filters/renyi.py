@@ -24,7 +24,14 @@ from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.accountants.subsampled_rdp import log_moments
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.filters.base import Amounts, Charge, Json, PrivacyFilter, add
+from accountant_service.ledger.filters.base import (
+    Amounts,
+    Charge,
+    Json,
+    PrivacyFilter,
+    add,
+    count_units_within,
+)
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, DpSgd, canonical_form
 from accountant_service.numerics import renyi_conversion
@@ -216,6 +223,11 @@ class RenyiFilter(DivergenceFilter):
     def share_of(self, taken: Amounts) -> float:
         """Return the divergence as a share of the budget's; all of an empty budget is taken."""
         return taken[0] / self.budget if self.budget else 1.0
+
+    def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
+        """Return a divergence beside which only the rest of a cap is free."""
+        left = count_units_within(share, self.budget) - holder_taken[0]
+        return (max(taken[0], self.budget - max(left, 0)),)
 
     def epsilon_of(self, taken: Amounts) -> float:
         """Return the ε of a Rényi divergence, at the budget's δ, rounded up."""

@@ -1,6 +1,7 @@
-"""Privacy filters of several kinds: a filter, amounts and charges are stored as JSON.
+"""Privacy filters of several kinds, teams and caps.
 
-Every dataset keeps the filter that it was created with, and every entry its bytes.
+Filters, amounts and charges are stored as JSON. Every dataset keeps the filter that it was created
+with, and every entry its bytes. A reservation's row says what it takes of the budget.
 
 Revision ID: 0003
 """
@@ -15,12 +16,14 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 _ROWS = 1000
+_ATTO_PER_MICRO = 10**12
 
 
 def upgrade() -> None:
     """Replace the columns of one Rényi order by columns that fit every filter."""
     for table, names in (("dataset", ("policy", "spent_amounts", "held_amounts")),
-                         ("reservation", ("charge",))):  # fmt: skip
+                         ("reservation", ("charge", "taken")),
+                         ("audit_event", ("detail",))):  # fmt: skip
         for name in names:
             op.add_column(table, sa.Column(name, sa.Text, nullable=False, server_default=""))
     _copy(
@@ -35,15 +38,44 @@ def upgrade() -> None:
         },
     )
     _copy(
-        "SELECT id, unit FROM reservation",
-        "UPDATE reservation SET charge = :charge WHERE id = :id",
-        lambda row: {"id": row.id, "charge": json.dumps({"unit_attonats": row.unit})},
+        "SELECT id, unit, state, steps_reserved, steps_granted FROM reservation",
+        "UPDATE reservation SET charge = :charge, taken = :taken WHERE id = :id",
+        lambda row: {
+            "id": row.id,
+            "charge": json.dumps({"unit_attonats": row.unit}),
+            "taken": json.dumps([_compute_taken(row)]),
+        },
     )
+    _add_teams_and_caps()
     for table, name in (("dataset", "rdp_order"), ("dataset", "spent"), ("dataset", "held"),
                         ("reservation", "unit")):  # fmt: skip
         op.drop_column(table, name)
     for name in ("spent", "held"):
         op.execute(f"ALTER TABLE dataset RENAME COLUMN {name}_amounts TO {name}")
+
+
+def _compute_taken(row: Any) -> int:
+    """Return the micro-nats of a reservation: of all steps while it is open, else of the granted.
+
+    Each state of a Rényi charge is rounded up once.
+    """
+    steps = row.steps_reserved if row.state == "open" else row.steps_granted
+    return -(-int(row.unit) * int(steps) // _ATTO_PER_MICRO)
+
+
+def _add_teams_and_caps() -> None:
+    """Add the team of keys and reservations, and the table of caps."""
+    for table in ("api_key", "reservation"):
+        op.add_column(table, sa.Column("team", sa.String(200), nullable=True))
+    op.create_index("ix_reservation_key", "reservation", ["dataset", "key_id"])
+    op.create_index("ix_reservation_team", "reservation", ["dataset", "team"])
+    op.create_table(
+        "cap",
+        sa.Column("dataset", sa.String(32), sa.ForeignKey("dataset.id"), primary_key=True),
+        sa.Column("kind", sa.String(4), primary_key=True),
+        sa.Column("holder", sa.String(200), primary_key=True),
+        sa.Column("share", sa.Float(53), nullable=False),
+    )
 
 
 def _copy(query: str, statement: str, values: Callable[[Any], dict[str, Any]]) -> None:

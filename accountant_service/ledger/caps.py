@@ -1,0 +1,89 @@
+"""Caps: set, list and remove limits on what one key or one team may take of a dataset's budget.
+
+A cap divides a budget among people. It is bookkeeping: that everything released is (ε, δ)-DP
+follows from the dataset's one privacy filter, with or without caps. Decision 0013 has the reasons.
+"""
+
+from __future__ import annotations
+
+from accountant_service.ledger.api_keys import is_visible
+from accountant_service.ledger.errors import LedgerError, UnknownSubjectError
+from accountant_service.ledger.repository import Repository, Transaction
+from accountant_service.ledger.rules import Cap, CapUse, Dataset, HolderKind
+
+
+class Caps:
+    """The caps of all datasets: set, list and remove them."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def set(self, dataset: str, cap: Cap, by: str) -> tuple[Dataset, CapUse]:
+        """Set the cap of a key or team; return the dataset, and what the holder has taken of it.
+
+        A cap below what the holder has taken revokes nothing: the holder can reserve nothing more.
+
+        Args:
+            dataset: the dataset's name.
+            cap: replaces an earlier cap of the same holder.
+            by: the identifier of the key that sets it, for the audit events.
+
+        Raises:
+            UnknownSubjectError: there is no such dataset, or no such key for this dataset.
+            LedgerError: the share is not from 0 to 1.
+        """
+        if not 0 <= cap.share <= 1:
+            raise LedgerError(f"the share of a cap must be from 0 to 1, not {cap.share!r}")
+        with self._repository.transaction() as transaction:
+            found = _lock_dataset(transaction, dataset)
+            if cap.kind is HolderKind.KEY:
+                _require_key(transaction, cap.holder, dataset)
+            transaction.set_cap(found, cap)
+            detail = f"{cap.kind} {cap.holder}: {cap.share!r}"
+            transaction.record_audit_event(by, "cap-set", dataset, detail)
+            key, team = (cap.holder, None) if cap.kind is HolderKind.KEY else ("", cap.holder)
+            return found, transaction.find_cap_uses(found, key, team)[0]
+
+    def remove(self, dataset: str, kind: HolderKind, holder: str, by: str) -> None:
+        """Remove the cap of a key or team.
+
+        Raises:
+            UnknownSubjectError: there is no such dataset, or it has no such cap.
+        """
+        with self._repository.transaction() as transaction:
+            found = _lock_dataset(transaction, dataset)
+            if not transaction.remove_cap(found, kind, holder):
+                raise UnknownSubjectError(f"dataset {dataset!r} has no cap of {kind} {holder!r}")
+            transaction.record_audit_event(by, "cap-removed", dataset, f"{kind} {holder}")
+
+    def list_uses(self, dataset: str) -> tuple[Dataset, list[CapUse]]:
+        """Return a dataset and its caps, each with what its holder has taken.
+
+        Raises:
+            UnknownSubjectError: there is no such dataset.
+        """
+        with self._repository.reading() as reading:
+            found = reading.find_dataset(dataset)
+            if found is None:
+                raise UnknownSubjectError(f"there is no dataset {dataset!r}")
+            return found, reading.list_cap_uses(found)
+
+    def list_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
+        """Return the caps of every key and team: pairs of a dataset's name and a share."""
+        with self._repository.reading() as reading:
+            return reading.list_caps_by_holder()
+
+
+def _lock_dataset(transaction: Transaction, name: str) -> Dataset:
+    """Lock a dataset's row, so that no reservation is decided while a cap changes."""
+    found = transaction.find_dataset(name, lock=True)
+    if found is None:
+        raise UnknownSubjectError(f"there is no dataset {name!r}")
+    return found
+
+
+def _require_key(transaction: Transaction, identifier: str, dataset: str) -> None:
+    """Raise `UnknownSubjectError` unless a key exists that may see the dataset."""
+    key = transaction.find_key(identifier)
+    if key is None or not is_visible(key, dataset):
+        raise UnknownSubjectError(f"there is no key {identifier!r} for dataset {dataset!r}")

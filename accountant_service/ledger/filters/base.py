@@ -96,7 +96,7 @@ class PrivacyFilter(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """The filter in words, for certificates."""
+        """The filter in words, for people."""
 
     @abstractmethod
     def admits(self, taken: Amounts) -> bool:

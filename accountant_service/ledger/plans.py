@@ -26,7 +26,7 @@ from accountant_service.mechanisms import Composed, DpSgd, Mechanism, canonical_
 _NOISE_MULTIPLIER_MAX: Final = 1e6
 _NOISE_MULTIPLIER_MIN: Final = 0.01
 _NOISE_SECONDS_MAX: Final = 3.0
-_PREVIEW_SECONDS_MAX: Final = 3.0  # after it no further run is begun
+_PREVIEW_SECONDS_MAX: Final = 5.0  # after it no further run is begun
 _PLAN_BYTES_MAX: Final = 1 << 17
 # σ and q of ordinary runs: a new budget is described by how many of their steps it admits
 _ORDINARY_RUNS: Final = tuple(

@@ -368,9 +368,7 @@ class Ledger:
         """Return a dataset, and the run that its last entry is about, if there is one."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
-            rows = reading.list_entries(dataset, dataset.version - 1, 1)
-            identifier = json.loads(rows[0].body).get("reservation") if rows else None
-            return dataset, None if identifier is None else reading.find_reservation(identifier)
+            return dataset, reading.find_last_run(dataset)
 
     def list_granted_reservations(
         self, key: KeyRecord, name: str

@@ -577,7 +577,7 @@ def test_a_refused_run_is_told_what_the_whole_budget_would_allow() -> None:
             return httpx.Response(200, json=answer)
         return httpx.Response(200, json={"size": 1000, "budget": {"epsilon": 1.0, "delta": 1e-5}})
 
-    with pytest.raises(BudgetExhaustedError, match="7 such steps would. As the only run of the"):
+    with pytest.raises(BudgetExhaustedError, match="As the only run of the whole budget, 40 would"):
         reserve_budget(service(full), RunSpec(1000, 0.1, 1.0, 50), "d", lambda _: None, 1.0)
 
 

@@ -14,16 +14,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from accountant_service import number_format
+from accountant_service import mechanisms, number_format
 from accountant_service.api.ledger_schemas import NAME_LENGTH_MAX, NAME_PATTERN
-from accountant_service.api.ledger_views import cap_view, dataset_view
+from accountant_service.api.ledger_views import cap_view, dataset_view, quote_view
+from accountant_service.errors import CodedError
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, database, verification
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import LedgerError
+from accountant_service.ledger.plans import Quote, StepsLeft, count_steps_left, quote_plan
 from accountant_service.ledger.repository import Repository, connect, now
 from accountant_service.ledger.rules import Cap, HolderKind
+from accountant_service.mechanisms import describe_step
 from accountant_service.settings import Settings
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
@@ -190,9 +193,14 @@ def verify(as_json: AsJson = False) -> None:
 
 @ledger.command("show")
 def show(as_json: AsJson = False) -> None:
-    """Show every dataset's budget: spent, held and left."""
+    """Show every dataset's budget: spent, held, and left in steps like the last run's."""
     with _open_repository() as repository, repository.reading() as reading:
-        views = [dataset_view(dataset) for dataset in reading.list_datasets()]
+        found = [(each, reading.find_last_run(each)) for each in reading.list_datasets()]
+    views = [
+        dataset_view(dataset)
+        | {"steps_left": None if run is None else _view_steps_left(count_steps_left(dataset, run))}
+        for dataset, run in found
+    ]
     if as_json:
         print(json.dumps(views))
         return
@@ -200,14 +208,78 @@ def show(as_json: AsJson = False) -> None:
         {
             "dataset": view["name"],
             "budget": f"ε = {view['budget']['epsilon']:g}, δ = {view['budget']['delta']:g}",
-            "spent": number_format.round_up(view["spent"]["epsilon"]),
-            "held": number_format.round_up(view["held"]["epsilon"]),
-            "left": number_format.round_down(view["remaining"]["epsilon"]),
+            "spent": f"{number_format.round_up(100 * view['spent']['share'], 3)} %",
+            "held": f"{number_format.round_up(100 * view['held']['share'], 3)} %",
+            "left": f"{number_format.round_down(100 * view['remaining']['share'], 3)} %",
             "entries": view["version"],
         }
         for view in views
     ]
     _print_rows(rows, ["dataset", "budget", "spent", "held", "left", "entries"], "Datasets", False)
+    for view in views:
+        if view["steps_left"] is not None:
+            print(f"{view['name']}: {_describe_steps_left(view['steps_left'])} fit")
+
+
+def _view_steps_left(left: StepsLeft) -> dict[str, Any]:
+    """Return the steps that a budget has left as JSON."""
+    return {
+        "run": left.run,
+        "step": mechanisms.to_json(left.step),
+        "steps": left.steps,
+        "is_exact": left.is_exact,
+    }
+
+
+def _describe_steps_left(left: dict[str, Any]) -> str:
+    """Return in words how many steps like the last run's a budget has left."""
+    like = f"like the last run ({describe_step(mechanisms.from_json(left['step']))})"
+    if left["steps"] is None:
+        count = "any number of steps" if left["is_exact"] else "an unknown number of steps"
+    else:
+        count = f"{'' if left['is_exact'] else 'at least '}{left['steps']} more steps"
+    return f"{count} {like}"
+
+
+@ledger.command("quote")
+def quote(
+    dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
+    mechanism: Annotated[
+        str, typer.Option("--mechanism", "-m", help="The plan as JSON, as in a reservation.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Quote a plan: whether it fits, what would fit, and what would as the only plan."""
+    with _open_repository() as repository, repository.reading() as reading:
+        found = reading.find_dataset(dataset)
+    if found is None:
+        print(f"error: there is no dataset {dataset!r}", file=sys.stderr)
+        raise typer.Exit(1)
+    try:
+        answer = quote_plan(found, mechanisms.from_json(json.loads(mechanism)))
+    except (CodedError, mechanisms.MechanismError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps(quote_view(answer)))
+    else:
+        print("\n".join(_describe_quote(answer)))
+
+
+def _describe_quote(quote: Quote) -> Iterator[str]:
+    """Yield the lines that say what a quote says."""
+    share = "" if quote.share is None else number_format.round_up(100 * quote.share, 3)
+    yield f"fits; it takes {share} % of the budget" if quote.fits else "does not fit"
+    left, alone = quote.affordable_steps, quote.affordable_alone
+    if left is not None:
+        line = f"steps with this noise: {left} fit what is left"
+        yield line if alone is None else f"{line}; as the only plan of the budget, {alone} would"
+    if quote.least_noise_multiplier is not None:
+        sigma = number_format.round_up(quote.least_noise_multiplier)
+        yield f"noise for all steps: σ = {sigma} is enough"
+    if quote.guarantee is not None:
+        epsilon = number_format.round_up(quote.guarantee.epsilon)
+        yield f"this run alone: ε = {epsilon} at δ = {quote.guarantee.delta:g}"
 
 
 @ledger.command("export")

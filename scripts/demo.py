@@ -38,8 +38,7 @@ def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
 
 def give_budget(url: str, key: str, budget: dict[str, float], name: str = "mnist") -> None:
     """Give a dataset of MNIST's size its budget."""
-    plan = {"kind": "dp_sgd", "noise_multiplier": 1.2, "sample_rate": 0.01, "steps": 1000}
-    body = {"name": name, "size": 60_000, "budget": budget, "planned_mechanism": plan}
+    body = {"name": name, "size": 60_000, "budget": budget}
     headers = {
         "Authorization": f"Bearer {key}",
         "Idempotency-Key": f"the-demonstration-of-{name}",

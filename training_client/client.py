@@ -132,11 +132,16 @@ class Quote:
         steps: the most steps of this mechanism that fit; None if any number does.
         noise_multiplier: the least noise multiplier with which all steps fit; None if there is
             none.
+        share: the share of the whole budget that the run takes; None if it does not fit.
+        steps_alone: the most steps that would fit as the only run of the whole budget; None if any
+            number would, or if the service does not say.
     """
 
     fits: bool
     steps: int | None
     noise_multiplier: float | None
+    share: float | None = None
+    steps_alone: int | None = None
 
 
 class AccountingService:
@@ -326,7 +331,13 @@ class AccountingService:
         affordable = answer.get("affordable")
         if not isinstance(affordable, dict) or not isinstance(answer.get("fits"), bool):
             raise ServiceConfusedError(f"the answer is not a quote: {answer!r}")
-        return Quote(answer["fits"], affordable.get("steps"), affordable.get("noise_multiplier"))
+        return Quote(
+            answer["fits"],
+            affordable.get("steps"),
+            affordable.get("noise_multiplier"),
+            answer.get("share_of_budget"),
+            answer.get("affordable_alone"),
+        )
 
     def affordable_noise(self, dataset: str, mechanism: Json) -> float:
         """Return the smallest noise multiplier with which a run fits a dataset's remaining budget.

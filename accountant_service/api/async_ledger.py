@@ -30,8 +30,9 @@ from accountant_service.ledger import certificate, plans, service
 from accountant_service.ledger.api_keys import Keys, Scope, require_scope, require_unbound
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import BudgetExhaustedError, ChargeOutdatedError
+from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter
 from accountant_service.ledger.filters.base import Amounts
-from accountant_service.ledger.plans import CombinedQuote, Quote
+from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote, StepsLeft
 from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
 from accountant_service.ledger.rules import (
     Cap,
@@ -54,6 +55,7 @@ _WRITERS_EACH: Final = 2  # one writes, the next waits for its row
 _WRITES_WAITING_MAX: Final = 1024
 _WRITE_WAIT_SECONDS_MAX: Final = 10.0
 _KEYS_WAITING_SHARE: Final = 2
+_REMEMBERED_MAX: Final = 1000  # previews of budgets, and steps left of datasets
 Result = TypeVar("Result")
 
 
@@ -88,6 +90,8 @@ class AsyncLedger:
             "same Idempotency-Key",
         )
         self._readers, self._writers = CapacityLimiter(_READERS), CapacityLimiter(_WRITERS)
+        self._previews: dict[tuple[PrivacyFilter, Mechanism | None], BudgetPreview] = {}
+        self._steps_left: dict[str, tuple[int, StepsLeft]] = {}  # by dataset, with its version
 
     def close(self) -> None:
         """Kill the computation processes."""
@@ -124,7 +128,29 @@ class AsyncLedger:
         """Create a dataset with a fixed privacy filter."""
         require_unbound(request.key, Scope.OWNER)
         policy = await self._calculate(request.key, plans.choose_policy, new)
-        return await self._write(new.name, self._ledger.add_dataset, request, new, policy)
+        preview = await self._preview_budget(request.key, policy, new.planned_mechanism)
+        return await self._write(new.name, self._ledger.add_dataset, request, new, policy, preview)
+
+    async def preview(self, key: KeyRecord, name: str) -> BudgetPreview:
+        """Return how many steps of ordinary runs the whole budget of a dataset admits."""
+        dataset = await self._read(self._ledger.find_dataset, key, name)
+        policy = dataset.policy
+        planned = policy.reference if isinstance(policy, ReferenceFilter) else None
+        return await self._preview_budget(key, policy, planned)
+
+    async def _preview_budget(
+        self, key: KeyRecord, policy: PrivacyFilter, planned: Mechanism | None
+    ) -> BudgetPreview:
+        """Return what a budget admits; empty if that takes too much work."""
+        known = self._previews.get((policy, planned))
+        if known is not None:
+            return known
+        try:
+            found = await self._calculate(key, plans.preview_budget, policy, planned)
+        except TooExpensiveError:
+            return BudgetPreview()
+        _remember(self._previews, (policy, planned), found)
+        return found
 
     async def datasets(self, key: KeyRecord) -> list[Json]:
         """Return the datasets that the key may see."""
@@ -157,6 +183,32 @@ class AsyncLedger:
         if returned is None:
             returned = await self._calculate(key, plans.compute_return, dataset.policy, run)
         return run.steps_granted, returned
+
+    async def steps_left(
+        self, key: KeyRecord, name: str, *, may_exchange: bool = True
+    ) -> StepsLeft | None:
+        """Return how many more steps like the last run's fit; None before the first run.
+
+        Args:
+            key: the caller's API key.
+            name: the dataset's.
+            may_exchange: whether to count steps that are not the reference step; it takes seconds.
+        """
+        dataset, run = await self._read(self._ledger.find_last_run, key, name)
+        if run is None:
+            return None
+        version, known = self._steps_left.get(dataset.identifier, (-1, None))
+        if known is not None and version == dataset.version:
+            return known
+        count = partial(plans.count_steps_left, may_exchange=may_exchange)
+        try:
+            found = await self._calculate(key, count, dataset, run)
+        except TooExpensiveError:
+            found = plans.count_steps_left(dataset, run, may_exchange=False)
+        if not (found.is_exact or may_exchange):
+            return found
+        _remember(self._steps_left, dataset.identifier, (dataset.version, found))
+        return found
 
     async def entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
         """Return a page of the ledger's entries for a dataset."""
@@ -336,3 +388,11 @@ class AsyncLedger:
         await self.reservation(key, identifier)  # expires an ended lease
         ended = await self._read(self._ledger.read_ended_run, key, identifier)
         return await self._calculate(key, certificate.issue, *ended, now())
+
+
+def _remember(memory: dict[Any, Any], name: Any, found: Any) -> None:
+    """Keep a result; forget the oldest one when there are too many."""
+    memory.pop(name, None)
+    if len(memory) >= _REMEMBERED_MAX:
+        del memory[next(iter(memory))]
+    memory[name] = found

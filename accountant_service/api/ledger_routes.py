@@ -114,7 +114,7 @@ def _body_as_json(body: BaseModel) -> Any:
     return plain | {name: mechanisms.to_json(tree) for name, tree in present.items()}
 
 
-@router.post("/v1/datasets", status_code=201, response_model=bodies.DatasetView)
+@router.post("/v1/datasets", status_code=201, response_model=bodies.NewDatasetView)
 async def create_dataset(
     body: bodies.DatasetRequest,
     request: Request,
@@ -122,7 +122,10 @@ async def create_dataset(
     ledger: TheLedger,
     idempotency_key: Idempotency = None,
 ) -> Response:
-    """Create a dataset with a privacy budget. The budget cannot be changed."""
+    """Create a dataset with a privacy budget. The budget cannot be changed.
+
+    The answer says how many steps of ordinary runs the budget admits, and warns if that is none.
+    """
     write = await _build_large_write_request(request, key, idempotency_key, body)
     return _stored_response(await ledger.create_dataset(write, body.to_new_dataset()))
 

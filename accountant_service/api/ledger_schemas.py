@@ -145,16 +145,21 @@ class CapRequest(_Body):
     share: Annotated[float, Field(ge=0, le=1, description="share of the budget, from 0 to 1")]
 
 
-class AmountView(BaseModel):
-    """A part of the budget, as ε and in the units of its filter."""
+class ChargeView(BaseModel):
+    """A part of the budget, in the units of its filter."""
 
-    epsilon: float
     micronats: int | list[int] | None = Field(
         None, description="Rényi divergence in millionths of a nat; a list for several orders"
     )
     reference_steps: int | None = Field(None, description="steps of the reference mechanism")
     slack: float | None = Field(None, description="share of the slack for exchanges")
-    share: float | None = Field(None, description="share of the budget that is left")
+    share: float | None = Field(None, description="share of the whole budget")
+
+
+class AmountView(ChargeView):
+    """A part of the budget, as ε and in the units of its filter."""
+
+    epsilon: float
 
 
 class BudgetView(BaseModel):
@@ -178,6 +183,7 @@ class AccountingView(BaseModel):
     slack_share: float | None = Field(None, description="share of δ that exchanges may lose")
     order: float | None = None
     budget_micronats: int | None = None
+    description: str | None = Field(None, description="the filter in words")
     scope: Literal["filter_budget"]
 
 
@@ -194,6 +200,25 @@ class DatasetView(BaseModel):
     remaining: AmountView
     accounting: AccountingView
     version: int
+
+
+class AdmittedRunView(BaseModel):
+    """The steps of an example run that a whole budget admits."""
+
+    step: dict[str, Any] = Field(description="one step of the run")
+    steps: int | None = Field(
+        description="most steps as the only run of the budget; null if that is not known"
+    )
+
+
+class NewDatasetView(DatasetView):
+    """A new dataset, with examples of what its budget admits."""
+
+    admits: list[AdmittedRunView] = Field(
+        description="the planned mechanism, if there is one, and ordinary runs: each as the only "
+        "run of the budget"
+    )
+    warnings: list[str] = Field(description="what may be wrong with the budget, and what to do")
 
 
 class DatasetsView(BaseModel):
@@ -253,6 +278,7 @@ class ReservationView(BaseModel):
     mechanism_hash: str
     steps_reserved: int
     steps_granted: int
+    charge: ChargeView = Field(description="what the whole plan takes of the budget")
     expires_at: float = Field(description="Unix time in seconds")
     purpose: str
     neighbouring_relation: NeighbouringRelation
@@ -308,11 +334,17 @@ class CapsView(BaseModel):
 
 _RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
 _BUDGET: Final = {"epsilon": 3.0, "delta": 1e-05}
-_AFFORDABLE: Final = {"steps": 2730, "noise_multiplier": 0.861}
+_AFFORDABLE: Final = {"steps": 2708, "noise_multiplier": 0.861}
+_STEP: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1}
 _ACCOUNTING: Final = {
-    "filter": "renyi",
-    "order": 5.54,
-    "budget_micronats": 1041228,
+    "filter": "reference",
+    "reference": _STEP,
+    "reference_steps": 3711,
+    "planned": False,
+    "slack_share": 0.001,
+    "description": "reference filter: the budget is 3711 reference steps (DP-SGD, q = 0.01, "
+    "σ = 1.1, Poisson sampling); any other run is exchanged for as many of them as dominate it, "
+    "within 0.1 % of δ as slack",
     "scope": "filter_budget",
 }
 _DATASET: Final = {
@@ -321,12 +353,23 @@ _DATASET: Final = {
     "privacy_unit": "record",
     "neighbouring_relation": "add_or_remove_one",
     "budget": _BUDGET,
-    "spent": {"epsilon": 2.01, "micronats": 51250},
-    "held": {"epsilon": 0.05, "micronats": 50000},
-    "remaining": {"epsilon": 0.94, "micronats": 939978},
+    "spent": {"epsilon": 0.53, "share": 0.0135, "reference_steps": 50, "slack": 0.0},
+    "held": {"epsilon": 0.99, "share": 0.2562, "reference_steps": 950, "slack": 0.0},
+    "remaining": {"epsilon": 1.48, "share": 0.7303, "reference_steps": 2708, "slack": 1.0},
     "accounting": _ACCOUNTING,
     "version": 4,
 }
+_ADMITTED: Final = {"step": _STEP, "steps": 3708}
+_NEW_DATASET: Final = _DATASET | {
+    "spent": {"epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0},
+    "held": {"epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0},
+    "remaining": {"epsilon": 3.0, "share": 1.0, "reference_steps": 3711, "slack": 1.0},
+    "accounting": _ACCOUNTING | {"planned": True},
+    "version": 1,
+    "admits": [_ADMITTED],
+    "warnings": [],
+}
+_CHARGE: Final = {"share": 0.2697, "reference_steps": 1000, "slack": 0.0}
 _RESERVATION: Final = {
     "id": "2971f435474842618b5ac0cd7158106f",
     "dataset": "patients",
@@ -335,6 +378,7 @@ _RESERVATION: Final = {
     "mechanism_hash": "sha256:404040cf70b9ac59bb6ce69ab25e4321ce121f7c8698dbf82ddfb0e958ab6b3b",
     "steps_reserved": 1000,
     "steps_granted": 50,
+    "charge": _CHARGE,
     "expires_at": 1795278815.9,
     "purpose": "a first model",
     "neighbouring_relation": "add_or_remove_one",
@@ -354,7 +398,9 @@ _CAP: Final = {"team": "vision", "key": None, "share": 0.3, "share_taken": 0.12}
 _QUOTE: Final = {
     "fits": True,
     "affordable": _AFFORDABLE,
-    "epsilon_after": 2.47,
+    "affordable_alone": 3708,
+    "share_of_budget": 0.2697,
+    "epsilon_after": 2.07,
     "guarantee": {"epsilon": 1.65, "delta": 1e-05, "scope": "fixed_plan"},
 }
 _PROBLEM: Final = {
@@ -384,7 +430,10 @@ EXAMPLES: Final[dict[str, Any]] = {
     "CapView": _CAP,
     "CapsView": {"items": [_CAP]},
     "AffordableView": _AFFORDABLE,
-    "AmountView": {"epsilon": 2.01, "micronats": 51250},
+    "AmountView": _DATASET["spent"],
+    "ChargeView": _CHARGE,
+    "AdmittedRunView": _ADMITTED,
+    "NewDatasetView": _NEW_DATASET,
     "AccountingView": _ACCOUNTING,
     "DatasetView": _DATASET,
     "DatasetsView": {"items": [_DATASET]},

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from accountant_service import mechanisms
 from accountant_service.api import views
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS
-from accountant_service.ledger.plans import CombinedQuote, Quote
+from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote
 from accountant_service.ledger.repository import KeyRecord
 from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation
 from accountant_service.ledger.service import BurnDownPoint, EntriesPage
@@ -18,29 +19,42 @@ from accountant_service.numerics.floats import rounding
 Json = dict[str, Any]
 
 
-def encode_answer(dataset: Dataset, reservation: Reservation | None) -> str:
-    """Return the answer of a write as JSON: the reservation, or the dataset if there is none.
+def encode_answer(dataset: Dataset, made: Reservation | BudgetPreview) -> str:
+    """Return the answer of a write as JSON: the reservation, or the new dataset with its preview.
 
     The ledger stores this text, in the transaction of the write, for retries.
     """
-    if reservation is None:
-        return json.dumps(dataset_view(dataset))
-    return json.dumps(reservation_view(dataset, reservation))
+    if isinstance(made, BudgetPreview):
+        return json.dumps(dataset_view(dataset) | preview_view(made))
+    return json.dumps(reservation_view(dataset, made))
+
+
+def preview_view(preview: BudgetPreview) -> Json:
+    """Return what a new budget admits as JSON: steps of example runs, and warnings."""
+    return {
+        "admits": [
+            {"step": mechanisms.to_json(each.step), "steps": each.steps} for each in preview.runs
+        ],
+        "warnings": list(preview.warnings),
+    }
 
 
 def dataset_view(dataset: Dataset) -> Json:
     """Return a dataset as JSON, with what is spent, held and left of its budget."""
     policy, balance = dataset.policy, dataset.balance
     spent, taken = policy.epsilon_of(balance.spent), policy.epsilon_of(balance.taken)
-    share = min(policy.share_of(balance.taken), 1.0)
+    spent_share, share = (
+        min(policy.share_of(each), 1.0) for each in (balance.spent, balance.taken)
+    )
     return {
         "name": dataset.name,
         "size": dataset.size,
         "privacy_unit": dataset.privacy_unit,
         "neighbouring_relation": policy.relation.value,
         "budget": {"epsilon": policy.epsilon, "delta": policy.delta},
-        "spent": {"epsilon": spent} | _amount_view(policy, balance.spent),
-        "held": {"epsilon": max(taken - spent, 0.0)} | _amount_view(policy, balance.held),
+        "spent": {"epsilon": spent, "share": spent_share} | _amount_view(policy, balance.spent),
+        "held": {"epsilon": max(taken - spent, 0.0), "share": max(share - spent_share, 0.0)}
+        | _amount_view(policy, balance.held),
         "remaining": {
             "epsilon": max(rounding.subtract_rounding_down(policy.epsilon, taken), 0.0),
             "share": max(rounding.subtract_rounding_down(1.0, share), 0.0),
@@ -77,7 +91,8 @@ def _accounting_view(policy: PrivacyFilter) -> Json:
         kind: Json = {"order": policy.order, "budget_micronats": policy.budget}
     else:
         kind = policy.entry_fields()
-    return {"filter": policy.name} | kind | {"scope": "filter_budget"}
+    words = {"description": policy.description, "scope": "filter_budget"}
+    return {"filter": policy.name} | kind | words
 
 
 def reservation_view(dataset: Dataset, reservation: Reservation) -> Json:
@@ -90,6 +105,8 @@ def reservation_view(dataset: Dataset, reservation: Reservation) -> Json:
         "mechanism_hash": reservation.mechanism_hash,
         "steps_reserved": reservation.steps_reserved,
         "steps_granted": reservation.steps_granted,
+        "charge": {"share": dataset.policy.share_of(reservation.charge.reserved)}
+        | _amount_view(dataset.policy, reservation.charge.reserved),
         "expires_at": _to_seconds(reservation.expires_at),
         "purpose": reservation.purpose,
         "neighbouring_relation": dataset.policy.relation.value,

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from accountant_service.api.ledger_routes import authenticate
 from accountant_service.ledger.api_keys import Scope, is_visible, require_scope
 from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.repository import KeyRecord, Repository
 from accountant_service.ledger.rules import Dataset
 from accountant_service.metrics import Metrics
@@ -97,7 +98,7 @@ class _LedgerCollector(Collector):
 
 
 def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
-    """Yield gauges of the ε budget, the ε taken and the share left of each dataset."""
+    """Yield gauges of each dataset: the ε budget, the ε taken, the share and the steps left."""
     epsilon = GaugeMetricFamily(
         "accountant_budget_epsilon", "The whole privacy budget of a dataset", labels=["dataset"]
     )
@@ -111,12 +112,19 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
         "The share of a budget that is neither spent nor held",
         labels=["dataset"],
     )
+    steps = GaugeMetricFamily(
+        "accountant_budget_remaining_reference_steps",
+        "Steps of the reference that a budget has left; only of datasets that have one",
+        labels=["dataset"],
+    )
     for each in datasets:
         policy, balance = each.policy, each.balance
+        if isinstance(policy, ReferenceFilter) and policy.reference is not None:
+            steps.add_metric([each.name], max(policy.steps - balance.taken[0], 0))
         epsilon.add_metric([each.name], policy.epsilon)
         taken.add_metric([each.name], policy.epsilon_of(balance.taken))
         left.add_metric([each.name], max(1 - policy.share_of(balance.taken), 0.0))
-    yield from (epsilon, taken, left)
+    yield from (epsilon, taken, left, steps)
 
 
 def _count_connections(repository: Repository, metrics: Metrics) -> None:

@@ -76,6 +76,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
             "scope": "filter_budget",
             "covers": "everything ever released from this dataset, however it was chosen",
             "composition": policy.description,
+            "filter": {"filter": policy.name} | policy.entry_fields(),
         },
         "record": {"entries": dataset.version, "head": dataset.head},
         "accountant_version": __version__,

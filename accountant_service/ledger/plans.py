@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from accountant_service import calculator, mechanisms
@@ -24,12 +25,17 @@ from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, re
 from accountant_service.ledger.filters.base import Amounts, Charge, add, subtract
 from accountant_service.ledger.rules import CapUse, Dataset, NewDataset, Reservation, fits_cap
 from accountant_service.ledger.step_plan import StepPlan, with_steps
-from accountant_service.mechanisms import Composed, DpSgd, Mechanism
+from accountant_service.mechanisms import Composed, DpSgd, Mechanism, canonical_form
 
 _NOISE_MULTIPLIER_MAX: Final = 1e6
 _NOISE_MULTIPLIER_MIN: Final = 0.01
 _NOISE_SECONDS_MAX: Final = 3.0
+_PREVIEW_SECONDS_MAX: Final = 5.0  # after it no further run is begun
 _PLAN_BYTES_MAX: Final = 1 << 17
+# σ and q of ordinary runs: a new budget is described by how many of their steps it admits
+_ORDINARY_RUNS: Final = tuple(
+    DpSgd(1.1, sample_rate=sample_rate, steps=1) for sample_rate in (0.001, 0.01, 0.1)
+)
 _PLANNED_AT_ONCE: Final = Assumption(
     "all runs and their steps granted were planned before any result was seen",
     False,
@@ -82,6 +88,51 @@ class Quote:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmittedRun:
+    """A run that a new budget may be used for.
+
+    Attributes:
+        step: one step of the run.
+        steps: the most steps as the only run of the budget; None if they cannot be charged, or if
+            the computation would take too long.
+    """
+
+    step: Mechanism
+    steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPreview:
+    """Examples of what a new budget admits.
+
+    Attributes:
+        runs: the planned run, if there is one, and ordinary runs.
+        warnings: reasons why the budget may be of no use, each with what to do.
+    """
+
+    runs: tuple[AdmittedRun, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepsLeft:
+    """The number of steps like those of a run that a remaining budget admits.
+
+    Attributes:
+        run: the run's identifier.
+        step: one step of the run.
+        steps: the most that are known to fit. None means any number if `is_exact`, and otherwise
+            that it could not be computed.
+        is_exact: whether one more step does not fit.
+    """
+
+    run: str
+    step: Mechanism
+    steps: int | None
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CombinedQuote:
     """A quote for several plans, charged one after the other.
 
@@ -116,6 +167,89 @@ def choose_policy(new: NewDataset) -> PrivacyFilter:
     except CodedError as error:
         error.mechanism_at = "/planned_mechanism"
         raise
+
+
+@lru_cache(maxsize=256)
+def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> BudgetPreview:
+    """Return how many steps of the planned run, and of ordinary runs, a new budget admits.
+
+    Args:
+        policy: the dataset's filter, from which nothing is taken.
+        planned: the mechanism that the filter was chosen for.
+    """
+    steps = (() if planned is None else (StepPlan.of(planned).step_mechanism,)) + _ORDINARY_RUNS
+    deadline = time.monotonic() + _PREVIEW_SECONDS_MAX
+    runs = tuple(AdmittedRun(each, _count_if_charged(policy, each, deadline)) for each in steps)
+    warnings = []
+    if planned is not None and not runs[0].steps:
+        warnings.append(
+            f"this budget admits no step of the planned mechanism "
+            f"({mechanisms.describe_step(steps[0])}): plan more noise or a smaller sample rate, or "
+            "create another dataset with a larger budget"
+        )
+    if not any(each.steps for each in runs):
+        warnings.append(_explain_useless_budget(policy, runs))
+    return BudgetPreview(runs, tuple(warnings))
+
+
+def _count_if_charged(policy: PrivacyFilter, step: Mechanism, deadline: float) -> int | None:
+    """Return the most steps that a whole budget admits; None if that is not known.
+
+    They cannot be charged then, or the deadline has passed.
+    """
+    if time.monotonic() > deadline:
+        return None
+    plan = StepPlan.of(step)
+    try:
+        replaced = policy.replaced_by(plan, policy.nothing)
+        return replaced.count_affordable_steps(plan, replaced.nothing)
+    except CodedError:
+        return None
+
+
+def _explain_useless_budget(policy: PrivacyFilter, runs: Sequence[AdmittedRun]) -> str:
+    """Say what to do about a budget that admits none of the runs."""
+    other = "renyi" if policy.name == ReferenceFilter.name else ReferenceFilter.name
+    if any(each.steps is None for each in runs):
+        return (
+            f"this filter cannot charge ordinary runs under {policy.relation.value}: create "
+            f'another dataset with "filter": "{other}", or quote your own run first'
+        )
+    way_out = "create another dataset with a larger ε or δ"
+    if policy.name != ReferenceFilter.name:
+        way_out += f', or with "filter": "{other}", which admits more of small budgets'
+    return (
+        "this budget admits no step of ordinary runs (σ = 1.1, q from 0.001 to 0.1): use more "
+        f"noise, or {way_out}"
+    )
+
+
+def count_steps_left(dataset: Dataset, run: Reservation, *, may_exchange: bool = True) -> StepsLeft:
+    """Return how many more steps like those of a run fit the remaining budget.
+
+    Args:
+        dataset: the run's.
+        run: a reservation.
+        may_exchange: whether to count steps that are not the reference step; it takes seconds.
+    """
+    plan, taken = StepPlan.of(mechanisms.from_json(run.mechanism)), dataset.balance.taken
+    unknown = StepsLeft(run.identifier, plan.step_mechanism, None, False)
+    is_exact = _is_counted_directly(dataset.policy, plan)
+    if not (is_exact or may_exchange):
+        return unknown
+    try:
+        policy = dataset.policy.replaced_by(plan, taken)
+        return replace(unknown, steps=policy.count_affordable_steps(plan, taken), is_exact=is_exact)
+    except CodedError:
+        return unknown
+
+
+def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
+    """Return whether a filter counts a plan's steps without an exchange."""
+    if not isinstance(policy, ReferenceFilter) or not plan.step.atom_counts:
+        return True
+    reference = policy.reference
+    return reference is not None and canonical_form(reference).hash == plan.step.hash
 
 
 def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:

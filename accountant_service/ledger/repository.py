@@ -455,6 +455,12 @@ class Transaction:
             .limit(limit)
         ).all()
 
+    def find_last_run(self, dataset: Dataset) -> Reservation | None:
+        """Return the reservation that a dataset's last entry is about, if there is one."""
+        rows = self.list_entries(dataset, dataset.version - 1, 1)
+        identifier = json.loads(rows[0].body).get("reservation") if rows else None
+        return None if identifier is None else self.find_reservation(identifier)
+
     def list_reservations(self, dataset: Dataset) -> list[Reservation]:
         """Return all reservations of a dataset."""
         rows = self.connection.execute(

@@ -39,7 +39,7 @@ from accountant_service.ledger.errors import (
 )
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts
-from accountant_service.ledger.plans import PlannedCharge
+from accountant_service.ledger.plans import BudgetPreview, PlannedCharge
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
     KeyRecord,
@@ -67,7 +67,8 @@ _BURN_DOWN_ENTRIES_MAX: Final = 2_000
 _OTHERS_FIRST: Final = "other writers were always first; nothing was charged. Try again"
 _FINAL_STATES: Final = {EntryKind.COMMIT: State.COMMITTED, EntryKind.RELEASE: State.RELEASED}
 _CREATING: Final = (EntryKind.CREATE, EntryKind.RESERVE)
-Outcome = tuple[Dataset, Reservation | None]  # of a write: a dataset, or a reservation of it
+# of a write: the dataset, and its reservation or, if the dataset is new, what its budget admits
+Outcome = tuple[Dataset, Reservation | BudgetPreview]
 Returns = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and what is free again
 
 
@@ -131,16 +132,16 @@ class Ledger:
 
     Args:
         repository: the database.
-        encode_answer: the answer of a write as text: of the reservation, or of the dataset if
-            there is none. The text is stored in the transaction of the write, so it is made here
-            and not when it is sent.
+        encode_answer: the answer of a write as text: of the reservation, or of a new dataset with
+            what its budget admits. The text is stored in the transaction of the write, so it is
+            made here and not when it is sent.
         on_write: called with the kind of each durable write, and with the steps of a grant.
     """
 
     def __init__(
         self,
         repository: Repository,
-        encode_answer: Callable[[Dataset, Reservation | None], str],
+        encode_answer: Callable[[Dataset, Reservation | BudgetPreview], str],
         on_write: Callable[[EntryKind, int], None] = _ignore_write,
     ) -> None:
         self._repository, self._encode_answer = repository, encode_answer
@@ -152,12 +153,25 @@ class Ledger:
     def create_dataset(self, request: WriteRequest, new: NewDataset) -> StoredAnswer:
         """Create a dataset, with a policy that never changes."""
         require_unbound(request.key, Scope.OWNER)
-        return self.add_dataset(request, new, plans.choose_policy(new))
+        policy = plans.choose_policy(new)
+        preview = plans.preview_budget(policy, new.planned_mechanism)
+        return self.add_dataset(request, new, policy, preview)
 
     def add_dataset(
-        self, request: WriteRequest, new: NewDataset, policy: PrivacyFilter
+        self,
+        request: WriteRequest,
+        new: NewDataset,
+        policy: PrivacyFilter,
+        preview: BudgetPreview,
     ) -> StoredAnswer:
-        """Create a dataset with the policy that was chosen for it."""
+        """Create a dataset with the policy that was chosen for it.
+
+        Args:
+            request: the write.
+            new: the dataset.
+            policy: its privacy filter.
+            preview: what the budget admits; part of the answer.
+        """
         require_unbound(request.key, Scope.OWNER)
         dataset = Dataset(
             uuid.uuid4().hex,
@@ -177,7 +191,7 @@ class Ledger:
                     f"there is a dataset {new.name!r} already; choose another name"
                 )
             transaction.record_audit_event(request.key.identifier, "dataset-created", new.name)
-            return transaction.add_dataset(dataset, request.key.identifier), None
+            return transaction.add_dataset(dataset, request.key.identifier), preview
 
         return self._write_once(request, EntryKind.CREATE, insert)
 
@@ -363,6 +377,12 @@ class Ledger:
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             return dataset, reading.list_reservations_page(dataset, skip, limit)
+
+    def find_last_run(self, key: KeyRecord, name: str) -> tuple[Dataset, Reservation | None]:
+        """Return a dataset, and the run that its last entry is about, if there is one."""
+        dataset = self.find_dataset(key, name)
+        with self._repository.reading() as reading:
+            return dataset, reading.find_last_run(dataset)
 
     def list_granted_reservations(
         self, key: KeyRecord, name: str

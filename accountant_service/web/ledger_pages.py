@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -12,13 +14,16 @@ from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
+from accountant_service import mechanisms
 from accountant_service.api import ledger_views, problems
 from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.ledger.errors import NameTakenError
+from accountant_service.ledger.plans import BudgetPreview, StepsLeft
 from accountant_service.ledger.service import Ledger, WriteRequest
+from accountant_service.mechanisms import describe_step
 from accountant_service.web.calculator_page import answer_or_problem
 from accountant_service.web.rendering import HEADERS, render_page
 from accountant_service.web.session_checks import (
@@ -32,7 +37,7 @@ from accountant_service.web.session_checks import (
 from accountant_service.web.sessions import Session
 
 Json = dict[str, Any]
-_WARN_FROM: Final = 0.8  # share of the budget
+_WARN_FROM: Final = 0.8  # share of the budget taken
 _ENTRIES: Final = 25
 _RUNS: Final = 20
 _POINTS: Final = 120  # of the plot of ε over time
@@ -42,32 +47,44 @@ _IDEMPOTENCY_KEY_MAX: Final = 200
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
-def _compute_budget_shares(dataset: Json, steps_left: int | None = None) -> Json:
-    """Return the shares of a budget spent and held, in percent, and whether to warn."""
-    budget = dataset["budget"]["epsilon"]
-    spent, held = (dataset[part]["epsilon"] / budget for part in ("spent", "held"))
-    left = dataset["remaining"]["share"]
+def _compute_budget_shares(dataset: Json) -> Json:
+    """Return the shares of a budget spent, taken and left, in percent, and whether to warn."""
+    spent, taken = dataset["spent"]["share"], 1 - dataset["remaining"]["share"]
     return {
         "spent": 100 * spent,
-        "held": 100 * held,
-        "taken": 100 * (spent + held),
-        "divergence_left": 100 * left,
-        "steps_left": steps_left,
-        "warn": spent + held >= _WARN_FROM,
+        "taken": 100 * taken,
+        "left": math.floor(100 * dataset["remaining"]["share"]),
+        "warn": taken >= _WARN_FROM,
     }
 
 
-def _estimate_steps_left(dataset: Json, runs: list[Json]) -> int | None:
-    """Estimate how many more steps fit, from the average cost of the granted steps.
+def _describe_reference(dataset: Json) -> str | None:
+    """Return a dataset's reference step in words; None if it has none."""
+    reference = dataset["accounting"].get("reference")
+    return None if reference is None else describe_step(mechanisms.from_json(reference))
+
+
+def _describe_steps_left(left: StepsLeft | None, *, is_complete: bool) -> Json:
+    """Return what the template of the steps left needs.
 
     Args:
-        dataset: the dataset as the API shows it.
-        runs: all of its runs.
+        left: the steps that fit; None before the first run.
+        is_complete: whether an exchange was tried; otherwise the browser asks for it.
     """
-    granted = sum(run["steps_granted"] for run in runs)
-    unit = "reference_steps" if "reference_steps" in dataset["spent"] else "micronats"
-    spent = dataset["spent"][unit]
-    return dataset["remaining"][unit] * granted // spent if spent else None
+    step = None if left is None else describe_step(left.step)
+    return {"left": left, "left_step": step, "is_complete": is_complete}
+
+
+def _describe_entry(entry: Json) -> Json:
+    """Return an entry with the amounts that it spends and holds, in the filter's first unit."""
+    spent, held = (
+        entry.get(f"{part}_reference_steps", entry.get(f"{part}_micronats"))
+        for part in ("spent", "held")
+    )
+    return entry | {
+        "spent": spent if isinstance(spent, list) else [spent],
+        "held": held if isinstance(held, list) else [held],
+    }
 
 
 @router.get("/datasets")
@@ -80,7 +97,10 @@ async def datasets(request: Request, session: TheSession, ledger: TheLedger) -> 
 def _render_datasets_page(request: Request, listed: list[Json], **context: Any) -> Response:
     """Render the page of all datasets, with the form for a new one."""
     blank: Json = {"texts": {}, "problems": {}, "status": 200}
-    items = [(dataset, _compute_budget_shares(dataset)) for dataset in listed]
+    items = [
+        (dataset, _compute_budget_shares(dataset), _describe_reference(dataset))
+        for dataset in listed
+    ]
     return render_page(
         request, "datasets.html", items=items, once=uuid.uuid4().hex, **{**blank, **context}
     )
@@ -162,24 +182,44 @@ async def dataset(
 ) -> Response:
     """Show a dataset: budget, runs, ε over time, and entries with the newest first."""
     found = await ledger.dataset(session.key, name)
-    return await run_in_threadpool(_render_dataset_page, request, session, found, before, runs)
+    left = await ledger.steps_left(session.key, name, may_exchange=False)
+    preview = await ledger.preview(session.key, name) if left is None else BudgetPreview()
+    budget = {
+        "dataset": found,
+        "shares": _compute_budget_shares(found),
+        "reference": _describe_reference(found),
+        **_describe_steps_left(left, is_complete=False),
+        "admits": [(describe_step(each.step), each.steps) for each in preview.runs],
+        "warnings": preview.warnings,
+    }
+    return await run_in_threadpool(_render_dataset_page, request, session, budget, before, runs)
+
+
+@router.get("/datasets/{name}/steps-left")
+async def steps_left(
+    request: Request, name: Name, session: TheSession, ledger: TheLedger
+) -> Response:
+    """Return the part of a dataset's page that says how many more steps fit."""
+    found = await ledger.dataset(session.key, name)
+    left = await ledger.steps_left(session.key, name)
+    context = {"dataset": found, **_describe_steps_left(left, is_complete=True)}
+    return await run_in_threadpool(partial(render_page, request, "steps_left.html", **context))
 
 
 def _render_dataset_page(
-    request: Request, session: Session, found: Json, before: str, runs: str
+    request: Request, session: Session, budget: Json, before: str, runs: str
 ) -> Response:
     """Render the page of one dataset, with pages of its runs and entries."""
+    found = budget["dataset"]
     ledger: Ledger = request.app.state.ledger
     name = found["name"]
     first_run = _parse_count(runs, 0)
     owner, shown = ledger.list_reservations(session.key, name, first_run, _RUNS + 1)
-    paged = first_run > 0 or len(shown) > _RUNS
     views = [ledger_views.reservation_view(owner, run) for run in shown]
     return render_page(
         request,
         "dataset.html",
-        dataset=found,
-        shares=_compute_budget_shares(found, None if paged else _estimate_steps_left(found, views)),
+        **budget,
         runs=views[:_RUNS],
         runs_before=max(first_run - _RUNS, 0) if first_run else None,
         runs_after=first_run + _RUNS if len(shown) > _RUNS else None,
@@ -200,7 +240,8 @@ def _read_entries_page(ledger: Ledger, session: Session, dataset: Json, before: 
     page = ledger.list_entries(session.key, dataset["name"], start)
     shown = [entry for entry in page.entries if entry["number"] < end][:_ENTRIES]
     newer = end + _ENTRIES if end <= dataset["version"] else None
-    return {"entries": shown[::-1], "older": start + 1 if start else None, "newer": newer}
+    entries = [_describe_entry(entry) for entry in shown[::-1]]
+    return {"entries": entries, "older": start + 1 if start else None, "newer": newer}
 
 
 @router.get("/runs/{identifier}")

@@ -93,7 +93,7 @@ def test_the_demonstration_trains_within_its_budget(home: Path) -> None:
     assert accuracy
     assert float(accuracy[1]) > 70
     claim = json.loads((folder / "privacy.json").read_text())
-    assert claim["epsilon"] <= 2.0
+    assert 1.98 <= claim["epsilon"] <= 2.0, "the first run may take the whole budget"
     assert claim["status"] == "proven"
     assert (folder / "model.pt").exists()
     look_at(done.stdout, home)

@@ -110,6 +110,7 @@ def test_the_metrics_count_what_happened(app: FastAPI, http: TestClient) -> None
     assert value("budget_epsilon", "d") == 2
     assert 0 < value("budget_taken_epsilon", "d") < 2
     assert 0 < value("budget_remaining_ratio", "d") < 1
+    assert value("budget_remaining_reference_steps", "d") > 0
 
 
 def test_the_page_has_every_metric_and_no_other(app: FastAPI, http: TestClient) -> None:

@@ -25,7 +25,7 @@ from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.settings import Settings
-from accountant_service.web import calculator_form, rendering, sessions
+from accountant_service.web import calculator_form, ledger_pages, rendering, sessions
 
 HTML_NAME = '<b>"bold"</b><script>alert(1)</script>'
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
@@ -395,32 +395,89 @@ def test_a_session_that_is_over_has_a_page(
 def test_shares_are_rounded_as_bounds_are() -> None:
     """Shares taken are rounded up, shares left are rounded down."""
     shown = rendering._TEMPLATES.get_template("macros.html").module.budget  # type: ignore[attr-defined]
-    amount = {"epsilon": 1.0, "delta": 1e-5}
-    dataset = dict.fromkeys(("budget", "spent", "held", "remaining"), amount)
-    shares = {
-        "taken": 80.2,
-        "spent": 80.2,
-        "warn": True,
-        "steps_left": None,
-        "divergence_left": 19.8,
+    dataset = {
+        "budget": {"epsilon": 3.0, "delta": 1e-5},
+        "spent": {"epsilon": 2.0, "share": 0.80201},
+        "held": {"epsilon": 0.0, "share": 0.0},
+        "remaining": {"epsilon": 1.0, "share": 0.19799},
+        "accounting": {"filter": "renyi", "order": 5.5},
     }
-    text = shown(dataset, shares)
-    assert "81 % of ε is spent or held" in text
-    assert "19 % of the Rényi divergence budget remains" in text
-    assert "About 256 more steps fit" in shown(dataset, shares | {"steps_left": 256})
+    shares = ledger_pages._compute_budget_shares(dataset)
+    text = shown(dataset, shares, None)
+    assert "<dd>80.3 %" in text
+    assert "<dd>19.7 %" in text
+    assert "Only 19 % of the budget is left." in text
+    assert "Rényi divergence of order 5.5" in text
 
 
-def test_the_budget_is_told(admin: Person, run: str) -> None:
-    text = admin.get("/datasets")
-    assert "patients" in text
-    assert "% of ε is spent or held" in text
+def test_a_budget_is_counted_in_steps(admin: Person, run: str) -> None:
+    assert "Counted in reference steps" in admin.get("/datasets")
     text = admin.get("/datasets/patients")
     assert f'href="/runs/{run}"' in text
-    spent = re.search(r"spent</dt><dd>ε ([\d.]+)", text)
+    steps = re.search(r"<strong>(\d+) more steps</strong> like the last run", text)
+    assert steps
+    assert "DP-SGD, q = 0.01, σ = 1.1, Poisson sampling" in text
+    budget = re.search(r"budget</dt><dd>(\d+) steps", text)
+    assert budget
+    assert int(steps[1]) + 30 == int(budget[1])
+    spent = re.search(r'spent</dt><dd>30 steps <span class="hint">ε ≤ ([\d.]+)', text)
     rows = re.findall(r"<td data-value=[^>]*>[^<]*</td><td>([^<]*)</td><td>([^<]*)</td>", text)
     assert spent
     assert (rows[0], rows[-1]) == (("0", "0"), (spent[1], spent[1]))
     assert len(rows) == 33
+    assert "Spent and held are in reference steps." in text
+    share = re.search(r"Share of the budget</dt><dd>([\d.]+) %", admin.get(f"/runs/{run}"))
+    assert share
+    assert float(share[1]) == pytest.approx(10_000 / int(budget[1]), rel=0.01)
+
+
+def test_a_dataset_without_a_run_says_what_it_admits(
+    admin: Person, app: Any, keys: dict[str, str]
+) -> None:
+    for name, epsilon, delta in (("fresh", 1.0, 1e-5), ("hopeless", 1e-4, 1e-40)):
+        form = {"name": name, "size": "60000", "epsilon": str(epsilon), "delta": str(delta)}
+        text = admin.send("/datasets", **form, once=uuid.uuid4().hex)
+        assert "What this budget admits" in text
+        assert "The first run decides in which steps this budget is counted." in text
+        assert ("Create another dataset" in text or "create another" in text) == (
+            name == "hopeless"
+        )
+        assert "ε over time" not in text
+    assert "steps-left" not in text
+
+
+def test_steps_that_need_an_exchange_are_counted_after_the_page(
+    admin: Person, app: Any, keys: dict[str, str]
+) -> None:
+    http = TestClient(app)
+
+    def post(path: str, body: Any) -> Any:
+        headers = {
+            "Authorization": f"Bearer {keys['admin']}",
+            "Idempotency-Key": uuid.uuid4().hex,
+        }
+        answer = http.post(path, json=body, headers=headers)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    post(
+        "/v1/datasets",
+        {
+            "name": "exchanged",
+            "size": 60_000,
+            "budget": {"epsilon": 1.0, "delta": 1e-5},
+            "planned_mechanism": RUN,
+        },
+    )
+    other = RUN | {"noise_multiplier": 2.0}
+    post("/v1/datasets/exchanged/reservations", {"mechanism": other})
+    text = admin.get("/datasets/exchanged")
+    assert 'hx-get="/datasets/exchanged/steps-left"' in text
+    part = admin.get("/datasets/exchanged/steps-left")
+    steps = re.search(r"<strong>At least ([\d\u202f]+) more steps</strong>", part)
+    assert steps
+    assert int(steps[1].replace("\u202f", "")) > 420, "more noise, more steps"
+    assert steps[0] in admin.get("/datasets/exchanged"), "it is remembered"
 
 
 def test_the_record_is_paged(admin: Person, run: str) -> None:

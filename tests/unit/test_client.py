@@ -542,6 +542,45 @@ def test_a_budget_that_is_used_up_is_no_error_of_the_question() -> None:
         service(full).affordable_noise("d", PLAN.mechanism(10))
 
 
+@pytest.mark.parametrize(
+    ("affordable", "told"),
+    [
+        (306, "It takes 24.7 % of the dataset's budget, after which about 256 more such steps fit"),
+        (51, "It takes 24.7 % of the dataset's budget, after which about 1 more such step fits"),
+        (50, "It takes 24.7 % of the dataset's budget, after which no such step fits"),
+        (None, "It takes 24.7 % of the dataset's budget"),
+    ],
+)
+def test_a_reserved_run_is_told_what_is_left_in_steps(affordable: int | None, told: str) -> None:
+    wanted, said = RunSpec(1000, 0.1, 1.0, 50), list[str]()
+    mechanism = wanted.plan(1.0).mechanism(50)
+
+    def roomy(path: str, body: dict[str, Any]) -> httpx.Response:
+        if path.endswith("/quotes"):
+            some = {"steps": affordable, "noise_multiplier": 1.0}
+            quote = {"fits": True, "affordable": some, "share_of_budget": 0.247}
+            return httpx.Response(200, json=quote)
+        if path.endswith("/reservations"):
+            held = {"id": "r", "state": "open", "steps_reserved": 50, "steps_granted": 0}
+            return httpx.Response(201, json=held | {"mechanism": mechanism})
+        return httpx.Response(200, json={"size": 1000, "budget": {"epsilon": 1.0, "delta": 1e-5}})
+
+    reserve_budget(service(roomy), wanted, "d", said.append, 1.0)
+    assert said[-1] == told
+
+
+def test_a_refused_run_is_told_what_the_whole_budget_would_allow() -> None:
+    def full(path: str, body: dict[str, Any]) -> httpx.Response:
+        if path.endswith("/quotes"):
+            some = {"steps": 7, "noise_multiplier": None}
+            answer = {"fits": False, "affordable": some, "affordable_alone": 40}
+            return httpx.Response(200, json=answer)
+        return httpx.Response(200, json={"size": 1000, "budget": {"epsilon": 1.0, "delta": 1e-5}})
+
+    with pytest.raises(BudgetExhaustedError, match="As the only run of the whole budget, 40 would"):
+        reserve_budget(service(full), RunSpec(1000, 0.1, 1.0, 50), "d", lambda _: None, 1.0)
+
+
 @pytest.mark.parametrize("records", [1000, 1001, None])
 def test_a_plan_that_does_not_fit_is_refused_with_what_would(records: int | None) -> None:
     """And whose budget it asks for is doubted if the ledger counts more records than there are."""

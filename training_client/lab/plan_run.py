@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from training_client.budget import Budget, LedgerBudget
-from training_client.client import AccountingService, Reservation
+from training_client.client import AccountingService, Quote, Reservation
 from training_client.errors import BudgetExhaustedError, DataError, TrainingStoppedError
 from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.number_format import format_upper_bound
@@ -188,7 +188,7 @@ def reserve_budget(
     try:
         for release in spec.initial_releases:  # not a comprehension: what is held must be released
             releases.append(_reserve_release(accounting, dataset, release))  # noqa: PERF401
-        plan = _find_fitting_plan(accounting, spec, dataset, noise)
+        plan, quote = _find_fitting_plan(accounting, spec, dataset, noise)
         reservation = accounting.reserve(dataset, plan.mechanism(spec.steps), _PURPOSE)
     except TrainingStoppedError:
         with suppress(TrainingStoppedError):  # their leases expire anyway
@@ -200,6 +200,8 @@ def reserve_budget(
         f"multiplier σ = {format_upper_bound(plan.noise_multiplier)}: reserved as "
         f"{reservation.identifier}"
     )
+    if quote.share is not None:
+        notify(_describe_rest(quote.share, quote.steps, spec.steps))
     return LedgerBudget(
         accounting, plan, dataset, float(budget["delta"]), reservation, spec.initial_releases,
         tuple(releases),
@@ -221,8 +223,8 @@ def _reserve_release(
 
 def _find_fitting_plan(
     accounting: AccountingService, spec: RunSpec, dataset: str, noise: float | None
-) -> Plan:
-    """Return the plan of a run if it fits what is left of a dataset's budget; raise if not."""
+) -> tuple[Plan, Quote]:
+    """Return a run's plan and quote if it fits what is left of a dataset's budget; else raise."""
     if noise is None:
         noise = accounting.affordable_noise(dataset, spec.plan(1.0).mechanism(spec.steps))
     plan = spec.plan(noise)
@@ -233,8 +235,27 @@ def _find_fitting_plan(
             f"{spec.steps} steps with σ = {noise:g} do not fit what is left of the budget of "
             f"{dataset!r}. {quote.steps or 'No'} such steps would"
             + ("" if sigma is None else f"; all of them would with σ = {format_upper_bound(sigma)}")
+            + _describe_whole_budget(quote)
         )
-    return plan
+    return plan, quote
+
+
+def _describe_whole_budget(quote: Quote) -> str:
+    """Return the end of a message: how many more steps would fit as the budget's only run."""
+    if quote.steps is None or quote.steps_alone is None or quote.steps_alone <= quote.steps:
+        return ""
+    return f". As the only run of the whole budget, {quote.steps_alone} would"
+
+
+def _describe_rest(share: float, affordable: int | None, steps: int) -> str:
+    """Return a message: the share of the budget that a run takes, and what fits after it."""
+    taken = f"It takes {format_upper_bound(100 * share)} % of the dataset's budget"
+    if affordable is None:
+        return taken
+    rest = affordable - steps
+    if rest < 1:
+        return f"{taken}, after which no such step fits"
+    return f"{taken}, after which about {rest} more such step{'s fit' if rest > 1 else ' fits'}"
 
 
 def resume_budget(

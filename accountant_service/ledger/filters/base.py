@@ -44,7 +44,7 @@ def count_units_within(share: float, whole: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Charge(ABC):
-    """What a reservation holds of a budget, and what its granted steps take of it.
+    """The cost of a plan: amounts that are held first, and spent as steps are granted.
 
     Attributes:
         steps: the number of steps that the plan has.
@@ -105,7 +105,7 @@ class PrivacyFilter(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """The filter in words, for certificates."""
+        """The filter in words, for people."""
 
     @abstractmethod
     def admits(self, taken: Amounts) -> bool:

@@ -141,12 +141,13 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def description(self) -> str:
-        """The filter in words, for certificates."""
+        """The filter in words, for people."""
         if self.reference is None:
-            return "reference filter, without a reference yet"
+            return "reference filter: the first run decides in which steps the budget is counted"
         return (
-            f"reference filter of {self.steps} steps, each "
-            f"{json_of(self.reference)}, and a share of {self.slack_share:g} of δ as slack"
+            f"reference filter: the budget is {self.steps} reference steps "
+            f"({mechanisms.describe_step(self.reference)}); any other run is exchanged for as many "
+            f"of them as dominate it, within {100 * self.slack_share:g} % of δ as slack"
         )
 
     def admits(self, taken: Amounts) -> bool:

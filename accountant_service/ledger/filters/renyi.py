@@ -201,7 +201,7 @@ class RenyiFilter(DivergenceFilter):
 
     @property
     def description(self) -> str:
-        """The filter in words, for certificates."""
+        """The filter in words, for people."""
         return f"Rényi filter of order {self.order:g}"
 
     @property

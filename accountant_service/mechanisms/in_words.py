@@ -1,0 +1,50 @@
+"""Mechanisms in words, for pages, messages and certificates."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from accountant_service.mechanisms.tree import (
+    Composed,
+    DiagonalGaussian,
+    DpSgd,
+    FixedSizeSampled,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    PoissonSampled,
+    Repeated,
+)
+
+_SAMPLING: Final = {
+    "poisson": "Poisson sampling",
+    "fixed_size": "samples of fixed size",
+    "shuffled": "shuffled batches",
+    "none": "no sampling",
+}
+
+
+def describe_step(mechanism: Mechanism) -> str:
+    """Return one step of a mechanism in words: its kind, its noise and how it samples.
+
+    The number of steps is left out: a run and its step are described alike.
+    """
+    match mechanism:
+        case DpSgd():
+            rate = "" if mechanism.sampling == "none" else f"q = {mechanism.rate():.6g}, "
+            noise = f"σ = {mechanism.noise_multiplier:.6g}"
+            return f"DP-SGD, {rate}{noise}, {_SAMPLING[mechanism.sampling]}"
+        case Gaussian(noise_multiplier):
+            return f"Gaussian noise, σ = {noise_multiplier:.6g}"
+        case DiagonalGaussian():
+            return f"Gaussian noise, σ* = {mechanism.noise_multiplier():.6g}"
+        case Laplace(noise_multiplier):
+            return f"Laplace noise, b/C = {noise_multiplier:.6g}"
+        case PoissonSampled(sample_rate, inner):
+            return f"{describe_step(inner)}, q = {sample_rate:.6g}, Poisson sampling"
+        case FixedSizeSampled(dataset_size, batch_size, inner):
+            return f"{describe_step(inner)}, samples of {batch_size} of {dataset_size} records"
+        case Repeated(_, inner):
+            return describe_step(inner)
+        case Composed(mechanisms):
+            return f"{len(mechanisms)} mechanisms together"

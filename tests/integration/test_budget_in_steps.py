@@ -1,0 +1,166 @@
+"""What is left of a budget is told in steps: by the API, certificates and the command line."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from accountant_service import cli
+from accountant_service.app import create_app
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import certificate, plans
+from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.filters import ReferenceFilter
+from accountant_service.mechanisms import from_json
+from accountant_service.settings import Settings
+
+RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
+ADD_OR_REMOVE_ONE = NeighbouringRelation.ADD_OR_REMOVE_ONE
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+STEPS = 420  # of RUN, that are (1, 1e-5)-DP with 1 % of δ as slack
+
+Post = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('steps')}/ledger.db"
+
+
+@pytest.fixture(scope="module")
+def post(database: str) -> Iterator[Post]:
+    app = create_app(Settings(database_url=database))
+    with TestClient(app) as http:
+        key, _ = app.state.keys.create([Scope.ADMIN], "admin")
+        http.headers["Authorization"] = f"Bearer {key}"
+
+        def post(path: str, body: Any = None) -> Any:
+            headers = {"Idempotency-Key": uuid.uuid4().hex}
+            answer = http.get(path) if body is None else http.post(path, json=body, headers=headers)
+            assert answer.is_success, answer.text
+            return answer.json()
+
+        yield post
+
+
+@pytest.fixture(scope="module")
+def run(post: Post) -> str:
+    """A committed run of a hundred steps, which are the reference."""
+    dataset = {"name": "patients", "size": 60_000, "budget": BUDGET}
+    post("/v1/datasets", dataset)
+    identifier: str = post("/v1/datasets/patients/reservations", {"mechanism": RUN})["id"]
+    post(f"/v1/reservations/{identifier}/grants", {"steps": 100, "sequence": 0})
+    post(f"/v1/reservations/{identifier}/commit", {})
+    return identifier
+
+
+def command(database: str, *arguments: str) -> str:
+    """Return what a command prints."""
+    environment = {"ACCOUNTANT_DATABASE_URL": database}
+    done = CliRunner().invoke(cli.app, list(arguments), env=environment)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_new_budget_says_what_it_admits(post: Post) -> None:
+    made = post("/v1/datasets", {"name": "new", "size": 100, "budget": BUDGET})
+    steps = {each["step"]["sample_rate"]: each["steps"] for each in made["admits"]}
+    assert steps[0.01] == STEPS
+    assert steps[0.001] > STEPS > steps[0.1]
+    assert made["warnings"] == []
+    assert "admits" not in post("/v1/datasets/new"), "it is computed once"
+
+
+@pytest.mark.parametrize("name", ["reference", "renyi"])
+def test_a_useless_budget_warns_and_names_the_way_out(post: Post, name: str) -> None:
+    small = {"epsilon": 1e-4, "delta": 1e-40}
+    body = {"name": f"small-{name}", "size": 100, "budget": small, "filter": name}
+    made = post("/v1/datasets", body)
+    assert {each["steps"] for each in made["admits"]} == {0}
+    (warning,) = made["warnings"]
+    assert "larger ε or δ" in warning
+    assert ('"filter": "reference"' in warning) == (name == "renyi")
+
+
+def test_a_planned_mechanism_that_does_not_fit_is_named() -> None:
+    step = from_json(RUN | {"steps": 1, "sample_rate": 0.5})
+    policy = ReferenceFilter(0.1, 1e-5, ADD_OR_REMOVE_ONE).with_reference(step, is_planned=True)
+    preview = plans.preview_budget(policy, step)
+    assert preview.runs[0].steps == 0
+    assert "no step of the planned mechanism (DP-SGD, q = 0.5" in preview.warnings[0]
+
+
+def test_an_admitted_run_fits_and_one_step_more_does_not() -> None:
+    """The preview counts what a first run may reserve: neither less nor more."""
+    policy = ReferenceFilter(1.0, 1e-5, ADD_OR_REMOVE_ONE)
+    for run in plans.preview_budget(policy).runs:
+        assert run.steps is not None
+        for more, fits in ((0, True), (1, False)):
+            whole = plans.StepPlan.of(plans.with_steps(run.step, run.steps + more))
+            if whole.steps and run.steps + more:
+                charge = policy.replaced_by(whole, (0, 0)).compute_charge(whole, (0, 0))
+                assert policy.replaced_by(whole, (0, 0)).admits(charge.reserved) == fits
+
+
+def test_shares_and_steps_add_up(post: Post, run: str) -> None:
+    found = post("/v1/datasets/patients")
+    assert found["accounting"]["reference_steps"] == STEPS
+    assert found["remaining"]["reference_steps"] == STEPS - 100
+    parts = [found[part]["share"] for part in ("spent", "held", "remaining")]
+    assert sum(parts) == pytest.approx(1)
+    assert parts[0] == pytest.approx(100 / STEPS)
+    assert "DP-SGD, q = 0.01, σ = 1.1, Poisson sampling" in found["accounting"]["description"]
+    charge = post(f"/v1/reservations/{run}")["charge"]
+    assert (charge["reference_steps"], charge["slack"]) == (100, 0)
+
+
+def test_a_certificate_names_the_filter(post: Post, run: str) -> None:
+    document = post(f"/v1/reservations/{run}/certificate")
+    budget = document["budget"]
+    assert budget["scope"] == "filter_budget"
+    assert f"{STEPS} reference steps" in budget["composition"]
+    assert "1 % of δ as slack" in budget["composition"]
+    assert budget["filter"]["filter"] == "reference"
+    assert budget["filter"]["reference_steps"] == STEPS
+    assert certificate.check(document)[0] == []
+    budget["filter"]["reference_steps"] += 1
+    assert certificate.check(document)[0] != [], "the signature covers it"
+
+
+def test_the_command_line_tells_it_in_steps(post: Post, run: str, database: str) -> None:
+    shown = command(database, "ledger", "show")
+    assert f"patients: {STEPS - 100} more steps like the last run (DP-SGD, q = 0.01" in shown
+    views = {
+        view["name"]: view for view in json.loads(command(database, "ledger", "show", "--json"))
+    }
+    left = views["patients"]["steps_left"]
+    assert (left["steps"], left["is_exact"], left["run"]) == (STEPS - 100, True, run)
+
+
+def test_the_command_line_quotes(post: Post, run: str, database: str) -> None:
+    plan = json.dumps(RUN | {"steps": 200})
+    told = command(database, "ledger", "quote", "patients", "-m", plan)
+    assert told.startswith("fits; it takes 47.7 % of the budget"), "rounded up"
+    assert f"{STEPS - 100} fit what is left; as the only plan of the budget, {STEPS} would" in told
+    plan = json.dumps(RUN | {"steps": STEPS})
+    told = command(database, "ledger", "quote", "patients", "-m", plan)
+    assert told.startswith("does not fit")
+    assert "is enough" in told
+    quoted = json.loads(command(database, "ledger", "quote", "patients", "--json", "-m", plan))
+    assert quoted["affordable_alone"] == STEPS
+
+
+@pytest.mark.parametrize(("name", "plan"), [("nobody", json.dumps(RUN)), ("patients", "{}")])
+def test_a_wrong_quote_is_an_error(
+    post: Post, run: str, database: str, name: str, plan: str
+) -> None:
+    environment = {"ACCOUNTANT_DATABASE_URL": database}
+    done = CliRunner().invoke(cli.app, ["ledger", "quote", name, "-m", plan], env=environment)
+    assert done.exit_code in (1, 2)
+    assert "error:" in done.output

@@ -13,7 +13,11 @@ from tests.support.pages import ROOT
 def test_make_help_lists_every_target_under_a_subject() -> None:
     source = (ROOT / "Makefile").read_text()
     printed = subprocess.run(
-        ["make", "--no-print-directory", "help"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     targets = set(re.findall(r"^([a-z-]+):", source, re.MULTILINE))
     assert set(re.findall(r"^  make ([a-z-]+) ", printed, re.MULTILINE)) == targets

@@ -345,8 +345,9 @@ def reserve(
     """
     steps = reservation.steps_reserved
     _require(steps >= 1, f"steps must be at least 1, not {steps}")
-    reserved = reservation.charge.reserved
-    _require(min(reserved) >= 0, f"a plan must cost at least 0, not {reserved}")
+    charge = reservation.charge
+    parts = (*charge.reserved, *charge.spent(charge.steps), *charge.held(charge.steps))
+    _require(min(parts) >= 0, f"a plan must cost at least 0, not {charge.entry_fields()}")
     expires_at = reservation.expires_at
     _require(expires_at >= 0, f"expires_at must be at least 0, not {expires_at}")
     replaced = None if policy == dataset.policy else policy
@@ -356,7 +357,7 @@ def reserve(
                 f"another reservation fixed the reference of {dataset.name!r} meanwhile"
             )
         dataset = replace(dataset, policy=policy)
-    if not fits_budget(dataset, reservation.charge):
+    if not fits_budget(dataset, charge):
         raise BudgetExhaustedError(
             f"{steps} steps do not fit in the remaining budget of {dataset.name!r}", None
         )

@@ -36,6 +36,11 @@ BUDGET = {"epsilon": 3.0, "delta": 1e-5}
 FIXTURES = Path(__file__).parents[1] / "contract" / "fixtures"
 SHUFFLED = RUN | {"sampling": "shuffled"}
 BAD = "invalid-request"
+NO_STEPS = {"reference_steps": 0, "slack": 0.0}
+# steps without sampling: exchanges between these are decided fast
+EQUAL = {"kind": "dp_sgd", "noise_multiplier": 20.0, "sample_rate": 1.0, "sampling": "none",
+         "steps": 12}  # fmt: skip
+OTHER = EQUAL | {"noise_multiplier": 30.0}
 Json = dict[str, Any]
 
 
@@ -57,8 +62,9 @@ class Caller:
         answer = self.http.get(path, headers={"Authorization": f"Bearer {self.key}"})
         return answer.status_code, answer.json()
 
-    def dataset(self, name: str, budget: Json = BUDGET) -> Json:
-        status, found = self.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
+    def dataset(self, name: str, budget: Json = BUDGET, **fields: Any) -> Json:
+        body = {"name": name, "size": 60_000, "budget": budget, **fields}
+        status, found = self.post("/v1/datasets", body)
         assert status == 201, found
         return found
 
@@ -102,20 +108,25 @@ def repository(http: TestClient) -> Repository:
     return found
 
 
-def test_the_life_of_a_run(admin: Caller, repository: Repository) -> None:
-    made = admin.dataset("life")
-    assert made["spent"] == {"epsilon": 0.0, "micronats": 0}
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("reference", "reference_steps"), ("renyi", "micronats")]
+)
+def test_the_life_of_a_run(kind: str, unit: str, admin: Caller, repository: Repository) -> None:
+    name = f"life-{kind}"
+    made = admin.dataset(name, filter=kind)
+    nothing = {"epsilon": 0.0, **({"micronats": 0} if unit == "micronats" else NO_STEPS)}
+    assert made["spent"] == nothing
     assert made["remaining"]["epsilon"] == BUDGET["epsilon"]
-    status, quote = admin.post("/v1/datasets/life/quotes", {"mechanism": RUN})
+    status, quote = admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": RUN})
     assert (status, quote["fits"]) == (200, True)
     assert quote["guarantee"]["scope"] == "fixed_plan"
     assert quote["affordable"]["steps"] > 60
-    run = admin.reserve("life", purpose="a first try")
+    run = admin.reserve(name, purpose="a first try")
     assert (run["state"], run["steps_reserved"], run["steps_granted"]) == ("open", 60, 0)
     status, run = admin.grant(run["id"], 20, 0)
     assert (status, run["steps_granted"]) == (200, 20)
-    held = admin.get("/v1/datasets/life")[1]
-    assert held["held"]["micronats"] > 0
+    held = admin.get(f"/v1/datasets/{name}")[1]
+    assert held["held"][unit] > 0
     status, problem = admin.grant(run["id"], 20, 0)
     assert (status, problem["code"]) == (409, "stale-sequence")
     status, problem = admin.grant(run["id"], 41, 20)
@@ -127,10 +138,10 @@ def test_the_life_of_a_run(admin: Caller, repository: Repository) -> None:
     assert (status, problem["code"]) == (409, "reservation-closed")
     status, problem = admin.grant(run["id"], 1, 20)
     assert (status, problem["code"]) == (409, "reservation-closed")
-    after = admin.get("/v1/datasets/life")[1]
-    assert after["held"]["micronats"] == 0
-    assert after["spent"]["micronats"] == held["spent"]["micronats"] > 0
-    items = admin.get("/v1/datasets/life/entries")[1]["items"]
+    after = admin.get(f"/v1/datasets/{name}")[1]
+    assert after["held"][unit] == 0
+    assert after["spent"][unit] == held["spent"][unit] > 0
+    items = admin.get(f"/v1/datasets/{name}/entries")[1]["items"]
     assert [item["kind"] for item in items] == ["create", "reserve", "grant", "commit"]
     assert verify(repository).faults == []
 

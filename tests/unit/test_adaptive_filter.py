@@ -15,7 +15,7 @@ import pytest
 from scipy import optimize
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.privacy_filter import RenyiFilter
+from accountant_service.ledger.filters import RenyiFilter
 
 EPSILON, DELTA = 2.0, 1e-3
 ORDERS = (4.0, 40.0)

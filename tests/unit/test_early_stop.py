@@ -16,9 +16,10 @@ import pytest
 from accountant_service import calculator
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import certificate, hash_chain
-from accountant_service.ledger.plans import StepPlan
-from accountant_service.ledger.privacy_filter import RenyiFilter
+from accountant_service.ledger.filters import ReferenceFilter
+from accountant_service.ledger.filters.reference import ExchangeCharge
 from accountant_service.ledger.rules import Balance, Dataset, Reservation, State
+from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import from_json
 from accountant_service.numerics.floats.special_functions import Array
 
@@ -63,11 +64,14 @@ def excess(epsilons: list[float]) -> float:
 def certified(granted: int) -> certificate.Document:
     """Return the certificate of a run that was stopped after a number of steps."""
     plan = StepPlan.of(from_json(PLAN))
-    policy = RenyiFilter(5.0, 8.0, DELTA, NeighbouringRelation.ADD_OR_REMOVE_ONE)
-    dataset = Dataset("d", "d", 100, "record", policy, Balance(), 1, hash_chain.GENESIS, 0)
+    relation, balance = NeighbouringRelation.ADD_OR_REMOVE_ONE, Balance((0, 0), (0, 0))
+    policy = ReferenceFilter(8.0, DELTA, relation, plan.step_mechanism, plan.steps)
+    charge = ExchangeCharge(plan.steps, plan.steps, is_reference=True)
+    dataset = Dataset("d", "d", 100, "record", policy, balance, 1, hash_chain.GENESIS, 0)
     run = Reservation(
-        "r", "d", State.COMMITTED, PLAN, plan.canonical.hash, 1, plan.steps, granted, 0, "", "k"
-    )
+        "r", "d", State.COMMITTED, PLAN, plan.canonical.hash, charge, plan.steps, granted, 0, "",
+        "k",
+    )  # fmt: skip
     return certificate.issue(dataset, run, bytes(32), 0)
 
 

@@ -1,0 +1,168 @@
+"""Ledgers of every revision are migrated, verify and go on.
+
+`ledger-0003.sql` has datasets of both filters: runs like the reference and exchanged ones, ended
+early, ended without a grant, and open. `python -m tests.contract.test_earlier_ledgers` records it
+anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant_service.api.ledger_views import encode_answer
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import database as opening
+from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter
+from accountant_service.ledger.filters.reference import ExchangeCharge
+from accountant_service.ledger.repository import KeyRecord, Repository
+from accountant_service.ledger.rules import NewDataset, State
+from accountant_service.ledger.service import Ledger, WriteRequest
+from accountant_service.ledger.verification import verify
+from accountant_service.mechanisms import DpSgd, Mechanism
+from tests.support.databases import database
+from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
+
+NEWEST = "0003"
+REFERENCE = DpSgd(20.0, sample_rate=1.0, steps=30, sampling="none")
+OTHER = DpSgd(30.0, sample_rate=1.0, steps=20, sampling="none")
+UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with database(request.param, tmp_path) as found:
+        yield found
+
+
+class Writer:
+    """A key that writes to a ledger."""
+
+    def __init__(self, repository: Repository) -> None:
+        self.ledger = Ledger(repository, encode_answer)
+        self.key: KeyRecord = Keys(repository).create([Scope.ADMIN])[1]
+
+    def request(self) -> WriteRequest:
+        return WriteRequest(self.key, uuid.uuid4().hex, "test", None)
+
+    def reserve(self, name: str, mechanism: Mechanism, granted: int = 0) -> str:
+        """Reserve a plan, and grant the first of its steps."""
+        answer = self.ledger.reserve(self.request(), name, mechanism, 3600, "")
+        identifier = str(json.loads(answer.text)["id"])
+        if granted:
+            self.ledger.grant(self.request(), identifier, granted, 0)
+        return identifier
+
+
+def record(url: str) -> None:
+    """Write the history of the newest fixture to an empty database."""
+    repository = opening.open_repository(url)
+    writer = Writer(repository)
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    for new in (
+        NewDataset("first", 60_000, 3.0, 1e-5, relation, "record"),
+        NewDataset("planned", 60_000, 2.0, 1e-6, relation, "a person’s visits", REFERENCE),
+        NewDataset("divergence", 60_000, 4.0, 1e-5, relation, "record", None, "renyi"),
+    ):
+        writer.ledger.create_dataset(writer.request(), new)
+        name, ledger = new.name, writer.ledger
+        ledger.release(writer.request(), writer.reserve(name, OTHER))
+        ledger.commit(writer.request(), writer.reserve(name, REFERENCE, 30))
+        ledger.commit(writer.request(), writer.reserve(name, REFERENCE, 11))
+        ledger.commit(writer.request(), writer.reserve(name, OTHER, 7))
+        ledger.release(writer.request(), writer.reserve(name, OTHER, 20))
+        run = writer.reserve(name, OTHER, 3)
+        ledger.renew(writer.request(), run, 7200)
+    repository.close()
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str, url: str) -> None:
+    before = open_unmigrated(url, revision)
+    rows = {table: read_rows(before, table) for table in (*UNCHANGED, "dataset", "reservation")}
+    assert rows["entry"]
+    assert rows["reservation"]
+    with before.transaction() as transaction:
+        assert opening.upgrade(transaction.connection) == (revision, NEWEST)
+    assert {table: read_rows(before, table) for table in UNCHANGED} == {
+        table: rows[table] for table in UNCHANGED
+    }
+    for was, row in zip(rows["dataset"], read_rows(before, "dataset"), strict=True):
+        order, spent, held = (was.pop(name) for name in ("rdp_order", "spent", "held"))
+        policy = json.loads(row.pop("policy"))
+        assert policy == {"filter": "renyi", "order": order}  # to the last digit
+        assert (json.loads(row.pop("spent")), json.loads(row.pop("held"))) == ([spent], [held])
+        assert row == was
+    for was, row in zip(rows["reservation"], read_rows(before, "reservation"), strict=True):
+        assert json.loads(row.pop("charge")) == {"unit_attonats": was.pop("unit")}
+        assert row == was
+    assert verify(before).faults == []
+    with before.reading() as reading:
+        datasets = reading.list_datasets()
+    assert all(type(dataset.policy) is RenyiFilter for dataset in datasets)
+    before.close()
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", NEWEST])
+def test_a_ledger_of_an_earlier_version_goes_on(revision: str, url: str) -> None:
+    """Old datasets and new ones, with old runs and new runs, and the whole record verifies."""
+    open_unmigrated(url, revision).close()
+    repository = opening.open_repository(url)
+    writer = Writer(repository)
+    with repository.reading() as reading:
+        datasets = reading.list_datasets()
+    for dataset in datasets:
+        spent = dataset.balance.spent
+        run = writer.reserve(dataset.name, OTHER, 3)
+        writer.ledger.commit(writer.request(), run)
+        after = writer.ledger.get_dataset(writer.key, dataset.name)
+        assert after.policy == dataset.policy
+        assert after.balance.spent[0] > spent[0]
+    record_name = f"new-{uuid.uuid4().hex}"
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    writer.ledger.create_dataset(
+        writer.request(), NewDataset(record_name, 1000, 3.0, 1e-5, relation, "record")
+    )
+    writer.reserve(record_name, REFERENCE, 4)
+    assert verify(repository).faults == []
+    repository.close()
+
+
+def test_the_newest_fixture_has_what_it_is_for(url: str) -> None:
+    """Without exchanges and early ends the tests above would show little."""
+    repository = open_unmigrated(url, NEWEST)
+    with repository.reading() as reading:
+        datasets = {each.name: each for each in reading.list_datasets()}
+        runs = {name: reading.list_reservations(each) for name, each in datasets.items()}
+    repository.close()
+    assert {type(each.policy) for each in datasets.values()} == {ReferenceFilter, RenyiFilter}
+    for name, planned in (("first", False), ("planned", True)):
+        policy: Any = datasets[name].policy
+        assert policy.is_planned == planned
+        charges = [run.charge for run in runs[name] if isinstance(run.charge, ExchangeCharge)]
+        assert {charge.is_reference for charge in charges} == {False, True}
+        early = [
+            run
+            for run in runs[name]
+            if run.state is State.COMMITTED and run.steps_granted < run.steps_reserved
+        ]
+        assert {run.returned is None for run in early} == {False, True}
+        assert any(run.state is State.OPEN and run.steps_granted for run in runs[name])
+        assert min(*datasets[name].balance.spent, *datasets[name].balance.held) > 0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        record(f"sqlite:///{folder}/ledger.db")
+        with closing(sqlite3.connect(f"{folder}/ledger.db")) as written:
+            dump = "\n".join(written.iterdump()) + "\n"
+    (FIXTURES / f"ledger-{NEWEST}.sql").write_text(dump)

@@ -22,7 +22,7 @@ from accountant_service.api.ledger_views import encode_answer
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
-from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter
+from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter, RenyiMixtureFilter
 from accountant_service.ledger.filters.reference import ExchangeCharge
 from accountant_service.ledger.repository import KeyRecord, Repository
 from accountant_service.ledger.rules import NewDataset, State
@@ -33,8 +33,8 @@ from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
 
 NEWEST = "0003"
-REFERENCE = DpSgd(20.0, sample_rate=1.0, steps=30, sampling="none")
-OTHER = DpSgd(30.0, sample_rate=1.0, steps=20, sampling="none")
+REFERENCE = DpSgd(1.1, sample_rate=0.01, steps=30)
+OTHER = DpSgd(1.5, sample_rate=0.01, steps=20)
 UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
 
 
@@ -71,7 +71,8 @@ def record(url: str) -> None:
     for new in (
         NewDataset("first", 60_000, 3.0, 1e-5, relation, "record"),
         NewDataset("planned", 60_000, 2.0, 1e-6, relation, "a person’s visits", REFERENCE),
-        NewDataset("divergence", 60_000, 4.0, 1e-5, relation, "record", None, "renyi"),
+        NewDataset("divergence", 60_000, 4.0, 1e-5, relation, "record", REFERENCE, "renyi"),
+        NewDataset("mixture", 60_000, 4.0, 1e-5, relation, "record", None, "renyi"),
     ):
         writer.ledger.create_dataset(writer.request(), new)
         name, ledger = new.name, writer.ledger
@@ -93,9 +94,11 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
     assert rows["reservation"]
     with before.transaction() as transaction:
         assert opening.upgrade(transaction.connection) == (revision, NEWEST)
-    assert {table: read_rows(before, table) for table in UNCHANGED} == {
-        table: rows[table] for table in UNCHANGED
-    }
+    for table in UNCHANGED:
+        for was, row in zip(rows[table], read_rows(before, table), strict=True):
+            added = {"team": None, "detail": ""}  # by this revision
+            assert {name: row[name] for name in was} == was
+            assert all(row[name] == added[name] for name in row.keys() - was.keys())
     for was, row in zip(rows["dataset"], read_rows(before, "dataset"), strict=True):
         order, spent, held = (was.pop(name) for name in ("rdp_order", "spent", "held"))
         policy = json.loads(row.pop("policy"))
@@ -104,6 +107,8 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
         assert row == was
     for was, row in zip(rows["reservation"], read_rows(before, "reservation"), strict=True):
         assert json.loads(row.pop("charge")) == {"unit_attonats": was.pop("unit")}
+        assert len(json.loads(row.pop("taken"))) == 1
+        assert row.pop("team") is None
         assert row == was
     assert verify(before).faults == []
     with before.reading() as reading:
@@ -144,7 +149,8 @@ def test_the_newest_fixture_has_what_it_is_for(url: str) -> None:
         datasets = {each.name: each for each in reading.list_datasets()}
         runs = {name: reading.list_reservations(each) for name, each in datasets.items()}
     repository.close()
-    assert {type(each.policy) for each in datasets.values()} == {ReferenceFilter, RenyiFilter}
+    kinds = {type(each.policy) for each in datasets.values()}
+    assert kinds == {ReferenceFilter, RenyiFilter, RenyiMixtureFilter}
     for name, planned in (("first", False), ("planned", True)):
         policy: Any = datasets[name].policy
         assert policy.is_planned == planned

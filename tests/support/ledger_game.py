@@ -32,7 +32,18 @@ class Run(NamedTuple):
     def reservation(self) -> Reservation:
         """The reservation as the ledger has it."""
         return Reservation(
-            "r", "d", State.OPEN, {}, "", self.charge, self.charge.steps, self.granted, 0, "", "k"
+            "r",
+            "d",
+            State.OPEN,
+            {},
+            "",
+            self.charge,
+            self.charge.steps,
+            self.granted,
+            0,
+            "",
+            "k",
+            self.charge.reserved,
         )
 
 

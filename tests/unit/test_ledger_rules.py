@@ -63,7 +63,18 @@ def dataset(policy: PrivacyFilter = POLICY, balance: Balance | None = None) -> D
 
 def plan(charge: Charge) -> Reservation:
     return Reservation(
-        uuid.uuid4().hex, "d", State.OPEN, {}, "", charge, charge.steps, 0, 10**18, "", "key"
+        uuid.uuid4().hex,
+        "d",
+        State.OPEN,
+        {},
+        "",
+        charge,
+        charge.steps,
+        0,
+        10**18,
+        "",
+        "key",
+        charge.reserved,
     )
 
 
@@ -496,7 +507,7 @@ def test_charging_pro_rata_down_would_be_caught(monkeypatch: pytest.MonkeyPatch)
 
 def plan_of(**fields: object) -> Reservation:
     charge = RenyiCharge(10, (10**15,))
-    plan = Reservation("r", "d", State.OPEN, {}, "", charge, 10, 0, 0, "", "k")
+    plan = Reservation("r", "d", State.OPEN, {}, "", charge, 10, 0, 0, "", "k", charge.reserved)
     return replace(plan, **fields)  # type: ignore[arg-type]
 
 

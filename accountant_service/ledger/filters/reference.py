@@ -38,7 +38,10 @@ from accountant_service.ledger.filters.base import (
     PrivacyFilter,
     count_units_within,
 )
-from accountant_service.ledger.filters.reference_step import choose_reference_step
+from accountant_service.ledger.filters.reference_step import (
+    choose_reference_step,
+    is_unsampled_gaussian,
+)
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, Mechanism, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX
@@ -222,6 +225,11 @@ class ReferenceFilter(PrivacyFilter):
         reference = self.reference
         return reference is not None and canonical_form(reference).hash == plan.step.hash
 
+    def _is_exact(self, plan: StepPlan) -> bool:
+        """Return whether exchanges of a plan need no slack: all releases are unsampled Gaussian."""
+        reference = self.reference
+        return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
+
     # --- the reference
 
     def replaced_by(self, plan: StepPlan, taken: Amounts) -> ReferenceFilter:
@@ -317,6 +325,8 @@ class ReferenceFilter(PrivacyFilter):
         if self._is_reference(plan):
             return ExchangeCharge(plan.steps, plan.steps, is_reference=True)
         free, slack = self._free(taken)
+        if self._is_exact(plan):
+            slack = 0
         with _decide(plan, self.relation) as deadline:
             found = domination.fewest_repetitions(
                 self._composition(plan.canonical),

@@ -7,6 +7,7 @@ from typing import Final
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import (
     Atom,
+    CanonicalForm,
     FixedSizeSampled,
     Gaussian,
     Laplace,
@@ -28,7 +29,7 @@ def choose_reference_step(plan: StepPlan) -> Mechanism:
         plan: with at least one release.
     """
     counts = plan.step.atom_counts
-    if all(_is_plain_gaussian(atom) for atom, _ in counts):
+    if is_unsampled_gaussian(plan.step):
         precision = sum(count / atom.noise_multiplier**2 for atom, count in counts)
         return Gaussian((_PARTS / precision) ** 0.5)
     if len(counts) == 1 and counts[0][1] == 1:
@@ -37,9 +38,13 @@ def choose_reference_step(plan: StepPlan) -> Mechanism:
     return _release_of(most_frequent) or plan.step_mechanism
 
 
-def _is_plain_gaussian(atom: Atom) -> bool:
-    """Return whether a release is Gaussian noise on the whole dataset."""
-    return atom.noise == "gaussian" and atom.sampling == "none"
+def is_unsampled_gaussian(*steps: CanonicalForm) -> bool:
+    """Return whether every release of these steps is Gaussian noise on the whole dataset."""
+    return all(
+        atom.noise == "gaussian" and atom.sampling == "none"
+        for step in steps
+        for atom, _ in step.atom_counts
+    )
 
 
 def _release_of(atom: Atom) -> Mechanism | None:

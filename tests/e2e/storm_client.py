@@ -1,5 +1,7 @@
 """One client process of a storm: reserve, read, grant, commit, and log every call.
 
+Some runs are of another mechanism than the dataset's reference, and some end early.
+
     python storm_client.py KEY DATASET LOG PORT...
 
 Every line of the log is one answered call (see `tests/support/linearizability.py`), written and
@@ -19,7 +21,11 @@ from typing import Any
 
 import httpx
 
-RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 12}
+# without sampling, for which exchanges are decided fast
+RUN = {"kind": "dp_sgd", "noise_multiplier": 60.0, "sample_rate": 1.0, "sampling": "none",
+       "steps": 12}  # fmt: skip
+PLANS = {"usual": RUN, "other": RUN | {"noise_multiplier": 90.0}}
+OTHERS_EVERY = 6  # reservations of a client, of which one is of the other plan
 PATIENCE = 600.0
 Answer = tuple[int, dict[str, Any]]
 
@@ -29,7 +35,9 @@ def main(key: str, dataset: str, log: str, ports: list[str]) -> None:
     started = time.monotonic()
     with httpx.Client(timeout=10) as http, open(log, "a") as history:
 
-        def call(kind: str, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+        def call(
+            kind: str, method: str, path: str, body: dict[str, Any] | None = None, plan: str = ""
+        ) -> Answer:
             """One call, repeated under one key until a server answers it."""
             headers = {"Authorization": f"Bearer {key}"}
             if body is not None:
@@ -42,6 +50,7 @@ def main(key: str, dataset: str, log: str, ports: list[str]) -> None:
                     if answer.status_code < 500:
                         end, status, found = time.monotonic_ns(), answer.status_code, answer.json()
                         line = {"kind": kind, "start": start, "end": end, "status": status}
+                        line |= {"plan": plan}
                         history.write(json.dumps(line | {"answer": found}) + "\n")
                         history.flush()
                         return status, found
@@ -53,14 +62,21 @@ def main(key: str, dataset: str, log: str, ports: list[str]) -> None:
         def goes_on() -> bool:
             return not Path(log).with_name("stop").exists()
 
+        turn, only_usual = int(Path(log).stem.split("-")[1]), False
         while goes_on():
-            plan = {"mechanism": RUN}
-            status, run = call("reserve", "POST", f"/v1/datasets/{dataset}/reservations", plan)
-            if status == 409:
+            name = "usual" if only_usual or turn % OTHERS_EVERY else "other"
+            turn += 1
+            plan = {"mechanism": PLANS[name]}
+            path = f"/v1/datasets/{dataset}/reservations"
+            status, run = call("reserve", "POST", path, plan, name)
+            if status == 409 and name == "usual":
                 return
+            if status == 409:
+                only_usual = True
+                continue
             assert status == 201, run
-            granted = 0
-            while granted < run["steps_reserved"]:
+            granted, last = 0, chance.choice([4, 12, 12])
+            while granted < last:
                 body = {"steps": 4, "sequence": granted}
                 status, after = call("grant", "POST", f"/v1/reservations/{run['id']}/grants", body)
                 assert status == 200, after

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,12 @@ from accountant_service.api.ledger_views import encode_answer
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
-from accountant_service.ledger.privacy_filter import compute_cost
+from accountant_service.ledger.filters.reference import SLACK_UNITS, ReferenceFilter
 from accountant_service.ledger.rules import NewDataset
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
-from accountant_service.mechanisms import DpSgd, canonical_form
-from tests.e2e.storm_client import RUN
+from accountant_service.mechanisms import from_json, to_json
+from tests.e2e.storm_client import PLANS
 from tests.support.databases import database, private_server
 from tests.support.linearizability import Call, faults
 from tests.support.server import Server
@@ -78,16 +79,39 @@ class Storm:
             dataset = reading.find_dataset("d")
             assert dataset is not None
             entries = [json.loads(row.body) for row in reading.list_entries(dataset, 0, 1 << 30)]
-        assert dataset.balance.taken <= dataset.policy.budget
-        assert dataset.policy.epsilon_of(dataset.balance.spent) <= self.epsilon
-        step = canonical_form(DpSgd(1.0, sample_rate=0.01, steps=1))
-        price = compute_cost(dataset.policy.step_cost(step), RUN["steps"])
+        policy = dataset.policy
+        assert isinstance(policy, ReferenceFilter)
+        assert policy.admits(dataset.balance.taken)
+        assert policy.epsilon_of(dataset.balance.spent) <= self.epsilon
+        charged = {name: _charged(entries, plan) for name, plan in PLANS.items()}
+        assert all(charged.values()), "one of the plans was never reserved"
         lines = [line for log in self.logs if log.exists() for line in log.read_text().splitlines()]
         calls = [Call.from_line(line) for line in lines]
         # a client waits for every answer before it ends: nothing may be stored beyond these
-        assert faults(calls, entries, dataset.policy.budget, price) == []
+        costs = {name: (max(each, default=12) + 1, 0) for name, each in charged.items()}
+        costs |= {name: (12, 0) for name, plan in PLANS.items() if _is_reference(policy, plan)}
+        assert faults(calls, entries, (policy.steps, SLACK_UNITS), costs) == []
         self.repository.close()
-        return f"{len(calls)} calls, {report.entries} entries, {dataset.balance}"
+        early = sum(e["kind"] in ("commit", "release") and e["steps"] > 0 for e in entries)
+        counts = ", ".join(f"{len(each)} {name}" for name, each in charged.items())
+        return f"{len(calls)} calls, {counts}, {early} ended early, {dataset.balance}"
+
+
+def _charged(entries: list[dict[str, Any]], plan: dict[str, Any]) -> list[int]:
+    """The reference steps that each reservation of a plan holds.
+
+    They grow by at most a few as slack is used up; a refusal is judged by the largest, and one more.
+    """
+    described = to_json(from_json(plan))
+    return [
+        entry["charged_reference_steps"]
+        for entry in entries
+        if entry["kind"] == "reserve" and entry["mechanism"] == described
+    ]
+
+
+def _is_reference(policy: ReferenceFilter, plan: dict[str, Any]) -> bool:
+    return policy.reference == from_json(plan | {"steps": 1})
 
 
 @pytest.mark.parametrize(("kind", "servers"), [("sqlite", 1), ("postgresql", 2)])

@@ -24,12 +24,14 @@ from hypothesis import strategies as st
 
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database, hash_chain
-from accountant_service.ledger.plans import StepPlan
-from accountant_service.ledger.privacy_filter import RenyiFilter, compute_cost
+from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter
+from accountant_service.ledger.filters.reference import SLACK_UNITS
+from accountant_service.ledger.filters.renyi import compute_cost
+from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.ledger.verification import VerificationReport, verify
 from accountant_service.mechanisms import from_json, to_json
 
-HISTORY = Path(__file__).parents[1] / "contract" / "fixtures" / "ledger-0001.sql"
+FIXTURES = Path(__file__).parents[1] / "contract" / "fixtures"
 SIZED = {"kind": "dp_sgd", "noise_multiplier": 2.0, "batch_size": 600, "steps": 15}
 CLOSED = {"commit": "committed", "release": "released", "expire": "expired"}
 Json = dict[str, Any]
@@ -40,13 +42,16 @@ Edit = Callable[[Entries], Any]
 class Forger:
     """A ledger file whose history can be replaced, with everything that can be made to fit it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._kept, self._file = folder / "kept.db", folder / "forged.db"
+    history = "ledger-0001.sql"
+
+    def __init__(self, folder: Path, name: str = "patients") -> None:
+        self._kept, self._file, self._name = folder / "kept.db", folder / "forged.db", name
         with closing(sqlite3.connect(self._kept)) as connection:
-            connection.executescript(HISTORY.read_text())
+            connection.executescript((FIXTURES / self.history).read_text())
             bodies = connection.execute(
-                "SELECT body FROM entry JOIN dataset ON id = dataset WHERE name = 'patients' "
-                "ORDER BY number"
+                "SELECT body FROM entry JOIN dataset ON id = dataset WHERE name = ? "
+                "ORDER BY number",
+                (name,),
             )
             self.entries: Entries = [json.loads(body) for (body,) in bodies]
 
@@ -59,7 +64,7 @@ class Forger:
         """
         shutil.copy(self._kept, self._file)
         with closing(sqlite3.connect(self._file)) as connection:
-            found = connection.execute("SELECT id FROM dataset WHERE name = 'patients'")
+            found = connection.execute("SELECT id FROM dataset WHERE name = ?", (self._name,))
             identifier = str(found.fetchone()[0])
             self._write(connection, identifier, entries)
             for name, value in columns.items():
@@ -80,14 +85,20 @@ class Forger:
             head = hash_chain.hash_entry(head, body)
             row = (identifier, number, body, head)
             connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?)", row)
-        sums = [sum(map(_amount(name), entries)) for name in ("spent_micronats", "held_micronats")]
         connection.execute(
             "UPDATE dataset SET spent = ?, held = ?, version = ?, head = ? WHERE id = ?",
-            (*sums, len(entries), head, identifier),
+            (*self._balance(entries), len(entries), head, identifier),
         )
         for each in {str(entry.get("reservation")) for entry in entries}:
             own = [entry for entry in entries if str(entry.get("reservation")) == each]
             self._fit(connection, each, own)
+
+    def _balance(self, entries: Entries) -> tuple[Any, Any]:
+        """What is spent and held, as the row of the dataset has it."""
+        spent, held = (
+            sum(map(_amount(name), entries)) for name in ("spent_micronats", "held_micronats")
+        )
+        return spent, held
 
     def _fit(self, connection: sqlite3.Connection, identifier: str, own: Entries) -> None:
         """Make the row of a reservation what its entries say."""
@@ -105,6 +116,51 @@ class Forger:
         if leases and type(leases[-1]) is int:
             connection.execute(
                 "UPDATE reservation SET expires_at = ? WHERE id = ?", (leases[-1], identifier)
+            )
+
+
+class ReferenceForger(Forger):
+    """A forger of a dataset with a reference filter, which is alone in its ledger."""
+
+    history = "ledger-0003.sql"
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, name)
+        with closing(sqlite3.connect(self._kept)) as connection:
+            for table in ("entry", "reservation"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE dataset != (SELECT id FROM dataset WHERE name = ?)",
+                    (name,),
+                )
+            connection.execute("DELETE FROM dataset WHERE name != ?", (name,))
+            connection.commit()
+
+    def _balance(self, entries: Entries) -> tuple[str, str]:
+        spent, held = (
+            [sum(map(_amount(f"{part}_{unit}"), entries)) for unit in ("reference_steps", "slack")]
+            for part in ("spent", "held")
+        )
+        return json.dumps(spent), json.dumps(held)
+
+    def _write(self, connection: sqlite3.Connection, identifier: str, entries: Entries) -> None:
+        super()._write(connection, identifier, entries)
+        filters = [entry.get("filter") for entry in entries[1:]]
+        found = [entries[0], *(each for each in filters if isinstance(each, dict))][-1]
+        names = ("filter", "reference", "reference_steps", "planned", "slack_share")
+        if all(name in found for name in names) and found["filter"] == "reference":
+            policy = json.dumps({name: found[name] for name in names})
+            connection.execute("UPDATE dataset SET policy = ? WHERE id = ?", (policy, identifier))
+
+    def _fit(self, connection: sqlite3.Connection, identifier: str, own: Entries) -> None:
+        super()._fit(connection, identifier, own)
+        names = ("charged_reference_steps", "slack", "return_slack")
+        reserved = next((entry for entry in own if all(name in entry for name in names)), {})
+        numbers = [reserved.get(name) for name in names]
+        if all(type(number) is int and abs(number) < 2**62 for number in numbers):
+            connection.execute(
+                "UPDATE reservation SET charge = json_set(charge, '$.charged_reference_steps', "
+                "?, '$.slack', ?, '$.return_slack', ?) WHERE id = ?",
+                (*numbers, identifier),
             )
 
 
@@ -317,6 +373,218 @@ def test_no_field_of_an_entry_can_be_changed_against_the_rules(
     assert any(f": entry {at + 1}" in fault for fault in faults), faults
 
 
+# --- the reference filter
+
+ENTRIES_EACH = 18
+
+
+@pytest.fixture(scope="module", params=["first", "planned"])
+def reference_forger(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ReferenceForger:
+    return ReferenceForger(tmp_path_factory.mktemp("forged"), request.param)
+
+
+def ended(entries: Entries, *, exchanged: bool) -> tuple[int, int, int]:
+    """Return where the run that ended early was reserved, granted and committed."""
+    for at, entry in enumerate(entries):
+        if entry["kind"] == "commit" and entry["steps"]:
+            own = [i for i, e in enumerate(entries) if e.get("reservation") == entry["reservation"]]
+            if (entries[own[0]]["slack"] > 0) == exchanged:
+                return own[0], own[1], at
+    raise AssertionError
+
+
+def altered(which: int, *, exchanged: bool, **changes: Any) -> Edit:
+    """An edit that adds to numbers of a run that ended early, and puts other values in.
+
+    Args:
+        which: 0 for its reservation, 1 for its grant, 2 for its commit.
+        exchanged: whether the run is of another mechanism than the reference.
+        changes: by field: a number to add, or another value.
+    """
+
+    def edit(entries: Entries) -> Entries:
+        at = ended(entries, exchanged=exchanged)[which]
+        entry = dict(entries[at])
+        for name, change in changes.items():
+            entry[name] = entry[name] + change if type(change) is int else change
+        return [*entries[:at], entry, *entries[at + 1 :]]
+
+    return edit
+
+
+def refiltered(**changes: Any) -> Edit:
+    """An edit that changes the last filter that is recorded, and the dataset's row with it."""
+
+    def edit(entries: Entries) -> Entries:
+        at = max((i for i, e in enumerate(entries) if isinstance(e.get("filter"), dict)), default=0)
+        entry = dict(entries[at])
+        if at:
+            entry["filter"] = entry["filter"] | changes
+        else:
+            entry |= changes
+        return [*entries[:at], entry, *entries[at + 1 :]]
+
+    return edit
+
+
+def refilled(entries: Entries) -> Entries:
+    """Another reference, for a larger stack, after steps were made."""
+    stack = {"filter": "reference", "reference_steps": 464, "planned": False, "slack_share": 0.01}
+    at = ended(entries, exchanged=True)[0]
+    step = entries[at]["mechanism"] | {"steps": 1}
+    other = entries[at] | {"filter": stack | {"reference": step}}
+    return [*entries[:at], other, *entries[at + 1 :]]
+
+
+def undercharged(entries: Entries) -> Entries:
+    """A run that is charged half of the reference steps, from its reservation to its end."""
+    reserved, granted, committed = ended(entries, exchanged=True)
+    run = entries[reserved]
+    half = run["charged_reference_steps"] // 2
+    spent = -(-half * entries[granted]["steps"] // run["steps"])
+    edited = list(entries)
+    edited[reserved] = run | {"charged_reference_steps": half, "held_reference_steps": half}
+    edited[granted] = entries[granted] | {
+        "spent_reference_steps": spent,
+        "held_reference_steps": -spent,
+    }
+    edited[committed] = entries[committed] | {"held_reference_steps": spent - half}
+    return edited
+
+
+def without_slack(entries: Entries) -> Entries:
+    """A run that is exchanged without any slack, and fewer reference steps."""
+    reserved, granted, committed = ended(entries, exchanged=True)
+    edited = undercharged(entries)
+    edited[reserved] |= {"slack": 0, "held_slack": edited[reserved]["return_slack"]}
+    edited[granted] |= {"spent_slack": 0, "held_slack": 0}
+    return edited
+
+
+EXCHANGE_EDITS: dict[str, Edit] = {
+    "exchanged for half of it": undercharged,
+    "exchanged without slack": without_slack,
+    "exchanged for less": altered(
+        0, exchanged=True, charged_reference_steps=-4, held_reference_steps=-4
+    ),
+    "exchanged for nothing": altered(
+        0, exchanged=True, charged_reference_steps=-9, held_reference_steps=-9
+    ),
+    "exchanged for less than nothing": altered(
+        0, exchanged=True, charged_reference_steps=-10, held_reference_steps=-10
+    ),
+    "more slack than is held": altered(0, exchanged=True, slack=1),
+    "more slack to return than is held": altered(0, exchanged=True, return_slack=1),
+    "slack below nothing": altered(0, exchanged=True, slack=-(10**9), held_slack=-(10**9)),
+    "slack moved to the end": altered(0, exchanged=True, slack=-(10**8), return_slack=10**8),
+    "more slack than the reserve": altered(
+        0, exchanged=True, slack=SLACK_UNITS, held_slack=SLACK_UNITS
+    ),
+    "slack as text": altered(0, exchanged=True, slack="7"),
+    "steps as a truth value": altered(0, exchanged=True, charged_reference_steps=True),
+    "steps as a fraction": altered(0, exchanged=True, charged_reference_steps=9.0),
+    "no steps": altered(0, exchanged=True, charged_reference_steps=None),
+    "endless steps": altered(0, exchanged=True, charged_reference_steps=math.inf),
+    "held less": altered(0, exchanged=True, held_reference_steps=-1),
+    "granted without its slack": altered(1, exchanged=True, spent_slack=-1, held_slack=1),
+    "granted at a rounded down share": altered(
+        1, exchanged=True, spent_reference_steps=-1, held_reference_steps=1
+    ),
+    "granted and given back": altered(
+        1, exchanged=True, spent_reference_steps=-4, held_reference_steps=0
+    ),
+    "one step too many given back": altered(2, exchanged=True, spent_reference_steps=-1),
+    "steps given back, and the slack too": altered(
+        2, exchanged=True, spent_slack=-62_500_000
+    ),
+    "more given back than is held": altered(
+        2, exchanged=True, spent_reference_steps=-10, held_reference_steps=0
+    ),
+    "held after the end": altered(2, exchanged=True, held_reference_steps=1),
+    "slack held after the end": altered(2, exchanged=True, held_slack=1),
+    "given back in fractions": altered(2, exchanged=True, spent_reference_steps=0.5),
+    "reference steps charged less": altered(
+        0, exchanged=False, charged_reference_steps=-15, held_reference_steps=-15
+    ),
+    "reference steps charged at half": altered(
+        1, exchanged=False, spent_reference_steps=-5, held_reference_steps=5
+    ),
+    "reference steps given back": altered(2, exchanged=False, spent_reference_steps=-11),
+    "reference steps kept": altered(2, exchanged=False, spent_reference_steps=3),
+    "the reference changed later": refilled,
+    "more reference steps than the budget": refiltered(reference_steps=3000),
+    "reference steps below nothing": refiltered(reference_steps=-5),
+    "endless reference steps": refiltered(reference_steps=math.inf),
+    "more reference steps than can be counted": refiltered(reference_steps=10**30),
+    "reference steps as text": refiltered(reference_steps="7"),
+    "no reference": refiltered(reference=None),
+    "a reference of other noise": refiltered(
+        reference={"kind": "gaussian", "noise_multiplier": 100.0}
+    ),
+    "a reference of shuffled batches": refiltered(
+        reference={"kind": "dp_sgd", "noise_multiplier": 9, "sample_rate": 0.1, "steps": 1}
+        | {"sampling": "shuffled"}
+    ),
+    "a reference that is no mechanism": refiltered(reference={"kind": "magic"}),
+    "a slack below nothing": refiltered(slack_share=-1.0),
+    "a slack above δ": refiltered(slack_share=1.5),
+    "a slack that is no number": refiltered(slack_share=math.nan),
+    "another filter": refiltered(filter="renyi"),
+    "no such filter": refiltered(filter="gdp"),
+}  # fmt: skip
+
+
+def test_a_ledger_with_exchanges_verifies(reference_forger: ReferenceForger) -> None:
+    report = reference_forger.forged(reference_forger.entries)
+    assert (report.faults, report.datasets, report.entries) == ([], 1, ENTRIES_EACH)
+
+
+@pytest.mark.parametrize("name", EXCHANGE_EDITS)
+def test_a_forged_exchange_is_named(name: str, reference_forger: ReferenceForger) -> None:
+    was = reference_forger.entries
+    entries = EXCHANGE_EDITS[name](copy.deepcopy(was))
+    changed_at = [
+        number
+        for number, (before, entry) in enumerate(zip(was, entries, strict=True), 1)
+        if hash_chain.encode_entry(before) != hash_chain.encode_entry(entry)
+    ]
+    assert changed_at
+    faults = reference_forger.forged(entries).faults
+    named = {int(number) for fault in faults for number in re.findall(r": entry (\d+)", fault)}
+    of_the_dataset = ("its filter", "breaks a rule", "cannot be read")
+    assert changed_at[0] in named or (
+        changed_at[0] == 1 and any(words in fault for fault in faults for words in of_the_dataset)
+    ), faults
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), value=VALUES)
+def test_no_field_of_an_exchange_can_be_changed_against_the_rules(
+    data: st.DataObject, value: Any, reference_forger: ReferenceForger
+) -> None:
+    entries = copy.deepcopy(reference_forger.entries)
+    at = data.draw(st.integers(1, len(entries) - 1))
+    name = data.draw(st.sampled_from(sorted(entries[at])))
+    assume(name not in FREE or not FREE[name](value))
+    assume((name, entries[at]["kind"]) != ("reservation", "reserve"))  # the row of none fits
+    assume(hash_chain.encode_entry({"": value}) != hash_chain.encode_entry({"": entries[at][name]}))
+    entries[at][name] = value
+    faults = reference_forger.forged(entries).faults
+    assert any(f": entry {at + 1}" in fault for fault in faults), faults
+
+
+def test_believing_recorded_charges_would_be_caught(
+    reference_forger: ReferenceForger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the domination, decided anew, that finds a run charged half from end to end."""
+    entries = undercharged(copy.deepcopy(reference_forger.entries))
+    assert reference_forger.forged(entries).faults
+    monkeypatch.setattr(ReferenceFilter, "is_charge_sufficient", lambda *_: True)
+    assert reference_forger.forged(entries).faults == []
+
+
 def test_numbers_that_no_dataset_may_have_are_named(forger: Forger) -> None:
     """In the dataset's row and in its first entry alike."""
     for column, name, value in (
@@ -340,7 +608,7 @@ def test_a_mechanism_for_more_records_than_there_are_is_named(
     plan = StepPlan.of(from_json(SIZED | {"dataset_size": size}))
     order = forger.entries[0]["order"]
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-    unit = RenyiFilter(order, 4.0, 1e-5, relation).step_cost(plan.step)
+    unit = RenyiFilter(order, 4.0, 1e-5, relation).step_costs(plan.step)[0]
     reserved = forger.entries[first(forger.entries, "reserve")] | {
         "reservation": "f" * 32,
         "mechanism": to_json(plan.mechanism),

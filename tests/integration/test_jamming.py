@@ -547,7 +547,7 @@ def test_grants_that_wait_for_one_row_leave_another_dataset_alone(tmp_path: Path
                 assert grant(1, sequence).status_code == 200
             assert time.monotonic() - begun < 2
             view = http.get("/v1/datasets/locked", headers=key)  # reading waits for no lock
-            assert view.json()["spent"]["micronats"] == 0
+            assert view.json()["spent"]["reference_steps"] == 0
             holder.rollback()
         found = [each.result() for each in waiting]
         assert {each.status_code for each in found} <= {200, 409, 503}

@@ -351,13 +351,12 @@ def test_quotes_of_many_plans(admin: Caller) -> None:
     assert status == 200
     assert found["items"][0] == one
     assert [item["fits"] for item in found["items"]] == [True, True, True]
-    assert found["together"]["fits"] is False
-    assert found["together"]["epsilon_after"] > BUDGET["epsilon"]
+    assert found["together"] == {"fits": False, "epsilon_after": None}
     _, both = admin.post(path, {"mechanisms": [half, half]})
     assert both["together"]["fits"] is True
     assert both["together"]["epsilon_after"] <= BUDGET["epsilon"]
     _, mixed = admin.post(path, {"mechanisms": [RUN, SHUFFLED]})
-    assert mixed["items"][1]["problem"]["code"] == "method-not-applicable"
+    assert mixed["items"][1]["problem"]["code"] == "unsuitable-reference"
     assert mixed["items"][1]["problem"]["errors"][0]["pointer"] == "/mechanisms/1"
     assert mixed["together"] == {"fits": False, "epsilon_after": None}
     assert admin.post(path, {"mechanisms": []})[0] == 422
@@ -395,7 +394,7 @@ def test_the_running_total_is_labelled_and_counts_what_was_granted(admin: Caller
     whole = {"mechanism": RUN | {"steps": 80}, "delta": BUDGET["delta"]}
     alone = admin.http.post("/v1/epsilon", json=whole).json()
     assert total["epsilon"] == alone["epsilon"]
-    assert total["epsilon"] < admin.get("/v1/datasets/sum")[1]["spent"]["epsilon"]
+    assert total["epsilon"] <= admin.get("/v1/datasets/sum")[1]["spent"]["epsilon"]
     assert (total["status"], total["certified"]) == ("estimate", None)  # runs may have been stopped
     assert "planned before any result" in total["certified_reason"]
 
@@ -407,7 +406,7 @@ def test_a_plan_of_no_steps_is_certified_as_nothing(admin: Caller) -> None:
     assert admin.post(f"/v1/reservations/{run}/commit")[0] == 200
     _, document = admin.get(f"/v1/reservations/{run}/certificate")
     assert document["guarantee"]["epsilon"] == 0.0
-    assert admin.get("/v1/datasets/nothing")[1]["spent"]["micronats"] == 0
+    assert admin.get("/v1/datasets/nothing")[1]["spent"] == {"epsilon": 0.0, **NO_STEPS}
     assert admin.get("/v1/datasets/nothing/running-total")[1]["epsilon"] == 0.0
 
 
@@ -478,39 +477,121 @@ def test_the_same_request_raced_against_itself_happens_once(admin: Caller) -> No
 
 
 def test_racing_reservations_never_overspend(admin: Caller, repository: Repository) -> None:
-    made = admin.dataset("race", {"epsilon": 3.0, "delta": 1e-5})
-    run = RUN | {"steps": 100}
+    """Runs like the reference and other ones, to the end and not, until nothing fits any more."""
+    name = f"race-{uuid.uuid4().hex}"
+    admin.dataset(name, {"epsilon": 3.0, "delta": 1e-5}, planned_mechanism=EQUAL)
+    whole = admin.get(f"/v1/datasets/{name}")[1]["remaining"]
 
-    def take(_: int) -> int:
-        status, found = admin.post("/v1/datasets/race/reservations", {"mechanism": run})
+    def take(number: int) -> int:
+        run = (EQUAL, OTHER)[number % 4 == 0] | {"steps": 15}
+        status, found = admin.post(f"/v1/datasets/{name}/reservations", {"mechanism": run})
         if status == 201:
-            assert admin.grant(found["id"], 100, 0)[0] == 200
+            assert admin.grant(found["id"], 15 - number % 2, 0)[0] == 200
+            assert admin.post(f"/v1/reservations/{found['id']}/commit")[0] == 200
         return status
 
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(take, range(40)))
     assert set(statuses) == {201, 409}
-    after = admin.get("/v1/datasets/race")[1]
-    assert after["spent"]["micronats"] <= made["remaining"]["micronats"]
+    after = admin.get(f"/v1/datasets/{name}")[1]
+    assert 0 < after["spent"]["reference_steps"] <= whole["reference_steps"]
+    assert 0 < after["spent"]["slack"] <= whole["slack"] == 1.0
     assert after["spent"]["epsilon"] <= 3.0
     assert verify(repository).faults == []
 
 
-def test_a_lease_that_ends_frees_what_was_never_granted(
-    admin: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    admin.dataset("lease")
-    run = admin.reserve("lease", lease_seconds=2.0)
+@pytest.mark.parametrize("kind", ["reference", "renyi"])
+def test_a_lease_that_ends_frees_what_was_never_granted(kind: str, admin: Caller) -> None:
+    name = f"lease-{kind}"
+    unit = "micronats" if kind == "renyi" else "reference_steps"
+    admin.dataset(name, filter=kind)
+    run = admin.reserve(name, lease_seconds=2.0)
     admin.grant(run["id"], 10, 0)
-    spent = admin.get("/v1/datasets/lease")[1]["spent"]
+    spent = admin.get(f"/v1/datasets/{name}")[1]["spent"]
     status, renewed = admin.post(f"/v1/reservations/{run['id']}/renew", {"lease_seconds": 2.5})
     assert (status, renewed["expires_at"] > run["expires_at"]) == (200, True)
     time.sleep(2.6)
-    found = admin.get("/v1/datasets/lease")[1]
-    assert (found["held"]["micronats"], found["spent"]) == (0, spent)
+    found = admin.get(f"/v1/datasets/{name}")[1]
+    assert (found["held"][unit], found["spent"]) == (0, spent)
     assert admin.get(f"/v1/reservations/{run['id']}")[1]["state"] == "expired"
     status, problem = admin.grant(run["id"], 1, 10)
     assert (status, problem["code"]) == (409, "reservation-closed")
+
+
+@pytest.mark.parametrize("asked", ["dataset", "reservation", "reservations", "quote"])
+def test_an_exchanged_run_whose_lease_ends_gives_back_what_its_other_steps_dominate(
+    asked: str, admin: Caller, repository: Repository
+) -> None:
+    """Whatever is asked first: the exchange back is computed outside of the transaction."""
+    name = f"lease-exchanged-{asked}"
+    admin.dataset(name, planned_mechanism=EQUAL)
+    run = admin.reserve(name, OTHER, lease_seconds=1.0)
+    admin.grant(run["id"], 4, 0)
+    before = admin.get(f"/v1/datasets/{name}")[1]
+    time.sleep(1.1)
+    whole = EQUAL | {"steps": before["accounting"]["reference_steps"]}
+    if asked == "reservation":
+        assert admin.get(f"/v1/reservations/{run['id']}")[1]["state"] == "expired"
+    if asked == "reservations":  # refused, but not for want of an ended lease
+        plan = {"mechanism": whole}
+        assert admin.post(f"/v1/datasets/{name}/reservations", plan)[0] == 409
+    if asked == "quote":
+        assert admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": EQUAL})[0] == 200
+    after = admin.get(f"/v1/datasets/{name}")[1]
+    assert after["held"] == {"epsilon": 0.0, **NO_STEPS}
+    taken = [
+        each["spent"]["reference_steps"] + each["held"]["reference_steps"]
+        for each in (before, after)
+    ]
+    assert 0 < after["spent"]["reference_steps"] == taken[1] < taken[0]
+    assert before["spent"]["reference_steps"] <= taken[1]
+    last = admin.get(f"/v1/datasets/{name}/entries")[1]["items"][-1]
+    assert (last["kind"], last["key"]) == ("expire", "system")
+    assert verify(repository).faults == []
+
+
+def test_ending_early_and_exchanging_there_and_back_never_gains(
+    admin: Caller, repository: Repository
+) -> None:
+    """Ten steps made one by one, each of a run that ends then, cost no less than ten at once."""
+    admin.dataset("once", planned_mechanism=EQUAL)
+    run = admin.reserve("once", OTHER | {"steps": 3})
+    admin.grant(run["id"], 3, 0)
+    admin.post(f"/v1/reservations/{run['id']}/commit")
+    at_once = admin.get("/v1/datasets/once")[1]["spent"]["reference_steps"]
+    admin.dataset("often", planned_mechanism=EQUAL)
+    for _ in range(3):
+        run = admin.reserve("often", OTHER)
+        admin.grant(run["id"], 1, 0)
+        status, found = admin.post(f"/v1/reservations/{run['id']}/commit")
+        assert (status, found["state"], found["steps_granted"]) == (200, "committed", 1)
+    assert admin.get("/v1/datasets/often")[1]["spent"]["reference_steps"] >= at_once
+    assert admin.get("/v1/datasets/often")[1]["held"] == {"epsilon": 0.0, **NO_STEPS}
+    assert verify(repository).faults == []
+
+
+def test_the_first_reservation_chooses_the_reference_and_the_next_keep_it(
+    admin: Caller, repository: Repository
+) -> None:
+    made = admin.dataset("choosing")
+    assert made["accounting"]["reference"] is None
+    run = admin.reserve("choosing", EQUAL)
+    found = admin.get("/v1/datasets/choosing")[1]["accounting"]
+    assert (found["reference"]["noise_multiplier"], found["planned"]) == (20.0, False)
+    admin.post(f"/v1/reservations/{run['id']}/release")  # nothing was released: open again
+    run = admin.reserve("choosing", OTHER)
+    found = admin.get("/v1/datasets/choosing")[1]["accounting"]
+    assert found["reference"]["noise_multiplier"] == 30.0
+    admin.grant(run["id"], 1, 0)
+    admin.post(f"/v1/reservations/{run['id']}/commit")
+    admin.reserve("choosing", EQUAL)
+    assert admin.get("/v1/datasets/choosing")[1]["accounting"] == found
+    ledger = admin.http.app.state.ledger  # type: ignore[attr-defined]
+    history = getattr(ledger, "_ledger", ledger).compute_burn_down(
+        Keys(repository).create([Scope.ADMIN])[1], "choosing", 100
+    )
+    assert all(0 <= point.spent <= point.taken <= BUDGET["epsilon"] for point in history)
+    assert verify(repository).faults == []
 
 
 def test_who_may_do_what(admin: Caller, keys: Keys) -> None:
@@ -571,8 +652,10 @@ def test_events_say_who_did_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("/v1/datasets", {"name": "a", "size": 0, "budget": BUDGET}, 422, BAD),
         ("/v1/datasets", {"name": "a", "size": 1, "budget": BUDGET | {"epsilon": 0}}, 422, BAD),
         ("/v1/datasets", {"name": "a", "size": 1}, 422, BAD),
+        ("/v1/datasets", {"name": "a", "size": 1, "budget": BUDGET, "filter": "gdp"}, 422, BAD),
         ("/v1/datasets/bad/reservations", {"mechanism": {"kind": "magic"}}, 422, BAD),
-        ("/v1/datasets/bad/reservations", {"mechanism": SHUFFLED}, 422, "method-not-applicable"),
+        ("/v1/datasets/bad/reservations", {"mechanism": SHUFFLED}, 422, "unsuitable-reference"),
+        ("/v1/datasets/renyi/reservations", {"mechanism": SHUFFLED}, 422, "method-not-applicable"),
         ("/v1/datasets/bad/reservations", {"mechanism": RUN, "lease_seconds": 0}, 422, BAD),
         ("/v1/datasets/none/reservations", {"mechanism": RUN}, 404, "not-found"),
         ("/v1/reservations/none/commit", {}, 404, "not-found"),
@@ -581,7 +664,9 @@ def test_events_say_who_did_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )  # fmt: skip
 def test_bad_input_is_named(admin: Caller, path: str, body: Json, status: int, code: str) -> None:
-    admin.post("/v1/datasets", {"name": "bad", "size": 1, "budget": BUDGET})
+    new = {"name": "bad", "size": 1, "budget": BUDGET}
+    admin.post("/v1/datasets", new)
+    admin.post("/v1/datasets", new | {"name": "renyi", "filter": "renyi"})
     found, problem = admin.post(path, body)
     assert (found, problem["code"]) == (status, code), problem
 
@@ -614,10 +699,19 @@ TAMPERING = [
     "UPDATE entry SET hash = replace(hash, substr(hash, 1, 1), 'g') WHERE number = 3",
     "DELETE FROM entry WHERE number = 4",
     "DELETE FROM entry WHERE number = 5",
-    "UPDATE dataset SET spent = spent - 1",
+    "UPDATE dataset SET spent = '[59, 0]'",
+    "UPDATE dataset SET spent = '[60, -1]'",
+    "UPDATE dataset SET held = '[1, 0]'",
     "UPDATE dataset SET epsilon = 30",
+    "UPDATE dataset SET policy = replace(policy, 'steps\": ', 'steps\": 1')",
+    "UPDATE dataset SET policy = replace(policy, 'planned\": false', 'planned\": true')",
+    "UPDATE dataset SET policy = replace(policy, 'share\": 0.01', 'share\": 0.02')",
+    "UPDATE dataset SET policy = replace(policy, 'multiplier\": 1.0', 'multiplier\": 1.1')",
+    "UPDATE dataset SET policy = '{\"filter\": \"renyi\", \"order\": 5.0}'",
     "UPDATE reservation SET steps_granted = steps_granted - 1",
-    "UPDATE reservation SET unit = '1'",
+    "UPDATE reservation SET charge = replace(charge, '60', '1')",
+    "UPDATE reservation SET charge = replace(charge, 'true', 'false')",
+    "UPDATE reservation SET charge = '{\"unit_attonats\": \"1\"}'",
     "UPDATE dataset SET relation = 'replace_one'",
     "UPDATE dataset SET size = 2 * size",
     "UPDATE dataset SET privacy_unit = 'household'",

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from fastapi.testclient import TestClient
 from sqlalchemy import inspect, text
 
@@ -22,13 +20,14 @@ from accountant_service.ledger import idempotency_cleanup
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
-from accountant_service.ledger.repository import KeyRecord, Repository, connect, now
+from accountant_service.ledger.repository import KeyRecord, Repository, StoredAnswer, now
 from accountant_service.ledger.rules import NewDataset
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import DpSgd
 from accountant_service.settings import Settings
 from tests.support.databases import database
+from tests.support.earlier_ledgers import open_unmigrated, read_rows
 
 RUN = DpSgd(1.0, sample_rate=0.01, steps=60)
 DAY = 86_400_000_000
@@ -46,6 +45,8 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repos
 
 class Client:
     """A ledger and a key, whose writes may be repeated."""
+
+    run: str
 
     def __init__(self, repository: Repository) -> None:
         self.repository, self.ledger = repository, Ledger(repository, encode_answer)
@@ -230,18 +231,17 @@ def test_an_outage_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # --- the database of the version before
 
 
-def made_by_the_version_before(url: str) -> Client:
-    """A ledger at revision 0001, with a run and the answer to a grant."""
-    repository = Repository(connect(url))
-    with repository.transaction() as transaction:
-        config = Config()
-        config.set_main_option("script_location", str(opening._MIGRATIONS))
-        config.attributes["connection"] = transaction.connection
-        command.upgrade(config, "0001")
-    client = Client(repository)
-    client.dataset()
-    run = client.reserve("reserve")
-    client.ledger.grant(client.request("grant"), run, 20, 0)
+def made_by_a_version_before(url: str, revision: str) -> Client:
+    """A ledger at an earlier revision, with a run and the answer to a grant."""
+    client = Client(open_unmigrated(url, revision))
+    with client.repository.transaction() as transaction:
+        row = transaction.connection.execute(
+            text("SELECT * FROM reservation WHERE steps_granted > 0 ORDER BY id")
+        ).first()
+        assert row is not None
+        grant = StoredAnswer(client.request("grant").fingerprint, 200, f'{{"id": "{row.id}"}}')
+        transaction.store_answer(client.key.identifier, "grant", grant)
+    client.run = row.id
     return client
 
 
@@ -251,31 +251,30 @@ def index_names(repository: Repository) -> set[str | None]:
 
 
 @KINDS
-def test_a_ledger_of_the_version_before_goes_on(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_a_ledger_of_a_version_before_goes_on(kind: str, revision: str, tmp_path: Path) -> None:
     with database(kind, tmp_path) as url:
-        before = made_by_the_version_before(url)
-        assert index_names(before.repository) == set()
-        with before.repository.reading() as reading:
-            tables = ("dataset", "reservation", "entry", "api_key", "idempotency_key", "secret")
-            queries = [text(f"SELECT * FROM {name}") for name in tables]
-            rows = [reading.connection.execute(query).all() for query in queries]
+        before = made_by_a_version_before(url, revision)
+        index = "ix_idempotency_key_created_at"
+        assert index_names(before.repository) == ({index} if revision >= "0002" else set())
+        tables = ("entry", "api_key", "idempotency_key", "secret")
+        rows = [read_rows(before.repository, table) for table in tables]
         with before.repository.transaction() as transaction:
             transaction.connection.execute(text("SELECT 1"))
-            assert opening.upgrade(transaction.connection) == ("0001", "0002")
+            assert opening.upgrade(transaction.connection) == (revision, "0003")
             if kind == "postgresql":  # an index of many rows may take longer than a statement may
                 limit = transaction.connection.execute(text("SHOW statement_timeout")).scalar()
                 assert limit == "0"
-        assert index_names(before.repository) == {"ix_idempotency_key_created_at"}
-        with before.repository.reading() as reading:
-            assert rows == [reading.connection.execute(query).all() for query in queries]
+        assert index_names(before.repository) == {index}
+        assert rows == [read_rows(before.repository, table) for table in tables]
         before.repository.close()
         after = opening.open_repository(url)
         assert verify(after).faults == []
         client = Client(after)
         client.key = before.key
-        run = client.reserve("reserve")
-        status = client.ledger.grant(client.request("grant"), run, 20, 0)
-        assert '"steps_granted": 20' in status.text, "the first answer, again"
+        status = client.ledger.grant(client.request("grant"), before.run, 20, 0)
+        assert before.run in status.text, "the first answer, again"
+        assert verify(after).faults == []
         client.age(31, "grant")
         assert not IdempotencyCleanup(after, 30).delete_expired()
         assert "grant" not in client.known()

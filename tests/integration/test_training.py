@@ -37,6 +37,7 @@ def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     return Bench(api, tmp_path / "run", monkeypatch)
 
 
+NOTHING = {"epsilon": 0.0, "reference_steps": 0, "slack": 0.0}  # of a budget
 PCA = ("--pca", "3", "--pca-noise", "4")
 
 
@@ -98,7 +99,7 @@ def test_a_ledger_charges_the_projection_before_it_is_drawn(
     monkeypatch.setattr(
         PrivatePca,
         "fit",
-        lambda *given: (spent.append(bench.dataset()["spent"]["micronats"]), genuine(*given))[1],
+        lambda *given: (spent.append(bench.dataset()["spent"]["reference_steps"]), genuine(*given))[1],
     )
     done = bench.run("--dataset", bench.name, *PCA)
     assert done.exit_code == 0, done.output
@@ -110,7 +111,7 @@ def test_a_ledger_charges_the_projection_before_it_is_drawn(
     whole = bench.read("privacy.json")["epsilon"]
     assert max(pca["guarantee"]["epsilon"], steps["guarantee"]["epsilon"]) < whole < 3.0
     after = bench.dataset()
-    assert (after["held"]["micronats"], after["spent"]["epsilon"] <= 3.0) == (0, True)
+    assert (after["held"], after["spent"]["epsilon"] <= 3.0) == (NOTHING, True)
 
 
 @pytest.mark.parametrize("noise", [("--pca-noise", "0.3"), ("--pca-noise", "4")])
@@ -122,7 +123,7 @@ def test_what_does_not_fit_a_ledger_leaves_nothing_held(
     assert done.exit_code == 3
     assert "does not fit" in done.output or "do not fit" in done.output
     after = bench.dataset()
-    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+    assert (after["held"], after["spent"]) == (NOTHING, NOTHING)
     assert not bench.folder.exists()
 
 
@@ -132,7 +133,7 @@ def test_data_that_are_not_to_be_had_leave_nothing_held(bench: Bench) -> None:
     assert done.exit_code == 2
     assert "with 8 inputs" in done.output
     after = bench.dataset()
-    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+    assert (after["held"], after["spent"]) == (NOTHING, NOTHING)
 
 
 def test_frequencies_guide_the_optimizer_where_they_are_public(
@@ -554,7 +555,7 @@ def test_what_cannot_be_built_releases_and_holds_nothing(
     done = bench.run("--dataset", bench.name, *projected, "--model", "linear")
     assert done.exit_code == (2 if make is _mixing else 1)
     after = bench.dataset()
-    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+    assert (after["held"], after["spent"]) == (NOTHING, NOTHING)
     assert not bench.folder.exists()
 
 
@@ -621,7 +622,7 @@ def test_raw_state_is_trained_without_a_claim_and_without_a_charge(bench: Bench)
     assert bench.left() == {"privacy.json", "model.pt"}
     assert not [path for path, _ in bench.asked if "reservations" in path]
     after = bench.dataset()
-    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+    assert (after["held"], after["spent"]) == (NOTHING, NOTHING)
 
 
 def test_a_run_without_a_service_has_to_ask_for_no_guarantee_and_says_so(bench: Bench) -> None:
@@ -651,7 +652,7 @@ def test_a_folder_that_another_run_trains_into_is_refused_and_nothing_stays_held
     assert "another run trains into" in done.stderr
     assert bench.left() == {"checkpoint.pt"}
     after = bench.dataset()
-    assert (after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0)
+    assert (after["held"], after["spent"]) == (NOTHING, NOTHING)
 
 
 def any_run(seed: int) -> tuple[float, float, int, int]:
@@ -708,7 +709,7 @@ def test_a_datasets_budget_is_trained_to_the_very_last_step(
     assert beyond.exit_code == 3
     assert f" {affordable} such steps would" in " ".join(beyond.output.split())
     after = bench.dataset()
-    assert (len(made), after["held"]["micronats"], after["spent"]["micronats"]) == (0, 0, 0)
+    assert (len(made), after["held"], after["spent"]) == (0, NOTHING, NOTHING)
     done = asks_for(affordable)
     assert done.exit_code == 0, done.output
     assert len(made) == bench.read("certificate.json")["steps"] == affordable

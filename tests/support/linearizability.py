@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from accountant_service.ledger.filters.reference import SLACK_UNITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Call:
         start, end: nanoseconds of a clock that all clients share; no end without an answer.
         status: of the answer, 0 without one.
         answer: as JSON.
+        plan: the name of the plan that a reservation asks for.
     """
 
     kind: str
@@ -37,6 +40,7 @@ class Call:
     end: int | None
     status: int
     answer: dict[str, Any]
+    plan: str = ""
 
     @classmethod
     def from_line(cls, line: str) -> Call:
@@ -44,18 +48,24 @@ class Call:
         return cls(**json.loads(line))
 
 
+Amounts = tuple[float, ...]
+
+
 def faults(
-    calls: Sequence[Call], entries: Sequence[dict[str, Any]], budget: int, cost: int
+    calls: Sequence[Call],
+    entries: Sequence[dict[str, Any]],
+    budget: Amounts,
+    costs: Mapping[str, Amounts],
 ) -> list[str]:
     """Everything about a history that no sequence of calls explains; empty if it is linearizable.
 
     Args:
         calls: of all clients on one dataset.
         entries: the dataset's record, first to last.
-        budget: micro-nats of the dataset.
-        cost: micro-nats of the plan that every reservation asks for.
+        budget: of the dataset: micro-nats, or reference steps and slack.
+        costs: of each plan, by its name, in the same units.
     """
-    record = _Record(entries, budget, cost)
+    record = _Record(entries, budget, costs)
     answered = sorted((call for call in calls if call.end is not None), key=lambda call: call.start)
     fixed = [(call, record.place(call)) for call in answered if not _refused(call)]
     found = list(record.broken)
@@ -77,9 +87,13 @@ _ENDS = {"commit": "committed", "release": "released", "expire": "expired"}
 class _Record:
     """The record, and where a call can stand in it: entry n at 2n, a read of n at 2n + 1."""
 
-    def __init__(self, entries: Iterable[dict[str, Any]], budget: int, cost: int) -> None:
-        self.spent, self.held = [0], [0]
-        self.budget, self.cost = budget, cost
+    def __init__(
+        self, entries: Iterable[dict[str, Any]], budget: Amounts, costs: Mapping[str, Amounts]
+    ) -> None:
+        nothing = (0,) * len(budget)
+        self.spent: list[Amounts] = [nothing]
+        self.held: list[Amounts] = [nothing]
+        self.budget, self.costs = budget, costs
         self.writes: dict[tuple[str, str, int], int] = {}
         self.created = 0
         self.broken: list[str] = []
@@ -88,10 +102,11 @@ class _Record:
         closed: set[str] = set()
         for number, entry in enumerate(entries, 1):
             assert entry["number"] == number
-            self.spent.append(self.spent[-1] + entry["spent_micronats"])
-            self.held.append(self.held[-1] + entry["held_micronats"])
+            self.spent.append(_add(self.spent[-1], _recorded("spent", entry)))
+            self.held.append(_add(self.held[-1], _recorded("held", entry)))
             run, kind = entry.get("reservation", ""), entry["kind"]
-            if self.spent[-1] + self.held[-1] > budget or min(self.held[-1], self.spent[-1]) < 0:
+            lowest = min(*self.held[-1], *self.spent[-1])
+            if lowest < 0 or _exceeds(_add(self.spent[-1], self.held[-1]), budget):
                 self.broken.append(f"after entry {number} the balance is not within the budget")
             if (
                 kind != "create" and (run in self.reserved) == (kind == "reserve")
@@ -123,17 +138,39 @@ class _Record:
         version = answer.get("version", -1)
         if not self.created <= version < len(self.spent):
             return None
-        seen = (answer["spent"]["micronats"], answer["held"]["micronats"])
+        seen = (_shown(answer["spent"]), _shown(answer["held"]))
         return 2 * version + 1 if seen == (self.spent[version], self.held[version]) else None
 
-    def without_room(self, low: int, high: int) -> int | None:
-        """The first place between two where the plan is refused."""
+    def without_room(self, plan: str, low: int, high: int) -> int | None:
+        """The first place between two where a plan is refused."""
         for version in range(max(self.created, low // 2), len(self.spent)):
             place = 2 * version + 1
-            taken = self.spent[version] + self.held[version]
-            if low <= place <= high and taken + self.cost > self.budget:
+            taken = _add(self.spent[version], self.held[version])
+            if low <= place <= high and _exceeds(_add(taken, self.costs[plan]), self.budget):
                 return place
         return None
+
+
+def _add(one: Amounts, other: Amounts) -> Amounts:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def _exceeds(taken: Amounts, budget: Amounts) -> bool:
+    return any(a > b for a, b in zip(taken, budget, strict=True))
+
+
+def _recorded(part: str, entry: dict[str, Any]) -> Amounts:
+    """The change of what is spent or held that an entry records."""
+    if f"{part}_micronats" in entry:
+        return (entry[f"{part}_micronats"],)
+    return entry[f"{part}_reference_steps"], entry[f"{part}_slack"]
+
+
+def _shown(part: dict[str, Any]) -> Amounts:
+    """What is spent or held, as an answer states it."""
+    if part.get("micronats") is not None:
+        return (part["micronats"],)
+    return part["reference_steps"], round(part["slack"] * SLACK_UNITS)
 
 
 def _strangers(calls: Sequence[Call], record: _Record, claimed: list[int]) -> list[str]:
@@ -172,7 +209,7 @@ def _refusals(placed: list[tuple[Call, int]], refused: list[Call], record: _Reco
         assert call.end is not None
         ended = [at for other, at in known if other.end and other.end < call.start]
         later = [at for other, at in placed if other.start > call.end]
-        moment = record.without_room(max(ended, default=0), min(later, default=1 << 62))
+        moment = record.without_room(call.plan, max(ended, default=0), min(later, default=1 << 62))
         if moment is None:
             found.append(f"there was room at all times for {call}")
         else:

@@ -36,7 +36,7 @@ HISTORY = [RESERVE, REFUSED, GRANT, read(35, 45, 2, 0, 12), read(41, 55, 4, 4, 0
 
 
 def judge(*calls: Call, record: list[dict[str, Any]] = RECORD) -> list[str]:
-    return faults(calls, record, BUDGET, COST)
+    return faults(calls, record, (BUDGET,), {"": (COST,)})
 
 
 def changed(old: Call, **changes: Any) -> list[Call]:
@@ -117,3 +117,58 @@ def test_a_grant_after_the_end() -> None:
     late = RECORD[2] | {"number": 5, "held_micronats": 0}
     calls = [*HISTORY, Call("grant", 70, 80, 200, run(8))]
     assert "entry 5 cannot follow those before it" in judge(*calls, record=[*RECORD, late])
+
+
+# --- an exchange: reference steps and slack, and plans of two costs
+
+BILLION = 10**9  # units of slack
+EXCHANGED: list[dict[str, Any]] = [
+    {"number": 1, "kind": "create"},
+    {"number": 2, "kind": "reserve", "reservation": "a", "steps": 12, "held_reference_steps": 6,
+     "held_slack": 20},
+    {"number": 3, "kind": "grant", "reservation": "a", "steps": 4, "held_reference_steps": -2,
+     "held_slack": -10, "spent_reference_steps": 2, "spent_slack": 10},
+    {"number": 4, "kind": "commit", "reservation": "a", "steps": 8, "held_reference_steps": -4,
+     "held_slack": -10, "spent_reference_steps": 1, "spent_slack": 10},
+]  # fmt: skip
+NONE = dict.fromkeys(
+    ("spent_reference_steps", "spent_slack", "held_reference_steps", "held_slack"), 0
+)
+COMMIT = Call("commit", 50, 60, 200, run(4, "committed"))
+
+
+def stack(start: int, end: int, version: int, spent: tuple[int, int], held: tuple[int, int]) -> Call:
+    def part(amounts: tuple[int, int]) -> dict[str, Any]:
+        return {"reference_steps": amounts[0], "slack": amounts[1] / BILLION}
+
+    seen = {"version": version, "spent": part(spent), "held": part(held)}
+    return Call("read", start, end, 200, seen)
+
+
+def judge_exchanged(*calls: Call, budget: tuple[int, int] = (10, BILLION)) -> list[str]:
+    record = [NONE | entry for entry in EXCHANGED]
+    costs = {"exchanged": (6, 0), "large": (8, 0)}
+    return faults(calls, record, budget, costs)
+
+
+def test_what_one_exchange_after_the_other_explains() -> None:
+    reads = [stack(35, 45, 3, (2, 10), (4, 10)), stack(61, 65, 4, (3, 20), (0, 0))]
+    refused = Call("reserve", 12, 45, 409, {"code": "budget-exhausted"}, "large")
+    assert judge_exchanged(RESERVE, GRANT, COMMIT, *reads, refused) == []
+
+
+def test_a_read_with_another_slack() -> None:
+    wrong = stack(35, 45, 3, (2, 9), (4, 10))
+    assert "nothing in the record explains" in judge_exchanged(RESERVE, GRANT, COMMIT, wrong)[0]
+
+
+def test_a_refusal_is_judged_by_the_cost_of_its_own_plan() -> None:
+    """Room for the smaller plan, and none for the larger one, after the early end."""
+    for plan, explained in (("exchanged", False), ("large", True)):
+        refused = Call("reserve", 61, 70, 409, {"code": "budget-exhausted"}, plan)
+        assert (judge_exchanged(RESERVE, GRANT, COMMIT, refused) == []) == explained
+
+
+def test_a_record_that_spends_more_slack_than_there_is() -> None:
+    found = judge_exchanged(RESERVE, GRANT, COMMIT, budget=(10, 19))
+    assert "after entry 2 the balance is not within the budget" in found

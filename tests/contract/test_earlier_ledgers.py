@@ -33,8 +33,8 @@ from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
 
 NEWEST = "0003"
-REFERENCE = DpSgd(2.0, sample_rate=0.2, steps=30)
-OTHER = DpSgd(3.0, sample_rate=0.2, steps=20)
+REFERENCE = DpSgd(4.0, sample_rate=0.1, steps=30)
+OTHER = DpSgd(6.0, sample_rate=0.1, steps=20)
 UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
 
 

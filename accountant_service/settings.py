@@ -66,7 +66,7 @@ class Settings(BaseSettings):
         "from one address or key",
     )
     batch_bytes_max: int = Field(
-        default=2 << 20, ge=1, description="bytes of the answer to one batch"
+        default=2 << 20, ge=1, description="bytes of the answer to one batch request"
     )
     unread_seconds_max: float = Field(
         default=20.0,

@@ -18,7 +18,8 @@ class Zcdp(Accountant):
     Papers/000 and 001 use this accounting for their baselines EXP and AGD.
 
     This form of concentrated privacy has no amplification by sampling, so a sampled release is
-    charged as if it used all the data: by joint convexity that is still an upper bound.
+    charged as if it used all the data. That is still an upper bound, because Rényi divergence is
+    jointly quasi-convex: the divergence of two mixtures is at most the largest of their parts'.
     """
 
     name = "zcdp"

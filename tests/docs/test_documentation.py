@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from tests.support.pages import PAGES, ROOT, SHELL, Block, Page, Session
 
 _CALL = re.compile(r"(?:^|[(] ?|[$&|] |=\S+ )(?:\.venv/bin/)?(accountant(?:-train)? [^)#>&$]*)")
 _RUNNER = re.compile(r"\.ci/\w+|tests/\w+/test_\w+\.py")
+_SHOWN_EPSILON = re.compile(
+    r"^ε +([\d.]+)$(?:.*\n)+?proved +([\d.]+) ≤ ε ≤ ([\d.]+)$", re.MULTILINE
+)
 _NAMED = re.compile(  # targets, extras and benchmarks, in a block or in a line of text
     r"\bmake [a-z-]+|\bpip install 'privacy-accountant\[[a-z,]+\]'"
     r"|\bpython benchmarks/\w+\.py(?: [-\w]+)*"
@@ -56,6 +60,29 @@ def test_the_code_of_a_page_works(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", pages_with_code(slow=True))
 def test_the_slow_code_of_a_page_works(file: Path, tmp_path: Path) -> None:
     run_page(file, tmp_path, slow=True)
+
+
+def shown_intervals() -> list[Any]:
+    """Return the blocks that show a computed ε above its proved interval, as test parameters."""
+    found = []
+    for file in PAGES:
+        for block in Page.read(file).blocks:
+            shown = _SHOWN_EPSILON.search(block.text)
+            if shown:
+                found.append(pytest.param(*map(Decimal, shown.groups()), id=block.where))
+    return found
+
+
+@pytest.mark.parametrize(("epsilon", "lower", "upper"), shown_intervals())
+def test_a_shown_interval_contains_the_value_above_it(
+    epsilon: Decimal, lower: Decimal, upper: Decimal
+) -> None:
+    """Running the block compares four digits only, which is too few for a bound."""
+    assert lower <= epsilon <= upper
+
+
+def test_shown_intervals_are_found() -> None:
+    assert len(shown_intervals()) >= 2
 
 
 def blocks_run_elsewhere() -> list[Block]:

@@ -45,3 +45,4 @@ def test_commands_show_bounds_as_bounds(noise: float) -> None:
     assert Decimal(shown[1]) >= Decimal(repr(claim["epsilon"]))
     assert Decimal(interval[1]) <= Decimal(repr(claim["certified"]["epsilon_lower"]))
     assert Decimal(interval[2]) >= Decimal(repr(claim["certified"]["epsilon_upper"]))
+    assert Decimal(interval[1]) <= Decimal(shown[1]) <= Decimal(interval[2])

@@ -99,7 +99,9 @@ def test_a_ledger_charges_the_projection_before_it_is_drawn(
     monkeypatch.setattr(
         PrivatePca,
         "fit",
-        lambda *given: (spent.append(bench.dataset()["spent"]["reference_steps"]), genuine(*given))[1],
+        lambda *given: (spent.append(bench.dataset()["spent"]["reference_steps"]), genuine(*given))[
+            1
+        ],
     )
     done = bench.run("--dataset", bench.name, *PCA)
     assert done.exit_code == 0, done.output

@@ -137,7 +137,9 @@ NONE = dict.fromkeys(
 COMMIT = Call("commit", 50, 60, 200, run(4, "committed"))
 
 
-def stack(start: int, end: int, version: int, spent: tuple[int, int], held: tuple[int, int]) -> Call:
+def stack(
+    start: int, end: int, version: int, spent: tuple[int, int], held: tuple[int, int]
+) -> Call:
     def part(amounts: tuple[int, int]) -> dict[str, Any]:
         return {"reference_steps": amounts[0], "slack": amounts[1] / BILLION}
 

@@ -405,7 +405,15 @@ class ReferenceFilter(PrivacyFilter):
         return ExchangeCharge(plan.steps, steps, slack, return_slack, is_reference)
 
     def entry_fields(self) -> Json:
-        """Return the filter as an entry records it."""
+        """Return the filter as an entry records it.
+
+        Raises:
+            ValueError: a number is outside its range; the stack would have more than δ.
+        """
+        if not 0 <= self.slack_share < 1:
+            raise ValueError(f"slack_share must be at least 0 and below 1, not {self.slack_share}")
+        if not 0 <= self.steps <= COUNT_MAX:
+            raise ValueError(f"reference_steps must be 0 to {COUNT_MAX}, not {self.steps}")
         return self.to_json()
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:

@@ -54,7 +54,7 @@ UPDATE_DATASET = (
 )
 INSERT_ENTRY, INSERT_IDEMPOTENCY = ENTRY.insert(), IDEMPOTENCY.insert()
 BODY = "x" * 350
-LONG_RUN = DpSgd(100.0, sample_rate=1e-4, steps=10**9)
+LONG_RUN = DpSgd(100.0, sample_rate=1e-4, steps=10**7)  # as many as clients fit
 
 
 def make_write_request(key: KeyRecord, body: object) -> WriteRequest:
@@ -102,7 +102,7 @@ class Workload:
             run(READ_RESERVATION, {"of": self.runs[client]}).first()
             run(UPDATE_RESERVATION, {"of": self.runs[client], "new": number})
             run(INSERT_ENTRY, {"dataset": self.dataset, "number": number, "body": BODY, "hash": ""})
-            run(UPDATE_DATASET, {"of": self.dataset, "new": number})
+            run(UPDATE_DATASET, {"of": self.dataset, "new": str(number)})
             run(
                 INSERT_IDEMPOTENCY,
                 {

@@ -15,9 +15,10 @@ from rich.table import Table
 
 from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.filters import renyi, renyi_mixture
+from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi, renyi_mixture
 from accountant_service.ledger.filters.renyi import RenyiFilter
 from accountant_service.ledger.filters.renyi_mixture import RenyiMixtureFilter
+from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, DpSgd, canonical_form
 
 RELATION = NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -44,10 +45,13 @@ def count_affordable(policy: RenyiFilter, step: CanonicalForm) -> int:
     return renyi.count_affordable_steps(policy.step_costs(step)[0], policy.budget) or 0
 
 
-def find_affordable_steps(policy: RenyiFilter, step: CanonicalForm) -> tuple[int, str]:
+def find_affordable_steps(policy: PrivacyFilter, run: DpSgd) -> tuple[int, str]:
     """Return the number of steps that the filter admits, and their certified ε as text."""
-    steps = count_affordable(policy, step)
-    return steps, f"{compute_certified_epsilon(step, steps, policy.delta):.3f}" if steps else "–"
+    plan = StepPlan.of(run)
+    policy = policy.replaced_by(plan, policy.nothing)
+    steps = policy.count_affordable_steps(plan, policy.nothing) or 0
+    certified = compute_certified_epsilon(plan.step, steps, policy.delta) if steps else 0.0
+    return steps, f"{certified:.3f}" if steps else "–"
 
 
 def count_mixture_steps(policy: RenyiMixtureFilter, step: CanonicalForm) -> int:
@@ -142,26 +146,22 @@ def measure_times() -> str:
 
 
 def main() -> None:
-    table = Table(title="Steps that the filter admits", title_justify="left")
+    table = Table(title="Steps that each filter admits", title_justify="left")
     for column in (
-        "ε", "δ", "q", "σ", "order", "steps", "certified ε", "several orders", "own order",
-        "steps", "ε",
+        "ε", "δ", "q", "σ", "reference", "certified ε", "several orders", "certified ε",
+        "own order", "certified ε",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for epsilon, delta in BUDGETS:
-        general = renyi.choose_filter(epsilon, delta, RELATION)
         mixture = renyi_mixture.choose_mixture(epsilon, delta, RELATION)
         for rate, sigma in RUNS:
-            step = make_step(rate, sigma)
-            own = renyi.choose_filter(epsilon, delta, RELATION, step)
-            steps, seen = find_affordable_steps(general, step)
-            own_steps, own_seen = find_affordable_steps(own, step)
-            table.add_row(
-                f"{epsilon:g}", f"{delta:g}", f"{rate:g}", f"{sigma:g}", f"{general.order:.1f}",
-                f"{steps}", seen,
-                f"{count_mixture_steps(mixture, step)}", f"{own.order:.1f}", f"{own_steps}",
-                own_seen,
-            )  # fmt: skip
+            run = DpSgd(sigma, sample_rate=rate, steps=1)
+            own = renyi.choose_filter(epsilon, delta, RELATION, canonical_form(run))
+            cells: list[str] = []
+            for policy in (ReferenceFilter(epsilon, delta, RELATION), mixture, own):
+                steps, seen = find_affordable_steps(policy, run)
+                cells += [f"{steps}", seen]
+            table.add_row(f"{epsilon:g}", f"{delta:g}", f"{rate:g}", f"{sigma:g}", *cells)
     Console(width=110).print(table)
     Console(width=110).print(compare_mixtures())
     Console(width=110).print(compare_plans())
@@ -169,22 +169,27 @@ def main() -> None:
     runs = Table(title="ε = 3 split over equal runs, q = .01, σ = 1.1", title_justify="left")
     for column in (
         "runs",
+        "filter",
         "steps per run",
         "ε of the filter",
         "certified ε of all, fixed in advance",
     ):
         runs.add_column(column, justify="right")
-    policy = renyi.choose_filter(3.0, 1e-5, RELATION)
-    step = make_step(0.01, 1.1)
-    unit = policy.step_costs(step)[0]
-    total = renyi.count_affordable_steps(unit, policy.budget) or 0
-    for count in (1, 10, 100):
-        each = total // count
-        spent = count * renyi.compute_cost(unit, each)
-        runs.add_row(
-            f"{count}", f"{each}", f"{policy.epsilon_of((spent,)):.4f}",
-            f"{compute_certified_epsilon(step, count * each, 1e-5):.4f}",
-        )  # fmt: skip
+    plan = StepPlan.of(DpSgd(1.1, sample_rate=0.01, steps=1))
+    open_filter = ReferenceFilter(3.0, 1e-5, RELATION)
+    for policy in (
+        open_filter.replaced_by(plan, open_filter.nothing),
+        renyi.choose_filter(3.0, 1e-5, RELATION),
+    ):
+        total = policy.count_affordable_steps(plan, policy.nothing) or 0
+        for count in (1, 10, 100):
+            each = total // count
+            charge = policy.compute_charge(plan.with_steps(each), policy.nothing)
+            spent = tuple(count * amount for amount in charge.reserved)
+            runs.add_row(
+                f"{count}", policy.name, f"{each}", f"{policy.epsilon_of(spent):.4f}",
+                f"{compute_certified_epsilon(plan.step, count * each, 1e-5):.4f}",
+            )  # fmt: skip
     Console(width=110).print(runs)
 
 

@@ -349,6 +349,12 @@ class Transaction:
         rows = self.connection.execute(query)
         return [_read_dataset(row) for row in rows]
 
+    def list_dataset_names(self) -> list[str]:
+        """Return the names of all datasets, sorted; it reads nothing else of their rows."""
+        return list(
+            self.connection.execute(select(DATASET.c.name).order_by(DATASET.c.name)).scalars()
+        )
+
     def add_dataset(self, dataset: Dataset, key: str) -> Dataset:
         """Store a new dataset and the first entry of its chain."""
         policy = dataset.policy

@@ -32,6 +32,11 @@ _FINAL_STATES: Final = {
     EntryKind.RELEASE: State.RELEASED,
     EntryKind.EXPIRE: State.EXPIRED,
 }
+# what a row or an entry raises that the ledger did not write
+_UNREADABLE: Final = (
+    ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, AccountingError,
+    mechanisms.MechanismError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,18 @@ def verify(repository: Repository) -> VerificationReport:
     faults: list[str] = []
     count = 0
     with repository.snapshot() as transaction:
-        datasets = transaction.list_datasets()
-        for dataset in datasets:
+        names = transaction.list_dataset_names()
+        for name in names:
+            try:
+                dataset = transaction.find_dataset(name)
+            except _UNREADABLE as error:
+                faults.append(f"dataset {name!r}: its row cannot be read: {error!r}")
+                continue
+            assert dataset is not None
             checker = _DatasetChecker(transaction, dataset)
-            faults += [f"dataset {dataset.name!r}: {fault}" for fault in checker.find_faults()]
+            faults += [f"dataset {name!r}: {fault}" for fault in checker.find_faults()]
             count += checker.number
-    return VerificationReport(len(datasets), count, faults)
+    return VerificationReport(len(names), count, faults)
 
 
 class _DatasetChecker:
@@ -75,8 +86,7 @@ class _DatasetChecker:
         except rules.RuleError as error:
             yield f"the dataset breaks a rule: {error}"
             return
-        if not self._policy.is_sound():
-            yield f"its filter admits more than the budget: {self._policy.to_json()}"
+        yield from self._check_first_policy()
         while rows := self._transaction.list_entries(self._dataset, self.number, PAGE_SIZE):
             for row in rows:
                 yield from self._check_entry(row.number, row.body, row.hash)
@@ -93,6 +103,14 @@ class _DatasetChecker:
             yield f"the filter is stored as {stored}, but recorded as {recorded}"
         yield from self._check_reservations()
 
+    def _check_first_policy(self) -> Iterator[str]:
+        """Yield the faults of the filter that the dataset was created with."""
+        try:
+            if not self._policy.is_sound():
+                yield f"its filter admits more than the budget: {self._policy.to_json()}"
+        except _UNREADABLE as error:
+            yield f"its filter cannot be accounted: {error!r}"
+
     def _check_entry(self, number: int, body: str, stored: str) -> Iterator[str]:
         """Yield the faults of the next entry: its number, hash, rules and balance."""
         if number != self.number + 1:
@@ -108,7 +126,7 @@ class _DatasetChecker:
                 yield f"entry {number}: {fault}"
             change = Balance(*self._policy.read_balance(entry))
             self._balance = self._balance.plus(change)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except _UNREADABLE as error:
             yield f"entry {number} cannot be read: {error!r}"
         balance = self._balance
         if not self._policy.admits(balance.taken) or min(*balance.spent, *balance.held) < 0:
@@ -221,7 +239,11 @@ class _DatasetChecker:
 
     def _check_reservations(self) -> Iterator[str]:
         """Yield the reservations whose stored row differs from the entries."""
-        stored = {r.identifier: r for r in self._transaction.list_reservations(self._dataset)}
+        try:
+            stored = {r.identifier: r for r in self._transaction.list_reservations(self._dataset)}
+        except _UNREADABLE as error:
+            yield f"the row of a reservation cannot be read: {error!r}"
+            return
         for identifier in sorted(stored.keys() | self._reservations.keys()):
             row, run = stored.get(identifier), self._reservations.get(identifier)
             if row != run:

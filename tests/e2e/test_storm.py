@@ -100,7 +100,7 @@ class Storm:
 def _charged(entries: list[dict[str, Any]], plan: dict[str, Any]) -> list[int]:
     """The reference steps that each reservation of a plan holds.
 
-    They grow by at most a few as slack is used up; a refusal is judged by the largest, and one more.
+    They grow a little as slack is used up: a refusal is judged by the largest, and one more.
     """
     described = to_json(from_json(plan))
     return [

@@ -456,7 +456,7 @@ def undercharged(entries: Entries) -> Entries:
 
 def without_slack(entries: Entries) -> Entries:
     """A run that is exchanged without any slack, and fewer reference steps."""
-    reserved, granted, committed = ended(entries, exchanged=True)
+    reserved, granted, _ = ended(entries, exchanged=True)
     edited = undercharged(entries)
     edited[reserved] |= {"slack": 0, "held_slack": edited[reserved]["return_slack"]}
     edited[granted] |= {"spent_slack": 0, "held_slack": 0}
@@ -514,6 +514,8 @@ EXCHANGE_EDITS: dict[str, Edit] = {
     "reference steps given back": altered(2, exchanged=False, spent_reference_steps=-11),
     "reference steps kept": altered(2, exchanged=False, spent_reference_steps=3),
     "the reference changed later": refilled,
+}  # fmt: skip
+FILTER_EDITS: dict[str, Edit] = {
     "more reference steps than the budget": refiltered(reference_steps=3000),
     "reference steps below nothing": refiltered(reference_steps=-5),
     "endless reference steps": refiltered(reference_steps=math.inf),
@@ -541,10 +543,10 @@ def test_a_ledger_with_exchanges_verifies(reference_forger: ReferenceForger) -> 
     assert (report.faults, report.datasets, report.entries) == ([], 1, ENTRIES_EACH)
 
 
-@pytest.mark.parametrize("name", EXCHANGE_EDITS)
+@pytest.mark.parametrize("name", [*EXCHANGE_EDITS, *FILTER_EDITS])
 def test_a_forged_exchange_is_named(name: str, reference_forger: ReferenceForger) -> None:
     was = reference_forger.entries
-    entries = EXCHANGE_EDITS[name](copy.deepcopy(was))
+    entries = (EXCHANGE_EDITS | FILTER_EDITS)[name](copy.deepcopy(was))
     changed_at = [
         number
         for number, (before, entry) in enumerate(zip(was, entries, strict=True), 1)
@@ -553,10 +555,39 @@ def test_a_forged_exchange_is_named(name: str, reference_forger: ReferenceForger
     assert changed_at
     faults = reference_forger.forged(entries).faults
     named = {int(number) for fault in faults for number in re.findall(r": entry (\d+)", fault)}
-    of_the_dataset = ("its filter", "breaks a rule", "cannot be read")
-    assert changed_at[0] in named or (
-        changed_at[0] == 1 and any(words in fault for fault in faults for words in of_the_dataset)
-    ), faults
+    # a filter is the dataset's: its first entry, its row, or every charge may be what is wrong
+    assert changed_at[0] in named or (name in FILTER_EDITS and faults), faults
+
+
+@pytest.mark.parametrize("share", [-1.0, -1e-9, 1.0, 1.5, 1e300, -math.inf])
+def test_a_share_of_slack_outside_its_range_is_named_where_no_run_shows_it(
+    share: float, tmp_path: Path
+) -> None:
+    """With a negative share the reference steps would have more than δ, and the slack less."""
+    forger = ReferenceForger(tmp_path, "planned")
+    created = forger.entries[0] | {"slack_share": share}
+    faults = forger.forged([created]).faults
+    assert any("breaks a rule: slack_share" in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("policy", "{}"),
+        ("policy", "nonsense"),
+        ("policy", '{"filter": "gdp"}'),
+        ("policy", "[" * 100_000),
+        ("spent", "7"),
+        ("held", "null"),
+        ("spent", "[1, 2"),
+        ("relation", "cousins"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named(column: str, value: str, tmp_path: Path) -> None:
+    """It must not keep the other datasets from being verified."""
+    forger = ReferenceForger(tmp_path, "planned")
+    faults = forger.forged(forger.entries, **{column: value}).faults
+    assert any("'planned': its row cannot be read" in fault for fault in faults), faults
 
 
 @settings(max_examples=40, deadline=None)

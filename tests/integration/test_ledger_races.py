@@ -7,11 +7,13 @@ spares writers from being told to try again. Without both, a race overspends.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,17 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.errors import BudgetExhaustedError, DatabaseAwayError
+from accountant_service.ledger.filters.base import add
 from accountant_service.ledger.repository import KeyRecord, Repository, Transaction
-from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.rules import NewDataset, State
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import DpSgd
 from tests.support.databases import database
 
-RUN = DpSgd(1.0, sample_rate=0.01, steps=2000)  # five fit
+# without sampling, for which exchanges are decided fast; five of these fit
+RUN = DpSgd(20.0, sample_rate=1.0, steps=200, sampling="none")
+OTHER = replace(RUN, noise_multiplier=30.0)
 WRITERS = 16
 
 
@@ -62,24 +67,39 @@ class Outcome:
     faults: int
 
 
-def race(repository: Repository) -> Outcome:
-    """Sixteen writers reserve a fifth of the budget each, at the same moment."""
+def race(
+    repository: Repository, others: int = 0, *, planned: bool = True, granted: int = 0
+) -> Outcome:
+    """Sixteen writers reserve a fifth of the budget each, at the same moment.
+
+    Args:
+        repository: an empty database.
+        others: the number of writers whose mechanism is not the planned one.
+        planned: whether the reference is chosen at creation, and not by the fastest writer.
+        granted: the number of steps after which each run that was admitted is committed.
+    """
     ledger = Ledger(repository, encode_answer)
     _, key = Keys(repository).create([Scope.ADMIN])
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-    ledger.create_dataset(request(key), NewDataset("d", 1000, 8.0, 1e-5, relation, "record"))
+    new = NewDataset("d", 1000, 8.0, 1e-5, relation, "record", RUN if planned else None)
+    ledger.create_dataset(request(key), new)
     start, results = threading.Barrier(WRITERS), []
 
-    def writer() -> None:
+    def writer(number: int) -> None:
         start.wait()
         try:
-            ledger.reserve(request(key), "d", RUN, 3600, "")
+            run = OTHER if number < others else RUN
+            answer = ledger.reserve(request(key), "d", run, 3600, "")
+            if granted:
+                identifier = json.loads(answer.text)["id"]
+                ledger.grant(request(key), identifier, granted, 0)
+                ledger.commit(request(key), identifier)
         except CodedError as error:
             results.append(type(error))
         else:
             results.append(None)
 
-    threads = [threading.Thread(target=writer) for _ in range(WRITERS)]
+    threads = [threading.Thread(target=writer, args=(number,)) for number in range(WRITERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -88,12 +108,16 @@ def race(repository: Repository) -> Outcome:
     with repository.reading() as reading:
         dataset = reading.find_dataset("d")
         assert dataset is not None
-        held = sum(run.held for run in reading.list_reservations(dataset))
+        runs = reading.list_reservations(dataset)
+    held = (run.held for run in runs if run.state is State.OPEN)
+    taken = reduce(add, held, dataset.balance.spent)
+    if not granted:
+        assert not any(dataset.balance.spent)
     return Outcome(
         results.count(None),
         results.count(BudgetExhaustedError),
         results.count(DatabaseAwayError),
-        held > dataset.policy.budget,
+        not dataset.policy.admits(taken),
         len(verify(repository).faults),
     )
 
@@ -123,8 +147,13 @@ def without_unique_numbers(repository: Repository) -> None:
         transaction.connection.execute(text("ALTER TABLE entry DROP CONSTRAINT entry_pkey"))
 
 
-def test_racing_writers_are_all_answered_and_never_overspend(repository: Repository) -> None:
-    outcome = race(repository)
+@pytest.mark.parametrize(
+    ("others", "planned", "granted"), [(0, True, 0), (8, True, 0), (8, False, 0), (8, False, 70)]
+)
+def test_racing_writers_are_all_answered_and_never_overspend(
+    others: int, planned: bool, granted: int, repository: Repository
+) -> None:
+    outcome = race(repository, others, planned=planned, granted=granted)
     assert outcome.admitted > 1
     assert outcome.admitted + outcome.refused == WRITERS
     assert not outcome.overspent

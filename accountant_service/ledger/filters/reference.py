@@ -43,7 +43,7 @@ from accountant_service.ledger.filters.reference_step import (
     is_unsampled_gaussian,
 )
 from accountant_service.ledger.step_plan import StepPlan
-from accountant_service.mechanisms import CanonicalForm, Mechanism, canonical_form
+from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
 from accountant_service.numerics.floats import rounding, search
@@ -256,6 +256,9 @@ class ReferenceFilter(PrivacyFilter):
         step = choose_reference_step(plan)
         try:
             steps = self._count_reference_steps(canonical_form(step))
+            if isinstance(step, Gaussian):
+                step = divide_gaussian_step(step, steps)
+                steps = self._count_reference_steps(canonical_form(step))
         except AccountingError as error:
             raise UnsuitableReferenceError(
                 f"this mechanism cannot be the reference of a budget: {error.detail}. Create the "
@@ -293,11 +296,14 @@ class ReferenceFilter(PrivacyFilter):
             return math.inf
 
     def may_become(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether the other filter has the plan's step as its reference, within budget."""
+        """Return whether the other filter only has another reference, within the budget.
+
+        Any reference is sound as long as nothing was released.
+        """
         return (
             self._is_open(taken)
             and isinstance(other, ReferenceFilter)
-            and other == replace(self, reference=choose_reference_step(plan), steps=other.steps)
+            and other == replace(self, reference=other.reference, steps=other.steps)
             and other.is_sound()
         )
 
@@ -469,7 +475,15 @@ class ReferenceFilter(PrivacyFilter):
         return self.entry_fields() | {"epsilons": list(self.epsilons)}
 
     def entry_fields(self) -> Json:
-        """Return the filter as an entry records it."""
+        """Return the filter as an entry records it.
+
+        Raises:
+            ValueError: a number is outside its range; the stack would have more than δ.
+        """
+        if not 0 <= self.slack_share < 1:
+            raise ValueError(f"slack_share must be at least 0 and below 1, not {self.slack_share}")
+        if not 0 <= self.steps <= COUNT_MAX:
+            raise ValueError(f"reference_steps must be 0 to {COUNT_MAX}, not {self.steps}")
         return {
             "filter": self.name,
             "reference": None if self.reference is None else json_of(self.reference),

@@ -15,15 +15,14 @@ from accountant_service.mechanisms import (
     PoissonSampled,
 )
 
-_PARTS: Final = 10**6  # a Gaussian release is this many reference steps
+_STEPS: Final = 10**6  # of a budget that is counted in parts of a Gaussian release
 
 
 def choose_reference_step(plan: StepPlan) -> Mechanism:
     """Return the reference step that suits a plan: small, so that little is lost by whole numbers.
 
-    It is the plan's own step if that is a single release on a sample. Of a step with several
-    releases it is the release that is made most often. Gaussian releases without sampling are
-    divided: k releases of noise multiplier σ·√k are one of σ.
+    It is the plan's own step if that is a single release. Of a step with several releases it is
+    the release that is made most often.
 
     Args:
         plan: with at least one release.
@@ -31,11 +30,24 @@ def choose_reference_step(plan: StepPlan) -> Mechanism:
     counts = plan.step.atom_counts
     if is_unsampled_gaussian(plan.step):
         precision = sum(count / atom.noise_multiplier**2 for atom, count in counts)
-        return Gaussian((_PARTS / precision) ** 0.5)
+        return Gaussian(precision**-0.5)
     if len(counts) == 1 and counts[0][1] == 1:
         return plan.step_mechanism
     most_frequent, _ = max(counts, key=lambda pair: pair[1])
     return _release_of(most_frequent) or plan.step_mechanism
+
+
+def divide_gaussian_step(step: Gaussian, steps: int) -> Gaussian:
+    """Return a part of a Gaussian release, so small that whole numbers of it waste nothing.
+
+    k releases of noise multiplier σ·√k are as private as one of σ.
+
+    Args:
+        step: the release.
+        steps: the number of such releases that the budget admits.
+    """
+    parts = max(_STEPS // max(steps, 1), 1)
+    return Gaussian(step.noise_multiplier * parts**0.5)
 
 
 def is_unsampled_gaussian(*steps: CanonicalForm) -> bool:

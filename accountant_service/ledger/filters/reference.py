@@ -40,6 +40,7 @@ from accountant_service.ledger.filters.base import (
 )
 from accountant_service.ledger.filters.reference_step import (
     choose_reference_step,
+    divide_gaussian_step,
     is_unsampled_gaussian,
 )
 from accountant_service.ledger.step_plan import StepPlan

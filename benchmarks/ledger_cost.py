@@ -20,6 +20,7 @@ from accountant_service.ledger.filters.renyi import RenyiFilter
 from accountant_service.ledger.filters.renyi_mixture import RenyiMixtureFilter
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, DpSgd, canonical_form
+from accountant_service.numerics.floats.search import find_largest_integer
 
 RELATION = NeighbouringRelation.ADD_OR_REMOVE_ONE
 BUDGETS = ((1.0, 1e-5), (3.0, 1e-5), (10.0, 1e-7))
@@ -32,6 +33,16 @@ PLANS = (
     (2.0, 1e-5, 0.01, 0.8),
     (3.0, 1e-5, 0.01, 1.1),
     (8.0, 1e-6, 0.01, 1.1),
+)
+
+
+# ε, δ, (q, σ) of the reference, and (q, σ) of the run after it
+EXCHANGES = (
+    (1.0, 1e-5, (0.01, 1.1), (0.01, 1.5)),
+    (3.0, 1e-5, (0.01, 1.1), (0.1, 5.0)),
+    (3.0, 1e-5, (0.004, 0.9), (0.01, 1.1)),
+    (8.0, 1e-6, (0.02, 0.8), (0.01, 1.1)),
+    (2.0, 1e-5, (0.001, 0.8), (0.002, 1.0)),
 )
 
 
@@ -116,20 +127,64 @@ def compare_mixtures() -> Table:
     return gains
 
 
+def count_planned_steps(
+    spent: CanonicalForm | None, step: CanonicalForm, epsilon: float, delta: float
+) -> int:
+    """Return how many steps a plan fixed in advance may make beside what is spent already."""
+    parts = [] if spent is None else list(spent.atom_counts)
+
+    def violation(count: int) -> float:
+        """Return how far ε of the whole plan is too large, as a share of ε."""
+        counts = tuple(parts + list(step.repeated(count).atom_counts))
+        question = Question(CanonicalForm(counts, ""), RELATION)
+        return ACCOUNTANTS["pld"].epsilon(question, delta).epsilon / epsilon - 1.0
+
+    return find_largest_integer(violation, 10**8) or 0
+
+
 def compare_plans() -> Table:
-    """Return a table of the steps of some plans, by the choice of orders."""
-    plans = Table(title="Steps by the choice of orders", title_justify="left")
-    for column in ("ε", "δ", "q", "σ", "one order", "several", "own order"):
+    """Return a table of the steps of some plans under each filter, and of a fixed plan."""
+    plans = Table(title="Steps of the first plan, by filter", title_justify="left")
+    for column in ("ε", "δ", "q", "σ", "fixed plan", "reference", "several orders", "one order",
+                   "own order"):  # fmt: skip
         plans.add_column(column, justify="right")
     for epsilon, delta, rate, sigma in PLANS:
         step = make_step(rate, sigma)
         single, mixture, own = make_policies(epsilon, delta, step)
+        best = count_planned_steps(None, step, epsilon, delta)
+        run = DpSgd(sigma, sample_rate=rate, steps=1)
+        reference, _ = find_affordable_steps(ReferenceFilter(epsilon, delta, RELATION), run)
+        steps = (
+            reference, count_mixture_steps(mixture, step), count_affordable(single, step),
+            count_affordable(own, step),
+        )  # fmt: skip
         plans.add_row(
-            f"{epsilon:g}", f"{delta:g}", f"{rate:g}", f"{sigma:g}",
-            f"{count_affordable(single, step)}", f"{count_mixture_steps(mixture, step)}",
-            f"{count_affordable(own, step)}",
+            f"{epsilon:g}", f"{delta:g}", f"{rate:g}", f"{sigma:g}", f"{best}",
+            *(f"{each} ({each / best:.1%})" for each in steps),
         )  # fmt: skip
     return plans
+
+
+def compare_exchanges() -> Table:
+    """Return a table of the steps of another mechanism after half of the budget is spent."""
+    table = Table(title="Another mechanism after half of the steps", title_justify="left")
+    for column in ("ε", "δ", "reference", "then", "fixed plan", "reference filter", "share", "ms"):
+        table.add_column(column, justify="right")
+    for epsilon, delta, first, other in EXCHANGES:
+        step, run = make_step(*first), DpSgd(other[1], sample_rate=other[0], steps=1)
+        half = count_planned_steps(None, step, epsilon, delta) // 2
+        planned = StepPlan.of(DpSgd(first[1], sample_rate=first[0], steps=1))
+        policy = ReferenceFilter(epsilon, delta, RELATION).with_reference(planned, is_planned=True)
+        start = time.process_time()
+        found = policy.count_affordable_steps(StepPlan.of(run), (half, 0)) or 0
+        milliseconds = 1e3 * (time.process_time() - start)
+        best = count_planned_steps(step.repeated(half), make_step(*other), epsilon, delta)
+        table.add_row(
+            f"{epsilon:g}", f"{delta:g}", f"q {first[0]:g}, σ {first[1]:g}",
+            f"q {other[0]:g}, σ {other[1]:g}", f"{best}", f"{found}", f"{found / best:.3f}",
+            f"{milliseconds:.0f}",
+        )  # fmt: skip
+    return table
 
 
 def measure_times() -> str:
@@ -164,7 +219,8 @@ def main() -> None:
             table.add_row(f"{epsilon:g}", f"{delta:g}", f"{rate:g}", f"{sigma:g}", *cells)
     Console(width=110).print(table)
     Console(width=110).print(compare_mixtures())
-    Console(width=110).print(compare_plans())
+    Console(width=120).print(compare_plans())
+    Console(width=110).print(compare_exchanges())
     Console(width=110).print(measure_times())
     runs = Table(title="ε = 3 split over equal runs, q = .01, σ = 1.1", title_justify="left")
     for column in (

@@ -1,4 +1,4 @@
-"""What is left of a budget is told in steps: by the API, certificates and the command line."""
+"""The rest of a budget is told in steps: by the API, certificates and the command line."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _recorded(part: str, entry: dict[str, Any]) -> Amounts:
 
 
 def _shown(part: dict[str, Any]) -> Amounts:
-    """What is spent or held, as an answer states it."""
+    """The amounts spent or held that an answer states."""
     if part.get("micronats") is not None:
         return (part["micronats"],)
     return part["reference_steps"], round(part["slack"] * SLACK_UNITS)

@@ -115,13 +115,13 @@ def run(app: Any, keys: dict[str, str]) -> str:
         assert answer.is_success, answer.text
         return answer.json()
 
-    budget = {"epsilon": 1.0, "delta": 1e-5}
+    budget = {"epsilon": 0.56, "delta": 1e-5}
     unit = {"privacy_unit": HTML_NAME}
     post("/v1/datasets", {"name": "patients", "size": 60_000, "budget": budget} | unit)
     path, body = "/v1/datasets/patients/reservations", {"mechanism": RUN, "purpose": HTML_NAME}
     identifier = post(path, body)["id"]
     for block in range(30):
-        grant = {"steps": 1, "sequence": block}
+        grant = {"steps": 3, "sequence": 3 * block}
         post(f"/v1/reservations/{identifier}/grants", grant)
     post(f"/v1/reservations/{identifier}/commit", {})
     found: str = identifier
@@ -408,6 +408,8 @@ def test_shares_are_rounded_as_bounds_are() -> None:
     assert "81 % of ε is spent or held" in text
     assert "19 % of the Rényi divergence budget remains" in text
     assert "About 256 more steps fit" in shown(dataset, shares | {"steps_left": 256})
+    counted = dataset | {"accounting": {"filter": "reference"}}
+    assert "19 % of the reference steps remain" in shown(counted, shares)
 
 
 def test_the_budget_is_told(admin: Person, run: str) -> None:

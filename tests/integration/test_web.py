@@ -445,11 +445,11 @@ def test_odd_pages_of_the_record_break_nothing(admin: Person, run: str, query: s
 
 def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
     text = admin.get(f"/runs/{run}")
-    assert "30 of 100 steps granted" in text
+    assert "90 of 100 steps granted" in text
     assert "every 2s" not in text
     answer = admin.http.get(f"/runs/{run}/certificate")
     assert answer.headers["Content-Disposition"].startswith("attachment")
-    assert (answer.json()["steps_reserved"], answer.json()["steps"]) == (100, 30)
+    assert (answer.json()["steps_reserved"], answer.json()["steps"]) == (100, 90)
     assert "for all 100 reserved steps, also if it stops earlier" in text
     assert f"ε ≤ {number_format.round_up(answer.json()['guarantee']['epsilon'])} at" in text
     assert "Assumptions" in text

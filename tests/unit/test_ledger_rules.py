@@ -84,7 +84,11 @@ class LedgerMachine(RuleBasedStateMachine):
             self.dataset = replace(self.dataset, balance=balance)
             self.runs[change.reservation.identifier] = change.reservation
 
-    @rule(target=made, unit=st.integers(0, 10**17), steps=st.integers(1, 5000))
+    @rule(
+        target=made,
+        unit=st.one_of(st.integers(10**14, 10**15), st.integers(0, 10**17)),
+        steps=st.integers(1, 5000),
+    )
     def reserve(self, unit: int, steps: int) -> str:
         asked = plan(RenyiCharge(steps, (unit,)))
         before = self.dataset.balance

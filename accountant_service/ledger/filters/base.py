@@ -166,8 +166,8 @@ class PrivacyFilter(ABC):
 
     def may_become(
         self,
-        other: PrivacyFilter,
-        plan: StepPlan,
+        other: PrivacyFilter,  # noqa: ARG002
+        plan: StepPlan,  # noqa: ARG002
         taken: Amounts,  # noqa: ARG002
     ) -> bool:
         """Return whether a reservation of a plan may have replaced this filter by another."""

@@ -138,10 +138,10 @@ class DivergenceFilter(PrivacyFilter):
 
     def is_return_allowed(
         self,
-        plan: StepPlan,
+        plan: StepPlan,  # noqa: ARG002
         charge: Charge,
         granted: int,
-        returned: Amounts,  # noqa: ARG002
+        returned: Amounts,
     ) -> bool:
         """Return whether exactly the steps that were not granted were given back."""
         return returned == charge.held(granted)

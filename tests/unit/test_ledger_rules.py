@@ -400,7 +400,7 @@ def fails(machine: type[RuleBasedStateMachine] = LedgerMachine) -> bool:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=200, stateful_step_count=30, deadline=None, database=None,
+                max_examples=2000, stateful_step_count=30, deadline=None, database=None,
                 print_blob=False, phases=(Phase.generate,),  # the smallest example is not needed
             ),
         )  # fmt: skip

@@ -94,7 +94,7 @@ class Forger:
             self._fit(connection, each, own)
 
     def _balance(self, entries: Entries) -> tuple[Any, Any]:
-        """What is spent and held, as the row of the dataset has it."""
+        """Return what is spent and held, as the row of the dataset has it."""
         spent, held = (
             sum(map(_amount(name), entries)) for name in ("spent_micronats", "held_micronats")
         )
@@ -532,7 +532,7 @@ FILTER_EDITS: dict[str, Edit] = {
     "a reference that is no mechanism": refiltered(reference={"kind": "magic"}),
     "a slack below nothing": refiltered(slack_share=-1.0),
     "a slack above δ": refiltered(slack_share=1.5),
-    "a slack that is no number": refiltered(slack_share=math.nan),
+    "a slack that is NaN": refiltered(slack_share=math.nan),
     "another filter": refiltered(filter="renyi"),
     "no such filter": refiltered(filter="gdp"),
 }  # fmt: skip

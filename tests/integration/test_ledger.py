@@ -532,7 +532,7 @@ def test_an_exchanged_run_whose_lease_ends_gives_back_what_its_other_steps_domin
     whole = EQUAL | {"steps": before["accounting"]["reference_steps"]}
     if asked == "reservation":
         assert admin.get(f"/v1/reservations/{run['id']}")[1]["state"] == "expired"
-    if asked == "reservations":  # refused, but not for want of an ended lease
+    if asked == "reservations":  # refused: the run has made steps
         plan = {"mechanism": whole}
         assert admin.post(f"/v1/datasets/{name}/reservations", plan)[0] == 409
     if asked == "quote":

@@ -167,7 +167,7 @@ def _recorded(part: str, entry: dict[str, Any]) -> Amounts:
 
 
 def _shown(part: dict[str, Any]) -> Amounts:
-    """What is spent or held, as an answer states it."""
+    """Return what is spent or held, as an answer states it."""
     if part.get("micronats") is not None:
         return (part["micronats"],)
     return part["reference_steps"], round(part["slack"] * SLACK_UNITS)

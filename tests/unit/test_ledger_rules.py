@@ -154,7 +154,7 @@ def sum_of_held(runs: Iterable[Reservation], policy: PrivacyFilter) -> Amounts:
 
 @dataclass
 class Exchanged:
-    """What a run took of a stack, counted apart from the ledger's own arithmetic."""
+    """The amounts that a run took of a stack, counted apart from the ledger's own arithmetic."""
 
     charge: ExchangeCharge
     granted: int = 0
@@ -168,7 +168,7 @@ class Exchanged:
 
     @property
     def held(self) -> Amounts:
-        """What no step has taken yet."""
+        """The amounts that no step has taken yet."""
         whole = self.charge.slack + self.charge.return_slack
         return self.charge.reference_steps - self.spent[0], whole - self.spent[1]
 

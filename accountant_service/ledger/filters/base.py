@@ -35,7 +35,7 @@ def negate(amounts: Amounts) -> Amounts:
 
 @dataclass(frozen=True, slots=True)
 class Charge(ABC):
-    """What a reservation holds of a budget, and what its granted steps take of it.
+    """The amounts that a reservation holds of a budget, and those its granted steps take of it.
 
     Attributes:
         steps: the number of steps that the plan has.

@@ -542,7 +542,12 @@ class Ledger:
             history.append((at, balance))
             balance = balance.minus(change)
         stride = -(-len(history) // points_max) or 1
-        epsilon_of = dataset.policy.epsilon_of
+        policy = dataset.policy
+
+        def epsilon_of(amounts: Amounts) -> float:
+            # an earlier reference, of which nothing was released, may have had more steps
+            return min(policy.epsilon_of(amounts), policy.epsilon)
+
         return [
             BurnDownPoint(at, epsilon_of(balance.spent), epsilon_of(balance.taken))
             for at, balance in history[::stride][::-1]

@@ -575,6 +575,9 @@ def test_the_first_reservation_chooses_the_reference_and_the_next_keep_it(
 ) -> None:
     made = admin.dataset("choosing")
     assert made["accounting"]["reference"] is None
+    # more steps of it than there are of any later reference
+    quiet = admin.reserve("choosing", EQUAL | {"noise_multiplier": 60.0, "steps": 1000})
+    admin.post(f"/v1/reservations/{quiet['id']}/release")
     run = admin.reserve("choosing", EQUAL)
     found = admin.get("/v1/datasets/choosing")[1]["accounting"]
     assert (found["reference"]["noise_multiplier"], found["planned"]) == (20.0, False)

@@ -115,13 +115,13 @@ def run(app: Any, keys: dict[str, str]) -> str:
         assert answer.is_success, answer.text
         return answer.json()
 
-    budget = {"epsilon": 1.0, "delta": 1e-5}
+    budget = {"epsilon": 0.56, "delta": 1e-5}
     unit = {"privacy_unit": HTML_NAME}
     post("/v1/datasets", {"name": "patients", "size": 60_000, "budget": budget} | unit)
     path, body = "/v1/datasets/patients/reservations", {"mechanism": RUN, "purpose": HTML_NAME}
     identifier = post(path, body)["id"]
     for block in range(30):
-        grant = {"steps": 1, "sequence": block}
+        grant = {"steps": 3, "sequence": 3 * block}
         post(f"/v1/reservations/{identifier}/grants", grant)
     post(f"/v1/reservations/{identifier}/commit", {})
     found: str = identifier
@@ -400,14 +400,14 @@ def test_shares_are_rounded_as_bounds_are() -> None:
         "spent": {"epsilon": 2.0, "share": 0.80201},
         "held": {"epsilon": 0.0, "share": 0.0},
         "remaining": {"epsilon": 1.0, "share": 0.19799},
-        "accounting": {"filter": "renyi", "order": 5.5},
+        "accounting": {"filter": "renyi", "description": "Rényi filter of order 5.5"},
     }
     shares = ledger_pages._compute_budget_shares(dataset)
     text = shown(dataset, shares, None)
     assert "<dd>80.3 %" in text
     assert "<dd>19.7 %" in text
     assert "Only 19 % of the budget is left." in text
-    assert "Rényi divergence of order 5.5" in text
+    assert "Rényi filter of order 5.5" in text
 
 
 def test_a_budget_is_counted_in_steps(admin: Person, run: str) -> None:
@@ -500,11 +500,11 @@ def test_odd_pages_of_the_record_break_nothing(admin: Person, run: str, query: s
 
 def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
     text = admin.get(f"/runs/{run}")
-    assert "30 of 100 steps granted" in text
+    assert "90 of 100 steps granted" in text
     assert "every 2s" not in text
     answer = admin.http.get(f"/runs/{run}/certificate")
     assert answer.headers["Content-Disposition"].startswith("attachment")
-    assert (answer.json()["steps_reserved"], answer.json()["steps"]) == (100, 30)
+    assert (answer.json()["steps_reserved"], answer.json()["steps"]) == (100, 90)
     assert "for all 100 reserved steps, also if it stops earlier" in text
     assert f"ε ≤ {number_format.round_up(answer.json()['guarantee']['epsilon'])} at" in text
     assert "Assumptions" in text

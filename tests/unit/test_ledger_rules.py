@@ -95,7 +95,11 @@ class LedgerMachine(RuleBasedStateMachine):
             self.dataset = replace(self.dataset, balance=balance)
             self.runs[change.reservation.identifier] = change.reservation
 
-    @rule(target=made, unit=st.integers(0, 10**17), steps=st.integers(1, 5000))
+    @rule(
+        target=made,
+        unit=st.one_of(st.integers(10**14, 10**15), st.integers(0, 10**17)),
+        steps=st.integers(1, 5000),
+    )
     def reserve(self, unit: int, steps: int) -> str:
         asked = plan(RenyiCharge(steps, (unit,)))
         before = self.dataset.balance
@@ -407,7 +411,7 @@ def fails(machine: type[RuleBasedStateMachine] = LedgerMachine) -> bool:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=200, stateful_step_count=30, deadline=None, database=None,
+                max_examples=2000, stateful_step_count=30, deadline=None, database=None,
                 print_blob=False, phases=(Phase.generate,),  # the smallest example is not needed
             ),
         )  # fmt: skip

@@ -146,7 +146,7 @@ class DivergenceFilter(PrivacyFilter):
 
     def is_return_allowed(
         self,
-        plan: StepPlan,
+        plan: StepPlan,  # noqa: ARG002
         charge: Charge,
         granted: int,
         returned: Amounts,

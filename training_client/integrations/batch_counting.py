@@ -4,9 +4,10 @@ A step is charged as one of a batch drawn for it alone. Several steps of one bat
 records and cost far more than is charged. A batch without a step reveals its records if they are
 the reason; no further batch is drawn then.
 
-Importing this module makes Opacus' samplers count (see `patches`). In distributed training a rank's
-empty batches are drawn too: Opacus drops them, so that a step would be missing exactly if the one
-record of a batch were.
+Importing this module makes Opacus' samplers count (see `patches`). They then draw from a generator
+that the operating system seeds, since batches must be secret (see `secret_generators`). In
+distributed training a rank's empty batches are drawn too: Opacus drops them, so that a step would
+be missing exactly if the one record of a batch were.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from training_client.errors import NoGuaranteeError
 from training_client.integrations.opacus_checks import find_poisson_sampler, hold_to_charged_rate
 from training_client.integrations.patches import replace_sampler_iteration
 from training_client.integrations.prefetching import count_prefetched_batches
+from training_client.integrations.secret_generators import find_generator
 
 DrawBatches = Callable[[Any], Iterator[Any]]
 
@@ -96,6 +98,21 @@ def _require_steps(sampler: Any) -> None:
         )
 
 
+def _draw_batches(sampler: Any) -> Iterator[list[int]]:
+    """Draw batches as Opacus does, from a secret generator."""
+    for _ in range(sampler.steps):
+        yield _draw_mask(sampler, sampler.num_samples).nonzero().flatten().tolist()
+
+
+def _draw_mask(sampler: Any, records: int) -> torch.Tensor:
+    """Draw for each record whether it is in the batch."""
+    # one generator for all samplers, and not an attribute of them: accelerate would copy its state
+    # to all ranks, and checkpoints could contain it
+    generator = find_generator(sampler.generator, torch.device("cpu"))
+    draws: torch.Tensor = torch.rand(records, generator=generator, device="cpu")
+    return draws < float(sampler.sample_rate)
+
+
 def _draw_with_empty_batches(sampler: Any) -> Iterator[torch.Tensor]:
     """Draw a rank's batches as Opacus does, but without dropping the empty ones."""
     order = torch.arange(sampler.total_size)
@@ -104,11 +121,11 @@ def _draw_with_empty_batches(sampler: Any) -> Iterator[torch.Tensor]:
         order = torch.randperm(sampler.total_size, generator=shared)
     own = order[sampler.rank : sampler.total_size : sampler.num_replicas]
     for _ in range(sampler.num_batches):
-        yield own[torch.rand(len(own), generator=sampler.generator) < sampler.sample_rate]
+        yield own[_draw_mask(sampler, len(own))]
 
 
 for _sampler_class, _draw in (
-    (UniformWithReplacementSampler, UniformWithReplacementSampler.__iter__),
+    (UniformWithReplacementSampler, _draw_batches),
     (DistributedUniformWithReplacementSampler, _draw_with_empty_batches),
 ):
     replace_sampler_iteration(

@@ -1,8 +1,9 @@
 """Reads a run's plan off Opacus' own objects, and refuses what no guarantee covers.
 
-A guarantee assumes three things that different objects hold: the sampler draws each record with the
-same probability, the optimizer clips and adds noise, and each step sees one batch. The objects
-themselves are read, so that the plan that is charged is what really runs.
+A guarantee assumes four things that different objects hold: the sampler draws each record with the
+same probability, the optimizer clips and adds noise, each step sees one batch, and nobody can
+compute the noise or the batches. The objects themselves are read, so that the plan that is charged
+is what really runs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from opacus.utils.uniform_sampler import (
 
 from training_client.errors import NoGuaranteeError
 from training_client.integrations.patches import replace_sample_rate
+from training_client.integrations.secret_generators import require_secret_generators
 from training_client.integrations.split_batches import find_skip_queue
 from training_client.plan import Plan
 from training_client.private_step.single_process import world_size
@@ -47,6 +49,7 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
     """
     sampler = find_poisson_sampler(loader)
     require_private_optimizer(optimizer)
+    require_secret_generators(optimizer, sampler)
     return Plan(
         dataset_size=int(getattr(sampler, "total_size", sampler.num_samples)),
         sample_rate=hold_to_charged_rate(sampler),

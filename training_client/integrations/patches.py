@@ -139,7 +139,8 @@ def replace_sampler_iteration(
 
     A step is charged as one of a batch drawn for it alone, and a batch without a step can reveal a
     record: the sampler is the only object that knows how many batches were drawn. Opacus also drops
-    the empty batches of a rank, and with them a step that depends on a single record.
+    the empty batches of a rank, and with them a step that depends on a single record. It draws from
+    PyTorch's default generator, which programs and frameworks seed.
 
     Args:
         sampler_class: one of Opacus' two samplers.
@@ -149,6 +150,29 @@ def replace_sampler_iteration(
     sampler_class.__iter__ = iterate
     for name, value in counters.items():
         setattr(sampler_class, name, value)
+
+
+@_register_patch(
+    "opacus",
+    "opacus.optimizers:optimizer._generate_noise",
+    "opacus.optimizers:ddp_perlayeroptimizer._generate_noise",
+)
+def replace_noise_draws(
+    wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]],
+) -> None:
+    """Replace the function that draws noise for Opacus' optimizers.
+
+    Without a generator it draws from PyTorch's default one, which programs and frameworks seed. An
+    optimizer's `generator` cannot be set instead: one class ignores it, and a model may have
+    parameters on several devices.
+
+    Args:
+        wrap: makes the new function of the old one.
+    """
+    from opacus.optimizers import ddp_perlayeroptimizer, optimizer
+
+    for module in (optimizer, ddp_perlayeroptimizer):
+        module._generate_noise = wrap(module._generate_noise)
 
 
 @_register_patch("opacus", "opacus.utils.uniform_sampler:UniformWithReplacementSampler.sample_rate")

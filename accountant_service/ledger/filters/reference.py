@@ -31,6 +31,7 @@ from accountant_service.errors import (
 )
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import ExchangeUndecidedError, UnsuitableReferenceError
+from accountant_service.ledger.filters import renyi
 from accountant_service.ledger.filters.base import (
     Amounts,
     Charge,
@@ -280,8 +281,17 @@ class ReferenceFilter(PrivacyFilter):
             ratio = math.log(max(found, 1e-30) / self.epsilon)
             return min(ratio, 0.0) if found <= self.epsilon else max(ratio, 5e-324)
 
-        found = search.find_largest_integer(log_ratio, COUNT_MAX)
+        guess = min(max(2 * self._count_by_renyi(step), 1), COUNT_MAX)
+        found = search.find_largest_integer(log_ratio, COUNT_MAX, guess)
         return COUNT_MAX if found is None else found
+
+    def _count_by_renyi(self, step: CanonicalForm) -> int:
+        """Return the number of steps that a Rényi filter admits: fewer, and quickly computed."""
+        try:
+            policy = renyi.choose_filter(self.epsilon, self.delta, self.relation, step)
+            return policy.count_steps(policy.step_costs(step), policy.nothing) or 0
+        except AccountingError:
+            return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
         """Return the ε of a composition at the δ without the slack; infinite if none is finite.

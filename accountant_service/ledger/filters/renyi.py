@@ -146,7 +146,7 @@ class DivergenceFilter(PrivacyFilter):
 
     def is_return_allowed(
         self,
-        plan: StepPlan,  # noqa: ARG002
+        plan: StepPlan,
         charge: Charge,
         granted: int,
         returned: Amounts,

@@ -474,7 +474,9 @@ def test_caps_over_http(web: Web) -> None:
     )
     status, key = web.ask(admin, "POST", "/v1/keys", {"scopes": ["run"], "team": "vision"})
     assert (status, key["team"]) == (201, "vision")
+    run = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1}
     body = {"name": "d", "size": 1000, "budget": BUDGET, "filter": "renyi"}
+    body["planned_mechanism"] = run
     assert web.ask(owner, "POST", "/v1/datasets", body)[0] == 201
     cap = "/v1/datasets/d/caps/teams/vision"
     expected = {"team": "vision", "key": None, "share": 0.3, "share_taken": 0.0}
@@ -536,7 +538,9 @@ def test_a_bound_owner_caps_keys_of_its_dataset_only(web: Web) -> None:
 
 def test_the_page_of_keys_shows_teams_and_caps(web: Web) -> None:
     admin = web.keys.create([Scope.ADMIN])[0]
+    run = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1}
     body = {"name": "d", "size": 1000, "budget": BUDGET, "filter": "renyi"}
+    body["planned_mechanism"] = run
     web.ask(admin, "POST", "/v1/datasets", body)
     web.ask(admin, "PUT", "/v1/datasets/d/caps/teams/vision", {"share": 0.25})
     shown = web.http.get("/sign-in").text

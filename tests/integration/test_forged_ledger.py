@@ -611,9 +611,16 @@ def test_believing_recorded_charges_would_be_caught(
 ) -> None:
     """It is the domination, decided anew, that finds a run charged half from end to end."""
     entries = undercharged(copy.deepcopy(reference_forger.entries))
-    assert reference_forger.forged(entries).faults
+    assert any("less than the plan costs" in each for each in _faults(reference_forger, entries))
     monkeypatch.setattr(ReferenceFilter, "is_charge_sufficient", lambda *_: True)
-    assert reference_forger.forged(entries).faults == []
+    assert not any(
+        "less than the plan costs" in each for each in _faults(reference_forger, entries)
+    )
+
+
+def _faults(forger: ReferenceForger, entries: Entries) -> list[str]:
+    """Return the faults that are found in forged entries."""
+    return forger.forged(entries).faults
 
 
 def test_numbers_that_no_dataset_may_have_are_named(forger: Forger) -> None:

@@ -419,8 +419,8 @@ def test_a_budget_is_counted_in_steps(admin: Person, run: str) -> None:
     assert "DP-SGD, q = 0.01, σ = 1.1, Poisson sampling" in text
     budget = re.search(r"budget</dt><dd>(\d+) steps", text)
     assert budget
-    assert int(steps[1]) + 30 == int(budget[1])
-    spent = re.search(r'spent</dt><dd>30 steps <span class="hint">ε ≤ ([\d.]+)', text)
+    assert int(steps[1]) + 90 == int(budget[1])
+    spent = re.search(r'spent</dt><dd>90 steps <span class="hint">ε ≤ ([\d.]+)', text)
     rows = re.findall(r"<td data-value=[^>]*>[^<]*</td><td>([^<]*)</td><td>([^<]*)</td>", text)
     assert spent
     assert (rows[0], rows[-1]) == (("0", "0"), (spent[1], spent[1]))

@@ -181,7 +181,10 @@ class AsyncLedger:
         """Return a run's granted steps, and what is free again if it ends after these."""
         returned = run.returned
         if returned is None:
-            returned = await self._calculate(key, plans.compute_return, dataset.policy, run)
+            try:
+                returned = await self._calculate(key, plans.compute_return, dataset.policy, run)
+            except TooExpensiveError:  # the run ends all the same
+                returned = run.charge.least_returned(run.steps_granted)
         return run.steps_granted, returned
 
     async def steps_left(

@@ -72,6 +72,10 @@ class Charge(ABC):
         None if that takes a computation: see `PrivacyFilter.compute_return`.
         """
 
+    def least_returned(self, granted: int) -> Amounts:
+        """Return the amounts that are free again even if no computation decides that more are."""
+        return self.held(granted)
+
     @abstractmethod
     def entry_fields(self) -> Json:
         """Return the fields of a ledger entry that record this charge."""

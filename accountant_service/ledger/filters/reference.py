@@ -99,6 +99,11 @@ class ExchangeCharge(Charge):
             return self.held(granted)
         return None
 
+    def least_returned(self, granted: int) -> Amounts:
+        """Return the amounts that are free again without an exchange back."""
+        known = self.returned(granted)
+        return (0, self.return_slack) if known is None else known
+
     def entry_fields(self) -> Json:
         """Return the reference steps and the slack of both exchanges."""
         return {
@@ -379,7 +384,7 @@ class ReferenceFilter(PrivacyFilter):
                 )
         except ExchangeUndecidedError:
             found = 0
-        return found, 0 if found else charge.return_slack
+        return (found, 0) if found else charge.least_returned(granted)
 
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
         """Return the most steps of the plan's kind that the free reference steps dominate."""

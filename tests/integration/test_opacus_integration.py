@@ -176,6 +176,17 @@ def test_a_loader_that_is_not_poisson_is_refused(transport: Any, asked: list[Any
     assert asked == []
 
 
+def test_empty_batches_filled_with_random_records_are_refused(
+    transport: Any, asked: list[Any]
+) -> None:
+    """With one record more the batch is that record: sums differ by up to twice the clip norm."""
+    integration.connect(transport=transport)
+    model, optimizer, loader, _ = program(noise_multiplier=1.0, rand_on_empty=True)
+    with pytest.raises(NoGuaranteeError, match="rand_on_empty"):
+        train(model, optimizer, loader, 1)
+    assert asked == []
+
+
 @pytest.mark.parametrize(
     ("private", "message"),
     [

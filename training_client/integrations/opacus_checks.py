@@ -48,6 +48,7 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
         NoGuaranteeError: no plan describes them; the message says what to change.
     """
     sampler = find_poisson_sampler(loader)
+    _require_empty_batches(loader)
     require_private_optimizer(optimizer)
     require_secret_generators(optimizer, sampler)
     return Plan(
@@ -56,6 +57,19 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
         clip_norm=float(optimizer.max_grad_norm),
         noise_multiplier=float(optimizer.noise_multiplier),
     )
+
+
+def _require_empty_batches(loader: Any) -> None:
+    """Refuse a loader that puts a random record into an empty batch.
+
+    With one record more the batch is that record's: both sums are clipped to C, so they may differ
+    by 2C, and C is charged.
+    """
+    if getattr(getattr(loader, "collate_fn", None), "rand_on_empty", False):
+        raise NoGuaranteeError(
+            "the loader fills empty batches with a random record, which no guarantee covers: call "
+            "make_private without rand_on_empty=True"
+        )
 
 
 def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:

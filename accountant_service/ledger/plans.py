@@ -32,6 +32,7 @@ _NOISE_MULTIPLIER_MIN: Final = 0.01
 _NOISE_SECONDS_MAX: Final = 3.0
 _PREVIEW_SECONDS_MAX: Final = 5.0  # after it no further run is begun
 _PLAN_BYTES_MAX: Final = 1 << 17
+_NEVER_ADMITTED: Final = 10**15  # an amount beyond any budget
 # σ and q of ordinary runs: a new budget is described by how many of their steps it admits
 _ORDINARY_RUNS: Final = tuple(
     DpSgd(1.1, sample_rate=sample_rate, steps=1) for sample_rate in (0.001, 0.01, 0.1)
@@ -295,7 +296,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
     _require_dataset_size(dataset.size, mechanism)
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.replaced_by(plan, taken)
-    charged = policy.compute_charge(plan, taken).reserved
+    charged = _compute_charge_if_decided(policy, plan, taken)
     after = add(taken, charged)
     fits = policy.admits(after) and all(fits_cap(policy, use, charged) for use in caps)
     try:
@@ -304,8 +305,8 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
         guarantee = None
     return Quote(
         fits,
-        policy.count_affordable_steps(plan, _restrict(policy, taken, caps)),
-        policy.count_affordable_steps(plan, policy.nothing),
+        _count_steps_if_decided(policy, plan, _restrict(policy, taken, caps)),
+        _count_steps_if_decided(policy, plan, policy.nothing),
         find_least_noise_multiplier(dataset, mechanism, caps),
         policy.epsilon_of(after) if fits else None,
         policy.share_of(charged) if fits else None,
@@ -313,6 +314,22 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
         policy,
         guarantee,
     )
+
+
+def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
+    """Return the amounts of a plan; more than any budget has if they are not decided in time."""
+    try:
+        return policy.compute_charge(plan, taken).reserved
+    except ExchangeUndecidedError:
+        return tuple(_NEVER_ADMITTED for _ in policy.nothing)
+
+
+def _count_steps_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> int | None:
+    """Return the most steps that are known to fit: 0 if that is not decided in time."""
+    try:
+        return policy.count_affordable_steps(plan, taken)
+    except ExchangeUndecidedError:
+        return 0
 
 
 def _restrict(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
@@ -358,7 +375,7 @@ def find_affordable(
     """
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.replaced_by(plan, taken)
-    steps = policy.count_affordable_steps(plan, _restrict(policy, taken, caps))
+    steps = _count_steps_if_decided(policy, plan, _restrict(policy, taken, caps))
     return steps, find_least_noise_multiplier(dataset, mechanism, caps)
 
 

@@ -123,6 +123,8 @@ def fewest_repetitions(
     evident = unproved + 1 if unproved < most else None
     if not slack > 0 or not step or evident == 1 or _is_multiple(block, step):
         return evident
+    if evident is None and not dominates(_repeat(step, most), block, slack, deadline):
+        return None
     fixed = _Repeated(block)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
@@ -130,9 +132,8 @@ def fewest_repetitions(
         return _excess(_Repeated(step, numbers), fixed, slack, deadline)
 
     guess = max(_moment_ratios(block, step, slack))
-    top = most + 1 if evident is None else evident
-    found = _search(excess, guess, bad=0, good=top)
-    return found if found <= most else None
+    proved = most if evident is None else evident
+    return _search(excess, guess, bad=0, good=proved)
 
 
 def most_repetitions(
@@ -444,7 +445,7 @@ def _search(
         try:
             found, is_narrow = excess(numbers)
         except TimeoutError:
-            if good == first:
+            if good == first == 0:
                 raise
             break  # a number that was proved is an answer
         before = (bad, good)

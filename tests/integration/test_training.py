@@ -37,7 +37,7 @@ def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     return Bench(api, tmp_path / "run", monkeypatch)
 
 
-NOTHING = {"epsilon": 0.0, "reference_steps": 0, "slack": 0.0}  # of a budget
+NOTHING = {"epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0}  # of a budget
 PCA = ("--pca", "3", "--pca-noise", "4")
 
 

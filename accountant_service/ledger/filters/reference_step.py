@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from accountant_service.ledger.step_plan import StepPlan
-from accountant_service.mechanisms import (
-    Atom,
-    CanonicalForm,
-    FixedSizeSampled,
-    Gaussian,
-    Laplace,
-    Mechanism,
-    PoissonSampled,
-)
+from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism
 
 _STEPS: Final = 10**6  # of a budget that is counted in parts of a Gaussian release
 
@@ -21,8 +13,7 @@ _STEPS: Final = 10**6  # of a budget that is counted in parts of a Gaussian rele
 def choose_reference_step(plan: StepPlan) -> Mechanism:
     """Return the reference step that suits a plan: small, so that little is lost by whole numbers.
 
-    It is the plan's own step if that is a single release. Of a step with several releases it is
-    the release that is made most often.
+    It is the plan's own step, or the one Gaussian release that is equivalent to it.
 
     Args:
         plan: with at least one release.
@@ -31,10 +22,7 @@ def choose_reference_step(plan: StepPlan) -> Mechanism:
     if is_unsampled_gaussian(plan.step):
         precision = sum(count / atom.noise_multiplier**2 for atom, count in counts)
         return Gaussian(precision**-0.5)
-    if len(counts) == 1 and counts[0][1] == 1:
-        return plan.step_mechanism
-    most_frequent, _ = max(counts, key=lambda pair: pair[1])
-    return _release_of(most_frequent) or plan.step_mechanism
+    return plan.step_mechanism
 
 
 def divide_gaussian_step(step: Gaussian, steps: int) -> Gaussian:
@@ -57,16 +45,3 @@ def is_unsampled_gaussian(*steps: CanonicalForm) -> bool:
         for step in steps
         for atom, _ in step.atom_counts
     )
-
-
-def _release_of(atom: Atom) -> Mechanism | None:
-    """Return a mechanism that makes one release, or None if it has no description of its own."""
-    if atom.noise == "mixture" or atom.sampling == "shuffled":
-        return None
-    noise = Gaussian if atom.noise == "gaussian" else Laplace
-    release: Mechanism = noise(atom.noise_multiplier)
-    if atom.sampling == "poisson":
-        return PoissonSampled(atom.sample_rate, release)
-    if atom.sampling == "fixed_size" and atom.fixed_sizes:
-        return FixedSizeSampled(*atom.fixed_sizes, release)
-    return release

@@ -339,10 +339,10 @@ _STEP: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, 
 _ACCOUNTING: Final = {
     "filter": "reference",
     "reference": _STEP,
-    "reference_steps": 3711,
+    "reference_steps": 3712,
     "planned": False,
     "slack_share": 0.001,
-    "description": "reference filter: the budget is 3711 reference steps (DP-SGD, q = 0.01, "
+    "description": "reference filter: the budget is 3712 reference steps (DP-SGD, q = 0.01, "
     "σ = 1.1, Poisson sampling); any other run is exchanged for as many of them as dominate it, "
     "within 0.1 % of δ as slack",
     "scope": "filter_budget",
@@ -363,7 +363,7 @@ _ADMITTED: Final = {"step": _STEP, "steps": 3708}
 _NEW_DATASET: Final = _DATASET | {
     "spent": {"epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0},
     "held": {"epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0},
-    "remaining": {"epsilon": 3.0, "share": 1.0, "reference_steps": 3711, "slack": 1.0},
+    "remaining": {"epsilon": 3.0, "share": 1.0, "reference_steps": 3712, "slack": 1.0},
     "accounting": _ACCOUNTING | {"planned": True},
     "version": 1,
     "admits": [_ADMITTED],

@@ -172,7 +172,7 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "briefly", "title"),
     [
-        ("python benchmarks/ledger_cost.py", "", "Steps that the filter admits"),
+        ("python benchmarks/ledger_cost.py", "", "Steps that each filter admits"),
         ("python benchmarks/products.py", "", "600 examples"),
         (
             "python benchmarks/training_step.py",

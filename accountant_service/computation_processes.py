@@ -11,6 +11,8 @@ the pool replaces it.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import logging
 import math
 import os
@@ -23,12 +25,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from accountant_service.errors import CodedError, TooExpensiveError
 from accountant_service.fork_server import FORK_SERVER
+from accountant_service.numerics.laws.characteristic_function import tilted_loss
+from accountant_service.numerics.laws.windowed_loss import cached_windowed_loss
 
 _LOG: Final = logging.getLogger(__name__)
 _SIGNAL_INTERVAL_SECONDS: Final = 0.1  # the signal is repeated, in case one is swallowed
@@ -204,12 +208,12 @@ def _run_task(function: Callable[..., Any], arguments: tuple[Any, ...], seconds:
     """Run one task within the CPU limit, and return its value or exception."""
     try:
         with _cpu_deadline(seconds):
-            value = function(*arguments)
-        return _Outcome(value, exits=_resident_bytes() > _EXITS_ABOVE_BYTES)
+            outcome = _Outcome(function(*arguments))
     except (_DeadlineError, MemoryError):
         return _Outcome(error=_create_limit_error(seconds), exits=True)
     except Exception as error:
-        return _Outcome(error=error if _can_be_sent(error) else _describe_without_values(error))
+        outcome = _Outcome(error=error if _can_be_sent(error) else _describe_without_values(error))
+    return replace(outcome, exits=not _reduce_memory())
 
 
 def _create_limit_error(seconds: float) -> TooExpensiveError:
@@ -260,6 +264,22 @@ def _set_limit(kind: int, value: int) -> None:
     """Set a soft resource limit of this process, which may be raised again later."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _reduce_memory() -> bool:
+    """Reduce this process's memory if it is large; return whether it may go on afterwards.
+
+    The caches of large laws are emptied. The caches of answers stay, because a question for more
+    digits starts from them.
+    """
+    if _resident_bytes() <= _EXITS_ABOVE_BYTES:
+        return True
+    cached_windowed_loss.cache_clear()
+    tilted_loss.cache_clear()
+    gc.collect()
+    with suppress(OSError, AttributeError):  # the C library keeps freed memory, and not all trim
+        ctypes.CDLL(None).malloc_trim(0)
+    return _resident_bytes() <= _EXITS_ABOVE_BYTES
 
 
 def _resident_bytes() -> int:

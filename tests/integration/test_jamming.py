@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from starlette.types import Message
 
+from accountant_service import computation_processes
 from accountant_service.api import routes
 from accountant_service.api.computation_cache import (
     PARSED_HERE_BYTES_MAX,
@@ -32,6 +34,7 @@ from accountant_service.fork_server import FORK_SERVER
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import BudgetExhaustedError
 from accountant_service.metrics import Metrics
+from accountant_service.numerics.laws.windowed_loss import Window, cached_windowed_loss
 from accountant_service.settings import Settings
 from tests.support.databases import database
 from tests.support.helpers import gaussian, run
@@ -114,6 +117,37 @@ def test_the_deadline_counts_the_time_of_one_computation_alone(processes: Proces
             await processes.run(busy_for, 0.1)
 
     asyncio.run(many())
+
+
+def test_a_process_whose_laws_fill_its_memory_empties_their_caches_and_goes_on() -> None:
+    processes = ProcessPool(1, seconds=60, niceness=0)
+
+    async def fill_and_look() -> tuple[int, int, int, int, int]:
+        before, _, _ = await processes.run(describe_process)
+        filled_bytes = await processes.run(fill_the_cache_of_laws)
+        return before, filled_bytes, *await processes.run(describe_process)
+
+    try:
+        before, filled_bytes, after, left_bytes, laws = asyncio.run(fill_and_look())
+    finally:
+        processes.close()
+    assert filled_bytes > computation_processes._EXITS_ABOVE_BYTES >= left_bytes
+    assert (after, laws) == (before, 0)
+
+
+def fill_the_cache_of_laws() -> int:
+    for place in range(16):
+        law = cached_windowed_loss(1e-8, 2.0 + place / 100, (Window(1.0, 0.1, 1),), 2.0)
+        law.kept = np.ones(2 << 20)  # type: ignore[attr-defined]
+    return computation_processes._resident_bytes()
+
+
+def describe_process() -> tuple[int, int, int]:
+    return (
+        os.getpid(),
+        computation_processes._resident_bytes(),
+        cached_windowed_loss.cache_info().currsize,
+    )
 
 
 def busy_for(seconds: float) -> None:

@@ -84,7 +84,7 @@ class StepCounter:
             require_allowed(step)
 
     def take(self, step: int, require_allowed: Callable[[int], None]) -> None:
-        """Take a step, or raise if that is not allowed; arguments and errors as of `check`."""
+        """Take a step, which can be taken once; raise as `check` does if that is not allowed."""
         with self._lock_for_new_step(step):
             require_allowed(step)
             self.last = step
@@ -145,14 +145,14 @@ class Allowance(ABC):
         return []
 
     def give_up(self) -> None:  # noqa: B027 - without a ledger there is nothing to free
-        """Free budget that is reserved and not granted."""
+        """Release the reserved budget of steps that were not granted."""
 
     def count_resumed(self, steps: int) -> int:
-        """Return how many of a resumed checkpoint's `steps` to count as made already."""
+        """Return how many of a checkpoint's `steps` count as made when the run is resumed."""
         return steps
 
     def allow(self, step: int) -> None:
-        """Raise unless a step may be made; may be called repeatedly.
+        """Raise unless the budget covers a step; the step is not taken.
 
         Args:
             step: the step's number, counted from 1.
@@ -165,12 +165,12 @@ class Allowance(ABC):
         self._counter.check(step, self._require_allowed)
 
     def take(self, step: int) -> None:
-        """Take a step, so that no other run can, or raise; arguments and errors as of `allow`."""
+        """Take a step, so that no other run can take it; raise as `allow` does."""
         self._counter.take(step, self._require_allowed)
 
     @abstractmethod
     def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of a run that stopped after `steps` steps: that of its whole plan.
+        """Return the guarantee of a run that made `steps` steps; it covers the whole plan.
 
         The decision to stop may depend on results, so the guarantee of the steps made alone would
         claim too small an ε.
@@ -264,7 +264,7 @@ class Budget(Allowance):
             )
 
     def _allow_up_to(self, ahead: int) -> None:
-        """Allow the steps up to `ahead`, or up to the last that fits."""
+        """Allow the steps up to number `ahead`, or fewer if these do not fit the budget."""
         found = self._guarantee_if_fits(ahead)
         if found is None:
             ahead, found = self._find_last_fitting(self.allowed, ahead)
@@ -272,7 +272,7 @@ class Budget(Allowance):
             self.allowed, self.spent = ahead, found.epsilon
 
     def _close_plan(self) -> int:
-        """Return the last step that the plan covers, and allow none after it from now on."""
+        """Fix the plan's last step: return it, and allow no later step from now on."""
         if self._plan_end is None:
             self._plan_end = self._find_plan_end()
         return self._plan_end
@@ -301,7 +301,11 @@ class Budget(Allowance):
         return found if found.epsilon <= self.epsilon else None
 
     def _find_last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
-        """Bisect for the last step within ε, between `fits`, which is, and `refused`, which is not.
+        """Find by bisection the last step within ε, from one that fits and one that does not.
+
+        Args:
+            fits: a number of steps that fit.
+            refused: a larger number of steps that do not fit.
 
         Returns:
             The step, and its guarantee if the step is not `fits` itself.
@@ -352,7 +356,7 @@ class LedgerBudget(Allowance):
     spent: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """Continue after the steps that the ledger granted already.
+        """Check the reservation, and continue after the steps that the ledger has granted.
 
         Raises:
             NoGuaranteeError: the reservation is not for the plan's steps.
@@ -380,13 +384,13 @@ class LedgerBudget(Allowance):
         return [self.service.certificate(self.service.commit(each)) for each in granted]
 
     def give_up(self) -> None:
-        """Free budget that is reserved and not granted; if that fails, the lease frees it later."""
+        """Release the budget of steps not granted; if that fails, the lease's end frees it."""
         for each in (self.reservation, *self.releases):
             with suppress(ServiceError):
                 self.service.release(each, patience_seconds=_RELEASE_PATIENCE_SECONDS)
 
     def count_resumed(self, steps: int) -> int:  # noqa: ARG002
-        """Return 0: the ledger knows which steps were made, whatever a checkpoint says."""
+        """Return 0: the ledger's count of steps is used, not the checkpoint's."""
         return 0
 
     @property
@@ -395,7 +399,7 @@ class LedgerBudget(Allowance):
         return self.reservation.steps_granted
 
     def _require_allowed(self, step: int) -> None:
-        """Raise unless the step is granted; let the ledger charge the next block if needed."""
+        """Raise unless the ledger granted the step; request the next block of steps if needed."""
         held = self.reservation
         if held.state == _OPEN and time.monotonic() - self._renewed_at > self.renew_seconds:
             self._renew()
@@ -414,7 +418,7 @@ class LedgerBudget(Allowance):
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
 
     def _adapt_block(self) -> None:
-        """Enlarge the block if asking for the last one took too large a share of the time."""
+        """Enlarge the block of steps if the last request took too large a share of the run time."""
         if self._last_grant is None:
             return
         (granted_at, seconds), self._last_grant = self._last_grant, None
@@ -434,7 +438,7 @@ class LedgerBudget(Allowance):
         return [(steps, self.planned_guarantee(steps).epsilon)]
 
     def _renew(self) -> None:
-        """Renew the lease.
+        """Renew the reservation's lease.
 
         Raises:
             NoGuaranteeError: another run was granted steps of this reservation.

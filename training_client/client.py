@@ -61,7 +61,7 @@ class Guarantee:
 
     @classmethod
     def from_json(cls, document: Any) -> Guarantee:
-        """Parse a guarantee.
+        """Parse a guarantee from a response's JSON.
 
         Raises:
             ServiceConfusedError: a field is missing or out of range.
@@ -125,7 +125,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The answer to whether a run fits a dataset's remaining budget.
+    """A quote: if a run fits a dataset's remaining budget, its share of it, and what else fits.
 
     Attributes:
         fits: True if the whole run fits.
@@ -573,7 +573,7 @@ def _finite_number(answer: Json, name: str) -> float:
 
 
 def _require_within_target(guarantee: Guarantee, epsilon: float, delta: float) -> None:
-    """Reject a solution whose own guarantee exceeds the target.
+    """Raise if the guarantee of the service's solution exceeds the target (ε, δ).
 
     Raises:
         ServiceConfusedError: its ε or δ is larger.

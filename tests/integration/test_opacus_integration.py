@@ -237,17 +237,17 @@ def test_no_record_is_drawn_more_often_than_is_charged(
     sampler = UniformWithReplacementSampler(num_samples=2**24, sample_rate=rate, steps=1)
     as_it_was = len(next(iter(sampler)))
     for _ in range(2):
-        assert opacus_checks.hold_to_charged_rate(sampler) == rate
+        assert opacus_checks.round_down_sample_rate(sampler) == rate
     drawn = len(next(iter(sampler)))
     assert drawn == math.floor(rate * 2**24) <= as_it_was
     assert as_it_was > rate * 2**24 or drawn == rate * 2**24
     if rate == 1e-4:  # the figure in docs/how-to/frameworks.md
         assert f"{as_it_was / (rate * 2**24) - 1:.3%}" == "0.017%"
     sampler.sample_rate = 0.3  # told another
-    assert opacus_checks.hold_to_charged_rate(sampler) == 0.3
+    assert opacus_checks.round_down_sample_rate(sampler) == 0.3
     sampler.sample_rate = 1e-8
     with pytest.raises(NoGuaranteeError, match="make batches larger"):
-        opacus_checks.hold_to_charged_rate(sampler)
+        opacus_checks.round_down_sample_rate(sampler)
 
 
 def test_what_is_drawn_from_are_numbers_of_24_bits() -> None:

@@ -22,7 +22,7 @@ from opacus.utils.uniform_sampler import (
 )
 
 from training_client.errors import NoGuaranteeError
-from training_client.integrations.opacus_checks import find_poisson_sampler, hold_to_charged_rate
+from training_client.integrations.opacus_checks import find_poisson_sampler, round_down_sample_rate
 from training_client.integrations.patches import replace_sampler_iteration
 from training_client.integrations.prefetching import count_prefetched_batches
 from training_client.integrations.secret_generators import find_generator
@@ -43,7 +43,7 @@ class BatchCounter:
 
     def __init__(self, loader: Any) -> None:
         self._sampler = find_poisson_sampler(loader)
-        hold_to_charged_rate(self._sampler)  # before it draws
+        round_down_sample_rate(self._sampler)  # before it draws
         if not self._sampler.requires_steps:  # batches drawn before belong to no run
             self._sampler.unused = min(self._sampler.unused, self._sampler.prefetched)
             self._sampler.requires_steps = True
@@ -62,18 +62,19 @@ class BatchCounter:
             )
 
     def use_batch(self) -> None:
-        """Count a batch as used by a step, or by one refused for a reason that is not private."""
+        """Count a batch as used: by a step, or by a refusal not caused by private data."""
         self._sampler.unused -= 1
 
     def stop(self) -> None:
-        """Allow batches without a step from now on: the run is over."""
+        """Stop requiring a step for each batch, since the run is over."""
         self._sampler.requires_steps = False
 
 
 def _count_draws(draw: DrawBatches) -> DrawBatches:
-    """Return a sampler's `__iter__` that counts batches, and raises if one had no step."""
+    """Wrap a sampler's `__iter__`: count its batches, and raise if one had no step."""
 
     def draw_and_count(sampler: Any) -> Iterator[Any]:
+        """Draw and count the batches of one pass over the data."""
         if sampler.is_drawing:  # the last pass was abandoned, with the batches prefetched in it
             sampler.unused -= min(sampler.unused, sampler.prefetched)
         sampler.is_drawing, sampler.prefetched = True, count_prefetched_batches()
@@ -87,7 +88,7 @@ def _count_draws(draw: DrawBatches) -> DrawBatches:
 
 
 def _require_steps(sampler: Any) -> None:
-    """Raise, before a batch is drawn, if a batch given to the loop has had no step."""
+    """Raise if an earlier batch had no step; called before the next batch is drawn."""
     missing = sampler.unused - sampler.prefetched
     if sampler.requires_steps and missing > 0:
         raise NoGuaranteeError(
@@ -114,7 +115,7 @@ def _draw_mask(sampler: Any, records: int) -> torch.Tensor:
 
 
 def _draw_with_empty_batches(sampler: Any) -> Iterator[torch.Tensor]:
-    """Draw a rank's batches as Opacus does, but without dropping the empty ones."""
+    """Draw one rank's batches as Opacus does, but keep the empty ones."""
     order = torch.arange(sampler.total_size)
     if sampler.shuffle:
         shared = torch.Generator().manual_seed(sampler.shuffle_seed + sampler.epoch)

@@ -162,6 +162,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         batches = BatchCounter(loader)
 
         def before_step(optimizer: DPOptimizer) -> None:
+            """Check the optimizer's batch and gradients, and charge the step."""
             require_one_batch(optimizer)
             require_no_skipped_steps(optimizer)
             require_full_precision(optimizer)

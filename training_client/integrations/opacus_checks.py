@@ -1,4 +1,4 @@
-"""Reads a run's plan off Opacus' own objects, and refuses what no guarantee covers.
+"""Checks of Opacus' optimizers and loaders: their plan, and settings without a guarantee.
 
 A guarantee assumes four things that different objects hold: the sampler draws each record with the
 same probability, the optimizer clips and adds noise, each step sees one batch, and nobody can
@@ -53,7 +53,7 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
     require_secret_generators(optimizer, sampler)
     return Plan(
         dataset_size=int(getattr(sampler, "total_size", sampler.num_samples)),
-        sample_rate=hold_to_charged_rate(sampler),
+        sample_rate=round_down_sample_rate(sampler),
         clip_norm=float(optimizer.max_grad_norm),
         noise_multiplier=float(optimizer.noise_multiplier),
     )
@@ -120,8 +120,8 @@ def find_poisson_sampler(loader: Any) -> Any:
     return sampler
 
 
-def hold_to_charged_rate(sampler: Any) -> float:
-    """Round a sampler's rate down to one that it draws exactly; return the charged rate q.
+def round_down_sample_rate(sampler: Any) -> float:
+    """Round a sampler's rate down to one it draws with exactly; return the rate that is charged.
 
     Opacus draws a record if one of 2²⁴ equally likely numbers is below q, which rounds q up: at
     q = 1e-4 it draws 0.017 % more than is charged. It draws exactly with multiples of 2⁻²⁴, so its
@@ -193,7 +193,7 @@ def require_one_batch(optimizer: DPOptimizer) -> None:
 
 
 def require_no_skipped_steps(optimizer: DPOptimizer) -> None:
-    """Refuse a step that accumulates skipped ones, unless a splitting loader completes a batch.
+    """Refuse a step that adds up several batches by `signal_skip_step`; parts of one are allowed.
 
     Opacus does not count skipped steps; it knows only whether the last one was skipped.
 

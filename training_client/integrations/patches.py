@@ -121,6 +121,7 @@ def _register_patch(library: str, *targets: str) -> Callable[[_F], _F]:
     """Return a decorator that records a function, and what it patches, in `PATCHES`."""
 
     def register(function: _F) -> _F:
+        """Record the function as a patch, and return it unchanged."""
         PATCHES.append(Patch(function.__name__, library, targets))
         return function
 
@@ -253,7 +254,10 @@ def check_before_grad_scaler(check: Callable[[Any, Any], None]) -> None:
     """
 
     def checked(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of `GradScaler` with the check before it."""
+
         def method(scaler: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
+            """Call `check`, then the original method."""
             check(scaler, optimizer)
             return original(scaler, optimizer, *arguments, **options)
 

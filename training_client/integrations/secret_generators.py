@@ -66,7 +66,7 @@ def _is_fresh(generator: Any) -> bool:
 
 
 def _draw_secretly(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return Opacus' function that draws noise, with a secret generator in place of the default."""
+    """Wrap Opacus' function that draws noise: its default generator becomes a secret one."""
 
     def draw_noise(
         std: float,

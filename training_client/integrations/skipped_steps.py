@@ -1,4 +1,4 @@
-"""Refusals of everything that skips a step after its batch was drawn.
+"""Refuses settings and gradients that would skip a step after its batch was drawn.
 
 A step that is skipped because of a record (its gradient overflowed, or its batch was empty) reveals
 that record: the parameters stay as they were, and no noise hides that.

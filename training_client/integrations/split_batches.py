@@ -77,7 +77,7 @@ class PhysicalBatchTracker:
         self._given = 0
 
     def require_last_used(self, optimizer: DPOptimizer, loader: Any) -> None:
-        """Raise if the previous physical batch had no step; call it for each, before its step.
+        """Raise if the previous physical batch had no step; call this before each step.
 
         Raises:
             NoGuaranteeError: the one before had no step.
@@ -107,7 +107,7 @@ def require_finished_batch(optimizer: DPOptimizer) -> None:
 
 
 def require_no_batch_limit(loader: Any, limit: str | None) -> None:
-    """Refuse a limit of steps or batches by which a framework would count physical batches.
+    """Refuse a framework's limit of steps or batches if the loader splits batches.
 
     Args:
         loader: the training loader.
@@ -129,7 +129,7 @@ def _is_splitting(loader: Any) -> bool:
 
 
 def _iterate_pass(sampler: Any) -> Iterator[Any]:
-    """Iterate as `BatchSplittingSampler` does, from a fresh start and with checks."""
+    """Iterate over physical batches as Opacus' `BatchSplittingSampler` does, and check each."""
     require_finished_batch(sampler.optimizer)
     queue, prefetched = SkipQueue(), count_prefetched_batches()
     reset_accumulation(sampler.optimizer, queue)

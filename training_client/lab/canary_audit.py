@@ -22,7 +22,7 @@ _EPSILON_MAX: Final = 50.0
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The result of an audit.
+    """The result of a canary audit: a lower bound on ε, and the guesses behind it.
 
     Attributes:
         epsilon_lower: a lower bound on the run's ε, at the confidence asked for.

@@ -139,7 +139,7 @@ def _unreadable(folder: Path, reason: str) -> DataError:
 
 
 def _require_known(recipe: Recipe) -> None:
-    """Raise if the model, the optimizer or its state is unknown."""
+    """Raise if a checkpoint's recipe names an unknown model, optimizer or optimizer state."""
     if recipe.model not in MODELS:
         raise ValueError(f"unknown model {recipe.model!r}: there are {', '.join(MODELS)}")
     entry = OPTIMIZERS.get(recipe.optimizer)

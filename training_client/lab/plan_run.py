@@ -241,14 +241,14 @@ def _find_fitting_plan(
 
 
 def _describe_whole_budget(quote: Quote) -> str:
-    """Return the end of a message: how many more steps would fit as the budget's only run."""
+    """Return a sentence: how many steps would fit the whole budget, if more than fit the rest."""
     if quote.steps is None or quote.steps_alone is None or quote.steps_alone <= quote.steps:
         return ""
     return f". As the only run of the whole budget, {quote.steps_alone} would"
 
 
 def _describe_rest(share: float, affordable: int | None, steps: int) -> str:
-    """Return a message: the share of the budget that a run takes, and what fits after it."""
+    """Return a sentence: the share of the budget that a run takes, and the steps that then fit."""
     taken = f"It takes {format_upper_bound(100 * share)} % of the dataset's budget"
     if affordable is None:
         return taken

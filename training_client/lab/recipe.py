@@ -262,7 +262,7 @@ def make_recipe(chosen: RecipeOptions) -> Recipe:
     if chosen.momentum is not None and optimizer != "dp_sgd":
         raise DataError(f"--momentum is an option of dp_sgd, not of {optimizer}")
     variants = [name for name in ("box", "own_squares") if getattr(chosen, name)]
-    _require_variants(optimizer, state, variants)
+    _require_paper_options(optimizer, state, variants)
     if chosen.model not in MODELS:
         raise DataError(f"Unknown model {chosen.model!r}: there are {', '.join(MODELS)}")
     if chosen.side_information and (optimizer != "adadps" or chosen.pca):
@@ -282,18 +282,18 @@ def make_recipe(chosen: RecipeOptions) -> Recipe:
     )  # fmt: skip
 
 
-def _require_variants(optimizer: str, state: str, variants: Sequence[str]) -> None:
-    """Raise unless the optimizer has the requested variants of its algorithm with this state.
+def _require_paper_options(optimizer: str, state: str, paper_options: Sequence[str]) -> None:
+    """Raise unless the optimizer has the chosen options of its paper, such as `own_squares`.
 
     Raises:
         DataError: it does not; the message names the optimizers that do.
     """
-    for name in variants:
+    for name in paper_options:
         having = [other for other, entry in OPTIMIZERS.items() if entry.paper_option == name]
         if optimizer not in having:
             option = f"--{name.replace('_', '-')}"
             raise DataError(f"{option} is an option of {', '.join(having)}, not of {optimizer}")
-    if "own_squares" in variants and state == "privatised":
+    if "own_squares" in paper_options and state == "privatised":
         raise DataError(
             "--own-squares does not release the mean gradient that --state privatised needs: add "
             "--state public, or --state raw --no-guarantee"

@@ -63,13 +63,14 @@ class RunFolder:
     steps: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start after the steps that count as made already."""
+        """Begin with the number of steps that the run made before it was resumed."""
         self.steps = self.budget.made
 
     def with_checkpoints(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
         """Return a progress callback that calls `show` and writes the periodic checkpoints."""
 
         def report(now: Progress) -> None:
+            """Show the progress, and write a checkpoint if one is due."""
             self.steps = now.step
             show(now)
             if now.step % self.checkpoint_every == 0:

@@ -107,6 +107,7 @@ class AdaDp(PrivateOptimizer):
         least = max(least, _HALF_AXIS_MIN**2 * mean_square)
 
         def scale(block: Block) -> torch.Tensor:
+            """Return the inverse half axes of the clipping region on a block."""
             return inverse_square_roots(
                 block.view_in(self.prior_squares), 1 / self.beta, least=least
             )
@@ -114,7 +115,7 @@ class AdaDp(PrivateOptimizer):
         return Transform(math.sqrt(self.size), scale, box=self.box)
 
     def _root_moments(self, least: float) -> tuple[float, float]:
-        """Return the mean of √max(s, least) and of max(s, least) over the mean squares s."""
+        """Return the means of √max(s, least) and of max(s, least) over all mean squares s."""
         root, square = sum_square_roots(self.prior_squares, least)
         return root / self.size, square / self.size
 

@@ -186,7 +186,7 @@ def require_same_kind(name: str, given: Any, own: Any) -> None:
 
 
 def _kind(value: Any) -> tuple[Any, ...]:
-    """Return what two values of optimizer state must share: type, and shape of a tensor."""
+    """Return a state value's type, and its shape and dtype if it is a tensor."""
     if torch.is_tensor(value):
         return torch.Tensor, value.shape, value.dtype
     return (type(value),)

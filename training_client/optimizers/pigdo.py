@@ -90,11 +90,13 @@ class PiGdo(PrivateOptimizer):
         root = old**0.5
 
         def scale(block: Block) -> torch.Tensor:
+            """Return the rule's scale on a block, from the mean squares."""
             return inverse_square_roots(
                 block.view_in(self.squares), factor / root, self.epsilon / root
             )
 
         def shift(block: Block) -> torch.Tensor:
+            """Return the rule's shift on a block, from the momentum."""
             assert firsts is not None
             return block.view_in(firsts) * (first / (1 - first))
 

@@ -24,7 +24,7 @@ class GradientEstimate(Protocol):
     """An estimate of a step's mean gradient, one block at a time."""
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean gradient on a block, and its square without the noise's variance.
+        """Return estimates of the mean gradient and its square on a block, corrected for noise.
 
         Neither may be changed.
         """

@@ -21,7 +21,7 @@ _ROW_MULTIPLE: Final = 64  # rows of a piece: matrix products are faster for mul
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive rows of one parameter, as they lie in a block.
+    """The part of a block that belongs to one parameter: some of its consecutive rows.
 
     Attributes:
         index: the parameter's index among the trained parameters.
@@ -94,7 +94,7 @@ def cut_into_blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
 
 
 def _cut_rows(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[int, slice, tuple[int, ...]]]:
-    """Yield a parameter's index, at most a block of its rows, and their shape."""
+    """Yield groups of rows that fit into a block: the parameter's index, the rows, their shape."""
     for index, parameter in enumerate(parameters):
         step = _rows_per_block(parameter)
         for start in range(0, len(parameter), step):

@@ -90,7 +90,7 @@ class ClippedSum:
                 affine.map_sum(out, self.weights)
 
     def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the weighted gradient sum on a piece; for a box or damping the finished sum."""
+        """Write the weighted gradient sum on a piece; for a box or damping it is mapped already."""
         gradients = self.gradients[piece.index]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])
@@ -107,7 +107,7 @@ class ClippedSum:
 def _sum_if_smaller(
     gradients: ExampleGradients, weights: torch.Tensor, parameter: torch.Tensor
 ) -> ExampleGradients | torch.Tensor:
-    """Return the weighted sum if it takes far less memory than the gradients; else these."""
+    """Return the weighted sum if it takes far less memory; else return the gradients."""
     if _MEMORY_RATIO * parameter.numel() > gradients.element_count:
         return gradients
     total = torch.empty_like(parameter, memory_format=torch.contiguous_format)

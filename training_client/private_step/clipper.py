@@ -97,6 +97,7 @@ class Clipper:
             )
 
         def clip_physical_batch(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
+            """Return the clipped sum of one physical batch."""
             self._check_model_periodically(examples, targets, loss)
             gradients, mean_loss = self._example_gradients(examples, targets, loss)
             if transform.box:
@@ -124,6 +125,7 @@ class Clipper:
         """
 
         def sum_physical_batch(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
+            """Return the unclipped sum of one physical batch, divided by `size`."""
             gradients, mean_loss = self._example_gradients(examples, targets, loss)
             weights = self.parameters[0].new_full((len(examples),), 1 / size)
             return ClippedSum.with_small_sums(gradients, weights, mean_loss, self.parameters)

@@ -64,11 +64,11 @@ class ExampleGradients(Protocol):
         ...
 
     def squared_norms(self, bound: float, /) -> torch.Tensor:
-        """Return squared norms; ∞ if underflow matters, as in `mapped_squared_norms`."""
+        """Return upper bounds of squared norms; ∞ for examples to exclude because of underflow."""
         ...
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return each example's squared gradient norm after the pieces' affine maps.
+        """Return upper bounds of squared gradient norms after the pieces' affine maps.
 
         Args:
             pieces: all pieces of the parameter, each with its map.
@@ -79,7 +79,7 @@ class ExampleGradients(Protocol):
         ...
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ on rows of the parameter into a tensor of their shape."""
+        """Write the weighted sum Σ wᵢ∇ᵢ on rows of the parameter into `out`, of their shape."""
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ class ExampleGradients(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _SquaredMap:
-    """The squares of a piece's affine map, as squared norms need them.
+    """The squares D² and D²∘b of a piece's affine map D∘(∇ + b), for squared norms.
 
     Attributes:
         squares: D².
@@ -135,7 +135,7 @@ class _SquaredMap:
 
 @dataclass(slots=True)
 class _NormTerms:
-    """The terms of mapped squared norms, summed over pieces in double precision.
+    """The three terms of squared norms after an affine map, summed over pieces.
 
     Attributes:
         widths: ‖a‖², for each example.
@@ -172,7 +172,7 @@ class OuterProducts:
         return self.gradients.numel() + self.inputs.numel()
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return upper bounds of squared norms; ∞ if underflow matters at the clipping bound."""
+        """Return upper bounds of squared norms; ∞ for examples to exclude because of underflow."""
         heights = squared_norm_upper_bounds(self.gradients)
         widths = squared_norm_upper_bounds(self.inputs, self._input_factor.squared_norms())
         return self._exclude_underflowing(
@@ -218,7 +218,7 @@ class OuterProducts:
         return terms
 
     def _add_terms(self, start: int, squared: _SquaredMap, unit: Factor, terms: _NormTerms) -> None:
-        """Add the terms of a piece whose first row is `start`; `unit` is (a/‖a‖)²."""
+        """Add one piece's terms; `start` is its first row, `unit` holds the squares of a/‖a‖."""
         terms.scale_norm += squared.scale_norm
         terms.shift_norm += squared.shift_norm
         for part, columns, found in unit.products(squared.squares.T):
@@ -279,7 +279,7 @@ class MaterializedGradients:
         return self.gradients.numel()
 
     def squared_norms(self, _: float) -> torch.Tensor:
-        """Return each squared norm; underflow is negligible beside every allowed clipping bound."""
+        """Return each example's squared norm; underflow is negligible at allowed bounds."""
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
@@ -334,7 +334,7 @@ class MaterializedGradients:
 
 
 def _to_scalar(tensor: torch.Tensor) -> Scalar:
-    """Return a one-element tensor as a float; on an accelerator as it is, to avoid waiting."""
+    """Return a one-element tensor as a float, or unchanged on an accelerator to avoid a wait."""
     return float(tensor) if is_on_cpu(tensor) else tensor
 
 

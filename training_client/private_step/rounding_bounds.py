@@ -61,7 +61,7 @@ def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
 
 
 def overflow_guard(bound: float, dtype: torch.dtype) -> float:
-    """Return the share of an example's squared norm to add so that weighted sums do not overflow.
+    """Return the share of ‖∇‖² to add to squared norms, so that weighted sums do not overflow.
 
     It is (B/m)², where m is the largest norm that a weighted gradient may have: with ‖∇‖²(B/m)² in
     ‖u‖², the weight w = B/‖u‖ makes w‖∇‖ ≤ m.
@@ -107,7 +107,7 @@ def norm_underflow(
     coordinates: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return, per example, an upper bound of what underflow takes from its mapped squared norm.
+    """Return upper bounds of the underflow error in each example's mapped squared norm.
 
     Each underflow takes at most the smallest normal number t, once per coordinate: where D² or a
     product with it underflows, t is multiplied by ‖g‖²‖a‖²; where a square does, by D²; where a
@@ -129,7 +129,7 @@ def norm_underflow(
 
 
 def weighted_underflow(coordinates: int, scale_norm: Scalar, dtype: torch.dtype) -> Scalar:
-    """Return an upper bound of the error norm where weighted gradients underflow.
+    """Return an upper bound of the norm of the underflow error in a weighted gradient.
 
     The smallest numbers are rounded up or to 0, and D multiplies the error. A shift is weighted
     separately, so it no longer cancels what has underflowed.
@@ -146,7 +146,7 @@ def weighted_underflow(coordinates: int, scale_norm: Scalar, dtype: torch.dtype)
 def has_excessive_underflow(
     largest: torch.Tensor, scale_norm: Scalar, bound: float, coordinates: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return, per example, whether its weighted gradient loses too much to underflow.
+    """Return for each example whether underflow would change its weighted gradient too much.
 
     That happens where one factor is so large that the other, weighted, underflows. The other is
     multiplied by the first, or by the 1 of a shift, and by D: the error has at most the norm
@@ -175,5 +175,5 @@ def _largest_finite(dtype: torch.dtype) -> float:
 
 
 def _underflow_square(dtype: torch.dtype) -> float:
-    """Return an upper bound of the square of an entry that underflows, or whose square does."""
+    """Return an upper bound of x² for entries x that underflow, or whose square underflows."""
     return max(_smallest_normal(dtype) ** 2, 2 * _smallest_normal(torch.float64))

@@ -124,6 +124,7 @@ def _train_one(
     with progress_bar(console, options.steps * seeds, f"{name}, step") as bar:
 
         def report(steps_before: int, now: Progress, bar: Report = bar) -> None:
+            """Show one seed's progress, after the steps of the seeds before it."""
             bar(steps_before + now.step, describe_progress(now))
 
         curve = train_seeds(

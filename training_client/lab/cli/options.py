@@ -29,6 +29,7 @@ def require_between(low: float, high: float) -> Callable[[float | None], float |
     """Return an option callback that refuses a number outside an open interval."""
 
     def check(number: float | None) -> float | None:
+        """Return the number; refuse it outside the interval."""
         if number is None or low < number < high:
             return number
         below = f" and below {high:g}" if math.isfinite(high) else ""
@@ -324,6 +325,7 @@ def expand_options(
         ]
 
     def expanded(**values: Any) -> None:
+        """Group the options' values into their dataclasses, and call the command."""
         grouped = {
             name: group(**{each: values.pop(each) for each in names})
             for name, (group, names) in groups.items()

@@ -56,6 +56,7 @@ def _line_printer(console: Console, total: int, unit: str) -> Report:
     every = max(1, total // 10)
 
     def report(number: int, text: str) -> None:
+        """Print the progress if a tenth of the run is complete."""
         if number % every == 0:
             console.print(f"{unit} {number}: {text}", markup=False)
 
@@ -67,6 +68,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM, so that reservations are released."""
 
     def stop(*_: object) -> None:
+        """Handle SIGTERM."""
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)

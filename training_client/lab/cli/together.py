@@ -147,7 +147,7 @@ def together(federated: FederatedOptions, options: RunOptions) -> None:
         budgets = _make_budgets(accounting, federated, options.clip_norm, size)
         _require_first_round(budgets)
         data = require_size(load(options.data, options.data_dir), size)
-        run = _FederatedRun.share_out(data.to(torch.device(options.device)), options, budgets)
+        run = _FederatedRun.divide_data(data.to(torch.device(options.device)), options, budgets)
         announce_public_data(run.declared_public, console)
         with lock_folder(folder):
             Checkpoint.require_none(folder)  # again: another run may have died here since
@@ -256,10 +256,10 @@ class _FederatedRun:
     declared_public: str | None
 
     @classmethod
-    def share_out(
+    def divide_data(
         cls, data: Dataset, options: RunOptions, budgets: Sequence[Budget]
     ) -> _FederatedRun:
-        """Divide the training set equally among participants, one per budget."""
+        """Create the participants, one per budget, each with an equal part of the training set."""
         model = make_model(options.model, data, options.hidden)
         objective = MODELS[options.model].objective
         data = objective.with_targets(data)
@@ -294,7 +294,7 @@ class _FederatedRun:
                 self._write_claim(each, describe_missing_guarantee(each.steps), folder)
 
     def outcome(self, participant: Participant, folder: Path, *, left: bool) -> _Outcome:
-        """Get a participant's privacy claim from the service, write it, and return the result."""
+        """Get a participant's privacy claim from the service, write it, and return the outcome."""
         claim = participant.guarantee()
         file = self._write_claim(participant, claim.document, folder)
         return _Outcome(
@@ -322,6 +322,7 @@ def _report_departures(
     active = list(names)
 
     def report(completed: Round) -> None:
+        """Print the participants that left before a round, and update the progress bar."""
         for name in active:
             if name not in completed.took_part:
                 console.print(f"round {completed.number}: {name} has dropped out")

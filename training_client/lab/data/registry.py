@@ -143,7 +143,7 @@ def train_size(name: str, stated: int | None = None) -> int:
 
 
 def declared_public(name: str) -> str | None:
-    """Return what a data set uses without noise, which no guarantee covers; None if nothing."""
+    """Return which of a data set's statistics are used without noise, as text; None if none."""
     return DATASETS[name].declared_public if name in DATASETS else None
 
 

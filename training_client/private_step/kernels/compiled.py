@@ -13,7 +13,7 @@ import torch
 
 
 def is_on_cpu(tensor: torch.Tensor) -> bool:
-    """Return whether compiled loops can read a tensor; tests replace this to take the other way."""
+    """Return whether compiled CPU loops can read a tensor; PyTorch's operations are used if not."""
     return tensor.is_cpu
 
 

@@ -119,7 +119,7 @@ def rmsprop_update(
 
 
 def _is_contiguous(*tensors: torch.Tensor) -> bool:
-    """Return whether a loop can read all tensors in the order of memory."""
+    """Return whether all tensors are on the CPU and contiguous, so that a loop can read them."""
     return all(is_on_cpu(each) and each.is_contiguous() for each in tensors)
 
 
@@ -136,6 +136,7 @@ def _run_loop(
 def _inverse_square_roots(
     squares: Any, result: Any, factor: Any, epsilon: Any, least: Any, most: Any
 ) -> None:
+    """Write factor/(√s + ε) to `result`, with each square s limited to [least, most]."""
     for i in range(len(squares)):
         square = squares[i] if squares[i] < most else most
         square = square if square > least else least
@@ -143,12 +144,14 @@ def _inverse_square_roots(
 
 
 def _map_without_shift(total: Any, scale: Any) -> None:
+    """Multiply a sum by the scale in place; non-finite values become 0."""
     for i in range(len(total)):
         u = total[i] * scale[i]
         total[i] = u if isfinite(u) else 0.0
 
 
 def _map_with_shift(total: Any, scale: Any, shift: Any, weight: Any) -> None:
+    """Compute (sum + weight·shift)·scale in place; non-finite values become 0."""
     for i in range(len(total)):
         u = (float64(total[i]) + weight[0] * float64(shift[i])) * float64(scale[i])
         total[i] = u
@@ -156,6 +159,7 @@ def _map_with_shift(total: Any, scale: Any, shift: Any, weight: Any) -> None:
 
 
 def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, variance: Any) -> None:
+    """Write the mean gradient without the scale, and its square less the noise variance."""
     for i in range(len(mean)):
         gradient[i] = mean[i] / scale[i]
         square[i] = (mean[i] * mean[i] - variance) / scale[i] / scale[i]
@@ -164,6 +168,7 @@ def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, varianc
 def _shifted_gradient_moments(
     mean: Any, scale: Any, shift: Any, gradient: Any, square: Any, variance: Any
 ) -> None:
+    """Write the mean gradient without scale and shift, and its square less the noise variance."""
     for i in range(len(mean)):
         u = mean[i] - scale[i] * shift[i]
         gradient[i] = u / scale[i]
@@ -171,6 +176,7 @@ def _shifted_gradient_moments(
 
 
 def _sum_square_roots(squares: Any, least: Any, sums: Any) -> None:
+    """Write the sums of √max(s, least) and max(s, least) to `sums`, in double precision."""
     roots = total = 0.0
     for i in range(len(squares)):
         square = float64(squares[i])
@@ -183,6 +189,7 @@ def _sum_square_roots(squares: Any, least: Any, sums: Any) -> None:
 def _rmsprop_update(
     gradient: Any, mean_square: Any, result: Any, keep: Any, rate: Any, epsilon: Any
 ) -> None:
+    """Update the mean square to keep·m + rate·g², and write g/√(m + ε) to `result`."""
     for i in range(len(gradient)):
         mean_square[i] = keep * mean_square[i] + rate * gradient[i] * gradient[i]
         result[i] = gradient[i] / sqrt(mean_square[i] + epsilon)

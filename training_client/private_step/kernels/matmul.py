@@ -116,7 +116,7 @@ def _has_avx512() -> bool:
 
 
 def _has_no_overlap(matrix: torch.Tensor) -> bool:
-    """Return whether rows, or columns, do not overlap in memory, as sliding windows would."""
+    """Return whether no two entries share memory, as those of sliding windows do."""
     (rows, columns), (down, along) = matrix.shape, matrix.stride()
     return (along == 1 and down >= columns) or (down == 1 and along >= rows)
 

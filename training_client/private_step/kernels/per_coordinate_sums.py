@@ -37,7 +37,7 @@ def clamped_sum(gradients: torch.Tensor, inputs: torch.Tensor, scale: torch.Tens
     total = torch.zeros_like(scale)
     if is_on_cpu(scale):
         arrays = [each.numpy() for each in (gradients, inputs, scale, total)]
-        with _kept_thread_count():
+        with _preserved_thread_count():
             _compile_clamped_sum()(*arrays, arrays[0].dtype.type(1))
         return total
     for _, each in _gradients_of_few_examples(gradients, inputs):
@@ -104,7 +104,7 @@ def damped_sum(
 def _gradients_of_few_examples(
     gradients: torch.Tensor, inputs: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield slices of examples, and the gradient ∇ of each of them."""
+    """Yield a few examples at a time: their slice and their gradients ∇ = gaᵀ."""
     rows = max(1, _ELEMENTS_MAX // (gradients.shape[1] * inputs.shape[1]))
     for at in range(0, len(gradients), rows):
         part = slice(at, at + rows)
@@ -131,8 +131,8 @@ def _loop_arguments(
 
 
 @contextmanager
-def _kept_thread_count() -> Iterator[None]:
-    """Restore PyTorch's number of threads: numba sets that of the library they share."""
+def _preserved_thread_count() -> Iterator[None]:
+    """Restore PyTorch's number of threads after the `with` block: numba changes it."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -142,12 +142,13 @@ def _kept_thread_count() -> Iterator[None]:
 
 @cache
 def _compile_clamped_sum() -> Callable[..., None]:
-    """Compile the loop of `clamped_sum`, which takes a second or two."""
+    """Compile the parallel loop of `clamped_sum`; compiling takes a second or two."""
     import numba
 
     numba.set_num_threads(min(torch.get_num_threads(), numba.get_num_threads()))
 
     def add_clamped(gradients: Any, inputs: Any, scale: Any, total: Any, one: Any) -> None:
+        """Add each example's clamped gradient to `total`."""
         for group in numba.prange((len(scale) + _ROW_GROUP - 1) // _ROW_GROUP):
             for example in range(len(gradients)):
                 for row in range(group * _ROW_GROUP, min((group + 1) * _ROW_GROUP, len(scale))):
@@ -174,6 +175,7 @@ def _compile_damped_loop(loop: Callable[..., None]) -> Callable[..., None]:
 def _add_damped_squares(
     gradients: Any, inputs: Any, scale: Any, shift: Any, damping: Any, one: Any, result: Any
 ) -> None:
+    """Write each example's squared norm after the affine map and damping to `result`."""
     squares = np.zeros(scale.shape[1])
     for example in range(len(gradients)):
         squares[:] = 0
@@ -191,6 +193,7 @@ def _add_weighted_damped(
     gradients: Any, inputs: Any, scale: Any, shift: Any, damping: Any, one: Any,
     weights: Any, total: Any,
 ) -> None:  # fmt: skip
+    """Add the weighted sum of gradients after the affine map and damping to `total`."""
     for first in range(0, len(scale), _ROW_GROUP):
         for example in range(len(gradients)):
             weight = weights[example]

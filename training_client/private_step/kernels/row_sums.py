@@ -85,6 +85,7 @@ def _run_row_loop(loop: Callable[..., None], rows: torch.Tensor, *more: Any) -> 
 
 
 def _squared_norms(rows: Any, result: Any) -> None:
+    """Write each row's squared norm to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         for j in range(len(row)):
@@ -93,6 +94,7 @@ def _squared_norms(rows: Any, result: Any) -> None:
 
 
 def _scaled_squared_norms(rows: Any, scale: Any, result: Any) -> None:
+    """Write each row's squared norm after scaling by column to `result`."""
     for i in range(len(rows)):
         total, row, scales = 0.0, rows[i], scale[0]
         for j in range(len(row)):
@@ -101,6 +103,7 @@ def _scaled_squared_norms(rows: Any, scale: Any, result: Any) -> None:
 
 
 def _mapped_squared_norms(rows: Any, scale: Any, shift: Any, result: Any) -> None:
+    """Write each row's squared norm after shift and scale by column to `result`."""
     for i in range(len(rows)):
         total, row, scales, shifts = 0.0, rows[i], scale[0], shift[0]
         for j in range(len(row)):
@@ -109,6 +112,7 @@ def _mapped_squared_norms(rows: Any, scale: Any, shift: Any, result: Any) -> Non
 
 
 def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
+    """Add each row's dot product with a row of `others` to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
@@ -118,6 +122,7 @@ def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
 
 
 def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) -> None:
+    """Add each row's dot product with the squares of a row of `others` to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
@@ -127,6 +132,7 @@ def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) ->
 
 
 def _normalized_squares(rows: Any, squares: Any, least: Any, result: Any) -> None:
+    """Write the squares of rows scaled to norm 1 to `squares`, the squared norms to `result`."""
     for i in range(len(rows)):
         total, row, square = 0.0, rows[i], squares[i]
         for j in range(len(row)):

@@ -66,7 +66,7 @@ class StepCounter:
             NoGuaranteeError: always.
         """
         raise NoGuaranteeError(
-            "a copy of a budget would grant steps again that are charged once: "
+            "a copy of a budget would grant the same steps a second time without charging them: "
             "give each run its own budget"
         )
 
@@ -100,9 +100,9 @@ class StepCounter:
         with self._lock:
             if step <= self.last:
                 raise NoGuaranteeError(
-                    f"step {step} was taken before, as were all up to {self.last}: another run "
-                    "uses the same budget. Give each run one of its own, or start one after the "
-                    "other has ended"
+                    f"step {step} was taken before, like all steps up to {self.last}: another run "
+                    "uses the same budget. Give each run its own budget, or start it after the "
+                    "other run has ended"
                 )
             yield
 
@@ -365,7 +365,8 @@ class LedgerBudget(Allowance):
         if held.mechanism != self.plan.mechanism(held.steps_reserved):
             raise NoGuaranteeError(
                 f"reservation {held.identifier} is for {held.mechanism}, but the plan is "
-                f"{self.plan.mechanism(held.steps_reserved)}: reserve for what is run"
+                f"{self.plan.mechanism(held.steps_reserved)}: reserve budget for the plan that is "
+                "run"
             )
         self._renewed_at = time.monotonic()
         self._last_grant: tuple[float, float] | None = None  # its time; the seconds it took
@@ -447,7 +448,7 @@ class LedgerBudget(Allowance):
         if found.steps_granted != held:
             raise NoGuaranteeError(
                 f"{found.steps_granted} steps of reservation {found.identifier} are granted, "
-                f"{held} of them to this run: another run goes on with it"
+                f"{held} of them to this run: another run uses the same reservation"
             )
         self._renewed_at = time.monotonic()
 

@@ -524,7 +524,7 @@ class AccountingService:
 
     def _sleep_unless_stopped(self, seconds: float, problem: str) -> bool:
         """Sleep, and return True; return False early if the caller asked to stop retrying."""
-        _LOGGER.warning("%s: %s; asking again in %.1f s", self.url, problem, seconds)
+        _LOGGER.warning("%s: %s; retrying in %.1f s", self.url, problem, seconds)
         while seconds > 0 and not self._should_stop():
             time.sleep(min(seconds, _SLEEP_SECONDS_MAX))
             seconds -= _SLEEP_SECONDS_MAX

@@ -662,10 +662,10 @@ def test_no_budget_accounts_for_what_no_theorem_covers(ledger: bool) -> None:
 def test_a_ledger_s_budget_is_for_the_plan_that_is_run() -> None:
     """Of another the ledger would charge what is not made."""
     for other in (replace(PLAN, noise_multiplier=0.5), replace(PLAN, sample_rate=0.2)):
-        with pytest.raises(NoGuaranteeError, match="reserve for what is run"):
+        with pytest.raises(NoGuaranteeError, match="reserve budget for the plan that is run"):
             LedgerBudget(service(granting), other, "d", 1e-5, holding(20))
     nothing = replace(holding(20), mechanism={})
-    with pytest.raises(NoGuaranteeError, match="reserve for what is run"):
+    with pytest.raises(NoGuaranteeError, match="reserve budget for the plan that is run"):
         LedgerBudget(service(granting), PLAN, "d", 1e-5, nothing)
 
 
@@ -854,7 +854,7 @@ def test_a_run_that_another_resumed_is_not_renewed() -> None:
     budget.allow(1)
     budget.renew_seconds = -1.0
     for step in (2, 51):  # granted or not: a lease may end within a block too
-        with pytest.raises(NoGuaranteeError, match="another run goes on with it"):
+        with pytest.raises(NoGuaranteeError, match="another run uses the same reservation"):
             budget.allow(step)
     assert budget.reservation.steps_granted == 50
 

@@ -101,7 +101,7 @@ def test_a_grant_waits_for_a_failover_and_happens_once(
     assert max(server.pauses) <= 12.0
     assert len(warned()) == len(server.pauses)
     assert "the database takes no writes" in warned()[0]
-    assert "asking again in 2." in warned()[0]
+    assert "retrying in 2." in warned()[0]
 
 
 @pytest.mark.parametrize("patience", [120.0, 30.0])

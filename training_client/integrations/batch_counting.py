@@ -56,9 +56,9 @@ class BatchCounter:
         """
         if self._sampler.unused < 1:
             raise NoGuaranteeError(
-                "each batch that was drawn has had its step, and a step is charged as one of a "
-                "batch drawn for it alone: make one step of a batch, and take batches from the "
-                "loader that make_private returns, or that BatchMemoryManager makes of it"
+                "each batch that was drawn has had its step, and every step is charged as a step "
+                "on a batch of its own: make one step of a batch, and take batches from the loader "
+                "that make_private or BatchMemoryManager returns"
             )
 
     def use_batch(self) -> None:
@@ -92,9 +92,9 @@ def _require_steps(sampler: Any) -> None:
     missing = sampler.unused - sampler.prefetched
     if sampler.requires_steps and missing > 0:
         raise NoGuaranteeError(
-            f"{missing} batch(es) were drawn and had no step, perhaps because of a record in them, "
-            "and no noise hides that. Make a step of each batch, empty ones too: skip none, for a "
-            "loss that is not finite or an error, and end the run where that cannot be. Look at "
+            f"{missing} batch(es) were drawn and had no step. A record in them may be the reason, "
+            "and no noise hides that. Make one step for each batch, even if it is empty; if a step "
+            "fails or its loss is not finite, end the run instead of skipping the batch. Inspect "
             "examples in the dataset, not in the loader, and resume with ignore_data_skip=True"
         )
 

@@ -110,5 +110,8 @@ class PrivacyCallback(Callback):
                 f"one of {', '.join(_PRECISIONS)}"
             )
         if len(trainer.optimizers) != 1:
-            raise NoGuaranteeError(f"one optimizer is accounted for, not {len(trainer.optimizers)}")
+            raise NoGuaranteeError(
+                f"the model has {len(trainer.optimizers)} optimizers, and the budget covers one: "
+                "return one optimizer from configure_optimizers"
+            )
         self.gate.guard(trainer.optimizers[0], trainer.train_dataloader, made)

@@ -266,7 +266,7 @@ def _find_callers_loader() -> Any:
     loader = sys._getframe(2).f_locals.get("data_loader")
     if loader is None:
         raise NoGuaranteeError(
-            "the loader, and so how it samples, is not known: call "
+            "the loader and its sampling are unknown: call "
             "get_optimizer_hook_fn(sample_rate, data_loader=loader)"
         )
     return loader

@@ -140,7 +140,7 @@ def round_down_sample_rate(sampler: Any) -> float:
     drawn = math.floor(charged * _UNIFORM_VALUES) / _UNIFORM_VALUES
     if not drawn > 0:
         raise NoGuaranteeError(
-            f"q = {charged:g} is less than Opacus' samplers can draw with: make batches larger"
+            f"q = {charged:g} is too small for Opacus' samplers: use larger batches"
         )
     replace_sample_rate(sampler, drawn)
     setattr(sampler, _RATES, (charged, drawn))
@@ -167,8 +167,8 @@ def require_private_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, DPOptimizerFastGradientClipping):
         # it sums gradients as they are: whether the loss clipped them, and at which C, is unknown
         raise NoGuaranteeError(
-            'ghost clipping (grad_sample_mode="ghost") clips in the loss that make_private returns '
-            "and not in the optimizer, which cannot tell whether that was used, nor at what norm: "
+            'ghost clipping (grad_sample_mode="ghost") clips in the loss that make_private '
+            "returns, and neither the use of this loss nor its clip norm can be checked: "
             'use grad_sample_mode="hooks"'
         )
     for name in ("noise_multiplier", "max_grad_norm"):
@@ -188,7 +188,7 @@ def require_one_batch(optimizer: DPOptimizer) -> None:
     if optimizer.accumulated_iterations != 1:
         raise NoGuaranteeError(
             f"the step adds up {optimizer.accumulated_iterations} batches, and a record may be in "
-            "each: make it of one batch, split by Opacus' BatchMemoryManager if it is too large"
+            "each: use one batch per step, split by Opacus' BatchMemoryManager if it is too large"
         )
 
 
@@ -205,8 +205,7 @@ def require_no_skipped_steps(optimizer: DPOptimizer) -> None:
     if optimizer._is_last_step_skipped and not completes_batch:
         raise NoGuaranteeError(
             "the step adds up batches whose own steps were skipped (signal_skip_step), and a "
-            "record may be in each: have one batch split by the loader of Opacus' "
-            "BatchMemoryManager"
+            "record may be in each: use one batch per step, split by Opacus' BatchMemoryManager"
         )
 
 
@@ -221,8 +220,8 @@ def require_no_accumulation(batches: int) -> None:
     """
     if batches != 1:
         raise NoGuaranteeError(
-            f"gradients of {batches} batches would be added up to a step, and a record may be in "
-            "each: use batches of the size wanted, split by Opacus' BatchMemoryManager"
+            f"each step would add up the gradients of {batches} batches, and a record may be in "
+            "each: use one larger batch instead, split by Opacus' BatchMemoryManager"
         )
 
 

@@ -60,8 +60,8 @@ def require_finite_gradients(optimizer: DPOptimizer) -> None:
     """
     if not all(bool(each.grad.isfinite().all()) for each in optimizer.params):
         raise NoGuaranteeError(
-            "the gradient of a record is not finite, and with it the whole step, which no noise "
-            f"hides: lower the learning rate or bound the loss, and {_ADVICE}"
+            "the gradient of a record is not finite, which makes the whole step non-finite, and no "
+            f"noise hides that: lower the learning rate or bound the loss, and {_ADVICE}"
         )
 
 

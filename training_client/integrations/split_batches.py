@@ -27,8 +27,8 @@ from training_client.integrations.patches import replace_split_passes, reset_acc
 from training_client.integrations.prefetching import count_prefetched_batches
 
 _MISSING_STEP: Final = (
-    "a physical batch was passed over without a step, and those after it would be taken for "
-    "those before them: call the optimizer for every physical batch"
+    "a physical batch was passed over without a step, and later ones would be mistaken for it: "
+    "call the optimizer once for every physical batch"
 )
 
 
@@ -100,9 +100,9 @@ def require_finished_batch(optimizer: DPOptimizer) -> None:
     """
     if optimizer._is_last_step_skipped and find_skip_queue(optimizer) is not None:
         raise NoGuaranteeError(
-            "the pass over split batches ended within a batch, whose step was left out: which one "
-            "that is depends on how many records were drawn, and no noise hides that. Go through "
-            "all physical batches, and limit epochs, not steps or batches"
+            "the pass over split batches ended within a batch, so its step was left out. Which "
+            "batch that is depends on how many records were drawn, and no noise hides that. Use "
+            "all physical batches, and limit the number of epochs, not of steps or batches"
         )
 
 
@@ -118,8 +118,8 @@ def require_no_batch_limit(loader: Any, limit: str | None) -> None:
     """
     if limit is not None and _is_splitting(loader):
         raise NoGuaranteeError(
-            f"{limit} counts physical batches, of which there are more the more records were "
-            "drawn, so that the number of steps reveals them: limit epochs, or the budget"
+            f"{limit} counts physical batches. Their number depends on how many records were "
+            "drawn, so the number of steps would reveal that: limit the epochs or the budget"
         )
 
 

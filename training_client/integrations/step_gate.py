@@ -149,16 +149,16 @@ class StepGate:
         """Raise if a permitted step has not been made yet."""
         if self._is_permitted:
             raise NoGuaranteeError(
-                f"step {self.steps + 1} was left out after its batch was drawn, perhaps because of "
-                "a record in it, and no noise hides that: return a loss from every training_step, "
-                "call the optimizer for every batch, and let nothing skip one"
+                f"step {self.steps + 1} was left out after its batch was drawn. A record in the "
+                "batch may be the reason, and no noise hides that: return a loss from every "
+                "training_step, and call the optimizer for every batch"
             )
 
     def _require_permission(self) -> None:
         """Raise if `permit_step` was not called for this step."""
         if not self._is_permitted:
             raise NoGuaranteeError(
-                f"step {self.steps + 1} has no batch of its own, and is charged as one of a batch "
-                "drawn for it alone: make one step of a batch, or with the loader of Opacus' "
-                "BatchMemoryManager one of each physical batch, and draw another for the next"
+                f"step {self.steps + 1} has no batch of its own, but it is charged as a step on "
+                "one: make one step of each batch (with Opacus' BatchMemoryManager, of each "
+                "physical batch), then draw another"
             )

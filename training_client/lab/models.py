@@ -141,12 +141,12 @@ MODELS: Final[dict[str, ModelInfo]] = {
         lambda data, _: nn.Linear(data.inputs, data.classes), CLASSES, "no hidden layer"
     ),
     "logistic": ModelInfo(
-        lambda data, _: nn.Linear(data.inputs, 1), TWO_CLASSES, "one weight an input", 2
+        lambda data, _: nn.Linear(data.inputs, 1), TWO_CLASSES, "one weight per input", 2
     ),
     "autoencoder": ModelInfo(
         lambda data, hidden: autoencoder(data.inputs, hidden),
         RECONSTRUCTION,
-        "to 30 numbers and back",
+        "reconstruction from 30 numbers",
     ),
 }
 

@@ -97,8 +97,8 @@ def plan_budget(
         )
     if delta >= 1 / spec.size:
         notify(
-            f"Note: δ = {delta:g} is not less than one over {spec.size} records: a mechanism that "
-            "publishes one whole record could satisfy it"
+            f"Note: δ = {delta:g} is not less than 1/{spec.size}, one over the number of records: "
+            "a mechanism that publishes one whole record could satisfy it"
         )
     budget = Budget(
         accounting, spec.plan(sigma), epsilon, delta, before=spec.initial_releases, steps=spec.steps
@@ -146,8 +146,8 @@ def _find_noise(
     enough = next((noise for k in range(_DOUBLINGS_MAX) if fits(noise := alone * 2**k)), None)
     if enough is None:
         raise BudgetExhaustedError(
-            f"what is released before the first step leaves nothing of ε = {epsilon:g}: raise "
-            "--pca-noise or --epsilon"
+            f"the releases before the first step use up ε = {epsilon:g}: raise --pca-noise or "
+            "--epsilon"
         )
     too_small = max(alone, enough / 2)
     while enough > _NOISE_TOLERANCE * too_small:
@@ -216,7 +216,7 @@ def _reserve_release(
         return accounting.reserve(dataset, release, _PURPOSE)
     except BudgetExhaustedError as error:
         raise BudgetExhaustedError(
-            f"what is released before the first step ({release['kind']} noise, σ = "
+            f"the release before the first step ({release['kind']} noise, σ = "
             f"{release['noise_multiplier']:g}) does not fit: {error}. Raise --pca-noise"
         ) from None
 
@@ -282,7 +282,11 @@ def resume_budget(
     notify(
         f"Resuming {held.identifier} from a checkpoint after {checkpoint.steps} steps; "
         f"{held.steps_granted} of {held.steps_reserved} were granted and stay spent"
-        + ("" if held.state == "open" else f"; it is {held.state}, and no more will be")
+        + (
+            ""
+            if held.state == "open"
+            else f"; the reservation is {held.state}, so no more will be granted"
+        )
     )
     return LedgerBudget(
         accounting, checkpoint.plan, checkpoint.dataset, delta, held, initial_releases

@@ -186,7 +186,9 @@ class Recipe:
         )
         if self.pca is not None:
             first = first.project(Projection(torch.eye(data.private.inputs, self.pca.components)))
-        replace(self, warm_start=0).build(NoBudget(plan, 0, "it is a rehearsal"), first)
+        replace(self, warm_start=0).build(
+            NoBudget(plan, 0, "the model is built only to check it"), first
+        )
 
     def build(self, allowance: Allowance, data: TrainingData) -> tuple[nn.Module, PrivateOptimizer]:
         """Return the model, warm-started if the recipe says so, and its optimizer.

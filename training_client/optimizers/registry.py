@@ -86,28 +86,28 @@ OPTIMIZERS: Final[dict[str, RegisteredOptimizer]] = {
         torch.optim.Adagrad, "Adagrad on the noisy gradient", "papers/004", 1e-2
     ),
     "adadp": RegisteredOptimizer(
-        AdaDp, "noise and steps by the size of gradients", "papers/000", 2e-3, _ALL_STATES, "box"
+        AdaDp, "noise and steps adapted to past gradients", "papers/000", 2e-3, _ALL_STATES, "box"
     ),
     "adal": RegisteredOptimizer(
-        partial(AdaDp, adaptive_noise=False), "AdaDP's steps alone", "papers/000", 2e-3
+        partial(AdaDp, adaptive_noise=False), "AdaDP's adaptive steps only", "papers/000", 2e-3
     ),
     "adan": RegisteredOptimizer(
-        partial(AdaDp, adaptive_rate=False), "AdaDP's noise alone", "papers/000", 3.0,
+        partial(AdaDp, adaptive_rate=False), "AdaDP's adaptive noise only", "papers/000", 3.0,
         _ALL_STATES, "box",
     ),
-    "pi_adam": _register_pigdo("adam", "Adam's rule before the clip"),
-    "pi_rmsprop": _register_pigdo("rmsprop", "RMSprop's rule before the clip"),
-    "pi_adagrad": _register_pigdo("adagrad", "Adagrad's rule before the clip"),
+    "pi_adam": _register_pigdo("adam", "Adam's rule on each example, then clipped"),
+    "pi_rmsprop": _register_pigdo("rmsprop", "RMSprop's rule on each example, then clipped"),
+    "pi_adagrad": _register_pigdo("adagrad", "Adagrad's rule on each example, then clipped"),
     "adadps": RegisteredOptimizer(
-        AdaDps, "gradients over a public statistic, then the clip", "papers/004", 3.0,
+        AdaDps, "gradients divided by a public statistic, then clipped", "papers/004", 3.0,
         ("public", "privatised"),
     ),
     "dp_r_pub": RegisteredOptimizer(
-        PublicPreconditioner, "the noisy gradient over a public statistic", "papers/004", 0.01,
+        PublicPreconditioner, "noisy gradient divided by a public statistic", "papers/004", 0.01,
         ("public",),
     ),
     "dp_adam_pub": RegisteredOptimizer(
-        partial(PublicPreconditioner, first=0.9), "the same with momentum", "papers/004", 0.01,
+        partial(PublicPreconditioner, first=0.9), "dp_r_pub with momentum", "papers/004", 0.01,
         ("public",),
     ),
 }  # fmt: skip

@@ -89,7 +89,7 @@ def compare(comparison: ComparisonOptions, options: RunOptions) -> None:
         return
     _print_curves(curves, options, console)
     console.print(
-        "Each guarantee is for its run alone: together the runs spend more, and none is charged"
+        "Each guarantee covers one run. Together the runs spend more, and no ledger is charged"
     )
     console.print(f"The plot is in {escape(str(comparison.output))}")
 

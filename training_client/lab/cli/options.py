@@ -77,14 +77,16 @@ class RunOptions:
     ] = "http://127.0.0.1:8000"
     dataset: Annotated[
         str | None,
-        typer.Option(help="Draw on this dataset's budget in the ledger.", rich_help_panel=BUDGET),
+        typer.Option(
+            help="The dataset in the ledger whose budget is charged.", rich_help_panel=BUDGET
+        ),
     ] = None
     api_key: Annotated[
         str | None,
         typer.Option(
             envvar="ACCOUNTANT_API_KEY",
             callback=_check_api_key,
-            help="For the ledger, and for a service that requires a key.",
+            help="API key, for the ledger or a service that requires one.",
             rich_help_panel=BUDGET,
         ),
     ] = None
@@ -92,7 +94,7 @@ class RunOptions:
         float,
         typer.Option(
             callback=require_between(0, math.inf),
-            help="ε that the run may spend, without a ledger.",
+            help="Privacy budget ε of a run without --dataset.",
             rich_help_panel=BUDGET,
         ),
     ] = 2.0
@@ -100,7 +102,7 @@ class RunOptions:
         float,
         typer.Option(
             callback=require_between(0, 1),
-            help="δ that the run may spend, without a ledger.",
+            help="Privacy budget δ of a run without --dataset.",
             rich_help_panel=BUDGET,
         ),
     ] = 1e-5
@@ -108,7 +110,7 @@ class RunOptions:
         int,
         typer.Option(
             min=1,
-            help="Steps to plan for; the run ends earlier if its budget does.",
+            help="Planned steps; the run ends earlier if its budget is spent.",
             rich_help_panel=BUDGET,
         ),
     ] = 1000
@@ -117,7 +119,7 @@ class RunOptions:
         typer.Option(
             min=0.01,
             callback=require_between(0, math.inf),
-            help="σ; by default the smallest that fits the budget.",
+            help="Noise multiplier σ; by default the smallest that fits the budget.",
             rich_help_panel=BUDGET,
         ),
     ] = None
@@ -139,7 +141,7 @@ class RunOptions:
         bool,
         typer.Option(
             "--box",
-            help="adadp, adan: clamp each coordinate, as in the paper; slow.",
+            help="adadp, adan: clamp each coordinate instead of the norm, as in the paper; slow.",
             rich_help_panel=TRAINING,
         ),
     ] = False
@@ -147,17 +149,19 @@ class RunOptions:
         bool,
         typer.Option(
             "--own-squares",
-            help="pi_adam, pi_rmsprop, pi_adagrad: s includes the example's own g², as in the "
-            "paper; slow.",
+            help="pi_adam, pi_rmsprop, pi_adagrad: include the example's own g² in the mean "
+            "squares, as in the paper; slow.",
             rich_help_panel=TRAINING,
         ),
     ] = False
     no_guarantee: Annotated[
         bool,
-        typer.Option("--no-guarantee", help="Train what no theorem covers, or without a service."),
+        typer.Option(
+            "--no-guarantee", help="Train without a privacy guarantee, or without a service."
+        ),
     ] = False
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Expected batch size, qN.", rich_help_panel=TRAINING)
+        int, typer.Option(min=1, help="Expected batch size qN.", rich_help_panel=TRAINING)
     ] = 600
     physical_batch_size: Annotated[
         int | None,
@@ -170,7 +174,7 @@ class RunOptions:
         typer.Option(
             min=1e-9,
             max=1e9,
-            help="C, the norm that each example's (scaled) gradient is clipped to.",
+            help="Clip norm C of each example's (scaled) gradient.",
             rich_help_panel=TRAINING,
         ),
     ] = 1.0
@@ -178,14 +182,14 @@ class RunOptions:
         float | None,
         typer.Option(
             callback=require_between(0, math.inf),
-            help="η; by default the optimizer's own.",
+            help="Learning rate η; each optimizer has its own default.",
             rich_help_panel=TRAINING,
         ),
     ] = None
     momentum: Annotated[
         float | None,
         typer.Option(
-            min=0, max=0.9999, help="dp_sgd only; 0.9 by default.", rich_help_panel=TRAINING
+            min=0, max=0.9999, help="Momentum of dp_sgd; 0.9 by default.", rich_help_panel=TRAINING
         ),
     ] = None
     model: Annotated[str, typer.Option(help=", ".join(MODELS) + ".", rich_help_panel=TRAINING)] = (
@@ -201,7 +205,7 @@ class RunOptions:
         int,
         typer.Option(
             min=0,
-            help="Ordinary steps on the public examples before the private run.",
+            help="Steps without noise on the public examples before the private run.",
             rich_help_panel=TRAINING,
         ),
     ] = 0
@@ -214,7 +218,8 @@ class RunOptions:
         ),
     ] = False
     device: Annotated[
-        str, typer.Option(help="cpu or cuda.", callback=_check_device, rich_help_panel=TRAINING)
+        str,
+        typer.Option(help="Device: cpu or cuda.", callback=_check_device, rich_help_panel=TRAINING),
     ] = "cpu"
     data: Annotated[
         str,
@@ -228,7 +233,7 @@ class RunOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Records in your own training set; the plan needs it before the data are read.",
+            help="Records in your own training set; the plan is made before the data are read.",
             rich_help_panel=DATA,
         ),
     ] = None
@@ -236,7 +241,7 @@ class RunOptions:
         int,
         typer.Option(
             min=1,
-            help="Training examples given up as public, for --state public and --warm-start.",
+            help="Training examples declared public, for --state public and --warm-start.",
             rich_help_panel=DATA,
         ),
     ] = 600
@@ -250,7 +255,7 @@ class RunOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Project the examples on this many components by a private PCA, which is charged.",
+            help="Project the examples on this many components of a private PCA; it is charged.",
             rich_help_panel=DATA,
         ),
     ] = None
@@ -259,7 +264,7 @@ class RunOptions:
         typer.Option(
             min=0.01,
             callback=require_between(0, math.inf),
-            help="σ of the noise on the PCA's matrix.",
+            help="Noise multiplier σ of --pca.",
             rich_help_panel=DATA,
         ),
     ] = 16.0
@@ -273,7 +278,7 @@ class RunOptions:
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue the interrupted run with --dataset in the folder --output."
+            "--resume", help="Continue the interrupted run in the folder --output; needs --dataset."
         ),
     ] = False
     as_json: AsJson = False

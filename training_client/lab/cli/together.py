@@ -70,12 +70,14 @@ class FederatedOptions:
 
     participants: Annotated[
         int,
-        typer.Option(min=1, max=10_000, help="How many; each gets an equal part of the data."),
+        typer.Option(
+            min=1, max=10_000, help="Participants; each gets an equal part of the training data."
+        ),
     ] = 5
-    epsilon: Annotated[str, _per_participant("ε that each may spend.")] = "1"
-    delta: Annotated[str, _per_participant("δ of each.")] = "1e-5"
-    sample_rate: Annotated[str, _per_participant("q, the sample rate of each.")] = "0.01"
-    noise_multiplier: Annotated[str, _per_participant("σ of each.")] = "1"
+    epsilon: Annotated[str, _per_participant("Privacy budget ε.")] = "1"
+    delta: Annotated[str, _per_participant("Privacy budget δ.")] = "1e-5"
+    sample_rate: Annotated[str, _per_participant("Sample rate q.")] = "0.01"
+    noise_multiplier: Annotated[str, _per_participant("Noise multiplier σ.")] = "1"
     method: Annotated[
         str,
         typer.Option(
@@ -90,7 +92,7 @@ class FederatedOptions:
         float,
         typer.Option(
             callback=require_between(0, math.inf),
-            help="η, applied to the averaged gradient.",
+            help="Learning rate η of the averaged gradient.",
             rich_help_panel=TRAINING,
         ),
     ] = 0.5

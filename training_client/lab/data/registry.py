@@ -69,8 +69,8 @@ def fashion_mnist(folder: Path) -> Dataset:
     if has_idx(installed):
         return read_idx(installed, _FASHION_MNIST)
     raise NotFetchedError(
-        "no fashion-mnist: install Debian's package dataset-fashion-mnist, or put its four IDX "
-        f"files into {folder / 'fashion-mnist'}"
+        "fashion-mnist was not found: install Debian's package dataset-fashion-mnist, or put its "
+        f"four IDX files into {folder / 'fashion-mnist'}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Databases of their own for tests: SQLite files, and PostgreSQL schemas where there is one."""
+"""Databases for tests: SQLite files, and separate PostgreSQL schemas or servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVER = "postgres@127.0.0.1:5432/test"
 
 @contextmanager
 def database(kind: str, folder: Path) -> Iterator[str]:
-    """The URL of an empty database."""
+    """Create an empty database of a kind, yield its URL, and remove it afterwards."""
     if kind == "sqlite":
         yield f"sqlite:///{folder}/ledger.db"
         return
@@ -61,36 +61,37 @@ class PrivateServer:
 
     @property
     def url(self) -> str:
-        """Of its only database."""
+        """The URL of the server's only database."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
 
     def start(self, *options: str) -> None:
-        """Accept connections, after crash recovery if need be."""
+        """Start the server, and wait until it accepts connections."""
         where = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._data}"
         self._control("start", "-w", "-o", " ".join([where, *options]), "-l", self._data / "log")
 
     def demote(self, *options: str) -> None:
-        """Start again as a standby, which takes no writes."""
+        """Restart the server as a read-only standby."""
         self._control("stop", "-m", "fast")
         (self._data / "standby.signal").touch()
         self.start(*options)
 
     def promote(self) -> None:
-        """Take writes again."""
+        """Make a standby writable again."""
         self._control("promote", "-w")
 
     def execute(self, *statements: str) -> None:
-        """Run statements, each by itself."""
+        """Run statements, each in a transaction of its own."""
         url = self.url.replace("+psycopg", "")
         with psycopg.connect(url, autocommit=True) as connection:
             for each in statements:
                 connection.execute(each.encode())
 
     def crash(self) -> None:
-        """Stop at once, as if the power had failed: connections are cut, nothing is flushed."""
+        """Stop the server at once, as a power failure would, without flushing anything."""
         self._control("stop", "-m", "immediate")
 
     def _control(self, *arguments: str | Path) -> None:
+        """Run `pg_ctl` on the server's data folder."""
         self._run([self._programs / "pg_ctl", "-D", self._data, *arguments])
 
 
@@ -114,7 +115,7 @@ def private_server() -> Iterator[PrivateServer]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a TCP port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

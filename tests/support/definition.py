@@ -1,4 +1,4 @@
-"""Privacy profiles by brute force, from the definition: nothing is shared with the service.
+"""Privacy profiles by brute force, from the definition; no code is shared with the service.
 
 A dataset is a list of numbers in [−1, 1], what each record adds to a sum. A mechanism's output is
 a list of independent blocks, and a block (one release, or several on one sample) is a finite
@@ -28,13 +28,13 @@ CELLS = 1000
 
 
 class Block:
-    """Releases on common samples: the noise of each, and the mixture of their sums."""
+    """Releases on a common sample: the noise of each, and the mixture of their sums."""
 
     def __init__(self, noises: Sequence[tuple[str, float]], mixture: dict[tuple[float, ...], Any]):
         self.noises, self.mixture = list(noises), mixture
 
     def masses(self, edges: Sequence[Array]) -> Array:
-        """The probability of each cell between the edges of every axis."""
+        """Return the probability of each cell between the edges of every axis."""
         total: Any = 0.0
         for sums, probability in self.mixture.items():
             part = np.full(1, float(probability))
@@ -45,14 +45,14 @@ class Block:
 
 
 def _below(noise: str, z: Array) -> Array:
-    """The distribution function."""
+    """Return the distribution function of a standard noise variable at z."""
     if noise == "gaussian":
         return np.asarray(special.ndtr(z))
     return np.where(z < 0, 0.5 * np.exp(np.minimum(z, 0)), 1 - 0.5 * np.exp(-np.maximum(z, 0)))
 
 
 def leaves(tree: Json) -> list[Json]:
-    """The releases of a tree without sampling, one after the other."""
+    """Return the releases of a tree without sampling, in order."""
     if tree["kind"] == "repeated":
         return leaves(tree["mechanism"]) * tree["count"]
     if tree["kind"] == "composed":
@@ -61,7 +61,7 @@ def leaves(tree: Json) -> list[Json]:
 
 
 def samples(tree: Json, members: tuple[int, ...]) -> Iterator[tuple[Any, tuple[int, ...]]]:
-    """Every sample that nested sampling may draw of some members, with its probability."""
+    """Yield every sample that nested sampling may draw from some members, with its probability."""
     if tree["kind"] == "poisson_sampled":
         rate = Fraction(tree["sample_rate"])
         for taken in itertools.product((False, True), repeat=len(members)):
@@ -79,7 +79,7 @@ def samples(tree: Json, members: tuple[int, ...]) -> Iterator[tuple[Any, tuple[i
 
 
 def blocks(tree: Json, queries: Iterator[Dataset], size: int) -> list[Block]:
-    """The independent blocks of a mechanism; each block takes the next dataset of contributions."""
+    """Return a mechanism's independent blocks; each takes the next dataset of `queries`."""
     if tree["kind"] == "repeated":
         return [b for _ in range(tree["count"]) for b in blocks(tree["mechanism"], queries, size)]
     if tree["kind"] == "composed":
@@ -98,7 +98,7 @@ def blocks(tree: Json, queries: Iterator[Dataset], size: int) -> list[Block]:
 
 
 def neighbours(relation: NeighbouringRelation, size: int) -> Iterator[tuple[Dataset, Dataset]]:
-    """Pairs of datasets: one record differs, and all others add the same ±1 or 0."""
+    """Yield pairs of neighbouring datasets; all other records add the same −1 or 0."""
     for others in (-1.0, 0.0):
         rest = (others,) * (size - 1)
         if relation is NeighbouringRelation.ADD_OR_REMOVE_ONE:
@@ -110,13 +110,14 @@ def neighbours(relation: NeighbouringRelation, size: int) -> Iterator[tuple[Data
 
 
 def _edges(noise: tuple[str, float], reach: float) -> Array:
+    """Return the edges of the cells along one noise axis."""
     kind, scale = noise
     far = reach + scale * (9.0 if kind == "gaussian" else 26.0)
     return np.linspace(-far, far, CELLS + 1)
 
 
 def _laws(block: Block, other: Block, reach: float) -> tuple[Array, Array]:
-    """Masses of the same cells under both laws of a block."""
+    """Return the masses of the same cells under both distributions of a block."""
     edges = [_edges(noise, reach) for noise in block.noises]
     first, second = block.masses(edges), other.masses(edges)
     kept = (first > 1e-14) | (second > 1e-14)
@@ -126,7 +127,7 @@ def _laws(block: Block, other: Block, reach: float) -> tuple[Array, Array]:
 def delta(
     tree: Json, relation: NeighbouringRelation, size: int, epsilons: Sequence[float]
 ) -> list[float]:
-    """The largest δ at each ε over pairs of datasets, the larger one of `size` records."""
+    """Return the largest δ at each ε over neighbouring datasets of at most `size` records."""
     worst = [0.0] * len(epsilons)
     count = len(blocks(tree, itertools.repeat((0.0,) * size), size))
     options = list(neighbours(relation, size))

@@ -48,6 +48,7 @@ class Mechanism:
     infinite: float = 0.0
 
     def __post_init__(self) -> None:
+        """Check that the masses under P add up to 1, and those under Q to at most 1."""
         assert math.fsum(mass for _, mass in self.losses) + self.infinite == 1
         assert self.infinite >= 0
         assert self.impossible >= 0
@@ -63,7 +64,7 @@ class Mechanism:
         return Mechanism(losses, self.impossible)
 
     def before(self, rest: Array) -> Array:
-        """Return the profile of this release followed by a rest with this profile.
+        """Return the profile of this release followed by releases with the profile `rest`.
 
         The rest may be the best of several for every x and direction. Then this is what an
         adversary attains who sees the release's privacy loss and chooses the rest by it.
@@ -80,11 +81,12 @@ class Mechanism:
 
     @cached_property
     def _operator(self) -> tuple[Array, Array]:
-        """E[W(x − loss)] in both directions, as a matrix that is applied to W and a constant."""
+        """The expectation E[W(x − loss)] in both directions: a matrix for W, and a constant."""
         both = [each._one_direction() for each in (self, self.swapped())]
         return np.stack([matrix for matrix, _ in both]), np.stack([rest for _, rest in both])
 
     def _one_direction(self) -> tuple[Array, Array]:
+        """Return the matrix and the constant of `_operator` in the direction of this pair."""
         size = LATTICE.size
         matrix = np.zeros((size, size))
         constant = np.full(size, self.infinite)  # the profile at −∞ is 1
@@ -103,7 +105,7 @@ NOTHING: Final[Array] = np.tile(np.maximum(1 - 2.0**LATTICE, 0.0), (2, 1))  # no
 
 
 def mixture(weights: Weights) -> Mechanism:
-    """Return a mechanism that plays one of several pairs of outcomes, and otherwise nothing.
+    """Return the mechanism with these pairs of outcomes; the rest of the mass has loss 0.
 
     A pair of outcomes with finite losses is randomised response on a sample: where gain and loss
     differ, removing a record differs from adding one.

@@ -1,4 +1,4 @@
-"""Databases that an earlier version of the service wrote: SQLite files and PostgreSQL schemas."""
+"""Databases that earlier versions of the service wrote: SQLite files and PostgreSQL schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short names for what tests ask most."""
+"""Short helpers for frequent questions: mechanism descriptions, ε and δ by method."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ ZERO_OUT = NeighbouringRelation.ZERO_OUT_ONE
 
 
 def run(q: float, sigma: float, steps: int, **more: Any) -> dict[str, Any]:
-    """A dp_sgd description."""
+    """Return the description of a DP-SGD run, as JSON."""
     described = {"kind": "dp_sgd", "noise_multiplier": sigma, "sample_rate": q, "steps": steps}
     return described | more
 
 
 def gaussian(sigma: float) -> dict[str, Any]:
+    """Return the description of one Gaussian release, as JSON."""
     return {"kind": "gaussian", "noise_multiplier": sigma}
 
 
 def question(
     description: dict[str, Any], relation: NeighbouringRelation = ADD_OR_REMOVE
 ) -> Question:
+    """Return an accountant's question about a described mechanism."""
     form = mechanisms.canonical_form(mechanisms.from_json(description))
     return Question(form, relation)
 
@@ -37,6 +39,7 @@ def epsilon(
     delta: float,
     relation: NeighbouringRelation = ADD_OR_REMOVE,
 ) -> Guarantee:
+    """Return a method's guarantee at δ for a described mechanism."""
     return ACCOUNTANTS[method].epsilon(question(description, relation), delta)
 
 
@@ -46,8 +49,10 @@ def delta(
     at: float,
     relation: NeighbouringRelation = ADD_OR_REMOVE,
 ) -> Guarantee:
+    """Return a method's guarantee at ε = `at` for a described mechanism."""
     return ACCOUNTANTS[method].delta(question(description, relation), at)
 
 
 def log_uniform(rng: random.Random, low: float, high: float) -> float:
+    """Draw a number whose logarithm is uniform between those of `low` and `high`."""
     return float(low * (high / low) ** rng.random())

@@ -69,14 +69,17 @@ class LedgerRules(ReferenceFilter):
         return LedgerFilter(1.0, 1e-5, relation, Gaussian(1.0), self.copies, True)
 
     def start(self) -> Book:  # type: ignore[override]
+        """Return the ledger's state before the first reservation."""
         nothing = self._policy.nothing
         return Book(Balance(nothing, nothing), ())
 
     def open_runs(self, state: Book) -> list[OpenRun]:  # type: ignore[override]
+        """Return the open runs as the adversary sees them."""
         return [OpenRun(run.mechanism, run.granted, run.charge.steps - run.granted)
                 for run in state.runs]  # fmt: skip
 
     def reserve(self, state: Book, mechanism: int, steps: int) -> list[Book]:  # type: ignore[override]
+        """Return the ledger's states after a reservation: one for each price that it admits."""
         if (mechanism, steps) not in self._prices:
             self._prices[mechanism, steps] = list(self.find_prices(mechanism, steps))
         dataset = Dataset("d", "d", 1, "record", self._policy, state.balance, 1, "", 0)
@@ -96,6 +99,7 @@ class LedgerRules(ReferenceFilter):
         return found
 
     def grant(self, state: Book, run: int) -> Book:  # type: ignore[override]
+        """Return the ledger's state after it granted one more step of a run."""
         before = state.runs[run]
         change = rules.grant(before.reservation, 1, before.granted)
         after = before._replace(granted=change.reservation.steps_granted)
@@ -103,6 +107,7 @@ class LedgerRules(ReferenceFilter):
         return Book(state.balance.plus(change.balance), tuple(sorted((*others, after), key=repr)))
 
     def close(self, state: Book, run: int) -> Book:  # type: ignore[override]
+        """Return the ledger's state after a run's end, with what the run gives back."""
         before = state.runs[run]
         returned = before.charge.returned(before.granted)
         if returned is None:

@@ -1,4 +1,4 @@
-"""Check that the answers racing clients saw are linearizable: explained by one order of calls.
+"""Check that the answers to racing clients are linearizable: explained by one order of calls.
 
 The ledger writes every change into one numbered record per dataset, so there is no need to search
 for an order: the record is the candidate. A history is linearizable in that order if
@@ -44,7 +44,7 @@ class Call:
 
     @classmethod
     def from_line(cls, line: str) -> Call:
-        """A call as a client logged it."""
+        """Parse one line of a client's log."""
         return cls(**json.loads(line))
 
 
@@ -57,7 +57,7 @@ def faults(
     budget: Amounts,
     costs: Mapping[str, Amounts],
 ) -> list[str]:
-    """Everything about a history that no sequence of calls explains; empty if it is linearizable.
+    """Return what no sequence of calls explains in a history; empty if it is linearizable.
 
     Args:
         calls: of all clients on one dataset.
@@ -77,6 +77,7 @@ def faults(
 
 
 def _refused(call: Call) -> bool:
+    """Return whether a reservation was refused because the budget is exhausted."""
     exhausted = call.answer.get("code") == "budget-exhausted"
     return call.kind == "reserve" and call.status == 409 and exhausted
 
@@ -85,7 +86,7 @@ _ENDS = {"commit": "committed", "release": "released", "expire": "expired"}
 
 
 class _Record:
-    """The record, and where a call can stand in it: entry n at 2n, a read of n at 2n + 1."""
+    """A dataset's record, in which entry n has position 2n, and a read after it 2n + 1."""
 
     def __init__(
         self, entries: Iterable[dict[str, Any]], budget: Amounts, costs: Mapping[str, Amounts]
@@ -142,7 +143,7 @@ class _Record:
         return 2 * version + 1 if seen == (self.spent[version], self.held[version]) else None
 
     def without_room(self, plan: str, low: int, high: int) -> int | None:
-        """The first place between two where a plan is refused."""
+        """Return the first position in a range at which a plan does not fit, or None."""
         for version in range(max(self.created, low // 2), len(self.spent)):
             place = 2 * version + 1
             taken = _add(self.spent[version], self.held[version])
@@ -152,29 +153,31 @@ class _Record:
 
 
 def _add(one: Amounts, other: Amounts) -> Amounts:
+    """Add amounts."""
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def _exceeds(taken: Amounts, budget: Amounts) -> bool:
+    """Return whether amounts exceed the budget in any unit."""
     return any(a > b for a, b in zip(taken, budget, strict=True))
 
 
 def _recorded(part: str, entry: dict[str, Any]) -> Amounts:
-    """The change of what is spent or held that an entry records."""
+    """Return the change of the spent or held amounts that an entry records."""
     if f"{part}_micronats" in entry:
         return (entry[f"{part}_micronats"],)
     return entry[f"{part}_reference_steps"], entry[f"{part}_slack"]
 
 
 def _shown(part: dict[str, Any]) -> Amounts:
-    """The amounts spent or held that an answer states."""
+    """Return the spent or held amounts that an answer states."""
     if part.get("micronats") is not None:
         return (part["micronats"],)
     return part["reference_steps"], round(part["slack"] * SLACK_UNITS)
 
 
 def _strangers(calls: Sequence[Call], record: _Record, claimed: list[int]) -> list[str]:
-    """Entries that nobody asked for, or that two calls claim."""
+    """Describe entries without a call, and entries that two calls claim."""
     unexplained = set(record.writes.values()) - set(claimed)
     found = [f"two calls claim entry {at // 2}" for at, n in Counter(claimed).items() if n > 1]
     kinds = {at: kind for (kind, _, _), at in record.writes.items()}
@@ -187,7 +190,7 @@ def _strangers(calls: Sequence[Call], record: _Record, claimed: list[int]) -> li
 
 
 def _out_of_order(placed: list[tuple[Call, int]]) -> list[str]:
-    """Calls that stand before one that had ended when they began."""
+    """Describe calls recorded before a call that had ended when they began."""
     by_end = sorted(placed, key=lambda pair: pair[0].end or 0)
     found, ended, latest = [], 0, -1
     for call, at in sorted(placed, key=lambda pair: pair[0].start):
@@ -200,7 +203,7 @@ def _out_of_order(placed: list[tuple[Call, int]]) -> list[str]:
 
 
 def _refusals(placed: list[tuple[Call, int]], refused: list[Call], record: _Record) -> list[str]:
-    """Refusals without a moment between their start and their end when there was no room.
+    """Describe refusals of plans that fitted at all times between the call's start and end.
 
     By start, each at the first moment that those before it leave: no other choice leaves more.
     """

@@ -48,6 +48,7 @@ PUBLIC = batch(64)
 
 
 def build_optimizer(name: str, net: nn.Module, plan: Plan, **options: Any) -> PrivateOptimizer:
+    """Build an optimizer by its name, with `PAPER_VARIANT` after it for the paper's variant."""
     known = name.removesuffix(PAPER_VARIANT)
     if known != name:
         boxed = {"box": True, "threshold": 0.0}
@@ -56,12 +57,14 @@ def build_optimizer(name: str, net: nn.Module, plan: Plan, **options: Any) -> Pr
 
 
 def random_like(net: nn.Module, seed: int) -> list[torch.Tensor]:
+    """Draw random tensors with the shapes of the trained parameters."""
     generator = torch.Generator().manual_seed(seed)
     trained = [p for p in net.parameters() if p.requires_grad]
     return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in trained]
 
 
 def build_transform(shape: str, net: nn.Module) -> Transform:
+    """Build a random transform of a shape, such as ball, box or affine, for a model."""
     positive = [each.abs() + 0.05 for each in random_like(net, 3)]
     if shape == "ball":
         return Transform(0.7)
@@ -81,7 +84,7 @@ def ellipsoid(half_axes: Tensors, *, box: bool = False) -> Transform:
 
 
 def clipped_per_example(net: nn.Module, transform: Transform, *of: torch.Tensor) -> torch.Tensor:
-    """Return every example's clipped u as one row: the oracle."""
+    """Return each example's clipped gradient as a row, computed one example at a time."""
     rows, gradients = [], per_example(net, *of)
     vector = torch.cat([each.flatten(1) for each in gradients], 1)
     for block in Clipper(net).blocks:
@@ -107,6 +110,7 @@ class SequenceMean(nn.Module):
 
 
 def images() -> tuple[nn.Module, torch.Tensor]:
+    """Return a convolutional model and a batch of images."""
     torch.manual_seed(3)
     net = nn.Sequential(
         nn.Conv2d(2, 6, 3, stride=2, padding=1), nn.GroupNorm(3, 6), nn.Tanh(),
@@ -116,6 +120,7 @@ def images() -> tuple[nn.Module, torch.Tensor]:
 
 
 def sequences() -> tuple[nn.Module, torch.Tensor]:
+    """Return a model with an embedding, and a batch of token sequences."""
     torch.manual_seed(3)
     net = nn.Sequential(
         nn.Embedding(11, 5),
@@ -129,6 +134,7 @@ def sequences() -> tuple[nn.Module, torch.Tensor]:
 
 
 def frozen() -> tuple[nn.Module, torch.Tensor]:
+    """Return a model with a frozen first layer, and a batch."""
     net = nn.Sequential(nn.Linear(6, 6).double(), nn.Tanh(), model())
     net[0].requires_grad_(False)
     return net, batch(8)[0]
@@ -139,7 +145,7 @@ NETS = {"rows": lambda: (model(), batch(8)[0]), "images": images, "sequences": s
 
 
 def scaled_loss(size: float) -> Loss:
-    """Return a loss multiplied by a factor: tokens cannot be made larger."""
+    """Return the cross entropy multiplied by a factor, to make gradients larger."""
     return lambda predictions, targets: size * cross_entropy(predictions, targets)
 
 
@@ -155,12 +161,14 @@ class Recorder:
         release, part = private_sum.release, private_sum._noisy_block
 
         def recorded(*of: Any) -> NoisyMean:
+            """Start a new vector for a step's noisy mean, and release it."""
             self.released.append(optimizer.zeros())
             return release(*of)
 
         def noisy(
             total: BlockwiseSum, transform: Transform, block: Block, mean: torch.Tensor
         ) -> NoisyBlock:
+            """Compute a noisy block, and copy it into the recorded vector."""
             found = part(total, transform, block, mean)
             block.view_in(self.released[-1]).copy_(found.mean)
             return found
@@ -183,6 +191,7 @@ def leaves(value: Any, seen: set[int] | None = None) -> list[torch.Tensor]:
 
 
 def children(value: Any) -> list[Any]:
+    """Return the values stored directly in a value: items, elements or attributes."""
     if isinstance(value, dict):
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset | deque):

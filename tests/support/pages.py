@@ -1,4 +1,4 @@
-"""Runs what the documentation shows: every fenced block of a page, in order.
+"""Run what the documentation shows: every fenced block of a page, in order.
 
 A page is a session. Its folder is a copy of the repository; what a shell block exports, where it
 changes to and what a Python block defines is there in the next block of that kind. `accountant
@@ -106,7 +106,7 @@ class Block:
 
     @property
     def runners(self) -> list[str]:
-        """The files that run it instead."""
+        """The test files that run the block instead, if a comment names any."""
         return (self.run_by or "").partition(": ")[0].split(", ")
 
     @property
@@ -128,7 +128,7 @@ class Page:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a page, refusing code that would be neither run nor marked."""
+        """Read a page; refuse code blocks that would neither run nor name a test."""
         blocks: list[Block] = []
         needs: list[str] = []
         notes: dict[str, str] = {}
@@ -200,7 +200,7 @@ class Session:
         self._closing.close()
 
     def run(self, block: Block) -> None:
-        """Run a block; what it shows as output must come, but for its figures."""
+        """Run a block, and require the output that the page shows, except for figures."""
         match block.language:
             case "json":
                 json.loads(block.text)
@@ -214,7 +214,7 @@ class Session:
                 self._shell(block.text, block.where)
 
     def _shell(self, script: str, where: str) -> str:
-        """Run a script; lines of it that start a service do so in the background."""
+        """Run a shell script and return its output; services start in the background."""
         output, done = "", 0
         for serve in _SERVE.finditer(script):
             output += self._script(script[done : serve.start()], where)
@@ -223,6 +223,7 @@ class Session:
         return output + self._script(script[done:], where)
 
     def _script(self, script: str, where: str) -> str:
+        """Run a shell script with the session's variables and folder; return its output."""
         if not script.strip():
             return ""
         done = subprocess.run(
@@ -240,6 +241,7 @@ class Session:
         return done.stdout
 
     def _interpret(self, block: Block) -> None:
+        """Run a Python block in the session's interpreter."""
         if self._python is None:
             self._python = self._background([sys.executable, "-u", "-c", _INTERPRETER])
         assert self._python.stdin is not None
@@ -271,7 +273,7 @@ class Session:
         return dict(each.split("=", 1) for each in listed.stdout.split("\0") if each)
 
     def _here(self, text: str) -> str:
-        """A text with this session's addresses for those of the page."""
+        """Return a text with the page's addresses replaced by the session's."""
         if _ORIGIN in text:
             text = text.replace(_ORIGIN, str(self._committed()))
         if _ASKS.search(text) and self._service is None:
@@ -280,7 +282,7 @@ class Session:
         return _DATABASE.sub(rf"\1:{self._database}", text)
 
     def _committed(self) -> Path:
-        """This copy as one can clone it; from here on there is only what the page installs."""
+        """Commit this copy to git and return it; drop this environment from the PATH."""
         ours = str(Path(sys.executable).parent)
         path = [each for each in os.environ["PATH"].split(":") if each != ours]
         self._environment |= {"PATH": ":".join(path), "PYTHONPATH": ""}
@@ -291,7 +293,7 @@ class Session:
         return self._home
 
     def _serve(self, command: str) -> None:
-        """Start the service, and return when it answers; one that a page started before ends."""
+        """Start the service and wait until it answers; stop one that the page started before."""
         if self._service is not None:
             end(self._service)
         command = re.sub(r" --port \d+| +#.*$", "", command)
@@ -312,7 +314,7 @@ class Session:
     def _background(
         self, command: list[str], output: IO[str] | int = subprocess.PIPE
     ) -> subprocess.Popen[str]:
-        """A process that ends with the session, with all that it started."""
+        """Start a process in the background, which is stopped at the end of the session."""
         process = subprocess.Popen(
             command,
             cwd=self._home,
@@ -328,19 +330,19 @@ class Session:
 
 
 def copy_repository(home: Path) -> None:
-    """Make a copy that shares nothing but the data that were fetched."""
+    """Copy the repository without results and caches; the copy shares only downloaded data."""
     shutil.copytree(ROOT, home, ignore=_left_out)
     (ROOT / "data").mkdir(exist_ok=True)
     (home / "data").symlink_to(ROOT / "data")
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    """Return the names at the root that a page gets no copy of: results, caches and the like."""
+    """Return the names at the root that are not copied: results, caches and the like."""
     return {each for each in names if each in _NOT_COPIED} if Path(folder) == ROOT else set()
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Stop a process that leads a group, and what it started."""
+    """Stop a process group, by force after 20 seconds."""
     if process.returncode is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)
@@ -352,7 +354,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command after a prompt, with the lines that are shown as its output."""
+    """Yield each command after a `$` prompt, with the lines shown as its output."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
         last = next(at for at, line in enumerate(lines) if not line.endswith("\\"))
@@ -360,7 +362,7 @@ def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _require_shown(shown: list[str], output: str, where: str, exact: bool) -> None:
-    """Every line that a page shows must come, in order; … is anything."""
+    """Require that the lines a page shows occur in the output; … matches anything."""
     printed = (_words(line, exact) for line in output.splitlines())
     for line in shown:
         wanted = _words(line, exact)
@@ -370,9 +372,10 @@ def _require_shown(shown: list[str], output: str, where: str, exact: bool) -> No
 
 
 def _words(line: str, exact: bool) -> str:
-    """A line without identifiers, the rules of a table, and figures beyond those that count."""
+    """Return a line without identifiers and table rules, and with figures replaced or rounded."""
 
     def figure(found: re.Match[str]) -> str:
+        """Return the figure to four digits if it must match, else 0."""
         return f"{float(found[0]):.4g}" if exact else "0"
 
     plain = re.sub(r"[\u2500-\u257f]", " ", line)

@@ -1,4 +1,4 @@
-"""The best adversary against a privacy filter, exactly, on small discrete mechanisms.
+"""Compute the best adversary against a privacy filter, exactly, on small discrete mechanisms.
 
 A filter decides which reservations, grants and ends of runs it allows. It implements `Filter`: a
 state is any hashable value, and every move returns the next state. The adversary sees the realised
@@ -101,7 +101,7 @@ class Move(NamedTuple):
 
 
 class Adversary:
-    """The best adversary against a filter.
+    """The adversary who attains the largest δ against a filter, found by dynamic programming.
 
     Args:
         privacy_filter: the filter.
@@ -127,15 +127,15 @@ class Adversary:
         self._values: dict[Position, Array] = {}
 
     def play(self) -> Array:
-        """Return the profile of the whole interaction: the most δ at every ε, in each direction."""
+        """Return the profile of the whole interaction: the largest δ at every ε."""
         return self.value(self.first)
 
     def positions(self) -> dict[Position, Array]:
-        """Return every position that was played, with the profile of the rest from there."""
+        """Return every position reached, each with its `value`."""
         return self._values
 
     def value(self, position: Position) -> Array:
-        """Return the most that the rest of the interaction attains, for every loss so far."""
+        """Return the largest profile that the rest of the interaction attains from a position."""
         if position not in self._values:
             best = NOTHING  # the adversary stops
             for move in self.moves(position):
@@ -144,14 +144,14 @@ class Adversary:
         return self._values[position]
 
     def value_of(self, move: Move) -> Array:
-        """Return the most that is attained after a move."""
+        """Return the largest profile that the interaction attains from a move on."""
         rest = self.value(move.after)
         if move.mechanism is None:
             return rest
         return self._menu.mechanisms[move.mechanism].before(rest)
 
     def moves(self, position: Position) -> Iterator[Move]:
-        """Yield every move but to stop."""
+        """Yield every move at a position, apart from stopping."""
         state, grants, withdrawals = position
         if not grants:
             return
@@ -173,7 +173,7 @@ Policy = Callable[[Position, int], Move | None]  # of a position and the loss so
 
 
 def attained(policy: Policy, first: Position, menu: Menu, epsilon: int, direction: int) -> Fraction:
-    """Return δ of an interaction at ε, from the definition.
+    """Return the δ that a policy attains at ε, summed over all transcripts.
 
     Sum P − e^ε·Q over all transcripts for which it is positive. Outcomes that are impossible under
     Q count as they are; outcomes that are impossible under P add nothing.
@@ -225,7 +225,7 @@ class Ledger(NamedTuple):
 
 
 class ReferenceFilter:
-    """The reference filter, with every price that it may ask for a run.
+    """The reference filter in the game, with every price that it may charge for a run.
 
     Args:
         menu: the mechanisms.
@@ -244,7 +244,7 @@ class ReferenceFilter:
         self._prices: dict[tuple[int, int], list[Hold]] = {}
 
     def promise(self, state: Ledger) -> Array:
-        """Return the theorem's bound on the rest: the stack's profile and the slack left."""
+        """Return the theorem's bound on the profile of the rest of the interaction."""
         counts, slack = [0] * len(self.menu.mechanisms), state.slack
         counts[self.reference] = state.copies
         for hold in state.holds:
@@ -257,14 +257,17 @@ class ReferenceFilter:
         return self.menu.compose(counts) + slack * self.unit
 
     def start(self) -> Ledger:
+        """Return the state with the whole budget free."""
         return Ledger(self.copies, self.slack, ())
 
     def open_runs(self, state: Ledger) -> list[OpenRun]:
+        """Return the open runs as the adversary sees them."""
         return [
             OpenRun(hold.mechanism, hold.granted, hold.steps - hold.granted) for hold in state.holds
         ]
 
     def reserve(self, state: Ledger, mechanism: int, steps: int) -> list[Ledger]:
+        """Return the states after a reservation, one for each price that fits."""
         if (mechanism, steps) not in self._prices:
             self._prices[mechanism, steps] = list(self.find_prices(mechanism, steps))
         return [
@@ -278,10 +281,12 @@ class ReferenceFilter:
         ]
 
     def grant(self, state: Ledger, run: int) -> Ledger:
+        """Return the state after one more step of a run."""
         hold = state.holds[run]
         return state._replace(holds=_with(state, run, hold._replace(granted=hold.granted + 1)))
 
     def close(self, state: Ledger, run: int) -> Ledger:
+        """Return the state after a run's end, with what it gives back."""
         copies, slack = self.returned(state.holds[run])
         return Ledger(state.copies + copies, state.slack + slack, _with(state, run, None))
 
@@ -308,7 +313,7 @@ class ReferenceFilter:
         return max(math.ceil(above / self.unit), 0)
 
     def seen(self, profile: Array) -> Array:
-        """Return the part of a profile that a domination test looks at: all of it."""
+        """Return the part of a profile that a domination test looks at; here all of it."""
         return profile
 
     def find_prices(self, mechanism: int, steps: int) -> list[Hold]:
@@ -329,7 +334,7 @@ class ReferenceFilter:
 
 
 def _with(state: Ledger, run: int, hold: Hold | None) -> tuple[Hold, ...]:
-    """Return the holds with one of them replaced or, with None, left out."""
+    """Return the state's holds with one of them replaced, or removed if `hold` is None."""
     others = state.holds[:run] + state.holds[run + 1 :]
     return others if hold is None else tuple(sorted((*others, hold)))
 
@@ -338,6 +343,7 @@ class LeastDominatingGivenBack(ReferenceFilter):
     """Gives back the fewest reference steps that dominate the remaining steps."""
 
     def exchange_back(self, hold: Hold, left: int) -> int:
+        """Return the fewest reference steps that dominate the rest: the mistake."""
         remaining = self.menu.power(hold.mechanism, left)
         return next(
             copies
@@ -351,11 +357,13 @@ class SlackNotCharged(ReferenceFilter):
     """Uses slack in an exchange without charging it."""
 
     def reserve(self, state: Ledger, mechanism: int, steps: int) -> list[Ledger]:
+        """Reserve without charging slack: the mistake."""
         return [
             after._replace(slack=state.slack) for after in super().reserve(state, mechanism, steps)
         ]
 
     def returned(self, hold: Hold) -> tuple[int, int]:
+        """Return no slack, because none was charged."""
         return super().returned(hold)[0], 0
 
 
@@ -363,6 +371,7 @@ class SpentSlackGivenBack(ReferenceFilter):
     """Gives the slack of an exchange back when the run ends."""
 
     def returned(self, hold: Hold) -> tuple[int, int]:
+        """Return all slack, also what was spent: the mistake."""
         return super().returned(hold)[0], hold.slack + hold.slack_back
 
 
@@ -370,6 +379,7 @@ class ReleasedAfterGrants(ReferenceFilter):
     """Gives everything back when a run is released, although steps were granted."""
 
     def returned(self, hold: Hold) -> tuple[int, int]:
+        """Return everything that was held, whatever was granted: the mistake."""
         return hold.copies, hold.slack + hold.slack_back
 
 
@@ -377,6 +387,7 @@ class ProRataPrice(ReferenceFilter):
     """Charges each granted step its share of the whole run's price, and gives back the rest."""
 
     def exchange_back(self, hold: Hold, left: int) -> int:
+        """Return a share of the price in proportion to the remaining steps: the mistake."""
         return hold.copies * left // hold.steps
 
 
@@ -384,6 +395,7 @@ class OneDirection(ReferenceFilter):
     """Tests domination at x ≥ 0 for removing a record only."""
 
     def seen(self, profile: Array) -> Array:
+        """Return the profile at x ≥ 0 for removing a record only: the mistake."""
         return profile[0, ZERO:]
 
 
@@ -391,6 +403,7 @@ class WorseDirection(ReferenceFilter):
     """Tests domination at x ≥ 0 between the worse directions of both mechanisms."""
 
     def seen(self, profile: Array) -> Array:
+        """Return the worse direction's profile at x ≥ 0: the mistake."""
         return np.asarray(profile[:, ZERO:].max(0))
 
 
@@ -398,6 +411,7 @@ class CoarseGrid(ReferenceFilter):
     """Tests domination at every third x only, without chords between them."""
 
     def seen(self, profile: Array) -> Array:
+        """Return every third point of the profile: the mistake."""
         return profile[:, ZERO::3]
 
 
@@ -405,6 +419,7 @@ class OnlyAtEpsilon(ReferenceFilter):
     """Tests domination at x = ε only."""
 
     def seen(self, profile: Array) -> Array:
+        """Return the profile at ε only: the mistake."""
         return profile[:, ZERO + self.epsilon]
 
 
@@ -429,6 +444,7 @@ class FirstReservation:
         ]
 
     def _count_copies(self, menu: Menu, reference: int, delta: float, epsilon: int) -> int:
+        """Return how many steps of a mechanism fit (ε, δ), up to `most_copies`."""
         copies = 0
         while copies < self.most_copies:
             if menu.power(reference, copies + 1)[:, ZERO + epsilon].max() > delta:
@@ -445,10 +461,12 @@ class FirstReservation:
         return not granted and not ledger.holds
 
     def open_runs(self, state: Any) -> list[OpenRun]:
+        """Return the open runs of the current ledger state."""
         reference, _, ledger = state
         return self.filters[reference].open_runs(ledger)
 
     def reserve(self, state: Any, mechanism: int, steps: int) -> list[Any]:
+        """Reserve; the first reservation also chooses the reference."""
         reference, granted, ledger = state
         found = []
         if reference >= 0:
@@ -465,10 +483,12 @@ class FirstReservation:
         return found
 
     def grant(self, state: Any, run: int) -> Any:
+        """Return the state after a grant, from which on the reference is fixed."""
         reference, _, ledger = state
         return reference, True, self.filters[reference].grant(ledger, run)
 
     def close(self, state: Any, run: int) -> Any:
+        """Return the state after a run's end."""
         reference, granted, ledger = state
         return reference, granted, self.filters[reference].close(ledger, run)
 
@@ -477,6 +497,7 @@ class ReplacedAfterGrants(FirstReservation):
     """Replaces the reference while nothing is held, although steps were granted."""
 
     def may_replace(self, _granted: bool, ledger: Ledger) -> bool:
+        """Return whether nothing is held, whatever was granted: the mistake."""
         return not ledger.holds
 
 
@@ -491,11 +512,13 @@ class ComposeAndStop:
         return (0,) * len(self._menu.mechanisms), ()
 
     def open_runs(self, state: Any) -> list[OpenRun]:
+        """Return the open runs."""
         return [
             OpenRun(each.mechanism, each.granted, each.steps - each.granted) for each in state[1]
         ]
 
     def reserve(self, state: Any, mechanism: int, steps: int) -> list[Any]:
+        """Reserve a run if all granted and reserved steps together are within δ at ε."""
         granted, holds = state
         hold = Hold(mechanism, steps, 0, 0, 0, 0)
         total = list(granted)
@@ -506,6 +529,7 @@ class ComposeAndStop:
         return [(granted, tuple(sorted((*holds, hold))))]
 
     def grant(self, state: Any, run: int) -> Any:
+        """Return the state after one more step of a run."""
         granted, holds = state
         hold = holds[run]
         counts = list(granted)
@@ -514,5 +538,6 @@ class ComposeAndStop:
         return tuple(counts), tuple(sorted(after))
 
     def close(self, state: Any, run: int) -> Any:
+        """Remove a run."""
         granted, holds = state
         return granted, holds[:run] + holds[run + 1 :]

@@ -1,4 +1,4 @@
-"""Programs that are started as users start them."""
+"""Start programs as users do, and wait for servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 
 
 def awake(url: str) -> str:
-    """The same address, when somebody answers there."""
+    """Wait until a server answers at an address, and return the address."""
     deadline = time.monotonic() + 30
     while True:
         try:

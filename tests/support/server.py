@@ -1,4 +1,4 @@
-"""A server process that is killed and started again."""
+"""A server process that tests kill and start again."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
+        """Start the server process."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [PROGRAMS / "accountant", "serve", "--port", str(self.port)],
@@ -34,6 +35,7 @@ class Server:
             )
 
     def wait(self) -> None:
+        """Wait until the server answers."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
@@ -45,5 +47,6 @@ class Server:
         raise AssertionError("the server did not start")
 
     def kill(self) -> None:
+        """Kill the server process with SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()

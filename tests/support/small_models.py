@@ -14,26 +14,29 @@ from training_client.private_step.blocks import unflatten_vector
 
 
 def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a batch of random examples and labels."""
     generator = torch.Generator().manual_seed(1)
     examples = 3 * torch.randn(size, 6, generator=generator, dtype=torch.float64)
     return examples, torch.randint(0, 4, (size,), generator=generator)
 
 
 def unbudgeted(plan: Plan) -> NoBudget:
-    """As many steps as a test makes."""
+    """Return a budget without a claim for more steps than any test makes."""
     return NoBudget(plan, 10**9, "it is a test")
 
 
 def model(*, bias: bool = True) -> nn.Module:
+    """Build a small model with two Linear layers and fixed random weights."""
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(6, 9, bias=bias), nn.Tanh(), nn.Linear(9, 4)).double()
 
 
 def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    """The oracle: every example's gradient, one by one."""
+    """Return each example's gradient of every parameter, computed by PyTorch's `vmap`."""
     parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
 
     def loss(values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return one example's cross entropy at given parameters."""
         out = torch.func.functional_call(net, values, (x[None],))
         return nn.functional.cross_entropy(out, y[None])
 
@@ -44,7 +47,7 @@ def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) ->
 def sum_clipped(
     clipper: Clipper, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, by: Transform
 ) -> tuple[list[torch.Tensor], float]:
-    """Block by block, as a step adds noise to it; and the batch's mean loss."""
+    """Return the clipped sum of a batch, computed block by block, and the mean loss."""
     found = clipper.clip(examples, targets, loss, by)
     sums = clipper.zeros()
     for block in clipper.blocks:
@@ -54,7 +57,7 @@ def sum_clipped(
 
 
 class TokenClassifier(nn.Module):
-    """The embeddings of a transformer; every example has the same positions."""
+    """A classifier with the token and position embeddings of a transformer."""
 
     def __init__(self, *, expanded: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A service that answers by a formula, for tests of the client alone."""
+"""A stub of the accounting service that answers by a formula, for tests of the client alone."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ Answer = Callable[[str, dict[str, Any]], httpx.Response]
 
 
 def service(answer: Answer) -> AccountingService:
+    """Return a client whose requests are answered by a function of path and body."""
+
     def handle(request: httpx.Request) -> httpx.Response:
+        """Answer one request."""
         return answer(request.url.path, json.loads(request.content or b"null"))
 
     return AccountingService("http://test", transport=httpx.MockTransport(handle))
 
 
 def claim(epsilon: float, delta: float = 1e-5) -> dict[str, Any]:
+    """Return a proven guarantee as the service's JSON."""
     return {"epsilon": epsilon, "delta": delta, "method": "pld", "status": "proven"}
 
 
 def linear_accountant(path: str, body: dict[str, Any]) -> httpx.Response:
-    """A service for which a step costs 0.1: 20 steps fit into ε = 2."""
+    """Answer as a service in which each step costs ε = 0.1, so that 20 steps fit ε = 2."""
     if path == "/v1/epsilon":
         return httpx.Response(200, json=claim(0.1 * body["mechanism"]["steps"]))
     if path == "/v1/datasets/d":
@@ -49,6 +53,7 @@ def linear_accountant(path: str, body: dict[str, Any]) -> httpx.Response:
 
 
 def tiny_data() -> Dataset:
+    """Return a data set of 100 random examples with two classes."""
     generator = torch.Generator().manual_seed(0)
     examples = torch.randn(100, 5, generator=generator)
     labels = (examples[:, 0] > 0).long()

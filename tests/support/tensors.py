@@ -8,7 +8,7 @@ EPS = float(torch.finfo(torch.float32).eps)
 
 
 def require_close(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Within as many roundings as the engine's norms allow for (see `gradients`)."""
+    """Require a matrix product to be correct up to the rounding that clipped norms allow for."""
     exact = left.double() @ right.double()
     most = left.double().abs() @ right.double().abs()
     assert found.shape == exact.shape

@@ -1,4 +1,4 @@
-"""A ledger's dataset and the trainer's commands, which ask the service in this process."""
+"""A dataset in a ledger, and the trainer's commands with the service in the same process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ROWS = 400
 
 
 def small(_: Path) -> Dataset:
-    """Two classes that a line tells apart."""
+    """Return a linearly separable data set with two classes."""
     examples = torch.rand(ROWS + 100, 8, generator=torch.Generator().manual_seed(2))
     labels = (examples[:, 0] > examples[:, 1]).long()
     return Dataset(examples[:ROWS], labels[:ROWS], examples[ROWS:], labels[ROWS:], classes=2)
 
 
 class Bench:
-    """A ledger's dataset, and commands that ask the service in this process."""
+    """A dataset in a ledger, and the trainer's commands with the service in the same process."""
 
     def __init__(self, api: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.api, self.folder, self.asked = api, folder, list[tuple[str, Any]]()
@@ -48,9 +48,11 @@ class Bench:
             monkeypatch.setattr(module, "AccountingService", self.service)
 
     def service(self, url: str, *, api_key: str | None = None) -> AccountingService:
+        """Return a client whose requests go to the service in this process."""
         return AccountingService(url, api_key=api_key, transport=httpx.MockTransport(self.handle))
 
     def handle(self, request: httpx.Request) -> httpx.Response:
+        """Record a request, and pass it to the service unless `refuse` is part of its path."""
         path, content = request.url.path, request.content
         self.asked.append((path, json.loads(content or b"null")))
         if self.refuse is not None and self.refuse in path:
@@ -64,26 +66,30 @@ class Bench:
         return httpx.Response(answer.status_code, content=answer.content)
 
     def give(self, epsilon: float) -> None:
+        """Create the dataset with a budget of ε."""
         budget = {"epsilon": epsilon, "delta": 1e-5}
         headers = {"Authorization": f"Bearer {self.token}", "Idempotency-Key": self.name}
         body = {"name": self.name, "size": ROWS, "budget": budget}
         assert self.api.post("/v1/datasets", json=body, headers=headers).status_code == 201
 
     def dataset(self) -> Any:
+        """Return the ledger's record of the dataset."""
         headers = {"Authorization": f"Bearer {self.token}"}
         return self.api.get(f"/v1/datasets/{self.name}", headers=headers).json()
 
     def train(self, command: str, *arguments: str) -> Result:
+        """Run a command of `accountant-train` on the small data set."""
         given = [command, "--data", "small", "--output", str(self.folder), *arguments]
         environment = {"ACCOUNTANT_API_KEY": self.token, "COLUMNS": "200", "NO_COLOR": "1"}
         return CliRunner().invoke(app, given, env=environment)
 
     def run(self, *arguments: str) -> Result:
+        """Run `accountant-train run` with a small model and 30 steps."""
         usual = ["--batch-size", "20", "--hidden", "4", "--steps", "30"]
         return self.train("run", *usual, *arguments)
 
     def leave_after(self, steps: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """After a number of steps, let the service stop answering one kind of request."""
+        """Let the service stop answering one kind of request after a number of steps."""
         genuine, made = PrivateOptimizer.step, []
 
         def step(*of: Any) -> float:
@@ -95,7 +101,7 @@ class Bench:
         monkeypatch.setattr(PrivateOptimizer, "step", step)
 
     def counted(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """Grows by one with every step that is made, whatever is said of it."""
+        """Return a list that grows by one with every optimizer step made."""
         genuine, made = PrivateOptimizer.step, list[int]()
 
         def step(*of: Any) -> float:
@@ -106,10 +112,13 @@ class Bench:
         return made
 
     def left(self) -> set[str]:
+        """Return the names of the files in the output folder, without the lock."""
         return {file.name for file in self.folder.iterdir()} - {LOCK}
 
     def digest(self) -> str:
+        """Return the SHA-256 hash of the saved model."""
         return hashlib.sha256((self.folder / "model.pt").read_bytes()).hexdigest()
 
     def read(self, name: str) -> Any:
+        """Return the JSON document in a file of the output folder."""
         return json.loads((self.folder / name).read_text())

@@ -48,7 +48,7 @@ def ask(
 
 
 @every_method
-def test_says_what_it_is(method: str) -> None:
+def test_every_method_has_its_name_source_and_needs(method: str) -> None:
     accountant = ACCOUNTANTS[method]
     assert accountant.name == method
     for text in (accountant.title, accountant.source, accountant.needs, accountant.proves):
@@ -105,7 +105,7 @@ def test_tiny_and_huge_noise_give_a_number_or_a_refusal(
 
 
 @every_method
-def test_refuses_what_it_has_no_formula_for_by_its_place(method: str) -> None:
+def test_a_mechanism_without_a_formula_is_refused_with_its_pointer(method: str) -> None:
     mixture = {
         "kind": "poisson_sampled",
         "sample_rate": 0.1,
@@ -251,7 +251,7 @@ def test_epsilon_is_monotone(method: str, point: tuple[float, ...], factor: floa
 
 
 @every_method
-def test_guarantees_are_the_same_for_equal_meaning(method: str) -> None:
+def test_mechanisms_of_equal_meaning_have_equal_guarantees(method: str) -> None:
     one = mechanisms.from_json(run(0.01, 2.0, 100))
     other = mechanisms.from_json(
         {

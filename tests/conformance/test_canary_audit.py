@@ -128,7 +128,7 @@ def test_no_sound_optimizer_gives_less_privacy_than_claimed(name: str, state: st
 
 
 @pytest.mark.parametrize(("name", "state"), AS_PRINTED)
-def test_the_audit_is_the_same_of_what_is_printed(name: str, state: str) -> None:
+def test_the_audit_of_printed_parameters_finds_missing_noise(name: str, state: str) -> None:
     """A sixteenth of the noise is found out in all of these; an eighth was in 5 of 7."""
     sound, broken = (audited(name, state, cut=cut, printed=True) for cut in (1.0, 16.0))
     assert sound.epsilon_lower <= claimed(PLAN) < broken.epsilon_lower, (sound, broken)
@@ -140,7 +140,7 @@ def test_no_participant_gives_less_privacy_than_claimed() -> None:
     assert sound.epsilon_lower <= claimed(PLAN) < broken.epsilon_lower, (sound, broken)
 
 
-def test_the_audit_sees_what_there_is_to_see() -> None:
+def test_the_audit_of_dp_sgd_comes_close_to_the_claim() -> None:
     """DP-SGD on canaries of their own is as bad as claimed: the bound is no idle one."""
     found = audited("dp_sgd", "privatised")
     assert 0.25 * claimed(PLAN) < found.epsilon_lower <= claimed(PLAN), found
@@ -152,7 +152,7 @@ def test_an_eighth_of_the_noise_is_found_out(name: str, state: str) -> None:
     assert found.epsilon_lower > claimed(PLAN), found
 
 
-def test_the_power_is_as_stated() -> None:
+def test_the_audit_has_the_stated_power() -> None:
     """On another draw than above."""
     claim = claimed(PLAN)
 

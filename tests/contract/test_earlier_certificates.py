@@ -38,7 +38,7 @@ def test_an_earlier_certificate_verifies_and_says_what_it_leaves_open(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_altered_one_does_not(name: str, tmp_path: Path) -> None:
+def test_an_altered_certificate_does_not_verify(name: str, tmp_path: Path) -> None:
     document: dict[str, Any] = json.loads((ISSUED / f"{name}.json").read_text())
     file = tmp_path / "certificate.json"
     for altered in (

@@ -118,7 +118,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
 
 
 @pytest.mark.parametrize("revision", ["0001", "0002", NEWEST])
-def test_a_ledger_of_an_earlier_version_goes_on(revision: str, url: str) -> None:
+def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str) -> None:
     """Old datasets and new ones, with old runs and new runs, and the whole record verifies."""
     open_unmigrated(url, revision).close()
     repository = opening.open_repository(url)
@@ -142,7 +142,7 @@ def test_a_ledger_of_an_earlier_version_goes_on(revision: str, url: str) -> None
     repository.close()
 
 
-def test_the_newest_fixture_has_what_it_is_for(url: str) -> None:
+def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
     """Without exchanges and early ends the tests above would show little."""
     repository = open_unmigrated(url, NEWEST)
     with repository.reading() as reading:

@@ -153,7 +153,7 @@ def shown(url: str) -> str:
             time.sleep(0.2)
 
 
-def test_the_data_are_fetched_and_are_what_they_were(home: Path) -> None:
+def test_fetched_data_have_the_expected_content(home: Path) -> None:
     said = done_by("make data", home).stdout
     for name, sizes in (
         ("mnist", "60,000 + 10,000"),
@@ -187,7 +187,7 @@ def test_a_benchmark_prints_its_table(command: str, briefly: str, title: str, ho
     assert title in done_by(command + briefly, home).stdout
 
 
-def test_all_tests_and_the_nightly_ones_are_all_there_are(home: Path) -> None:
+def test_make_targets_together_run_every_test(home: Path) -> None:
     """They would run this one, so they say here only which tests they would run."""
     taken, left_out = collected("make test-all", home)
     assert (left_out, taken) == collected("make test-nightly", home)

@@ -42,7 +42,7 @@ def programs(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_holds_what_is_no_code(built: Path) -> None:
+def test_the_wheel_contains_templates_and_licences_but_no_tests(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
     for package in ("accountant_service", "training_client"):
@@ -53,7 +53,7 @@ def test_the_wheel_holds_what_is_no_code(built: Path) -> None:
     assert not any(name.startswith(("tests/", "benchmarks/", "data/")) for name in names)
 
 
-def test_the_service_is_there(programs: Path, tmp_path: Path) -> None:
+def test_the_installed_service_answers(programs: Path, tmp_path: Path) -> None:
     question = ["-q", "0.01", "-s", "1.1", "-t", "1000", "-d", "1e-5", "--json"]
     done = run(programs / "accountant", "epsilon", *question, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_the_service_is_there(programs: Path, tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr[-2000:]
 
 
-def test_the_client_says_what_it_lacks(programs: Path) -> None:
+def test_the_client_names_the_missing_extra(programs: Path) -> None:
     done = run(programs / "accountant-train", "--help")
     assert done.returncode == 2
     assert "privacy-accountant[train]" in done.stderr

@@ -130,7 +130,7 @@ def test_memory_stays_within_its_bounds(server: str) -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_every_command_speaks_to_people_and_to_programs(server: str, arguments: list[str]) -> None:
+def test_every_command_prints_text_and_json(server: str, arguments: list[str]) -> None:
     shown = command(*arguments)
     assert shown.returncode == 0, shown.stderr
     assert "proven" in shown.stdout

@@ -207,7 +207,7 @@ def test_a_database_that_is_away_ends_the_start_with_a_sentence(tmp_path: Path) 
     assert "Traceback" not in server.log
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_request_whose_body_never_arrives_is_ended(tmp_path: Path) -> None:
     with (
         serving(tmp_path, ACCOUNTANT_BODY_SECONDS_MAX="0.3") as server,
         socket.create_connection(("127.0.0.1", server.port)) as client,
@@ -218,7 +218,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_idle_and_slow_clients_do_not_stop_it(tmp_path: Path) -> None:
+def test_idle_and_slow_clients_do_not_block_the_server(tmp_path: Path) -> None:
     """A thousand connections, half of them sending a header byte by byte; others are answered."""
 
     async def hold(port: int, until: asyncio.Event, dribble: bool) -> None:
@@ -307,7 +307,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_it_stops_in_time_whatever_is_in_flight(workers: str, tmp_path: Path) -> None:
+def test_the_server_stops_in_time_with_requests_in_flight(workers: str, tmp_path: Path) -> None:
     settings = {"ACCOUNTANT_SHUTDOWN_SECONDS": "2", "ACCOUNTANT_COMPUTATION_SECONDS_MAX": "300"}
     with ExitStack() as stack:
         server = stack.enter_context(serving(tmp_path, "--workers", workers, **settings))
@@ -352,7 +352,7 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_grants_stay_quick_whatever_strangers_ask(tmp_path: Path) -> None:
+def test_grants_stay_quick_under_anonymous_load(tmp_path: Path) -> None:
     from benchmarks import responsive
 
     measured = responsive.measure(tmp_path, 3.0)

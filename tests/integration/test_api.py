@@ -237,7 +237,7 @@ def test_unreadable_bodies(api: TestClient, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"3", b'"x"', b'{"mechanism":1e999}'])
-def test_bodies_that_are_no_question(api: TestClient, raw: bytes) -> None:
+def test_bodies_without_a_valid_question_are_refused(api: TestClient, raw: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     problem(api.post("/v1/epsilon", content=raw, headers=headers), 422, "invalid-request")
 
@@ -368,7 +368,7 @@ def test_openapi_has_an_example_in_every_request_and_the_mechanism_tree(api: Tes
         assert described, f"{name} says nothing"
 
 
-def test_a_tolerance_is_reached_or_refused_with_what_was(api: TestClient) -> None:
+def test_a_tolerance_is_met_or_refused_with_the_width_reached(api: TestClient) -> None:
     body = {"mechanism": RUN, "delta": 1e-5, "tolerance": 1e-7}
     proved = api.post("/v1/epsilon", json=body).json()["certified"]
     assert proved["epsilon_upper"] - proved["epsilon_lower"] <= 1e-7 * proved["epsilon_upper"]

@@ -81,7 +81,9 @@ def answer(service: Service, key: str, call: Call, of: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-def test_what_is_anothers_is_answered_as_what_is_not_there(service: Service, scope: Scope) -> None:
+def test_other_owners_objects_are_answered_like_missing_ones(
+    service: Service, scope: Scope
+) -> None:
     key, asked = service.key(scope), calls(service)
     assert len(asked) > 12
     for call in asked:
@@ -126,7 +128,7 @@ def test_a_bound_key_makes_shows_and_revokes_no_keys(service: Service, scope: Sc
 
 
 @pytest.mark.parametrize("scope", [Scope.OWNER, Scope.RUN, Scope.ADMIN])
-def test_a_bound_key_works_with_its_own(service: Service, scope: Scope) -> None:
+def test_a_bound_key_works_with_its_own_dataset(service: Service, scope: Scope) -> None:
     key = service.key(scope)
     listed = service.ask(key, "GET", "/v1/datasets").json()["items"]
     assert [each["name"] for each in listed] == ["ours"]
@@ -142,7 +144,7 @@ def test_metrics_name_its_own_budgets_only(service: Service, scope: Scope) -> No
 
 
 @pytest.mark.parametrize("scope", [Scope.OWNER, Scope.ADMIN])
-def test_the_pages_offer_and_do_as_little(service: Service, scope: Scope) -> None:
+def test_the_pages_allow_a_bound_key_no_more_than_the_api(service: Service, scope: Scope) -> None:
     http, key = service.http, service.key(scope)
     http.cookies.clear()
     token = form_token(http.get("/sign-in").text)

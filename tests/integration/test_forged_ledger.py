@@ -315,7 +315,7 @@ EDITS: dict[str, Edit] = {
 }
 
 
-def test_a_ledger_made_before_verifies(forger: Forger) -> None:
+def test_an_unchanged_ledger_verifies(forger: Forger) -> None:
     report = forger.forged(forger.entries)
     assert (report.faults, report.datasets, report.entries) == ([], 2, 17)
     assert {entry["kind"] for entry in forger.entries} >= {*CLOSED, "create", "renew", "grant"}
@@ -623,7 +623,7 @@ def _faults(forger: ReferenceForger, entries: Entries) -> list[str]:
     return forger.forged(entries).faults
 
 
-def test_numbers_that_no_dataset_may_have_are_named(forger: Forger) -> None:
+def test_invalid_numbers_of_a_dataset_are_reported(forger: Forger) -> None:
     """In the dataset's row and in its first entry alike."""
     for column, name, value in (
         ("size", "size", 0),

@@ -106,7 +106,7 @@ def test_the_ledger_grants_what_is_made_and_certifies_it(
     assert held.identifier in json.dumps(certificate)
 
 
-def test_no_block_is_granted_that_is_not_begun(
+def test_no_block_is_granted_before_its_first_step(
     framework: Any, ledger: AccountingService, tmp_path: Path
 ) -> None:
     allowance, private = reserved(ledger, 50), Private()
@@ -116,7 +116,7 @@ def test_no_block_is_granted_that_is_not_begun(
 
 
 @pytest.mark.parametrize(("answers", "made"), [(0, 0), (1, 50)])
-def test_a_service_that_is_gone_ends_it(
+def test_training_ends_if_the_service_is_gone(
     framework: Any, answers: int, made: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training_client.client.time.sleep", lambda _: None)
@@ -157,7 +157,7 @@ def test_a_budget_for_no_step_is_an_error(
         ({}, {"accumulate": 2}, "BatchMemoryManager"),
     ],
 )
-def test_what_the_plan_does_not_describe_is_refused(
+def test_settings_that_differ_from_the_plan_are_refused(
     framework: Any,
     options: dict[str, Any],
     fit: dict[str, Any],
@@ -197,7 +197,7 @@ def test_one_batch_may_be_split(service: AccountingService) -> None:
     assert private.sgd.made == gate.steps == RECORDS / BATCH
 
 
-def test_a_framework_may_be_given_parts_of_batches(
+def test_a_framework_may_be_given_physical_batches(
     framework: Any, service: AccountingService, tmp_path: Path
 ) -> None:
     private = Private()
@@ -242,7 +242,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_of_parts_is_of_whole_batches(
+def test_an_epoch_of_physical_batches_covers_whole_batches(
     workers: int, framework: Any, service: AccountingService, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -255,7 +255,7 @@ def test_an_epoch_of_parts_is_of_whole_batches(
     assert watched.summed == watched.drawn[:FITS]
 
 
-def test_there_are_no_more_parts_than_a_loader_says() -> None:
+def test_there_are_at_most_as_many_physical_batches_as_the_loaders_length() -> None:
     private = Private()
     parts = parts_of(private)
     for _ in range(5):
@@ -264,7 +264,7 @@ def test_there_are_no_more_parts_than_a_loader_says() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pass_that_was_left_within_a_batch_is_the_last(
+def test_no_pass_follows_one_that_ended_within_a_batch(
     workers: int, service: AccountingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unfinished batch depends on the sizes of those before: dropping it is detected."""
@@ -284,7 +284,7 @@ def test_a_pass_that_was_left_within_a_batch_is_the_last(
 
 
 @pytest.mark.parametrize(("limit", "name"), [({"steps_max": 9}, "max_steps"), (LIMITED, "limit")])
-def test_parts_are_not_counted_as_steps(
+def test_physical_batches_are_not_counted_as_steps(
     limit: dict[str, Any], name: str, framework: Any, service: AccountingService, tmp_path: Path
 ) -> None:
     if limit is LIMITED and isinstance(framework, InHuggingFace):
@@ -296,7 +296,7 @@ def test_parts_are_not_counted_as_steps(
     assert private.sgd.made == 0
 
 
-def test_a_part_that_is_passed_over_is_refused(service: AccountingService) -> None:
+def test_skipping_a_physical_batch_is_refused(service: AccountingService) -> None:
     """Its flag would be taken for the next one's, and steps end within batches from then on."""
     private, gate = Private(), StepGate(budget(service))
     parts = parts_of(private)
@@ -309,7 +309,7 @@ def test_a_part_that_is_passed_over_is_refused(service: AccountingService) -> No
         next(following)
 
 
-def test_of_two_passes_the_first_ends(service: AccountingService) -> None:
+def test_a_second_pass_ends_the_first(service: AccountingService) -> None:
     private = Private()
     parts = parts_of(private)
     first = iter(parts)
@@ -346,7 +346,9 @@ def test_a_second_step_of_a_batch_is_refused(
     assert not (tmp_path / "privacy.json").exists()
 
 
-def test_nor_is_there_one_after_the_step_s_end(service: AccountingService, tmp_path: Path) -> None:
+def test_a_second_step_after_on_step_end_is_refused(
+    service: AccountingService, tmp_path: Path
+) -> None:
     private = Private()
     batch = {"examples": torch.randn(3, 6), "labels": torch.tensor([0, 1, 0])}
 
@@ -359,13 +361,13 @@ def test_nor_is_there_one_after_the_step_s_end(service: AccountingService, tmp_p
     assert private.sgd.made == 1
 
 
-def test_one_step_by_hand_is_a_step(service: AccountingService, tmp_path: Path) -> None:
+def test_one_manual_step_per_batch_is_accepted(service: AccountingService, tmp_path: Path) -> None:
     private = Private()
     InLightning().fit(private, budget(service), tmp_path, by_hand=1)
     assert private.sgd.made == FITS
 
 
-def test_a_part_has_no_step_but_that_of_its_batch(service: AccountingService) -> None:
+def test_a_second_step_of_a_physical_batch_is_refused(service: AccountingService) -> None:
     private, gate = Private(), StepGate(budget(service))
     parts = parts_of(private)
     gate.guard(private.optimizer, parts)
@@ -377,7 +379,7 @@ def test_a_part_has_no_step_but_that_of_its_batch(service: AccountingService) ->
     assert (private.sgd.made, gate.steps) == (0, 0)
 
 
-def test_a_question_permits_one_step_and_looking_ahead_none(service: AccountingService) -> None:
+def test_permit_step_permits_one_step_and_check_next_step_none(service: AccountingService) -> None:
     private, gate = Private(), StepGate(budget(service))
     gate.guard(private.optimizer, private.loader)
     batch = next(iter(private.loader))
@@ -404,7 +406,7 @@ def test_an_optimizer_without_noise_is_refused(
     assert private.sgd.made == 0
 
 
-def test_noise_that_changes_on_the_way_is_refused(
+def test_noise_changed_during_training_is_refused(
     framework: Any, service: AccountingService, tmp_path: Path
 ) -> None:
     private = Private()
@@ -419,7 +421,7 @@ def test_noise_that_changes_on_the_way_is_refused(
     assert private.untouched_since
 
 
-def test_a_framework_that_goes_on_all_the_same_is_stopped(
+def test_a_framework_that_ignores_the_stop_signal_is_stopped(
     framework: Any, service: AccountingService, tmp_path: Path
 ) -> None:
     private = Private()
@@ -432,7 +434,7 @@ def test_a_framework_that_goes_on_all_the_same_is_stopped(
 @pytest.mark.filterwarnings(
     "ignore:The dirpath has changed"
 )  # Lightning's checkpoints go elsewhere
-def test_a_checkpoint_s_steps_count(
+def test_the_steps_of_a_checkpoint_count(
     framework: Any, service: AccountingService, tmp_path: Path
 ) -> None:
     framework.fit(Private(), budget(service), tmp_path, steps_max=20)
@@ -442,7 +444,7 @@ def test_a_checkpoint_s_steps_count(
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_a_ledger_and_no_checkpoint_says_what_is_made(
+def test_the_ledger_and_not_the_checkpoint_counts_steps(
     framework: Any, service: AccountingService, ledger: AccountingService, tmp_path: Path
 ) -> None:
     framework.fit(Private(), budget(service), tmp_path, steps_max=20)
@@ -466,7 +468,7 @@ def test_two_runs_do_not_share_one_allowance(ledger: AccountingService) -> None:
     assert runs[1].untouched_since
 
 
-def test_a_loader_of_a_later_epoch_is_looked_at(service: AccountingService, tmp_path: Path) -> None:
+def test_the_loader_of_a_later_epoch_is_checked(service: AccountingService, tmp_path: Path) -> None:
     loaders = [Private().loader, Private({"poisson_sampling": False}).loader]
     private = Private()
     private.loader = None

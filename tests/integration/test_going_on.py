@@ -125,7 +125,7 @@ def test_a_run_that_is_asked_to_end_claims_its_plan(
         ("--data", "newsgroups"),
     ],
 )
-def test_a_run_goes_on_as_it_began(
+def test_a_resumed_run_keeps_its_options(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, option: str, value: str | None
 ) -> None:
     """Changed options are refused, not ignored, and the run can still be resumed."""
@@ -163,7 +163,7 @@ def test_a_folder_may_be_called_anything(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("option", ["--epsilon", "--delta"])
-def test_a_dataset_s_budget_is_not_said_anew(bench: Bench, option: str) -> None:
+def test_a_ledgers_budget_cannot_be_given_on_the_command_line(bench: Bench, option: str) -> None:
     """Else a run would take all that is left, whatever it was told to spend."""
     bench.give(8.0)
     done = bench.run("--dataset", bench.name, option, "1e-6")
@@ -172,7 +172,7 @@ def test_a_dataset_s_budget_is_not_said_anew(bench: Bench, option: str) -> None:
     assert bench.asked == []
 
 
-def test_records_that_are_given_up_are_said_and_no_other_dataset_is_suspected(bench: Bench) -> None:
+def test_public_examples_are_reported_without_a_warning_about_the_dataset(bench: Bench) -> None:
     bench.give(8.0)
     public = ("--optimizer", "adadps", "--public-examples", "50")
     done = bench.run("--dataset", bench.name, *public)
@@ -190,7 +190,7 @@ def test_a_delta_that_protects_nobody_is_noted(bench: Bench, delta: str, noted: 
     assert ("not less than one over" in done.output) == noted
 
 
-def test_what_a_ledger_was_charged_for_is_kept(bench: Bench) -> None:
+def test_a_model_charged_to_a_ledger_is_not_overwritten(bench: Bench) -> None:
     """A model that a dataset's budget went into is not removed by the next run in its folder."""
     bench.give(8.0)
     assert bench.run("--dataset", bench.name, "--noise-multiplier", "8").exit_code == 0

@@ -160,7 +160,7 @@ def test_computations_give_way_to_the_server(processes: ProcessPool) -> None:
     assert asyncio.run(processes.run(priority)) == min(os.nice(0) + 7, 19)
 
 
-def test_the_ledgers_no_arrives_whole(processes: ProcessPool) -> None:
+def test_a_refusal_in_a_computation_process_keeps_its_details(processes: ProcessPool) -> None:
     with pytest.raises(BudgetExhaustedError) as refused:
         asyncio.run(processes.run(refuse))
     assert (refused.value.detail, refused.value.steps) == ("too much", 3)
@@ -227,7 +227,7 @@ def test_closing_ends_what_still_computes(forked: bool) -> None:
 # --- turns
 
 
-def test_askers_take_turns_however_much_each_asks() -> None:
+def test_clients_take_turns_however_many_requests_each_sends() -> None:
     done: list[str] = []
 
     async def work(turns: FairQueue, who: str) -> None:
@@ -243,7 +243,7 @@ def test_askers_take_turns_however_much_each_asks() -> None:
     assert done.index("b") <= 2
 
 
-def test_one_asker_leaves_room_for_others() -> None:
+def test_one_client_leaves_room_for_others() -> None:
     async def rush() -> None:
         turns = FairQueue(QueueLimits(3, 2, 100, 100), "full")
         hold = asyncio.Event()
@@ -261,7 +261,7 @@ def test_one_asker_leaves_room_for_others() -> None:
     asyncio.run(rush())
 
 
-def test_who_comes_when_too_many_wait_or_waits_too_long_is_told() -> None:
+def test_requests_beyond_the_queue_or_its_time_limit_are_refused() -> None:
     async def rush() -> None:
         turns = FairQueue(QueueLimits(1, 1, 3, 2, seconds=0.05), "full")
         async with turns.turn("a"):
@@ -274,7 +274,7 @@ def test_who_comes_when_too_many_wait_or_waits_too_long_is_told() -> None:
     asyncio.run(rush())
 
 
-def test_a_turn_is_passed_on_by_who_gives_up() -> None:
+def test_a_client_that_gives_up_passes_its_turn_on() -> None:
     async def rush() -> None:
         turns = FairQueue(QueueLimits(1, 1, 9, 9), "full")
 
@@ -336,7 +336,7 @@ def test_a_large_plan_is_reserved_and_quoted(tmp_path: Path) -> None:
         assert refused.json()["errors"][0]["pointer"] == "/mechanism/mechanisms/180/kind"
 
 
-def test_the_loop_goes_on_between_the_items_of_a_batch() -> None:
+def test_the_event_loop_runs_between_the_items_of_a_batch() -> None:
     """Whatever else is ready runs after each item, also where all are known."""
     computations = ComputationCache(Settings(), Metrics())
     asked = EpsilonRequest.model_validate(QUESTION)

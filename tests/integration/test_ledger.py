@@ -241,7 +241,7 @@ def test_steps_that_are_not_those_of_the_mechanism_are_found() -> None:
 @pytest.mark.parametrize(
     "inside", ['"steps": 300,', '"delta": 1e-05,', '"noise_multiplier": 1.1,', '"entries": 4,']
 )
-def test_a_name_that_is_there_twice_is_refused(inside: str, tmp_path: Path) -> None:
+def test_a_certificate_with_a_duplicate_field_name_is_refused(inside: str, tmp_path: Path) -> None:
     """At any depth: one reader takes the first value, another the last."""
     text = (FIXTURES / "certificates" / "certificate-1-whole.json").read_text()
     name = inside.split(":")[0]
@@ -254,7 +254,7 @@ def test_a_name_that_is_there_twice_is_refused(inside: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"format": NaN}', "[" * 100_000, ""])
-def test_what_is_no_json_object_is_no_certificate(text: str, tmp_path: Path) -> None:
+def test_a_certificate_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "certificate.json"
     file.write_text(text)
     told = CliRunner().invoke(cli.app, ["verify", str(file)])
@@ -322,7 +322,7 @@ def test_a_mechanism_for_another_number_of_records_is_refused(
     assert admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": wrap(60_000)})[0] == 200
 
 
-def test_what_does_not_fit_is_refused_with_what_would(admin: Caller) -> None:
+def test_a_run_that_does_not_fit_is_refused_with_one_that_does(admin: Caller) -> None:
     admin.dataset("small", {"epsilon": 3.0, "delta": 1e-5})
     long = RUN | {"steps": 100_000}
     status, quote = admin.post("/v1/datasets/small/quotes", {"mechanism": long})
@@ -601,7 +601,7 @@ def test_the_first_reservation_chooses_the_reference_and_the_next_keep_it(
     assert verify(repository).faults == []
 
 
-def test_who_may_do_what(admin: Caller, keys: Keys) -> None:
+def test_keys_are_limited_to_their_scopes_and_datasets(admin: Caller, keys: Keys) -> None:
     admin.dataset("ours")
     admin.dataset("theirs")
     team = Caller(admin.http, keys.create([Scope.RUN], datasets=("ours",))[0])
@@ -733,7 +733,7 @@ TAMPERING = [
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("statement", TAMPERING)
-def test_tampering_shows(kind: str, statement: str, tmp_path: Path) -> None:
+def test_tampering_is_detected(kind: str, statement: str, tmp_path: Path) -> None:
     with database(kind, tmp_path) as url:
         app = create_app(Settings(database_url=url))
         with TestClient(app) as http:
@@ -768,7 +768,7 @@ def test_verify_sees_one_state_while_others_write(admin: Caller, repository: Rep
 
 
 @pytest.mark.parametrize("path", ["/v1/datasets/%00", "/v1/reservations/%00", "/v1/datasets/a%0A"])
-def test_what_no_database_can_hold_is_refused(admin: Caller, path: str) -> None:
+def test_text_that_no_database_can_store_is_refused(admin: Caller, path: str) -> None:
     admin.post("/v1/datasets", {"name": "nul", "size": 1, "budget": BUDGET})
     assert admin.get(path)[1]["code"] == BAD
     unit = {"name": "nul2", "size": 1, "budget": BUDGET, "privacy_unit": "a\0b"}
@@ -778,7 +778,7 @@ def test_what_no_database_can_hold_is_refused(admin: Caller, path: str) -> None:
     assert admin.post("/v1/keys", {"scopes": ["run"], "name": "\0"})[1]["code"] == BAD
 
 
-def test_a_pool_that_is_used_up_is_no_answer_in_time(tmp_path: Path) -> None:
+def test_an_exhausted_connection_pool_gives_a_temporary_error(tmp_path: Path) -> None:
     engine = create_engine(
         f"sqlite:///{tmp_path}/a.db",
         poolclass=QueuePool,
@@ -808,7 +808,9 @@ def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("make", ["at once", "by the chain"])
-def test_both_ways_make_the_tables_the_code_expects(kind: str, make: str, tmp_path: Path) -> None:
+def test_migrations_and_create_all_make_the_same_tables(
+    kind: str, make: str, tmp_path: Path
+) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 

@@ -82,7 +82,7 @@ pytestmark = [
 ]
 
 
-def test_it_accounts_for_what_was_trained(transport: Any, asked: list[Any]) -> None:
+def test_opacus_training_is_accounted_for(transport: Any, asked: list[Any]) -> None:
     integration.connect(transport=transport)
     model, optimizer, loader, engine = program(noise_multiplier=1.2)
     assert engine.get_epsilon(1e-5) == 0.0
@@ -142,7 +142,7 @@ def test_without_a_service_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_it_says_how_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unconnected_accountant_says_how_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integration, "_connection", None)
     with pytest.raises(ServiceUnreachableError, match=r"connect\(url\)"):
         PrivacyEngine(accountant="remote")
@@ -197,7 +197,7 @@ def test_empty_batches_filled_with_random_records_are_refused(
         ({"noise_multiplier": 1.0} | ADAPTIVE, "adaptive.*no guarantee covers"),
     ],
 )
-def test_what_gives_no_guarantee_changes_nothing(
+def test_a_refused_optimizer_changes_no_parameters(
     private: dict[str, Any], message: str, transport: Any, asked: list[Any]
 ) -> None:
     integration.connect(transport=transport)
@@ -250,7 +250,7 @@ def test_no_record_is_drawn_more_often_than_is_charged(
         opacus_checks.round_down_sample_rate(sampler)
 
 
-def test_what_is_drawn_from_are_numbers_of_24_bits() -> None:
+def test_samplers_draw_uniform_numbers_of_24_bits() -> None:
     numbers = torch.rand(100_000, generator=torch.Generator().manual_seed(1)).double() * 2**24
     assert torch.equal(numbers, numbers.floor())
 
@@ -333,7 +333,7 @@ def test_a_batch_has_one_step_of_all_optimizers(transport: Any) -> None:
         step(*second[:2], batch)
 
 
-def test_steps_are_as_many_as_batches_however_they_are_handed_out(transport: Any) -> None:
+def test_there_are_as_many_steps_as_batches_whatever_loader_is_used(transport: Any) -> None:
     integration.connect(transport=transport)
     ahead = DataLoader(records(), batch_size=20, num_workers=1)
     model, optimizer, loader, engine = program(noise_multiplier=1.0, data_loader=ahead)
@@ -348,7 +348,7 @@ def test_steps_are_as_many_as_batches_however_they_are_handed_out(transport: Any
     assert engine.accountant.made == 68
 
 
-def test_batches_that_are_added_up_are_refused(transport: Any) -> None:
+def test_accumulating_gradients_over_batches_is_refused(transport: Any) -> None:
     integration.connect(transport=transport)
     already = DPDataLoader(records(), sample_rate=0.05)
     model, optimizer, loader, _ = program(

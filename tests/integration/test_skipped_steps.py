@@ -82,7 +82,7 @@ def test_a_grad_scaler_refuses_a_private_optimizer(method: str, wrapped: bool) -
     assert private.sgd.made == 0
 
 
-def test_a_grad_scaler_does_what_it_did_for_others() -> None:
+def test_a_grad_scaler_still_works_for_other_optimizers() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     ordinary, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu")
     scaler.scale(weight.sum()).backward()
@@ -252,7 +252,7 @@ def test_a_batch_that_a_loader_leaves_out_ends_the_fit(allowance: Budget, tmp_pa
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_is_cut_leaves_no_step_out(
+def test_an_epoch_limited_to_whole_batches_skips_no_step(
     workers: int, allowance: Budget, tmp_path: Path
 ) -> None:
     """After so many whole batches, whatever is in them."""
@@ -308,7 +308,7 @@ def train(net: Net, optimizer: Any, batches: Any, skip: int | None = None) -> No
 @pytest.mark.parametrize("kept_ahead", [0, 1])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("skip", [0, 5, STEPS - 2, STEPS - 1])
-def test_a_batch_that_a_loop_passes_over_is_the_last(
+def test_no_batch_is_drawn_after_one_without_a_step(
     skip: int, workers: int, kept_ahead: int, transport: Any
 ) -> None:
     """It is detected when the next batch is drawn, or in the next pass, even when prefetching."""
@@ -352,7 +352,7 @@ def test_an_error_between_a_batch_and_its_step_ends_the_run(transport: Any) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_part_that_a_loop_passes_over_is_the_last(workers: int, transport: Any) -> None:
+def test_no_physical_batch_is_drawn_after_one_without_a_step(workers: int, transport: Any) -> None:
     net, optimizer, loader, _ = programme(transport, workers)
     with (
         BatchMemoryManager(
@@ -383,7 +383,7 @@ def test_a_rank_gives_its_empty_batches_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(torch.cat(seen).tolist()) == list(range(7))
 
 
-def test_an_empty_batch_is_not_passed_over(transport: Any) -> None:
+def test_an_empty_batch_has_a_step(transport: Any) -> None:
     """Its step is one of noise alone."""
     integration.connect(transport=transport)
     net, data = torch.nn.Linear(6, 2), TensorDataset(torch.randn(50, 6), torch.zeros(50).long())

@@ -117,7 +117,7 @@ def test_a_ledger_charges_the_projection_before_it_is_drawn(
 
 
 @pytest.mark.parametrize("noise", [("--pca-noise", "0.3"), ("--pca-noise", "4")])
-def test_what_does_not_fit_a_ledger_leaves_nothing_held(
+def test_a_run_that_does_not_fit_the_ledger_leaves_no_reservation(
     bench: Bench, noise: tuple[str, str]
 ) -> None:
     bench.give(1.0)
@@ -129,7 +129,7 @@ def test_what_does_not_fit_a_ledger_leaves_nothing_held(
     assert not bench.folder.exists()
 
 
-def test_data_that_are_not_to_be_had_leave_nothing_held(bench: Bench) -> None:
+def test_unavailable_data_leave_no_reservation(bench: Bench) -> None:
     bench.give(3.0)
     done = bench.run("--dataset", bench.name, "--pca", "9", "--pca-noise", "9")
     assert done.exit_code == 2
@@ -165,7 +165,7 @@ def test_a_ledger_that_does_not_answer_lets_nothing_be_projected(
     assert not drawn
 
 
-def test_a_run_that_died_goes_on_with_the_same_directions(
+def test_a_killed_run_resumes_with_the_same_projection(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.give(3.0)
@@ -274,14 +274,14 @@ def test_a_plot_of_no_known_kind_is_refused_before_the_training(bench: Bench) ->
     assert not bench.asked
 
 
-def test_data_that_nobody_can_keep_are_named() -> None:
+def test_an_unwritable_data_folder_is_named() -> None:
     done = CliRunner().invoke(app, ["data", "adult", "--data-dir", "/dev/null"])
     assert done.exit_code == 2
     assert "Stopped: /dev/null" in done.output
 
 
 @pytest.mark.parametrize("learning_rate", ["0.1", "0.2", "0.3"])
-def test_what_is_said_of_a_run_is_not_less_than_what_is_written(
+def test_the_printed_epsilon_is_not_less_than_the_written_one(
     bench: Bench, learning_rate: str
 ) -> None:
     done = bench.run("--learning-rate", learning_rate, "--epsilon", learning_rate)
@@ -290,7 +290,9 @@ def test_what_is_said_of_a_run_is_not_less_than_what_is_written(
     assert Decimal(said[1]) >= Decimal(repr(bench.read("privacy.json")["epsilon"]))
 
 
-def test_a_model_that_fits_nowhere_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_memory_is_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(*_: Any) -> None:
         raise RuntimeError("you tried to allocate 313600000000 bytes")
 
@@ -329,7 +331,7 @@ def test_a_comparison_as_json_says_what_each_step_did_and_cost(
         assert curve["epsilons"][-1] <= 1
 
 
-def test_people_train_together_until_their_budgets_are_spent(bench: Bench) -> None:
+def test_participants_train_until_their_budgets_are_spent(bench: Bench) -> None:
     done = bench.train(
         "together", "--participants", "3", "--epsilon", "0.01,1,1.6", "--sample-rate", "0.1",
         "--noise-multiplier", "2", "--rounds", "60", "--model", "logistic", "--json",
@@ -352,7 +354,7 @@ def test_people_train_together_until_their_budgets_are_spent(bench: Bench) -> No
     assert "2 rounds" in shown.output
 
 
-def test_together_says_who_takes_part_and_who_never_did(bench: Bench) -> None:
+def test_together_reports_who_takes_part_and_who_never_did(bench: Bench) -> None:
     done = bench.train(
         "together", "--participants", "3", "--epsilon", "0.01,1,1.6", "--noise-multiplier", "2",
         "--rounds", "3",
@@ -399,7 +401,7 @@ def test_a_run_makes_no_more_steps_than_it_was_asked_for(bench: Bench) -> None:
     assert re.search(rf"step 7: loss [\d.]+, ε ≤ {spent}\n", done.stderr)
 
 
-def test_where_not_even_one_step_fits_it_is_said_what_would(bench: Bench) -> None:
+def test_if_no_step_fits_the_error_names_noise_that_would(bench: Bench) -> None:
     done = bench.run("--noise-multiplier", "0.1", "--steps", "7")
     assert done.exit_code == 3
     assert "0 steps fit of 7; all would with σ = " in done.output
@@ -434,7 +436,7 @@ def test_the_papers_accounting_is_used_where_it_is_asked_for(bench: Bench) -> No
         (["--method", "nope"], 2, "/method"),
     ],
 )
-def test_people_who_cannot_train_are_told_why(
+def test_participants_without_a_first_round_are_told_why(
     bench: Bench, arguments: list[str], code: int, words: str
 ) -> None:
     done = bench.train("together", "--participants", "3", *arguments)
@@ -486,7 +488,9 @@ def test_a_run_without_a_guarantee_leaves_no_certificate_of_another(bench: Bench
     assert bench.read("privacy.json")["guarantee"] == "none"
 
 
-def test_people_leave_no_claim_of_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_leaves_no_claim_of_an_earlier_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert bench.train("together", "--participants", "3", "--rounds", "2").exit_code == 0
     assert bench.read("privacy-participant-3.json")["model_sha256"] == bench.digest()
     assert bench.run().exit_code == 0
@@ -514,7 +518,7 @@ def test_a_run_that_may_be_resumed_is_not_overwritten(bench: Bench, command: str
 
 
 @pytest.mark.parametrize("missing", ["/commit", "/certificate"])
-def test_an_end_that_failed_is_made_up_for_with_the_model_that_was_trained(
+def test_a_failed_end_is_repeated_on_resume_with_the_trained_model(
     bench: Bench, missing: str
 ) -> None:
     bench.give(3.0)
@@ -549,7 +553,7 @@ def _failing(*_: Any) -> nn.Module:
 
 @pytest.mark.parametrize("make", [_mixing, _failing])
 @pytest.mark.parametrize("projected", [PCA, ()])
-def test_what_cannot_be_built_releases_and_holds_nothing(
+def test_a_model_that_cannot_be_built_releases_and_reserves_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, make: Any, projected: tuple[str, ...]
 ) -> None:
     bench.give(3.0)
@@ -561,7 +565,7 @@ def test_what_cannot_be_built_releases_and_holds_nothing(
     assert not bench.folder.exists()
 
 
-def test_what_is_declared_public_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_declared_public_are_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     note = data_sets.declared_public("newsgroups")
     assert note is not None
     assert "without noise" in note

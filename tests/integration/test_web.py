@@ -257,7 +257,7 @@ def test_bounds_are_shown_as_bounds(number: float, down: str, up: str) -> None:
     assert number_format.round_up(number) == up
 
 
-def test_a_closed_calculator_asks_who_is_there(
+def test_a_closed_calculator_requires_signing_in(
     tmp_path: Path,
 ) -> None:
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/a.db", open_computation=False))
@@ -273,7 +273,7 @@ def test_a_closed_calculator_asks_who_is_there(
 
 
 @pytest.mark.parametrize("path", ["/", "/sign-in", "/nothing", "/static/style.css"])
-def test_every_answer_is_under_the_policy(visitor: Person, path: str) -> None:
+def test_every_answer_has_the_content_security_policy(visitor: Person, path: str) -> None:
     headers = visitor.http.get(path).headers
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -298,7 +298,7 @@ def test_the_first_load_is_below_150_kilobytes(visitor: Person) -> None:
     assert visitor.http.get(paths[-1]).headers["Content-Encoding"] == "gzip"
 
 
-def test_what_is_vendored_has_its_licence() -> None:
+def test_vendored_files_have_their_licences() -> None:
     for name in ("htmx", "uplot"):
         assert (STATIC / f"vendor/{name}.LICENSE").exists()
     scripts = [*(STATIC / "vendor").glob("*.js"), *(STATIC / "vendor").glob("*.css")]
@@ -309,7 +309,7 @@ def test_what_is_vendored_has_its_licence() -> None:
 # --- signing in
 
 
-def test_the_cookie_is_out_of_reach(app: Any, keys: dict[str, str]) -> None:
+def test_the_cookie_is_http_only_and_same_site(app: Any, keys: dict[str, str]) -> None:
     for scheme in ("http", "https"):
         person = Person(TestClient(app, f"{scheme}://testserver"))
         csrf = token_in(person.get("/sign-in"))
@@ -329,13 +329,15 @@ def test_a_wrong_key_is_a_sentence(visitor: Person, key: str) -> None:
     assert "key is not valid" in problem(visitor.send("/sign-in", 422, key=key), "key")
 
 
-def test_signing_in_goes_on_to_where_one_was_going(visitor: Person, keys: dict[str, str]) -> None:
+def test_signing_in_leads_to_the_requested_page(visitor: Person, keys: dict[str, str]) -> None:
     assert 'name="next" value="/keys"' in visitor.get("/keys")
     assert "<h1>Keys</h1>" in visitor.sign_in(keys["admin"], next="/keys")
 
 
 @pytest.mark.parametrize("path", ["//evil.example", "https://evil.example", "/\\evil", "", "x\n"])
-def test_signing_in_goes_nowhere_else(visitor: Person, keys: dict[str, str], path: str) -> None:
+def test_signing_in_never_leads_to_another_site(
+    visitor: Person, keys: dict[str, str], path: str
+) -> None:
     assert "<h1>Datasets</h1>" in visitor.sign_in(keys["admin"], next=path)
 
 
@@ -524,7 +526,9 @@ def test_a_key_sees_only_its_own(visitor: Person, keys: dict[str, str], run: str
     visitor.get(f"/runs/{run}", 404)
 
 
-def test_scopes_decide(visitor: Person, keys: dict[str, str], run: str) -> None:
+def test_scopes_decide_which_pages_a_key_may_open(
+    visitor: Person, keys: dict[str, str], run: str
+) -> None:
     text = visitor.sign_in(keys["run"])
     assert "New dataset" not in text
     assert "does not allow this" in visitor.get("/keys", 403)

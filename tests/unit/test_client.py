@@ -59,7 +59,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training_client.client.time.sleep", lambda _: None)
 
 
-def test_a_budget_may_begin_in_the_middle() -> None:
+def test_a_budget_may_start_at_a_later_step() -> None:
     budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=3)
     budget.allow(15)
     assert (budget.allowed, budget.spent) == (17, pytest.approx(1.7))
@@ -86,7 +86,7 @@ def granting(path: str, body: dict[str, Any]) -> httpx.Response:
 
 
 @pytest.mark.parametrize("ledger", [False, True])
-def test_a_step_may_be_asked_for_twice_and_taken_once(ledger: bool) -> None:
+def test_a_step_may_be_checked_twice_and_taken_once(ledger: bool) -> None:
     accounting = service(granting)
     budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
     first = second = budget.made
@@ -100,7 +100,7 @@ def test_a_step_may_be_asked_for_twice_and_taken_once(ledger: bool) -> None:
     later = budget.made
     assert later == (10 if ledger else 1)  # who begins now begins after what is granted
     budget.take(later + 1)
-    with pytest.raises(NoGuaranteeError, match=f"all up to {later + 1}"):
+    with pytest.raises(NoGuaranteeError, match=f"all steps up to {later + 1}"):
         budget.take(first + 2)
 
 
@@ -110,7 +110,7 @@ def either(ledger: bool, transport: Any) -> Budget | LedgerBudget:
 
 
 @pytest.mark.parametrize("ledger", [False, True])
-def test_of_two_threads_one_is_handed_a_step(ledger: bool) -> None:
+def test_of_two_threads_one_is_granted_a_step(ledger: bool) -> None:
     """Both ask while the service takes its time: without a lock both would be answered."""
     within = threading.Barrier(2)
 
@@ -134,7 +134,7 @@ def test_of_two_threads_one_is_handed_a_step(ledger: bool) -> None:
 
 
 @pytest.mark.parametrize("ledger", [False, True])
-def test_a_copied_budget_hands_out_nothing(ledger: bool) -> None:
+def test_a_copied_budget_grants_nothing(ledger: bool) -> None:
     budget = either(ledger, granting)
     for copied in (copy.deepcopy, pickle.dumps):
         with pytest.raises(NoGuaranteeError, match="give each run its own budget"):
@@ -145,7 +145,7 @@ def test_a_copied_budget_hands_out_nothing(ledger: bool) -> None:
 
 
 @pytest.mark.parametrize("ledger", [False, True])
-def test_a_forked_process_is_handed_no_step(ledger: bool) -> None:
+def test_a_forked_process_is_granted_no_step(ledger: bool) -> None:
     budget = either(ledger, granting)
     budget.take(1)
     if (child := os.fork()) == 0:
@@ -228,7 +228,7 @@ def test_what_is_claimed_does_not_depend_on_where_the_run_stopped(block: int, ma
 
 
 @pytest.mark.parametrize("cost", [0.0, 1e-12])
-def test_a_plan_without_an_end_in_sight_ends_where_the_service_does(cost: float) -> None:
+def test_an_unlimited_plan_ends_at_the_services_largest_step_count(cost: float) -> None:
     def nearly_free(_: str, body: dict[str, Any]) -> httpx.Response:
         steps = body["mechanism"]["steps"]
         if steps > 10**9:
@@ -255,7 +255,7 @@ def test_a_plan_ends_before_no_epsilon_is_finite() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", ["clip_norm", "noise_multiplier"])
-def test_a_plan_without_a_guarantee_is_none(name: str, value: float) -> None:
+def test_plan_parameters_must_be_positive_and_finite(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"a finite {name} > 0"):
         Plan(**{**asdict(PLAN), name: value})
 
@@ -273,7 +273,7 @@ def run(accounting: AccountingService, **more: Any) -> tuple[training.Result, to
     return training.train(model, tiny_data(), optimizer, **more), model
 
 
-def test_retries_what_passes_and_gives_up_with_a_way_out() -> None:
+def test_temporary_failures_are_retried_and_the_last_error_has_advice() -> None:
     calls = []
 
     def flaky(path: str, _: dict[str, Any]) -> httpx.Response:
@@ -320,7 +320,7 @@ def test_refusals_are_not_retried_and_carry_the_code() -> None:
         httpx.Response(404, text="not here"),
     ],
 )
-def test_answers_outside_the_contract_are_no_answers(answer: httpx.Response) -> None:
+def test_answers_that_do_not_follow_the_api_are_rejected(answer: httpx.Response) -> None:
     with pytest.raises(ServiceConfusedError):
         service(lambda *_: answer).epsilon(PLAN.mechanism(5), 1e-5)
 
@@ -341,7 +341,9 @@ def test_an_answer_to_another_question_allows_no_step(wrong: dict[str, Any], led
 
 
 @pytest.mark.parametrize(("status", "taken"), [("estimate", True), ("refuted", False)])
-def test_an_estimate_is_taken_of_a_method_that_was_chosen(status: str, taken: bool) -> None:
+def test_an_estimate_is_accepted_from_a_chosen_method_only_if_not_refuted(
+    status: str, taken: bool
+) -> None:
     answer = claim(0.1) | {"status": status, "method": "clt"}
     accounting = service(lambda *_: httpx.Response(200, json=answer))
     budget = Budget(accounting, PLAN, epsilon=2.0, delta=1e-5, method="clt")
@@ -529,7 +531,7 @@ def test_a_grant_that_is_not_what_was_asked_for_stops_the_run() -> None:
         Reservation.from_json({"id": "r", "state": "open", "steps_reserved": 1, "steps_granted": 2})
 
 
-def test_a_budget_that_is_used_up_is_no_error_of_the_question() -> None:
+def test_an_exhausted_budget_is_not_reported_as_a_bad_request() -> None:
     def full(path: str, body: dict[str, Any]) -> httpx.Response:
         if path.endswith("/quotes"):
             nothing = {"steps": 0, "noise_multiplier": None}
@@ -634,7 +636,7 @@ def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
     assert signal.getsignal(kind) is before
 
 
-def test_accuracy_is_taken_along_the_way() -> None:
+def test_accuracy_is_evaluated_during_training() -> None:
     result, _ = run(service(linear_accountant), evaluate_every=5)
     assert [step for step, _ in result.scores] == [5, 10, 15, 20]
 
@@ -648,7 +650,7 @@ def test_public_rows_are_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize("ledger", [False, True])
-def test_no_budget_accounts_for_what_no_theorem_covers(ledger: bool) -> None:
+def test_raw_state_can_only_be_trained_without_a_claim(ledger: bool) -> None:
     """Raw state is trained with a `NoBudget`, or not at all: code and claim cannot differ."""
     model = mlp(5, 8, 2)
     accounting = service(granting)
@@ -711,7 +713,7 @@ def test_a_reservation_that_has_ended_leaves_its_certificate(state: str) -> None
 
 
 @pytest.mark.parametrize("state", ["privatised", "public", "raw"])
-def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
+def test_forward_passes_are_limited_to_the_physical_batch_size(state: str) -> None:
     """Public and private examples alike; the result is the same."""
 
     def after(rows: int | None) -> tuple[int, torch.Tensor]:
@@ -757,7 +759,7 @@ def test_no_more_examples_go_through_the_model_than_fit(state: str) -> None:
         ("mine", None, False),
     ],
 )
-def test_zeros_are_left_out_of_data_that_are_known_to_have_many(
+def test_sparse_kernels_are_used_for_data_declared_sparse(
     data: str, pca: PrivatePca | None, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The examples themselves decide nothing: here none is 0."""
@@ -778,7 +780,7 @@ def test_zeros_are_left_out_of_data_that_are_known_to_have_many(
     assert bool(used) == few
 
 
-def test_raw_gradients_that_are_no_number_end_the_run() -> None:
+def test_non_finite_raw_gradients_end_the_run() -> None:
     """They would stay in the state for good."""
     model = mlp(5, 8, 2)
     optimizer = make_optimizer("adadp", model, NoBudget(PLAN, 3, "raw"), state="raw")
@@ -860,7 +862,7 @@ def test_a_run_that_another_resumed_is_not_renewed() -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_budget_shows_no_less_than_what_is_spent(refused: bool) -> None:
+def test_a_budget_shows_at_least_the_epsilon_spent(refused: bool) -> None:
     """ε of the steps that are granted, by one curve; by the whole plan where that is refused."""
     asked: list[str] = []
 

@@ -78,7 +78,7 @@ def test_sums_along_rows_agree(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_squares_of_unit_rows_are_rounded_up_from_nothing(
+def test_tiny_squares_of_unit_rows_are_rounded_up(
     both: Callable[..., tuple[Any, Any]], kind: torch.dtype
 ) -> None:
     """Rounded to the next larger number; 0 stays 0, and NaN stays NaN."""
@@ -101,7 +101,7 @@ def test_sums_along_rows_do_not_lose_what_single_precision_would() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1e-20, 1e-6, 1e6])
-def test_formulas_by_element_agree(
+def test_elementwise_formulas_agree(
     both: Callable[..., tuple[Any, Any]], kind: torch.dtype, size: float
 ) -> None:
     squares = table(kind, 9, 40, size=size)  # half of them below 0
@@ -119,7 +119,7 @@ def test_formulas_by_element_agree(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shifted", [False, True])
-def test_maps_agree_and_leave_nothing_of_what_is_no_number(
+def test_maps_agree_and_set_non_finite_values_to_zero(
     both: Callable[..., tuple[Any, Any]], kind: torch.dtype, shifted: bool
 ) -> None:
     scale, shift = table(kind, 9, 40).exp(), table(kind, 9, 40)
@@ -139,7 +139,7 @@ def test_maps_agree_and_leave_nothing_of_what_is_no_number(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inverse_roots_are_numbers_above_0(
+def test_inverse_roots_are_finite_and_positive(
     both: Callable[..., tuple[Any, Any]], kind: torch.dtype
 ) -> None:
     squares = torch.tensor([0.0, -1.0, -torch.inf, torch.inf, torch.nan, 1e37, 1e-37], dtype=kind)
@@ -152,7 +152,7 @@ def test_inverse_roots_are_numbers_above_0(
         assert bool(pair[0].isfinite().all())
 
 
-def test_tensors_that_do_not_lie_in_a_row_are_not_mistaken() -> None:
+def test_non_contiguous_tensors_are_read_correctly() -> None:
     """As the weights of a convolution in channels_last."""
     squares = table(torch.float64, 9, 40).square()
     turned = squares.T.contiguous().T
@@ -169,7 +169,7 @@ def test_tensors_that_do_not_lie_in_a_row_are_not_mistaken() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_over_roots_agrees(both: Callable[..., tuple[Any, Any]], kind: torch.dtype) -> None:
+def test_rmsprop_updates_agree(both: Callable[..., tuple[Any, Any]], kind: torch.dtype) -> None:
     def step() -> tuple[torch.Tensor, torch.Tensor]:
         square, gradient = table(kind, 8, 30).square(), table(kind, 8, 31)[:, :30].contiguous()
         return elementwise.rmsprop_update(gradient, square, rate=0.1, epsilon=1e-8), square

@@ -132,7 +132,7 @@ def test_a_failed_download_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load("adult", tmp_path)
 
 
-def test_what_can_be_fetched_is_and_the_rest_is_explained(
+def test_available_data_are_fetched_and_the_rest_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "DEBIAN", tmp_path / "none")
@@ -185,7 +185,7 @@ def test_tables_of_your_own_are_read(header: str, tmp_path: Path) -> None:
         ("0\n", "an integer label"),
     ],
 )
-def test_tables_that_are_none_are_named(train: str, words: str, tmp_path: Path) -> None:
+def test_files_that_are_no_tables_are_named(train: str, words: str, tmp_path: Path) -> None:
     write_tables(tmp_path / "mine", train)
     with pytest.raises(DataError, match=words):
         load("mine", tmp_path)
@@ -211,7 +211,7 @@ def test_folders_of_images_are_read(mode: str, channels: int, tmp_path: Path) ->
     assert mode == "L" or bool((data.test_examples[:, -1] == 1).all())
 
 
-def test_folders_that_are_no_data_set_are_named(tmp_path: Path) -> None:
+def test_folders_without_a_data_set_are_named(tmp_path: Path) -> None:
     for name in ("train", "test"):
         write_image(tmp_path / "pets" / name / "cat" / "1.png", 0)
     write_image(tmp_path / "pets/train/cat/2.png", 0, size=(4, 4))
@@ -250,7 +250,7 @@ def test_a_shuffled_set_is_the_same_set_in_one_order() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(DATASETS))
-def test_the_real_data_are_what_is_said_of_them(name: str) -> None:
+def test_the_real_data_match_their_description(name: str) -> None:
     known = DATASETS[name]
     try:
         data = load(name, ROOT / "data")

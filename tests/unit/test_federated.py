@@ -53,7 +53,7 @@ def participant(
     return Participant(name, net, examples, labels, budget, **more)
 
 
-def test_everybody_trains_until_their_own_budget_is_spent() -> None:
+def test_each_participant_trains_until_its_budget_is_spent() -> None:
     net, rounds = model(), list[Round]()
     people = [
         participant("short", net, epsilon=0.5),
@@ -91,7 +91,7 @@ def test_without_noise_and_clipping_it_is_plain_descent_on_the_average() -> None
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
-def test_nobody_gives_a_gradient_without_noise() -> None:
+def test_no_participant_releases_a_gradient_without_noise() -> None:
     """Of the deviation stated, in everybody's own draws, of everybody's own seed."""
     torch.manual_seed(2)
     net, rounds = torch.nn.Linear(6, 5000, dtype=torch.float64), 20
@@ -161,7 +161,7 @@ def test_without_an_answer_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-def test_what_is_frozen_stays_and_what_is_trained_gets_its_own_gradient() -> None:
+def test_frozen_parameters_stay_and_trained_ones_get_their_own_gradient() -> None:
     shared = model()
     shared[0].requires_grad_(requires_grad=False)  # the first layer: contributions begin after it
     plain = copy.deepcopy(shared)
@@ -172,7 +172,7 @@ def test_what_is_frozen_stays_and_what_is_trained_gets_its_own_gradient() -> Non
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
-def test_two_do_not_spend_one_budget() -> None:
+def test_two_participants_cannot_share_one_budget() -> None:
     net, (examples, labels) = model(), batch(32)
     budget = Budget(service(), Plan(32, 0.5, 1.0, 1.0), 1.0, 1e-5)
     people = [Participant(name, net, examples, labels, budget) for name in "ab"]

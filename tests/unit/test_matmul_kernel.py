@@ -56,7 +56,7 @@ def matrix(rows: int, columns: int, layout: str) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES + OTHERS)
 @pytest.mark.parametrize("left_layout", LAYOUTS)
 @pytest.mark.parametrize("right_layout", LAYOUTS)
-def test_a_product_is_that_of_the_matrices_however_they_lie(
+def test_products_are_correct_in_every_memory_layout(
     shape: tuple[int, int, int], left_layout: str, right_layout: str
 ) -> None:
     rows, inner, columns = shape
@@ -66,7 +66,7 @@ def test_a_product_is_that_of_the_matrices_however_they_lie(
 
 @pytest.mark.parametrize("examples", [0, 1, 63, 64, 65, 600, 1100])
 @pytest.mark.parametrize("columns", [(200, 784), (1000, 60), (10, 1000), (3, 2)])
-def test_a_product_that_is_summed_over_examples(examples: int, columns: tuple[int, int]) -> None:
+def test_products_summed_over_examples_are_correct(examples: int, columns: tuple[int, int]) -> None:
     left, right = torch.randn(examples, columns[0]), torch.randn(examples, columns[1])
     out = torch.full(columns, torch.nan)
     weights = torch.rand(examples)
@@ -75,7 +75,7 @@ def test_a_product_that_is_summed_over_examples(examples: int, columns: tuple[in
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "asked"), [(60, 40, False), (60, 1000, True)])
-def test_how_many_examples_there_are_does_not_choose(
+def test_the_number_of_examples_does_not_choose_the_library(
     inputs: int, outputs: int, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more among 1791 did, and moved their sum by a thousandth of the bound beside its own."""
@@ -106,7 +106,7 @@ def test_examples_come_in_multiples_of_64_and_a_rest(columns: int) -> None:
             assert len(found) == 1
 
 
-def test_lots_of_all_sizes_ask_onednn_for_few_shapes(asked: list[tuple[int, ...]]) -> None:
+def test_batches_of_all_sizes_ask_onednn_for_few_shapes(asked: list[tuple[int, ...]]) -> None:
     """It compiles a program for each."""
     weights, out = torch.randn(192, 784), torch.empty(192, 784)
     for size in range(560, 641):
@@ -117,7 +117,7 @@ def test_lots_of_all_sizes_ask_onednn_for_few_shapes(asked: list[tuple[int, ...]
     assert 0 < len(set(asked)) <= 6
 
 
-def test_large_ones_are_by_onednn(asked: list[tuple[int, ...]]) -> None:
+def test_large_products_are_computed_by_onednn(asked: list[tuple[int, ...]]) -> None:
     for rows, inner, columns in SHAPES:
         multiply(torch.randn(rows, inner), torch.randn(inner, columns))
     assert len(asked) == len(SHAPES)
@@ -131,7 +131,7 @@ def test_large_ones_are_by_onednn(asked: list[tuple[int, ...]]) -> None:
     assert len(asked) == len(SHAPES)
 
 
-def test_what_is_no_number_stays_with_its_example(asked: list[tuple[int, ...]]) -> None:
+def test_nan_stays_with_its_example(asked: list[tuple[int, ...]]) -> None:
     left, right = torch.randn(640, 784), torch.randn(784, 192)
     left[3], left[5, 2] = torch.nan, torch.inf
     found = multiply(left, right)
@@ -141,7 +141,7 @@ def test_what_is_no_number_stays_with_its_example(asked: list[tuple[int, ...]]) 
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
-def test_a_library_that_was_told_to_be_less_precise_is_not_asked(name: str) -> None:
+def test_a_library_set_to_lower_precision_is_not_used(name: str) -> None:
     asks = (
         "from training_client.private_step.kernels.matmul import _onednn_linear; "
         "print(_onednn_linear() is None)"
@@ -169,7 +169,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_products_are_precise_whatever_the_program_has_set(setting: str) -> None:
+def test_products_are_precise_under_every_precision_setting(setting: str) -> None:
     """For all devices at once, or for each: PyTorch refuses to read the one after the other."""
     asks = f"""
 import torch

@@ -200,7 +200,7 @@ def test_shuffled_epochs_are_counted_whole() -> None:
         ({"kind": "dp_sgd", "noise_multiplier": 1, "dataset_size": 5, "steps": 3}, ""),
     ],
 )
-def test_faults_are_named_by_their_place(description: Any, pointer: str) -> None:
+def test_faults_are_named_with_their_pointer(description: Any, pointer: str) -> None:
     with pytest.raises(MechanismError) as caught:
         from_json(description)
     assert pointer in [place for place, _ in caught.value.faults]

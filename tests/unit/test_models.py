@@ -69,7 +69,7 @@ def test_the_logistic_loss_is_the_papers() -> None:
     assert torch.allclose(found, torch.log1p(torch.exp(-margins)))
 
 
-def test_an_example_is_its_own_target_where_it_is_reconstructed() -> None:
+def test_an_autoencoders_targets_are_its_inputs() -> None:
     data = two_classes()
     assert CLASSES.with_targets(data) is data
     assert RECONSTRUCTION.with_targets(data).train_labels is data.train_examples
@@ -82,7 +82,7 @@ def test_the_papers_autoencoder_has_its_size() -> None:
     assert 2_800_000 < size < 2_900_000
 
 
-def test_models_that_do_not_go_with_the_data_are_named() -> None:
+def test_models_that_do_not_match_the_data_are_named() -> None:
     with pytest.raises(DataError, match="there are mlp, cnn, linear, logistic, autoencoder"):
         make_model("resnet", two_classes())
     with pytest.raises(DataError, match="takes images"):

@@ -54,7 +54,7 @@ def sure(weights: torch.Tensor) -> nn.Module:
     kind=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 1 << 30),
 )
-def test_gradients_that_cancel_add_up(
+def test_cancelling_gradients_pass_the_check_of_their_sum(
     pairs: int, inputs: int, size: float, kind: torch.dtype, seed: int
 ) -> None:
     """Half of the examples are wrong by nearly 1, and the other half by nearly -1."""
@@ -67,7 +67,7 @@ def test_gradients_that_cancel_add_up(
     clip(sure(weights), examples, labels)
 
 
-def test_the_smallest_lot_that_cancels_is_taken() -> None:
+def test_small_batches_whose_gradients_cancel_are_accepted() -> None:
     for pairs in range(1, 9):
         examples = torch.tensor([1.0, -1.0] * pairs) * torch.linspace(0.4, 0.6, 2 * pairs)
         clip(sure(torch.tensor([30.0])), examples[:, None], torch.tensor([0, 1] * pairs))
@@ -106,7 +106,7 @@ def averaged() -> nn.Module:
     ("make", "shape"),
     [(Attending, (20, 5, 8)), (normalised, (20, 1, 8, 8)), (averaged, (32, 1, 96, 96))],
 )
-def test_what_cancels_within_an_example_adds_up(
+def test_gradients_that_cancel_within_an_example_pass_the_check(
     make: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
     for seed in range(3):
@@ -130,7 +130,9 @@ class Leaking(nn.Module):
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("by", [1e-3, -1e-3, 1.0])
-def test_a_thousandth_of_one_gradient_out_of_sight_is_found(by: float, first: bool) -> None:
+def test_a_gradient_of_which_a_thousandth_bypasses_the_layer_is_refused(
+    by: float, first: bool
+) -> None:
     """Of all examples, and of one of 32, also where the others cancel."""
     for seed in range(10):
         torch.manual_seed(seed)
@@ -166,7 +168,7 @@ def test_a_file_that_is_no_checkpoint_is_named_with_the_way_out(
     assert "weights_only" not in str(found.value)
 
 
-def test_a_checkpoint_that_was_cut_short_is_named(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
     kept().write(tmp_path)
     whole = (tmp_path / CHECKPOINT).read_bytes()
     for size in range(0, len(whole), len(whole) // 40):
@@ -189,7 +191,7 @@ def test_a_checkpoint_that_was_cut_short_is_named(tmp_path: Path) -> None:
         ({"model": None}, "no model weights"),
     ],
 )
-def test_a_checkpoint_that_says_something_else_is_named(
+def test_a_checkpoint_with_invalid_content_is_named(
     more: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     kept(**more).write(tmp_path)
@@ -256,7 +258,7 @@ def test_a_name_is_one_part_of_a_path(ask: Callable[[AccountingService, str], An
 
 @pytest.mark.parametrize("ask", NAMED)
 @pytest.mark.parametrize("name", ["", ".", "..", "\udcff", 70_000 * "a"])
-def test_a_name_that_cannot_be_asked_for_is_wrong_input(
+def test_a_name_that_no_url_can_contain_is_wrong_input(
     name: str, ask: Callable[[AccountingService, str], Any]
 ) -> None:
     service, asked = asking()
@@ -266,7 +268,7 @@ def test_a_name_that_cannot_be_asked_for_is_wrong_input(
 
 
 @pytest.mark.parametrize("url", ["http://a\nb", "http://a:b", "http://\u2028"])
-def test_what_is_no_address_is_named(url: str) -> None:
+def test_an_invalid_service_address_is_named(url: str) -> None:
     with pytest.raises(ServiceUnreachableError, match="is not the address of a service"):
         AccountingService(url)
 

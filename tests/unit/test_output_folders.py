@@ -13,13 +13,13 @@ from training_client.lab.cli.output_folders import lock_folder, require_writable
 
 
 @pytest.mark.parametrize("name", [".", "a", "a/b/c"])
-def test_a_folder_that_can_be_made_is_not_made_yet(name: str, tmp_path: Path) -> None:
+def test_checking_an_output_folder_does_not_create_it(name: str, tmp_path: Path) -> None:
     require_writable(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["file", "file/a", "file/a/b"])
-def test_a_file_is_no_folder(name: str, tmp_path: Path) -> None:
+def test_a_file_as_output_folder_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="choose another"):
         require_writable(tmp_path / name)

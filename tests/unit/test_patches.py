@@ -70,7 +70,7 @@ def test_every_patch_is_on_the_page(patch: Patch) -> None:
 @pytest.mark.parametrize(
     "target", [target for patch in PATCHES for target in patch.targets if ":" in target]
 )
-def test_the_installed_library_has_what_is_changed(target: str) -> None:
+def test_the_installed_libraries_have_all_patched_attributes(target: str) -> None:
     module, _, path = target.partition(":")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # importing opacus warns

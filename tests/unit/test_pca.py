@@ -46,7 +46,7 @@ def test_without_scaling_the_bound_is_broken(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_counts_as_zero(value: float) -> None:
+def test_non_finite_examples_count_as_zero(value: float) -> None:
     data = examples(5)
     data[3, 1] = value
     kept = torch.cat([data[:3], data[4:]])
@@ -109,7 +109,7 @@ def test_a_data_set_is_projected_whole() -> None:
     assert torch.equal(found.train_labels, labels)
 
 
-def test_what_cannot_be_projected_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_cannot_be_projected_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="--pca 20 is not possible with 12 inputs"):
         PrivatePca(20, 1.0).fit(examples())
     monkeypatch.setattr(pca, "INPUTS_MAX", 8)

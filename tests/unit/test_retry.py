@@ -105,7 +105,7 @@ def test_a_grant_waits_for_a_failover_and_happens_once(
 
 
 @pytest.mark.parametrize("patience", [120.0, 30.0])
-def test_it_gives_up_in_the_end_and_grants_nothing(clock: Clock, patience: float) -> None:
+def test_the_client_gives_up_in_the_end_and_grants_nothing(clock: Clock, patience: float) -> None:
     more = {} if patience == 120.0 else {"patience_seconds": patience}
     server = Server(clock, 1e9, {"Retry-After": "2"}, **more)
     budget = LedgerBudget(server.service, PLAN, "d", 1e-5, held())
@@ -124,7 +124,7 @@ def test_a_date_is_waited_for_by_the_clock_of_the_service(clock: Clock) -> None:
     assert 40.0 <= server.pauses[0] <= 40.2
 
 
-def test_it_does_not_wait_for_what_takes_longer_than_it_may(clock: Clock) -> None:
+def test_a_delay_longer_than_the_patience_is_not_waited_for(clock: Clock) -> None:
     server = Server(clock, 1e9, {"Retry-After": "3600"})
     with pytest.raises(ServiceUnreachableError, match="retry after 3600 s"):
         server.service.epsilon(PLAN.mechanism(5), 1e-5)
@@ -164,7 +164,7 @@ def test_a_service_that_went_away_is_waited_for_and_one_that_never_was_is_not(
     assert clock.now <= 1003.1
 
 
-def test_who_is_asked_to_stop_does_not_wait_on(clock: Clock) -> None:
+def test_retries_end_when_the_caller_asks_to_stop(clock: Clock) -> None:
     server = Server(clock, 1e9, {"Retry-After": "100"})
     began = clock.now
     with (
@@ -177,7 +177,7 @@ def test_who_is_asked_to_stop_does_not_wait_on(clock: Clock) -> None:
     server.service.epsilon(PLAN.mechanism(5), 1e-5)  # and may be asked again
 
 
-def test_what_is_given_up_is_not_waited_for_long(clock: Clock) -> None:
+def test_releasing_a_reservation_waits_only_briefly(clock: Clock) -> None:
     server = Server(clock, 1e9, {})
     began = clock.now
     LedgerBudget(server.service, PLAN, "d", 1e-5, held()).give_up()
@@ -222,7 +222,7 @@ def test_clients_that_failed_together_do_not_come_back_together() -> None:
         ("9" * 400, float("inf")),
     ],
 )
-def test_what_an_answer_asks_to_wait(text: str, seconds: float) -> None:
+def test_retry_after_headers_are_parsed(text: str, seconds: float) -> None:
     assert parse_retry_after(httpx.Headers({"Retry-After": text.encode(), "Date": NOON})) == seconds
 
 

@@ -106,7 +106,7 @@ def test_it_agrees_with_the_other_engines() -> None:
     assert answered >= 4
 
 
-def test_it_is_silent_where_it_has_nothing_to_say() -> None:
+def test_no_bounds_are_returned_outside_the_range_of_validity() -> None:
     assert small_noise.epsilon_bounds([(sampled(0.01, 1.0), 10)], 1e-5) is None
     assert small_noise.epsilon_bounds([(sampled(1.0, 0.02), 10)], 1e-5) is None
     laplace = Release(LaplacePair(50.0), 0.1)
@@ -130,7 +130,7 @@ def encloses(sigma: float = 0.2) -> bool:
     return True
 
 
-def test_the_ambiguous_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_term_of_ambiguous_releases_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (LOOSE | {"_SLACKS": (9.0,)}).items():
         monkeypatch.setattr(small_noise, name, value)
     assert encloses()
@@ -138,7 +138,7 @@ def test_the_ambiguous_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not encloses()
 
 
-def test_what_is_left_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slack_of_the_approximate_loss_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a wide middle left out of account, l is above its approximation by up to log 2."""
     for name, value in (LOOSE | {"_SLACKS": (-0.6,)}).items():
         monkeypatch.setattr(small_noise, name, value)

@@ -33,7 +33,7 @@ def whole(matrix: SparseFactor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_only_zeros_are_left_out(shape: tuple[int, int]) -> None:
+def test_sparse_matrices_omit_only_zeros(shape: tuple[int, int]) -> None:
     matrix = mostly_zero(*shape)
     found = SparseFactor.from_dense(matrix)
     assert torch.equal(whole(found), matrix)
@@ -42,7 +42,7 @@ def test_only_zeros_are_left_out(shape: tuple[int, int]) -> None:
     assert torch.equal(whole(SparseFactor.from_dense(matrix.T)), matrix.T)
 
 
-def test_what_is_no_number_is_kept() -> None:
+def test_nan_and_infinity_are_kept() -> None:
     matrix = torch.tensor([[0.0, math.nan, 0.0], [math.inf, 0.0, -math.inf]])
     assert torch.equal(
         SparseFactor.from_dense(matrix).values.nan_to_num(7.0, 8.0, 9.0), torch.tensor([7.0, 8, 9])
@@ -89,12 +89,12 @@ def test_squares_are_those_of_the_matrix(shape: tuple[int, int], size: float) ->
     assert bool((unit.values >= TINY).all())
 
 
-def test_a_square_that_is_nothing_beside_another_stays_a_number() -> None:
+def test_a_relatively_tiny_square_stays_above_zero() -> None:
     unit, _ = SparseFactor.from_dense(torch.tensor([[1.0, 0.0, 1e-30]])).normalized_squares()
     assert unit.values.tolist() == [1.0, TINY]
 
 
-def test_what_is_no_number_stays_with_its_example() -> None:
+def test_nan_stays_with_its_example() -> None:
     matrix, right = mostly_zero(6, 40), torch.randn(40, 20)
     matrix[3, 1], matrix[5, 3] = math.nan, math.inf
     ((_, _, found),) = SparseFactor.from_dense(matrix).products(right)
@@ -110,7 +110,7 @@ def test_what_is_no_number_stays_with_its_example() -> None:
 @pytest.mark.parametrize("rows", [1, 200])
 @pytest.mark.parametrize("filled", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("said", [False, True])
-def test_zeros_are_left_out_if_that_is_said_whatever_the_data_are(
+def test_the_declaration_and_not_the_data_decides_about_sparse_kernels(
     said: bool, filled: float, rows: int
 ) -> None:
     """The two add up in another order: a record that chose between them moved all the others."""
@@ -129,12 +129,12 @@ def test_zeros_are_left_out_if_that_is_said_whatever_the_data_are(
         (torch.zeros(500, 500, device="meta"), 64),
     ],
 )
-def test_of_narrow_matrices_and_others_zeros_are_kept(rows: torch.Tensor, columns: int) -> None:
+def test_narrow_or_unsuitable_matrices_stay_dense(rows: torch.Tensor, columns: int) -> None:
     assert type(make_factor(rows, columns, sparse=True)) is DenseFactor
     assert type(make_factor(torch.zeros(1, 128), 16, sparse=True)) is SparseFactor
 
 
-def test_more_numbers_than_places_have_bits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_sparse_matrices_have_64_bit_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training_client.private_step.kernels.sparse._INT32_SIZE_MAX", 130 * 200)
     matrix, right = mostly_zero(130, 200), torch.randn(200, 20)
     found = SparseFactor.from_dense(matrix)

@@ -40,7 +40,7 @@ def fails(*_: object) -> torch.Tensor:
     raise MemoryError("a batch was too large")
 
 
-def test_a_loop_of_one_s_own_makes_the_steps_that_fit_and_no_other() -> None:
+def test_a_custom_training_loop_makes_exactly_the_steps_that_fit() -> None:
     net, allowance = mlp(5, 8, 2), budget()
     optimizer = make_optimizer("dp_sgd", net, allowance)
     for made in range(1, FITS + 1):
@@ -74,7 +74,7 @@ def test_two_optimizers_do_not_share_one_allowance() -> None:
         step(second)
 
 
-def test_steps_without_a_claim_end_too() -> None:
+def test_a_budget_without_a_claim_has_a_last_step() -> None:
     optimizer = make_optimizer("dp_sgd", mlp(5, 8, 2), NoBudget(PLAN, 2, "it is a test"))
     for _ in range(2):
         step(optimizer)
@@ -136,7 +136,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("said", "refused"), [("2", True), ("1", False), ("", False)])
-def test_what_a_launcher_says_counts(
+def test_torchruns_environment_variables_count_as_several_processes(
     said: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of torchrun's processes each is a run of its own, also where none joins a group."""
@@ -168,7 +168,7 @@ def group_of_one() -> Iterator[None]:
         lambda net: nn.Sequential(DistributedDataParallel(net)),
     ],
 )
-def test_a_model_that_is_shared_out_is_refused(wrap: Any) -> None:
+def test_a_distributed_model_is_refused(wrap: Any) -> None:
     with group_of_one():
         Clipper(mlp(5, 8, 2))
         with pytest.raises(UnsupportedModelError, match="run of its own: pass the model"):

@@ -68,7 +68,7 @@ def test_plots_are_drawn_from_a_few_results(tmp_path: Path) -> None:
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
-def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
+def test_a_truncated_result_line_is_computed_again(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     lines = len(made_up(file).lines)
     file.write_text(file.read_text() + '{"kind": "ru')
@@ -249,7 +249,7 @@ def called(command: str, *options: object) -> str:
 
 
 @pytest.mark.slow
-def test_the_command_that_trains_does_so() -> None:
+def test_the_training_command_writes_results() -> None:
     kept = (DOCS / "training-results.jsonl").read_bytes()
     printed = called("python benchmarks/training_results.py run", "--quick", "--only", "adult")
     adult = {shorten(each).name for each in EXPERIMENTS if each.task == "adult"}

@@ -71,7 +71,7 @@ class StepCounter:
         )
 
     def check(self, step: int, require_allowed: Callable[[int], None]) -> None:
-        """Raise unless a step may be taken; do not take it.
+        """Raise unless a step may be taken; this does not take it.
 
         Args:
             step: the step's number.
@@ -84,7 +84,7 @@ class StepCounter:
             require_allowed(step)
 
     def take(self, step: int, require_allowed: Callable[[int], None]) -> None:
-        """Take a step, which can be taken once; raise as `check` does if that is not allowed."""
+        """Take a step, so that nobody can take it again; raise if that is not allowed."""
         with self._lock_for_new_step(step):
             require_allowed(step)
             self.last = step
@@ -165,7 +165,7 @@ class Allowance(ABC):
         self._counter.check(step, self._require_allowed)
 
     def take(self, step: int) -> None:
-        """Take a step, so that no other run can take it; raise as `allow` does."""
+        """Take a step, so that no other run can take it; raise if `allow` would."""
         self._counter.take(step, self._require_allowed)
 
     @abstractmethod

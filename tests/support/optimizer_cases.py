@@ -78,7 +78,7 @@ def build_transform(shape: str, net: nn.Module) -> Transform:
 
 
 def ellipsoid(half_axes: Tensors, *, box: bool = False) -> Transform:
-    """Return the transform that `AdaDp` makes from half axes."""
+    """Return the transform that clips to an ellipsoid with these half axes, or to its box."""
     size = sum(each.numel() for each in half_axes)
     return Transform.fixed(math.sqrt(size), [1 / each for each in half_axes], box=box)
 

@@ -1,4 +1,4 @@
-"""Slow references at 50 digits, written from the formulas and nothing else. Imported by tests only.
+"""Slow reference values at 50 digits, computed from the papers' formulas alone.
 
 None of these shares code or method with the service: sums where it integrates, quadrature where it
 sums, bisection on exact values where it has closed forms.
@@ -18,7 +18,7 @@ Number = mp.mpf
 
 
 def _bisect(function: Callable[[Number], Number], low: Number, high: Number) -> Number:
-    """The root of a decreasing function."""
+    """Return the root of a decreasing function by bisection."""
     low, high = mp.mpf(low), mp.mpf(high)
     for _ in range(150):
         middle = (low + high) / 2
@@ -30,7 +30,7 @@ def _bisect(function: Callable[[Number], Number], low: Number, high: Number) -> 
 
 
 def sampled_gaussian_moment(order: float, q: float, sigma: float) -> Number:
-    """log E_{μ₀}[(μ/μ₀)^a]: the binomial sum for whole a > 0, quadrature for all other a."""
+    """Return log E_{μ₀}[(μ/μ₀)^a] of the Poisson-sampled Gaussian, by a sum or by quadrature."""
     a, q, sigma = mp.mpf(order), mp.mpf(q), mp.mpf(sigma)
     if a == int(a) and a > 0:
         return mp.log(
@@ -53,7 +53,7 @@ def sampled_gaussian_moment(order: float, q: float, sigma: float) -> Number:
 
 
 def central_moment(order: int, sigma: float) -> Number:
-    """B(l) = Σ (−1)^i C(l, i) e^{i(i−1)/(2σ²)}, the alternating sum at 200 digits."""
+    """Return B(l) = Σ (−1)^i C(l, i) e^{i(i−1)/(2σ²)}, the alternating sum, at 200 digits."""
     with mp.workdps(400):
         s = mp.mpf(sigma)
         return sum(
@@ -63,7 +63,7 @@ def central_moment(order: int, sigma: float) -> Number:
 
 
 def without_replacement_moment(order: int, q: float, sigma: float) -> Number:
-    """(α−1)·ε′(α) of papers/000 eq. (7), the printed sum."""
+    """Return (α−1)·ε′(α), the sum of papers/000, eq. (7), for fixed-size samples."""
     qq, s = mp.mpf(q), mp.mpf(sigma)
     first = min(4 * (mp.e ** (1 / s**2) - 1), 2 * mp.e ** (1 / s**2))
     total = 1 + qq**2 * mp.binomial(order, 2) * first
@@ -74,13 +74,13 @@ def without_replacement_moment(order: int, q: float, sigma: float) -> Number:
 
 
 def gaussian_delta(epsilon: float, mu: float) -> Number:
-    """δ(ε) of the analytic Gaussian mechanism."""
+    """Return δ(ε) of the analytic Gaussian mechanism."""
     e, m = mp.mpf(epsilon), mp.mpf(mu)
     return mp.ncdf(m / 2 - e / m) - mp.e**e * mp.ncdf(-m / 2 - e / m)
 
 
 def gaussian_epsilon(delta: float, mu: float) -> Number:
-    """The inverse, at least 0."""
+    """Return the smallest ε ≥ 0 at which the analytic Gaussian mechanism has this δ."""
     if gaussian_delta(0, mu) <= delta:
         return mp.mpf(0)
     m = mp.mpf(mu)
@@ -89,12 +89,12 @@ def gaussian_epsilon(delta: float, mu: float) -> Number:
 
 
 def classical_epsilon(moments: dict[float, Number], steps: int, delta: float) -> Number:
-    """min over orders α of (T·m(α) + log 1/δ)/(α − 1)."""
+    """Return ε by the classical conversion: min over α of (T·m(α) + log 1/δ)/(α − 1)."""
     return min((steps * m - mp.log(delta)) / (mp.mpf(a) - 1) for a, m in moments.items())
 
 
 def tight_epsilon(moments: dict[float, Number], steps: int, delta: float) -> Number:
-    """The conversion of Canonne, Kamath & Steinke 2020, Proposition 12, over the orders."""
+    """Return ε by the conversion of Canonne, Kamath & Steinke 2020, Proposition 12."""
     return min(
         (steps * m - mp.log(delta) - mp.log(a) + (mp.mpf(a) - 1) * mp.log(1 - 1 / mp.mpf(a)))
         / (mp.mpf(a) - 1)
@@ -103,7 +103,7 @@ def tight_epsilon(moments: dict[float, Number], steps: int, delta: float) -> Num
 
 
 def sampling_composition_delta(epsilon: float, q: float, sigma: float, steps: int) -> Number:
-    """Papers/003, Theorem 1, every term."""
+    """Return δ at ε by papers/003, Theorem 1, with every term of its sum."""
     qq = mp.mpf(q)
     return sum(
         mp.binomial(steps, i)
@@ -115,7 +115,7 @@ def sampling_composition_delta(epsilon: float, q: float, sigma: float, steps: in
 
 
 def sampling_composition_epsilon(delta: float, q: float, sigma: float, steps: int) -> Number:
-    """The inverse, at least 0."""
+    """Return the smallest ε ≥ 0 at which `sampling_composition_delta` is δ."""
     if sampling_composition_delta(0, q, sigma, steps) <= delta:
         return mp.mpf(0)
     high = gaussian_epsilon(delta, mp.sqrt(steps) / mp.mpf(sigma))
@@ -123,48 +123,48 @@ def sampling_composition_epsilon(delta: float, q: float, sigma: float, steps: in
 
 
 def mma(q: float, sigma: float, steps: int, delta: float) -> Number:
-    """Papers/001, Theorem 3."""
+    """Return ε by the modified moments accountant (papers/001, Theorem 3)."""
     d = mp.mpf(delta)
     return 2 * mp.mpf(q) * mp.log(1 / d) / (mp.mpf(sigma) * mp.sqrt(d ** (-mp.mpf(1) / steps) - 1))
 
 
 def closed_form(q: float, sigma: float, steps: int, delta: float) -> Number:
-    """Papers/001, section 5.2."""
+    """Return ε by the moments accountant's closed form (papers/001, section 5.2)."""
     return 3 * mp.mpf(q) * mp.sqrt(steps * mp.log(1 / mp.mpf(delta))) / mp.mpf(sigma)
 
 
 def zcdp(sigma: float, steps: int, delta: float) -> Number:
-    """Bun & Steinke 2016, Proposition 1.3."""
+    """Return ε of Gaussian releases by zCDP (Bun & Steinke 2016, Proposition 1.3)."""
     rho = steps / (2 * mp.mpf(sigma) ** 2)
     return rho + 2 * mp.sqrt(rho * mp.log(1 / mp.mpf(delta)))
 
 
 def gdp_clt(q: float, sigma: float, steps: int, delta: float) -> Number:
-    """Bu et al. 2020."""
+    """Return ε by the central limit theorem of Gaussian DP (Bu et al. 2020)."""
     mu = mp.mpf(q) * mp.sqrt(steps * mp.expm1(1 / mp.mpf(sigma) ** 2))
     return gaussian_epsilon(delta, mu)
 
 
 def step_epsilon(q: float, sigma: float, step_delta: Number) -> Number:
-    """log(1 + q(e^{ε₀} − 1)) with ε₀ of the unsampled Gaussian at δ₁/q."""
+    """Return ε of one sampled step: log(1 + q(e^{ε₀} − 1)), with ε₀ without sampling at δ₁/q."""
     base = gaussian_epsilon(min(step_delta / mp.mpf(q), mp.mpf(1)), 1 / mp.mpf(sigma))
     return mp.log1p(mp.mpf(q) * mp.expm1(base))
 
 
 def advanced(q: float, sigma: float, steps: int, delta: float, share: float) -> Number:
-    """Dwork & Roth 2014, Theorem 3.20, with this share of δ left to the composition."""
+    """Return ε by advanced composition (Dwork & Roth 2014, Theorem 3.20) at this share of δ."""
     d, part = mp.mpf(delta), mp.mpf(share)
     e = step_epsilon(q, sigma, (1 - part) * d / steps)
     return e * mp.sqrt(2 * steps * mp.log(1 / (part * d))) + steps * e * mp.expm1(e)
 
 
 def basic(q: float, sigma: float, steps: int, delta: float) -> Number:
-    """The sum of the steps' ε at δ/T each."""
+    """Return ε by basic composition: the sum of the steps' ε at δ/T each."""
     return steps * step_epsilon(q, sigma, mp.mpf(delta) / steps)
 
 
 def randomised_responses_delta(epsilon: float, step: Number, steps: int) -> Number:
-    """δ(ε) of `steps` randomised responses, each ε₁-DP (Kairouz et al. 2015)."""
+    """Return δ(ε) of `steps` randomised responses, each ε₁-DP (Kairouz et al. 2015)."""
     truth = mp.e**step / (1 + mp.e**step)
     total = mp.mpf(0)
     for lies in range(steps + 1):
@@ -176,7 +176,7 @@ def randomised_responses_delta(epsilon: float, step: Number, steps: int) -> Numb
 
 
 def optimal(q: float, sigma: float, steps: int, delta: float, share: float) -> Number:
-    """Kairouz, Oh & Viswanath 2015, Theorem 3.3, with this share of δ left to the composition."""
+    """Return ε by optimal composition (Kairouz et al. 2015, Theorem 3.3) at this share of δ."""
     d, part = mp.mpf(delta), mp.mpf(share)
     step_delta = (1 - part) * d / steps
     step = step_epsilon(q, sigma, step_delta)
@@ -187,13 +187,14 @@ def optimal(q: float, sigma: float, steps: int, delta: float, share: float) -> N
 
 
 def single_step_delta(epsilon: float, q: float, sigma: float, *, removing: bool) -> Number:
-    """δ(ε) of one Poisson-sampled Gaussian release in one direction, in closed form.
+    """Return δ(ε) of one Poisson-sampled Gaussian release in one direction, in closed form.
 
     Removing: the mixture exceeds e^ε·N(0) right of one point; adding: left of one.
     """
     e, qq, s = mp.mpf(epsilon), mp.mpf(q), mp.mpf(sigma)
 
     def point(loss: Number) -> Number:
+        """Return the outcome at which the privacy loss has this value."""
         return mp.mpf(1) / 2 + s * s * mp.log((mp.e**loss - (1 - qq)) / qq)
 
     if removing:
@@ -208,11 +209,12 @@ def single_step_delta(epsilon: float, q: float, sigma: float, *, removing: bool)
 
 
 def single_step_epsilon(delta: float, q: float, sigma: float) -> Number:
-    """The larger ε of both directions at δ."""
+    """Return ε of one Poisson-sampled Gaussian release: the larger of both directions."""
     found = mp.mpf(0)
     for removing in (True, False):
 
         def excess(e: Number, removing: bool = removing) -> Number:
+            """Return by how much δ in one direction exceeds the target."""
             return single_step_delta(e, q, sigma, removing=removing) - delta
 
         if excess(mp.mpf(0)) > 0:
@@ -222,7 +224,7 @@ def single_step_epsilon(delta: float, q: float, sigma: float) -> Number:
 
 
 def laplace_moment(order: float, scale: float) -> Number:
-    """(α−1)·D_α of the Laplace mechanism (Mironov 2017, Proposition 6)."""
+    """Return (α−1)·D_α of the Laplace mechanism (Mironov 2017, Proposition 6)."""
     a, b = mp.mpf(order), mp.mpf(scale)
     return mp.log(
         a / (2 * a - 1) * mp.e ** ((a - 1) / b) + (a - 1) / (2 * a - 1) * mp.e ** (-a / b)
@@ -230,7 +232,7 @@ def laplace_moment(order: float, scale: float) -> Number:
 
 
 def laplace_delta(epsilon: float, scale: float) -> Number:
-    """δ(ε) of one Laplace release: max(0, 1 − e^{(ε − 1/b)/2})."""
+    """Return δ(ε) of one Laplace release: max(0, 1 − e^{(ε − 1/b)/2})."""
     return max(mp.mpf(0), 1 - mp.e ** ((mp.mpf(epsilon) - 1 / mp.mpf(scale)) / 2))
 
 
@@ -240,7 +242,7 @@ Run = tuple[float, float, int]  # sample rate, noise multiplier, steps
 def line_integral_delta(
     parts: list[Run], epsilon: float, tilt: float, *, removing: bool, digits: int = 24
 ) -> Number:
-    """δ(ε) of sampled Gaussian releases, composed: (1/π)∫Re M(s+iv)·e^{−wε}/(w(w+1)) dv.
+    """Return δ(ε) of composed releases, (1/π)∫Re M(s+iv)·e^{−wε}/(w(w+1)) dv with w = s+iv.
 
     Both integrals by sums so fine and long that what they miss is below 10^−digits of δ, for parts
     whose characteristic functions decay. Written without any of the service's bounds.
@@ -276,7 +278,7 @@ def line_integral_delta(
 
 
 def double_line_integral_delta(parts: list[Run], epsilon: float, *, removing: bool) -> float | None:
-    """The same integral in double precision, good to about 1e-9; None if it decays too slowly.
+    """Return `line_integral_delta` in double precision, to about 1e-9; None if it decays slowly.
 
     Its own choice of tilt, nodes and spacing; for many random cases.
     """
@@ -290,6 +292,7 @@ def double_line_integral_delta(parts: list[Run], epsilon: float, *, removing: bo
         tables.append((log_weight + (loss if removing else 0), loss if removing else -loss, count))
 
     def log_moment(tilt: float) -> float:
+        """Return the logarithm of the composition's moment at a tilt."""
         return sum(
             count * float(special.logsumexp(log_weight + tilt * loss))
             for log_weight, loss, count in tables
@@ -327,12 +330,13 @@ def double_line_integral_delta(parts: list[Run], epsilon: float, *, removing: bo
 
 
 def _tilted_variance(log_weight: Any, loss: Any) -> float:
+    """Return the variance of the privacy loss under a tilted distribution."""
     weight = np.exp(log_weight - special.logsumexp(log_weight))
     return float(weight @ (loss - weight @ loss) ** 2)
 
 
 def replaced_record_moment(tilt: float, q: float, sigma: float) -> Number:
-    """log E_P[(P/Q)^s] for P = (1−q)N(0) + qN(1) and Q = (1−q)N(0) + qN(−1) at σ, as it stands.
+    """Return log E_P[(P/Q)^s] of P = (1−q)N(0) + qN(1) and Q = (1−q)N(0) + qN(−1).
 
     A sum so fine and long that what it misses is far below the 40 digits it is computed with.
     """
@@ -348,10 +352,11 @@ def replaced_record_moment(tilt: float, q: float, sigma: float) -> Number:
 
 
 def replaced_record_delta(epsilon: float, q: float, sigma: float) -> Number:
-    """δ(ε), ε any real number, of one release of that pair: from where its loss is ε."""
+    """Return δ(ε), at any real ε, of one release of the pair in `replaced_record_moment`."""
     e, rate, noise = mp.mpf(epsilon), mp.mpf(q), mp.mpf(sigma)
 
     def loss(z: Number) -> Number:
+        """Return the privacy loss at outcome z."""
         top, bottom = (1 - rate + rate * mp.exp((x * z - 0.5) / noise**2) for x in (1, -1))
         return mp.log(top / bottom)
 
@@ -359,13 +364,14 @@ def replaced_record_delta(epsilon: float, q: float, sigma: float) -> Number:
     cut = _bisect(lambda z: e - loss(z), -reach, reach)
 
     def above(mean: int) -> Number:
+        """Return the probability of losses above ε under the mixture with this mean."""
         return (1 - rate) * mp.ncdf(-cut / noise) + rate * mp.ncdf((mean - cut) / noise)
 
     return above(1) - mp.exp(e) * above(-1)
 
 
 def fixed_size_replacement_delta(epsilon: float, q: float, sigma: float) -> Number:
-    """The largest P(A) − e^ε·Q(A) over half-lines A, of (1−q)N(0) + qN(2) against N(0), for ε ≥ 0.
+    """Return δ(ε) of (1−q)N(0) + qN(2) against N(0), the largest P(A) − e^ε·Q(A), for ε ≥ 0.
 
     For ε < 0, by 1 − e^ε + e^ε·δ(−ε).
     """

@@ -77,7 +77,7 @@ class Menu:
         return self._powers[mechanism, steps]
 
     def compose(self, steps: Sequence[int]) -> Array:
-        """Return the profile of a number of steps of each mechanism."""
+        """Return the profile of a composition, given the number of steps of each mechanism."""
         profile = NOTHING
         for mechanism, count in zip(self.mechanisms, steps, strict=True):
             for _ in range(count):
@@ -340,10 +340,10 @@ def _with(state: Ledger, run: int, hold: Hold | None) -> tuple[Hold, ...]:
 
 
 class LeastDominatingGivenBack(ReferenceFilter):
-    """Gives back the fewest reference steps that dominate the remaining steps."""
+    """A faulty filter that gives back reference steps that dominate the remaining steps."""
 
     def exchange_back(self, hold: Hold, left: int) -> int:
-        """Return the fewest reference steps that dominate the rest: the mistake."""
+        """Return the fewest reference steps that dominate the remaining steps."""
         remaining = self.menu.power(hold.mechanism, left)
         return next(
             copies
@@ -354,10 +354,10 @@ class LeastDominatingGivenBack(ReferenceFilter):
 
 
 class SlackNotCharged(ReferenceFilter):
-    """Uses slack in an exchange without charging it."""
+    """A faulty filter that uses slack in an exchange without charging it."""
 
     def reserve(self, state: Ledger, mechanism: int, steps: int) -> list[Ledger]:
-        """Reserve without charging slack: the mistake."""
+        """Return the states after a reservation, with no slack charged."""
         return [
             after._replace(slack=state.slack) for after in super().reserve(state, mechanism, steps)
         ]
@@ -368,58 +368,58 @@ class SlackNotCharged(ReferenceFilter):
 
 
 class SpentSlackGivenBack(ReferenceFilter):
-    """Gives the slack of an exchange back when the run ends."""
+    """A faulty filter that gives the slack of an exchange back when the run ends."""
 
     def returned(self, hold: Hold) -> tuple[int, int]:
-        """Return all slack, also what was spent: the mistake."""
+        """Return all slack at the run's end, also what the exchange used."""
         return super().returned(hold)[0], hold.slack + hold.slack_back
 
 
 class ReleasedAfterGrants(ReferenceFilter):
-    """Gives everything back when a run is released, although steps were granted."""
+    """A faulty filter that gives everything back at a release, although steps were granted."""
 
     def returned(self, hold: Hold) -> tuple[int, int]:
-        """Return everything that was held, whatever was granted: the mistake."""
+        """Return everything that was held, whatever was granted."""
         return hold.copies, hold.slack + hold.slack_back
 
 
 class ProRataPrice(ReferenceFilter):
-    """Charges each granted step its share of the whole run's price, and gives back the rest."""
+    """A faulty filter that charges each granted step its share of the whole run's price."""
 
     def exchange_back(self, hold: Hold, left: int) -> int:
-        """Return a share of the price in proportion to the remaining steps: the mistake."""
+        """Return a share of the price in proportion to the remaining steps."""
         return hold.copies * left // hold.steps
 
 
 class OneDirection(ReferenceFilter):
-    """Tests domination at x ≥ 0 for removing a record only."""
+    """A faulty filter that tests domination at x ≥ 0 for removing a record only."""
 
     def seen(self, profile: Array) -> Array:
-        """Return the profile at x ≥ 0 for removing a record only: the mistake."""
+        """Return the profile at x ≥ 0 for removing a record."""
         return profile[0, ZERO:]
 
 
 class WorseDirection(ReferenceFilter):
-    """Tests domination at x ≥ 0 between the worse directions of both mechanisms."""
+    """A faulty filter that compares the worse directions of both profiles, at x ≥ 0 only."""
 
     def seen(self, profile: Array) -> Array:
-        """Return the worse direction's profile at x ≥ 0: the mistake."""
+        """Return the larger of both directions' profiles at x ≥ 0."""
         return np.asarray(profile[:, ZERO:].max(0))
 
 
 class CoarseGrid(ReferenceFilter):
-    """Tests domination at every third x only, without chords between them."""
+    """A faulty filter that tests domination at every third x only."""
 
     def seen(self, profile: Array) -> Array:
-        """Return every third point of the profile: the mistake."""
+        """Return every third point of the profile from x = 0 on."""
         return profile[:, ZERO::3]
 
 
 class OnlyAtEpsilon(ReferenceFilter):
-    """Tests domination at x = ε only."""
+    """A faulty filter that tests domination at x = ε only."""
 
     def seen(self, profile: Array) -> Array:
-        """Return the profile at ε only: the mistake."""
+        """Return the profile at ε."""
         return profile[:, ZERO + self.epsilon]
 
 
@@ -494,21 +494,21 @@ class FirstReservation:
 
 
 class ReplacedAfterGrants(FirstReservation):
-    """Replaces the reference while nothing is held, although steps were granted."""
+    """A faulty filter that replaces the reference although steps were granted."""
 
     def may_replace(self, _granted: bool, ledger: Ledger) -> bool:
-        """Return whether nothing is held, whatever was granted: the mistake."""
+        """Return whether nothing is held, whatever was granted."""
         return not ledger.holds
 
 
 class ComposeAndStop:
-    """The natural filter: admits a step while the composition so far is within δ at ε."""
+    """A faulty filter that admits a step while the composition so far is within δ at ε."""
 
     def __init__(self, menu: Menu, delta: float, epsilon: int) -> None:
         self._menu, self._delta, self._at = menu, delta, ZERO + epsilon
 
     def start(self) -> tuple[tuple[int, ...], tuple[Hold, ...]]:
-        """Return the number of granted steps of each mechanism, and the open runs."""
+        """Return the first state: no granted steps of any mechanism, and no open runs."""
         return (0,) * len(self._menu.mechanisms), ()
 
     def open_runs(self, state: Any) -> list[OpenRun]:
@@ -538,6 +538,6 @@ class ComposeAndStop:
         return tuple(counts), tuple(sorted(after))
 
     def close(self, state: Any, run: int) -> Any:
-        """Remove a run."""
+        """Return the state without a run that has ended."""
         granted, holds = state
         return granted, holds[:run] + holds[run + 1 :]

@@ -243,7 +243,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return NAME
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a checkpoint's history if it continues the steps counted here; else keep those.
+        """Load a checkpoint's step history, unless it lacks steps that are counted already.
 
         With a ledger, the ledger's count is kept.
         """

@@ -49,7 +49,7 @@ def _check_plot_file(file: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions:
-    """The options of `compare` alone."""
+    """The options of the command `compare` that other commands do not have."""
 
     optimizers: Annotated[
         list[str] | None,

@@ -66,7 +66,7 @@ def _per_participant(meaning: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedOptions:
-    """The options of `together` alone."""
+    """The options of the command `together` that other commands do not have."""
 
     participants: Annotated[
         int,
@@ -184,7 +184,7 @@ app.command(
 def _make_budgets(
     accounting: AccountingService, federated: FederatedOptions, clip_norm: float, size: int
 ) -> list[Budget]:
-    """Make each participant's budget, with the plan of their equal part of the records."""
+    """Create each participant's budget, planned for an equal part of the records."""
     records = size // federated.participants
     columns = [
         _parse_each(option, getattr(federated, option), federated.participants)

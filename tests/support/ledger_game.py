@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
     @property
     def reservation(self) -> Reservation:
-        """The reservation as the ledger has it."""
+        """The reservation in the form that the ledger's rules take."""
         return Reservation(
             "r",
             "d",

@@ -93,6 +93,7 @@ class Bench:
         genuine, made = PrivateOptimizer.step, []
 
         def step(*of: Any) -> float:
+            """Make a step, and stop the service once enough were made."""
             made.append(1)
             if len(made) == steps:
                 self.refuse = what
@@ -105,6 +106,7 @@ class Bench:
         genuine, made = PrivateOptimizer.step, list[int]()
 
         def step(*of: Any) -> float:
+            """Count a step, and make it."""
             made.append(1)
             return genuine(*of)
 

@@ -33,7 +33,7 @@ def run_on_rank_zero(function: Callable[[], T]) -> T:
 
 
 def _call_and_catch(function: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return a function's result and exception, one of which is None."""
+    """Call a function; return its result and None, or None and the exception."""
     try:
         return function(), None
     except Exception as error:  # any exception: the other ranks would wait forever

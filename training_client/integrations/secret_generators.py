@@ -74,6 +74,7 @@ def _draw_secretly(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         generator: torch.Generator | None = None,
         secure_mode: bool = False,
     ) -> torch.Tensor:
+        """Draw noise as Opacus does, from a secret generator if none is given."""
         generator = find_generator(generator, reference.device)
         return draw(std, reference, generator=generator, secure_mode=secure_mode)
 

@@ -53,7 +53,7 @@ class PrivatePca:
         return {"kind": "gaussian", "noise_multiplier": self.noise_multiplier}
 
     def require_fits(self, inputs: int) -> None:
-        """Check that examples with this number of inputs can be projected.
+        """Raise unless examples with this number of inputs can be projected.
 
         Raises:
             DataError: there are too many inputs, or fewer than components.

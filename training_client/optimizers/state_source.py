@@ -138,7 +138,7 @@ class PublicSource:
         rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
         examples, targets = self._examples[rows], self._targets[rows]
         found = step.clipper.sum_unclipped(examples, targets, step.loss, len(rows))
-        return _require_finite(found, "public")
+        return _make_exact_estimate(found, "public")
 
 
 class RawSource:
@@ -156,11 +156,11 @@ class RawSource:
         found = step.clipper.sum_unclipped(
             step.examples, step.targets, step.loss, step.expected_batch_size
         )
-        return _require_finite(found, "private")
+        return _make_exact_estimate(found, "private")
 
 
-def _require_finite(mean: BlockwiseSum, kind: str) -> GradientEstimate:
-    """Return a mean gradient as an exact estimate; raise if its mean loss is not finite."""
+def _make_exact_estimate(mean: BlockwiseSum, kind: str) -> GradientEstimate:
+    """Make an exact estimate from a mean gradient; raise if its mean loss is not finite."""
     if not math.isfinite(mean.mean_loss):
         raise DataError(
             f"the loss of the {kind} examples has become {mean.mean_loss}: lower the learning rate"

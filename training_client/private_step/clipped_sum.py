@@ -90,7 +90,7 @@ class ClippedSum:
                 affine.map_sum(out, self.weights)
 
     def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the weighted gradient sum on a piece; for a box or damping it is mapped already."""
+        """Write the sum on a piece: mapped for a box or damping, else before the affine map."""
         gradients = self.gradients[piece.index]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])

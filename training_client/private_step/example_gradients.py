@@ -180,7 +180,7 @@ class OuterProducts:
         )
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds of squared norms after an affine map; ∞ if underflow matters."""
+        """Return upper bounds of squared norms after the affine maps; ∞ for examples to exclude."""
         terms, dtype = self._norm_terms(pieces), self.inputs.dtype
         heights = squared_norm_upper_bounds(self.gradients)
         widths = squared_norm_upper_bounds(self.inputs, terms.widths)
@@ -283,7 +283,7 @@ class MaterializedGradients:
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds of squared norms after an affine map; ∞ if underflow matters."""
+        """Return upper bounds of squared norms after the affine maps; ∞ for examples to exclude."""
         dtype = self.gradients.dtype
         found = squared_norms(self.gradients.flatten(1)).mul_(overflow_guard(bound, dtype))
         scale_norm: Scalar = 0.0

@@ -109,7 +109,7 @@ def run_model_pass(
     *,
     differentiate: Sequence[nn.Parameter] = (),
 ) -> ModelPass:
-    """Run examples forward, and the summed loss backward to the layers' outputs.
+    """Run examples through a model, and return each layer's inputs and output gradients.
 
     Args:
         model: called with `examples`.

@@ -94,7 +94,7 @@ class RunOptions:
         float,
         typer.Option(
             callback=require_between(0, math.inf),
-            help="Privacy budget ε of a run without --dataset.",
+            help="Privacy budget ε; `run --dataset` has the ledger's instead.",
             rich_help_panel=BUDGET,
         ),
     ] = 2.0
@@ -102,7 +102,7 @@ class RunOptions:
         float,
         typer.Option(
             callback=require_between(0, 1),
-            help="Privacy budget δ of a run without --dataset.",
+            help="Privacy budget δ; `run --dataset` has the ledger's instead.",
             rich_help_panel=BUDGET,
         ),
     ] = 1e-5
@@ -157,7 +157,8 @@ class RunOptions:
     no_guarantee: Annotated[
         bool,
         typer.Option(
-            "--no-guarantee", help="Train without a privacy guarantee, or without a service."
+            "--no-guarantee",
+            help="Train without a privacy guarantee; `run` also without a service.",
         ),
     ] = False
     batch_size: Annotated[
@@ -233,7 +234,7 @@ class RunOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Records in your own training set; the plan is made before the data are read.",
+            help="Records in your own training set; the plan is made before they are read.",
             rich_help_panel=DATA,
         ),
     ] = None

@@ -68,7 +68,7 @@ class Menu:
     _powers: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     def power(self, mechanism: int, steps: int) -> Array:
-        """Return the profile of a number of steps."""
+        """Return the profile of a number of steps of one mechanism."""
         if steps == 0:
             return NOTHING
         if (mechanism, steps) not in self._powers:
@@ -453,7 +453,7 @@ class FirstReservation:
         return copies
 
     def start(self) -> tuple[int, bool, Ledger]:
-        """Return no reference, nothing granted, no holds."""
+        """Return the first state: no reference, nothing granted and no open runs."""
         return -1, False, Ledger(0, 0, ())
 
     def may_replace(self, granted: bool, ledger: Ledger) -> bool:

@@ -119,7 +119,7 @@ class _SquaredMap:
 
     @classmethod
     def from_map(cls, affine: AffineMap) -> _SquaredMap:
-        """Square an affine map that has a scale."""
+        """Compute the squares of an affine map, which must have a scale."""
         assert affine.scale is not None
         squares, shift = affine.scale.square(), affine.shift
         scale_norm = _squared_norm(affine.scale)

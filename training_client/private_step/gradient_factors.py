@@ -71,7 +71,7 @@ def make_factor(rows: torch.Tensor, columns: int, *, sparse: bool) -> Factor:
 
 @dataclass(frozen=True, slots=True)
 class DenseFactor:
-    """A factor stored with its zeros.
+    """A factor stored as a dense matrix, zeros included.
 
     Attributes:
         rows: the matrix, one row per example.

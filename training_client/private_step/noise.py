@@ -47,7 +47,7 @@ class FreshGenerator(torch.Generator):
 
 
 def _replace_state_words(state: torch.Tensor, words: bytes) -> torch.Tensor:
-    """Return a freshly seeded state with other words: each fills the lower half of 64 bits."""
+    """Return a generator state with new words, each in the lower half of 64 bits."""
     found = state.clone()
     table = found[_HEADER_BYTES : _HEADER_BYTES + 8 * _STATE_WORDS].view(torch.int64)
     table.copy_(torch.frombuffer(bytearray(words), dtype=torch.uint32).to(torch.int64))

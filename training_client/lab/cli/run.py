@@ -227,7 +227,7 @@ class _RunCommand:
         )
 
     def _budget_without_claim(self, recipe: Recipe, spec: RunSpec) -> Budget | NoBudget:
-        """Return a budget for --no-guarantee, with a claim of ε if a guarantee holds nevertheless."""
+        """Return a budget for --no-guarantee; it still claims ε if a guarantee holds."""
         options, objection = self.options, self._objection(recipe)
         if options.dataset is not None:
             raise NoGuaranteeError(

@@ -57,7 +57,7 @@ def test_every_method_has_its_name_source_and_needs(method: str) -> None:
 
 
 @every_method
-def test_answers_a_plain_run_with_everything_an_answer_needs(method: str) -> None:
+def test_a_plain_run_gets_a_complete_answer(method: str) -> None:
     claim = epsilon(method, run(0.01, 2.0, 1000), 1e-5)
     assert 0 < claim.epsilon < math.inf
     assert claim.delta == 1e-5
@@ -81,7 +81,7 @@ def test_nothing_released_costs_nothing(method: str, nothing: dict[str, Any]) ->
 
 
 @every_method
-def test_without_sampling_it_accounts_the_plain_gaussian(method: str) -> None:
+def test_without_sampling_the_result_is_that_of_the_gaussian_mechanism(method: str) -> None:
     claim = epsilon(method, run(1.0, 5.0, 10), 1e-5)
     exact = epsilon("pld", run(1.0, 5.0, 10), 1e-5)
     assert math.isfinite(claim.epsilon)

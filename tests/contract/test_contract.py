@@ -90,7 +90,7 @@ def client() -> AccountingService:
     return AccountingService("http://recorded", transport=httpx.MockTransport(play))
 
 
-def test_the_client_asks_and_reads_as_recorded() -> None:
+def test_the_client_sends_and_reads_the_recorded_requests() -> None:
     with client() as service:
         claim = service.epsilon(RUN, 1e-5)
         assert claim.epsilon == recorded("epsilon")["answer"]["epsilon"]

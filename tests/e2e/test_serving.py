@@ -254,7 +254,7 @@ def test_idle_and_slow_clients_do_not_block_the_server(tmp_path: Path) -> None:
      ({"ACCOUNTANT_TRUSTED_PROXIES": "192.0.2.7"}, True),
      ({"ACCOUNTANT_TRUSTED_PROXIES": "192.0.2.7, 127.0.0.0/8"}, False)],
 )  # fmt: skip
-def test_a_forwarded_address_is_believed_only_of_proxies_that_were_named(
+def test_a_forwarded_address_counts_only_from_trusted_proxies(
     trusted: dict[str, str], limited: bool, tmp_path: Path
 ) -> None:
     """Otherwise a client that names a new address in each request would have no limit."""

@@ -156,7 +156,7 @@ def busy_for(seconds: float) -> None:
         pass
 
 
-def test_computations_give_way_to_the_server(processes: ProcessPool) -> None:
+def test_computations_have_a_lower_priority_than_the_server(processes: ProcessPool) -> None:
     assert asyncio.run(processes.run(priority)) == min(os.nice(0) + 7, 19)
 
 
@@ -166,7 +166,7 @@ def test_a_refusal_in_a_computation_process_keeps_its_details(processes: Process
     assert (refused.value.detail, refused.value.steps) == ("too much", 3)
 
 
-def test_a_fault_in_a_computation_is_told_without_its_values(processes: ProcessPool) -> None:
+def test_a_failed_computation_is_reported_without_its_values(processes: ProcessPool) -> None:
     with pytest.raises(
         ComputationFailedError, match=r"KeyError at .*test_jamming.py:\d+ fail"
     ) as f:
@@ -174,7 +174,7 @@ def test_a_fault_in_a_computation_is_told_without_its_values(processes: ProcessP
     assert "a-secret" not in str(f.value)
 
 
-def test_the_server_that_forks_them_is_replaced_when_it_dies() -> None:
+def test_the_fork_server_is_replaced_when_it_dies() -> None:
     async def three() -> list[int]:
         found = []
         for number in range(3):
@@ -204,7 +204,7 @@ def test_computations_use_one_thread_each() -> None:
 
 
 @pytest.mark.parametrize("forked", [True, False])
-def test_closing_ends_what_still_computes(forked: bool) -> None:
+def test_closing_the_pool_ends_running_computations(forked: bool) -> None:
     """Also a process that is only being forked."""
     processes = ProcessPool(1, seconds=60, niceness=0)
 
@@ -367,7 +367,7 @@ def answerer_key(asked: Any) -> Any:
     return ENDPOINTS["/v1/epsilon"].key(asked)
 
 
-def test_a_batch_ends_at_its_bytes_with_a_problem_for_the_rest(tmp_path: Path) -> None:
+def test_a_batch_beyond_its_size_limit_gets_errors_for_the_rest(tmp_path: Path) -> None:
     item = {"path": "/v1/epsilon", "body": QUESTION}
     with service(tmp_path, batch_bytes_max=5000) as http:
         answer = http.post("/v1/batch", json={"requests": [item] * 100})
@@ -379,7 +379,7 @@ def test_a_batch_ends_at_its_bytes_with_a_problem_for_the_rest(tmp_path: Path) -
     assert "5000 bytes" in results[-1]["body"]["detail"]
 
 
-def test_a_client_that_does_not_read_holds_a_piece_of_its_answer_only() -> None:
+def test_a_client_that_does_not_read_holds_one_piece_of_its_answer_in_memory() -> None:
     """The rest of a batch is made when the first pieces have been sent."""
     computations = ComputationCache(Settings(), Metrics())
     made = 0
@@ -440,7 +440,7 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     assert cache.find("huge") is None
 
 
-def test_a_question_nobody_waits_for_is_not_begun() -> None:
+def test_a_question_whose_client_left_the_queue_is_not_computed() -> None:
     computations = ComputationCache(Settings(computation_processes=1), Metrics())
     begun: list[str] = []
 
@@ -588,7 +588,7 @@ def test_grants_that_wait_for_one_row_leave_another_dataset_alone(tmp_path: Path
         assert sum(each.status_code == 200 for each in found) == 1
 
 
-def test_a_lock_held_for_long_is_answered_with_when_to_come_back(
+def test_a_lock_held_for_long_is_answered_with_retry_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accountant_service.ledger.repository._LOCK_SECONDS", 0.2)
@@ -625,7 +625,7 @@ def test_a_plan_too_large_to_be_answered_with_each_grant_is_not_reserved(tmp_pat
         assert "131072 bytes" in refused.json()["detail"]
 
 
-def test_large_bodies_have_bounded_room_and_small_ones_always(
+def test_memory_for_large_bodies_is_bounded_and_small_ones_are_always_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accountant_service.app.BODY_MEMORY_BYTES", 10_000)

@@ -413,7 +413,7 @@ def test_a_plan_of_no_steps_is_certified_as_nothing(admin: Caller) -> None:
     assert admin.get("/v1/datasets/nothing/running-total")[1]["epsilon"] == 0.0
 
 
-def test_what_pld_finds_too_much_is_certified_by_renyi(
+def test_a_plan_too_expensive_for_pld_is_certified_by_subsampled_rdp(
     admin: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accountant_service.accountants.pld._RELEASES_MAX", 1)
@@ -639,7 +639,7 @@ def test_keys_are_shown_once_and_can_be_revoked(admin: Caller) -> None:
     assert admin.http.delete("/v1/keys/none", headers=headers).status_code == 404
 
 
-def test_events_say_who_did_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_events_record_who_did_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCOUNTANT_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
     run = CliRunner().invoke
     token = run(cli.app, ["keys", "create", "--scope", "admin"]).stdout.strip()
@@ -678,13 +678,13 @@ def test_bad_input_is_named(admin: Caller, path: str, body: Json, status: int, c
     assert (found, problem["code"]) == (status, code), problem
 
 
-def test_a_name_is_taken_once(admin: Caller) -> None:
+def test_a_dataset_name_can_be_used_once(admin: Caller) -> None:
     admin.dataset("twice")
     status, problem = admin.post("/v1/datasets", {"name": "twice", "size": 9, "budget": BUDGET})
     assert (status, problem["code"]) == (409, "name-taken")
 
 
-def test_entries_come_page_by_page(admin: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_are_paged(admin: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     admin.dataset("pages")
     run = admin.reserve("pages")
     for k in range(5):

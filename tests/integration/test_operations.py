@@ -88,7 +88,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[str]], float]:
 # --- metrics
 
 
-def test_the_metrics_count_what_happened(app: FastAPI, http: TestClient) -> None:
+def test_metrics_count_requests_and_charges(app: FastAPI, http: TestClient) -> None:
     key = bearer(app, Scope.ADMIN)
     scenario(http, key)
     found = samples(http.get("/metrics", headers=key).text)
@@ -167,7 +167,7 @@ def log() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def test_the_log_tells_each_request_and_no_secret(
+def test_the_log_contains_each_request_and_no_secret(
     app: FastAPI, http: TestClient, log: io.StringIO
 ) -> None:
     key = bearer(app, Scope.ADMIN)
@@ -235,7 +235,7 @@ def test_a_burst_passes_and_then_the_rate() -> None:
         limiter.admit("one")
 
 
-def test_an_address_that_asks_too_often_is_told_when_to_come_back(tmp_path: Path) -> None:
+def test_an_address_beyond_its_rate_limit_gets_retry_after(tmp_path: Path) -> None:
     with TestClient(service(tmp_path, rate_limit=0.5, rate_burst=2)) as http:
         answers = [http.get("/v1/methods") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -291,13 +291,13 @@ def test_a_wrong_setting_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["*", "proxy.example", "10.0.0.1/8", "127.0.0.1 10.0.0.1"])
-def test_proxies_are_named_by_address(text: str) -> None:
+def test_trusted_proxies_must_be_addresses(text: str) -> None:
     with pytest.raises(ValidationError, match="must be IP addresses or networks") as wrong:
         Settings(trusted_proxies=text)
     assert text not in str(wrong.value)
 
 
-def test_no_proxy_is_believed_unless_it_is_named() -> None:
+def test_no_proxy_is_trusted_by_default() -> None:
     assert Settings().trusted_proxies == ""
     assert Settings(trusted_proxies=" 10.0.0.2 ,::1, 10.0.0.0/8,").trusted_proxies == (
         "10.0.0.2,::1,10.0.0.0/8"
@@ -330,7 +330,7 @@ def test_requests_and_statements_are_traced_without_their_values(tmp_path: Path)
     assert "a-purpose-to-look-for" not in told
 
 
-def test_spans_go_where_the_standard_variable_says(
+def test_spans_are_sent_to_the_address_in_the_standard_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("opentelemetry.sdk.trace")

@@ -85,7 +85,7 @@ class Client:
                 )
 
 
-def test_what_is_old_is_forgotten_a_few_at_a_time(
+def test_old_idempotency_keys_are_deleted_in_small_batches(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency_cleanup, "_KEYS_PER_TRANSACTION", 2)
@@ -162,7 +162,7 @@ def test_a_late_repeat_of_a_grant_is_stale(repository: Repository) -> None:
         client.ledger.grant(client.request("grant"), run, 20, 0)
 
 
-def test_two_servers_may_forget_at_once(repository: Repository) -> None:
+def test_two_servers_may_delete_old_keys_at_once(repository: Repository) -> None:
     client = Client(repository)
     client.dataset()
     names = [f"n{at}" for at in range(60)]
@@ -187,7 +187,9 @@ def test_two_servers_may_forget_at_once(repository: Repository) -> None:
     assert client.known() == {"create"}
 
 
-def test_the_server_forgets_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_deletes_old_keys_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(idempotency_cleanup, "_START_DELAY_SECONDS", 0.05)
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
     client = Client(app.state.repository)
@@ -202,7 +204,9 @@ def test_the_server_forgets_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     assert client.known() == set()
 
 
-def test_an_outage_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_does_not_end_the_deletion_of_old_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("_START_DELAY_SECONDS", "_IDLE_SECONDS"):
         monkeypatch.setattr(idempotency_cleanup, name, 0.05)
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))

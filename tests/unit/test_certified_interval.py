@@ -213,7 +213,7 @@ def test_the_error_of_the_transform(sign: int, monkeypatch: pytest.MonkeyPatch) 
     assert not holds(lattice_deltas(1.0, 1.0))
 
 
-def test_the_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wrap_around_of_the_transform_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a window of one deviation much of the mass comes back on the other side."""
     monkeypatch.setattr(fft_lattice, "_LOG_WRAP", -0.3)
     assert holds(lattice_deltas(1.0, 1.0))

@@ -45,7 +45,7 @@ def test_a_contradiction_names_the_question(name: str, monkeypatch: pytest.Monke
         assert part in caught.value.detail
 
 
-def test_a_contradiction_of_a_trade_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trade_off_that_contradicts_delta_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attack that does better than δ allows."""
     genuine = EvaluatedIntegral.attack_rates
 

@@ -208,7 +208,7 @@ def test_nearly_all_the_data_is_charged_at_most_as_unsampled_where_a_record_is_z
     ],
     ids=["all-and-part", "two-sizes", "laplace", "rounded-up"],
 )
-def test_what_is_only_dominated_has_no_lower_bound(tree: Json) -> None:
+def test_a_mechanism_that_does_not_attain_its_pair_has_no_lower_bound(tree: Json) -> None:
     tree = composed(tree, gaussian(3.0))
     found = calculator.epsilon(mechanisms.from_json(tree), 1e-5)
     assert found.status is Status.PROVEN
@@ -222,7 +222,7 @@ def test_what_is_only_dominated_has_no_lower_bound(tree: Json) -> None:
 # --- products of sample rates
 
 
-def test_a_product_of_rates_is_not_rounded_up() -> None:
+def test_products_of_sample_rates_are_not_rounded_up() -> None:
     tree = mechanisms.from_json(repeated(10**9, poisson(1e-8, poisson(1e-8, gaussian(0.2)))))
     found = calculator.epsilon(tree, 1e-6)
     assert found.certified is not None

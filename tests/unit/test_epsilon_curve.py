@@ -170,7 +170,7 @@ def test_the_tail_is_that_of_the_fewest_repetitions() -> None:
     assert missing(count) > promised
 
 
-def test_aliases_are_taken_off_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aliases_are_subtracted_at_each_point(monkeypatch: pytest.MonkeyPatch) -> None:
     genuine = engine.choose_line
 
     def short(saddle: Any, settings: Any) -> engine.IntegrationLine:
@@ -185,7 +185,9 @@ def test_aliases_are_taken_off_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert violations(run_with_few_frequencies(monkeypatch)) > 0
 
 
-def test_what_is_not_found_is_asked_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_that_the_shared_search_misses_is_computed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A search that finds nothing costs time, not validity."""
     monkeypatch.setattr(engine, "_SECANTS", 0)
     monkeypatch.setattr(engine, "_WIDENINGS", (1e-3,))
@@ -212,7 +214,7 @@ def test_more_steps_never_cost_less() -> None:
     ]  # fmt: skip
 
 
-def test_dropping_the_costlier_direction_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_the_costlier_direction_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     times = evenly(1000, 20)
     exact = curve(sampled(0.1, 2.0), times, 1e-6, TOLERANCE)
     monkeypatch.setattr(epsilon_curve, "distinct_directions", lambda _: ("adding",))

@@ -366,7 +366,7 @@ def test_spent_budget_as_epsilon() -> None:
     assert sorted(values) == values
 
 
-def test_what_has_no_proof_is_not_charged() -> None:
+def test_a_mechanism_without_a_proof_is_not_charged() -> None:
     shuffled = DpSgd(1.0, sample_rate=0.01, steps=100, sampling="shuffled")
     with pytest.raises(MethodNotApplicableError, match="shuffled"):
         POLICY.step_costs(StepPlan.of(shuffled).step)

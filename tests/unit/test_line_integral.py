@@ -80,7 +80,7 @@ def test_delta_of_either_direction_holds_the_line_integral(removing: bool) -> No
         assert upper[0] - lower[0] < 1e-6 * upper[0]
 
 
-def test_attacks_are_what_neyman_and_pearson_allow_and_no_less() -> None:
+def test_attacks_are_bounded_by_the_neyman_pearson_optimum() -> None:
     for mu in (0.3, 1.0, 4.0):
         pair = [(Release(GaussianPair(mu)), 1)]
         for epsilon in (0.0, 1.0, 3.0):
@@ -95,7 +95,7 @@ def test_attacks_are_what_neyman_and_pearson_allow_and_no_less() -> None:
             assert true_positives == pytest.approx(stats.norm.sf(scaled - mu / 2), rel=1e-5)
 
 
-def test_no_attack_is_said_never_to_accuse_the_innocent() -> None:
+def test_no_attack_is_given_a_false_positive_rate_of_zero() -> None:
     """Q of an attack that double precision cannot hold was 0, which no attack on noise attains."""
     pair = [(Release(GaussianPair(35.0)), 1)]
     saddle = saddle_point.find_at_epsilon(pair, "removing", 800.0)

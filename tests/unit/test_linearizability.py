@@ -43,7 +43,7 @@ def changed(old: Call, **changes: Any) -> list[Call]:
     return [replace(call, **changes) if call is old else call for call in HISTORY]
 
 
-def test_what_one_call_after_the_other_explains() -> None:
+def test_a_history_explained_by_one_order_of_calls_is_accepted() -> None:
     assert judge(*HISTORY) == []
 
 
@@ -53,59 +53,59 @@ def test_a_call_without_an_answer_may_have_happened_or_not() -> None:
     assert judge(*HISTORY, lost) == []
 
 
-def test_a_lost_write() -> None:
+def test_a_lost_write_is_found() -> None:
     missing = Call("grant", 61, 62, 200, run(8))
     assert "nothing in the record explains" in judge(*HISTORY, missing)[0]
 
 
-def test_a_write_that_nobody_asked_for() -> None:
+def test_a_write_without_a_request_is_found() -> None:
     found = judge(*(call for call in HISTORY if call is not GRANT))
     assert found == ["nobody asked for some of the entries [3]"]
     lost_read = Call("read", 30, None, 0, {})
     assert judge(*(call for call in HISTORY if call is not GRANT), lost_read) == found
 
 
-def test_one_grant_acknowledged_to_two() -> None:
+def test_one_grant_acknowledged_to_two_clients_is_found() -> None:
     assert judge(*HISTORY, GRANT) == ["two calls claim entry 3"]
 
 
-def test_a_stale_read() -> None:
+def test_a_stale_read_is_found() -> None:
     assert "entry 3 was answered before" in judge(*HISTORY, read(41, 48, 2, 0, 12))[0]
 
 
-def test_a_read_of_what_never_was() -> None:
+def test_a_read_of_a_state_that_never_existed_is_found() -> None:
     assert "nothing in the record explains" in judge(*HISTORY, read(41, 48, 3, 4, 12))[0]
 
 
-def test_a_read_of_the_future() -> None:
+def test_a_read_of_a_later_state_is_found() -> None:
     found = judge(*HISTORY, read(21, 25, 3, 4, 8))
     assert found
     assert all("was answered before it began" in fault for fault in found)
 
 
-def test_writes_that_changed_places() -> None:
+def test_writes_in_the_wrong_order_are_found() -> None:
     assert "was answered before it began" in judge(*changed(RELEASE, start=5, end=8))[0]
 
 
-def test_a_refusal_while_there_was_room() -> None:
+def test_a_refusal_although_there_was_room_is_found() -> None:
     assert judge(*changed(REFUSED, start=61, end=70)) != []
     assert judge(*changed(REFUSED, start=1, end=5)) != []
     assert judge(*changed(REFUSED, start=1, end=11)) == []  # the other may have come first
 
 
-def test_a_refusal_after_a_read_that_saw_room() -> None:
+def test_a_refusal_after_a_read_that_showed_room_is_found() -> None:
     calls = [*changed(REFUSED, start=57, end=70), read(52, 56, 4, 4, 0)]
     assert "there was room at all times" in judge(*calls)[0]
 
 
-def test_an_answer_that_is_not_as_it_was() -> None:
+def test_an_answer_that_differs_from_the_record_is_found() -> None:
     for wrong in (run(4, "committed"), run(4) | {"steps_reserved": 13}):
         assert "nothing in the record explains" in judge(*changed(GRANT, answer=wrong))[0]
     other = {"code": "idempotency-key-reused"}
     assert "nothing in the record explains" in judge(*changed(REFUSED, answer=other))[0]
 
 
-def test_a_record_that_overspends() -> None:
+def test_a_record_that_overspends_is_found() -> None:
     """Two plans of twelve within twenty, each acknowledged."""
     second = RECORD[1] | {"number": 3, "reservation": "b"}
     calls = [RESERVE, Call("reserve", 30, 40, 201, run(0) | {"id": "b"})]
@@ -113,7 +113,7 @@ def test_a_record_that_overspends() -> None:
     assert found == ["after entry 3 the balance is not within the budget"]
 
 
-def test_a_grant_after_the_end() -> None:
+def test_a_grant_after_the_end_of_a_run_is_found() -> None:
     late = RECORD[2] | {"number": 5, "held_micronats": 0}
     calls = [*HISTORY, Call("grant", 70, 80, 200, run(8))]
     assert "entry 5 cannot follow those before it" in judge(*calls, record=[*RECORD, late])
@@ -153,13 +153,13 @@ def judge_exchanged(*calls: Call, budget: tuple[int, int] = (10, BILLION)) -> li
     return faults(calls, record, budget, costs)
 
 
-def test_what_one_exchange_after_the_other_explains() -> None:
+def test_a_history_with_exchanges_explained_by_one_order_is_accepted() -> None:
     reads = [stack(35, 45, 3, (2, 10), (4, 10)), stack(61, 65, 4, (3, 20), (0, 0))]
     refused = Call("reserve", 12, 45, 409, {"code": "budget-exhausted"}, "large")
     assert judge_exchanged(RESERVE, GRANT, COMMIT, *reads, refused) == []
 
 
-def test_a_read_with_another_slack() -> None:
+def test_a_read_with_wrong_slack_is_found() -> None:
     wrong = stack(35, 45, 3, (2, 9), (4, 10))
     assert "nothing in the record explains" in judge_exchanged(RESERVE, GRANT, COMMIT, wrong)[0]
 
@@ -171,6 +171,6 @@ def test_a_refusal_is_judged_by_the_cost_of_its_own_plan() -> None:
         assert (judge_exchanged(RESERVE, GRANT, COMMIT, refused) == []) == explained
 
 
-def test_a_record_that_spends_more_slack_than_there_is() -> None:
+def test_a_record_that_overspends_slack_is_found() -> None:
     found = judge_exchanged(RESERVE, GRANT, COMMIT, budget=(10, 19))
     assert "after entry 2 the balance is not within the budget" in found

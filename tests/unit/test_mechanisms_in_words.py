@@ -38,5 +38,5 @@ SIZES = {"dataset_size": 1000, "batch_size": 50}
         ({"kind": "composed", "mechanisms": [GAUSSIAN, GAUSSIAN]}, "2 mechanisms together"),
     ],
 )
-def test_a_mechanism_in_words(mechanism: dict[str, object], words: str) -> None:
+def test_mechanisms_are_described_in_words(mechanism: dict[str, object], words: str) -> None:
     assert describe_step(from_json(mechanism)) == words

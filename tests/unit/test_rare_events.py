@@ -301,7 +301,7 @@ def test_losses_grow_to_the_right_on_every_line() -> None:
     assert np.allclose(slope[2000:], np.tan(0.52 - angle[1][2000:-1]), rtol=0.05, atol=1e-3)
 
 
-def test_what_it_cannot_do_is_left_to_others() -> None:
+def test_cases_beyond_the_engine_are_left_to_other_engines() -> None:
     with pytest.raises(SlowDecayError):
         rare_events.integrate_rare_events(
             RUN, replace(aimed(0.1, 1e-9), direction="adding"), EFFORT

@@ -161,7 +161,7 @@ def test_epsilon_agrees_with_admission(policy: RenyiMixtureFilter, data: st.Data
         assert log_supremum(policy, taken, epsilon * (1 - 1e-4)) > limit
 
 
-def test_nothing_taken_costs_nothing() -> None:
+def test_an_empty_balance_costs_nothing() -> None:
     for policy in MIXTURES:
         nothing = (0,) * len(policy.orders)
         assert policy.epsilon_of(nothing) == 0.0
@@ -192,7 +192,9 @@ def test_steps_that_some_order_never_charges_are_unlimited() -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (3.0, 1e-5), (8.0, 1e-6)])
 @pytest.mark.parametrize("order", [1.5, 3.7, 11.0, 40.0])
-def test_one_order_is_the_filter_of_one_order(order: float, epsilon: float, delta: float) -> None:
+def test_a_mixture_of_one_order_is_the_one_order_filter(
+    order: float, epsilon: float, delta: float
+) -> None:
     single = renyi.RenyiFilter(order, epsilon, delta, RELATION)
     mixture = RenyiMixtureFilter((order,), (1.0,), epsilon, delta, RELATION)
     for step in RUNS:

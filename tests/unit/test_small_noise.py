@@ -89,7 +89,7 @@ def test_two_releases(sigma: float, q: float, share: float) -> None:
     assert bounds.upper <= bounds.lower * 1.01
 
 
-def test_it_agrees_with_the_other_engines() -> None:
+def test_bounds_agree_with_the_other_engines() -> None:
     """`pld` intersects the two, and raises where nothing is left."""
     rng, answered = random.Random(5), 0
     for _ in range(12):
@@ -238,7 +238,7 @@ def test_disjoint_intervals_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- step counts
 
 
-def test_a_step_whose_interval_contains_the_target_is_looked_at_again() -> None:
+def test_a_step_whose_interval_contains_the_target_is_computed_more_finely() -> None:
     plan = DpSgd(20.0, sample_rate=0.001, steps=1)
     target = Target(ACCOUNTANTS["pld"], ADD_OR_REMOVE, 1.0, 1e-6)
     found = solver.steps(plan, target)

@@ -352,7 +352,7 @@ def replaced_record_moment(tilt: float, q: float, sigma: float) -> Number:
 
 
 def replaced_record_delta(epsilon: float, q: float, sigma: float) -> Number:
-    """Return δ(ε), at any real ε, of one release of the pair in `replaced_record_moment`."""
+    """Return δ(ε), at any real ε, of (1−q)N(0) + qN(1) against (1−q)N(0) + qN(−1)."""
     e, rate, noise = mp.mpf(epsilon), mp.mpf(q), mp.mpf(sigma)
 
     def loss(z: Number) -> Number:

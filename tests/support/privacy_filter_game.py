@@ -62,7 +62,7 @@ class Filter(Protocol):
 
 @dataclass
 class Menu:
-    """Mechanisms, and the profiles of their compositions."""
+    """The mechanisms that an adversary may run, and the profiles of their compositions."""
 
     mechanisms: Sequence[Mechanism]
     _powers: dict[tuple[int, int], Array] = field(default_factory=dict)

@@ -49,7 +49,7 @@ class IntervalMasses:
 
 
 class BasePair(Protocol):
-    """A pair of noise laws without and with a record, (N₀, N₁), and their Λ = log(dN₁/dN₀)."""
+    """A pair of noise laws without and with a record, (N₀, N₁); Λ = log(dN₁/dN₀) is their loss."""
 
     def masses(self, edges: Array) -> IntervalMasses:
         """Return the N₀- and N₁-mass of Λ in each interval (edge, next edge]."""
@@ -68,7 +68,7 @@ class BasePair(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment of order up to ±(tilt + 1) sums."""
+        """Return the number of quadrature nodes of a moment at this tilt."""
         ...
 
     def total_variation(self) -> float:
@@ -211,7 +211,7 @@ class ReleaseLaw(Protocol):
     """The dominating pair of one release, in both directions: its moments and its cells."""
 
     def __hash__(self) -> int:
-        """Return a hash: laws of equal releases are cached."""
+        """Return a hash, so that results of equal releases are cached."""
         ...
 
     @property
@@ -228,7 +228,7 @@ class ReleaseLaw(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment at this tilt sums, in either direction."""
+        """Return the number of quadrature nodes of a moment at this tilt, in either direction."""
         ...
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
@@ -267,7 +267,7 @@ class Release:
         return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment at this tilt sums, in either direction."""
+        """Return the number of quadrature nodes of a moment at this tilt, in either direction."""
         return self.base_pair.count_nodes(tilt)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
@@ -299,7 +299,7 @@ class Release:
         return self._cells(first, edges, edges[1:]).reversed()
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
-        """Return the cells between `edges` of the loss, for removing a record.
+        """Return the cells between edges of the loss, for the direction of removing a record.
 
         `anchor` is each cell's edge of lower loss. The gap P − Q·e^{loss} is
         q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
@@ -337,7 +337,7 @@ class Release:
         return sampled_gaussian.privacy_loss(log_ratio, self.sample_rate)
 
     def _log_ratio_at(self, loss: Array) -> Array:
-        """Return the log-likelihood ratio Λ at each privacy loss; −∞ where none is so small."""
+        """Return the log-likelihood ratio Λ at each privacy loss; −∞ below the least loss."""
         if self.sample_rate == 1.0:
             return loss
         capped = np.minimum(loss, 500.0)
@@ -350,7 +350,7 @@ Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their 
 
 
 def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
-    """Return the directions whose laws differ: one of them if every release is symmetric."""
+    """Return the directions to account for: only one if every release is symmetric."""
     return DIRECTIONS[:1] if all(each.is_symmetric for each, _ in releases) else DIRECTIONS
 
 

@@ -168,7 +168,7 @@ def _disconnect_from_standby(context: ExceptionContext) -> None:
 
 
 def _driver_code(error: BaseException | None) -> str | int | None:
-    """Return the driver's code of a failure: an SQLSTATE, or SQLite's primary result code."""
+    """Return the database driver's error code: an SQLSTATE, or SQLite's primary result code."""
     code = getattr(error, "sqlite_errorcode", None)
     return getattr(error, "sqlstate", None) if code is None else code & 0xFF
 
@@ -192,13 +192,13 @@ def _convert_failures(advice: str) -> Iterator[None]:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Lock the database for a writer; a reader takes no lock and sees a committed state."""
+    """Begin an SQLite transaction: a writer locks the database, a reader does not."""
     reading = connection.get_execution_options().get(_READING, False)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    """Configure a new SQLite connection: durable commits, WAL and foreign keys."""
+    """Configure a new SQLite connection: durable commits, write-ahead log and foreign keys."""
     connection.isolation_level = None  # SQLAlchemy sends BEGIN, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
@@ -298,7 +298,7 @@ class Repository:
             yield Transaction(connection.execution_options(**options))
 
     def get_or_create_secret(self, name: str) -> bytes:
-        """Return a server secret; write to the database only if it does not exist yet."""
+        """Return the server secret of this name; create it if it does not exist."""
         with self.reading() as reading:
             found = reading.find_secret(name)
         if found is None:
@@ -452,7 +452,7 @@ class Transaction:
         )  # fmt: skip
 
     def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
-        """Return the number, body and hash of the entries after a number."""
+        """Return the number, body and hash of a page of entries after the given number."""
         return self.connection.execute(
             select(ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
             .where(ENTRY.c.dataset == dataset.identifier)
@@ -508,7 +508,7 @@ class Transaction:
         return removed.rowcount > 0
 
     def list_cap_uses(self, dataset: Dataset) -> list[CapUse]:
-        """Return a dataset's caps, by holder, with what each holder has taken."""
+        """Return a dataset's caps, each with the amounts that its holder has spent or held."""
         rows = self.connection.execute(
             select(CAP)
             .where(CAP.c.dataset == dataset.identifier)
@@ -536,7 +536,7 @@ class Transaction:
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def _sum_taken(self, dataset: Dataset, cap: Cap) -> Amounts:
-        """Return what all reservations of a cap's holder take of a dataset, spent or held."""
+        """Return the amounts that all reservations of a cap's holder have spent or held."""
         holder = RESERVATION.c.key_id if cap.kind is HolderKind.KEY else RESERVATION.c.team
         rows = self.connection.execute(
             select(RESERVATION.c.taken, func.count().label("times"))
@@ -550,7 +550,7 @@ class Transaction:
         return total
 
     def list_caps_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
-        """Return the caps of every key and team: pairs of a dataset's name and a share."""
+        """Return the caps of every key and team: the datasets' names, with the shares allowed."""
         rows = self.connection.execute(
             select(DATASET.c.name, CAP.c.kind, CAP.c.holder, CAP.c.share)
             .join(DATASET, DATASET.c.id == CAP.c.dataset)

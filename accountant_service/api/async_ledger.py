@@ -366,7 +366,9 @@ class AsyncLedger:
                     self._ledger.find_reservation, request.key, identifier
                 )
                 returned = await self._compute_return(request.key, dataset, run)
-        raise ChargeOutdatedError("steps were granted all the time: try again")
+        raise ChargeOutdatedError(
+            "further steps were granted meanwhile; the run has not ended. Try again"
+        )
 
     async def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
         """Restart the lease of a reservation."""

@@ -156,7 +156,7 @@ def check(document: Document, public_key: str | None = None) -> tuple[list[str],
         found = _recompute(document)
         return faults + _find_claim_faults(document, found), found
     except (AccountingError, mechanisms.MechanismError, KeyError, TypeError, ValueError) as error:
-        return [*faults, f"its mechanism cannot be accounted: {error}"], None
+        return [*faults, f"its mechanism cannot be accounted for: {error}"], None
 
 
 def _find_signature_faults(document: Document, public_key: str | None) -> list[str]:

@@ -518,7 +518,7 @@ class Transaction:
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def find_cap_uses(self, dataset: Dataset, key: str, team: str | None) -> list[CapUse]:
-        """Return the caps of a dataset for a key and its team, with what each has taken.
+        """Return the caps on a dataset for a key and its team, each with its use so far.
 
         In a transaction that has locked the dataset's row, nothing changes this until it ends.
         """

@@ -354,7 +354,7 @@ def reserve(
     if replaced is not None:
         if any(dataset.balance.taken):
             raise ChargeOutdatedError(
-                f"another reservation fixed the reference of {dataset.name!r} meanwhile"
+                f"another reservation has set the reference of {dataset.name!r} meanwhile"
             )
         dataset = replace(dataset, policy=policy)
     if not fits_budget(dataset, charge):
@@ -441,7 +441,7 @@ def close(reservation: Reservation, state: State, returned: Amounts | None = Non
         )
     held = reservation.held
     kept = subtract(held, free)
-    _require(min(free) >= 0 and min(kept) >= 0, f"at most {held} can be given back, not {free}")
+    _require(min(free) >= 0 and min(kept) >= 0, f"at most {held} can be returned, not {free}")
     kinds = {
         State.COMMITTED: EntryKind.COMMIT,
         State.RELEASED: EntryKind.RELEASE,

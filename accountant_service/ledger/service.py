@@ -64,7 +64,7 @@ _SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # the key recorded for expired leases
 _CACHED_DATASET_IDS_MAX: Final = 10_000
 _BURN_DOWN_ENTRIES_MAX: Final = 2_000
-_OTHERS_FIRST: Final = "other writers were always first; nothing was charged. Try again"
+_OTHERS_FIRST: Final = "other requests kept changing the dataset; nothing was charged. Try again"
 _FINAL_STATES: Final = {EntryKind.COMMIT: State.COMMITTED, EntryKind.RELEASE: State.RELEASED}
 _CREATING: Final = (EntryKind.CREATE, EntryKind.RESERVE)
 # of a write: the dataset, and its reservation or, if the dataset is new, what its budget admits
@@ -297,7 +297,7 @@ class Ledger:
             error.explain(*plans.find_affordable(dataset, mechanism, caps))
 
     def find_cap_uses(self, key: KeyRecord, dataset: Dataset) -> list[CapUse]:
-        """Return the caps of a dataset for a key and its team, with what each has taken."""
+        """Return the caps on a dataset for a key and its team, each with its use so far."""
         with self._repository.reading() as reading:
             return reading.find_cap_uses(dataset, key.identifier, key.team)
 

@@ -109,7 +109,7 @@ class _DatasetChecker:
             if not self._policy.is_sound():
                 yield f"its filter admits more than the budget: {self._policy.to_json()}"
         except _UNREADABLE as error:
-            yield f"its filter cannot be accounted: {error!r}"
+            yield f"its filter cannot be evaluated: {error!r}"
 
     def _check_entry(self, number: int, body: str, stored: str) -> Iterator[str]:
         """Yield the faults of the next entry: its number, hash, rules and balance."""
@@ -147,10 +147,10 @@ class _DatasetChecker:
             )  # fmt: skip
             charged = self._check_charge(entry["reservation"]) if kind is EntryKind.RESERVE else []
         except (LedgerError, rules.RuleError) as error:
-            yield f"it must not follow: {error}"
+            yield f"it breaks a rule: {error}"
             return
         except (AccountingError, mechanisms.MechanismError) as error:
-            yield f"its mechanism cannot be accounted: {error}"
+            yield f"its mechanism cannot be accounted for: {error}"
             return
         yield from charged
         if hash_chain.encode_entry(written) != body:
@@ -190,7 +190,7 @@ class _DatasetChecker:
                 entry["filter"], policy.epsilon, policy.delta, policy.relation
             )
             if not before.may_become(policy, plan, self._balance.taken):
-                raise rules.RuleError(f"the filter must not become {policy.to_json()} then")
+                raise rules.RuleError(f"the filter must not change to {policy.to_json()} here")
         self._policy = policy
         current = replace(self._dataset, balance=self._balance, policy=before)
         charge = policy.read_charge(plan, entry)
@@ -231,7 +231,7 @@ class _DatasetChecker:
         returned = negate(add(spent, held))
         plan = StepPlan.of(mechanisms.from_json(run.mechanism))
         if not self._policy.is_return_allowed(plan, run.charge, run.steps_granted, returned):
-            raise rules.RuleError(f"{returned} must not be given back")
+            raise rules.RuleError(f"it must not return {returned} to the budget")
         change = rules.close(run, _FINAL_STATES[kind], returned)
         if change is None:
             raise rules.RuleError(f"the reservation is {run.state} already")
@@ -283,7 +283,7 @@ def _read_text(entry: dict[str, Any], name: str) -> str:
 
 
 def _describe_difference(entry: dict[str, Any], written: dict[str, Any]) -> str:
-    """Return the names of the fields in which an entry differs from the one expected."""
+    """Describe the fields in which an entry differs from what the ledger writes."""
     names = [
         name
         for name in sorted(entry.keys() | written.keys())
@@ -295,4 +295,4 @@ def _describe_difference(entry: dict[str, Any], written: dict[str, Any]) -> str:
     differences = "; ".join(
         f"{name} is {entry.get(name)!r}, not {written.get(name)!r}" for name in names
     )
-    return f"it is not what the ledger writes there: {differences}"
+    return f"it differs from what the ledger writes: {differences}"

@@ -114,7 +114,7 @@ _CLAIM: Final = ("method", "neighbouring_relation")
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A command that asks an endpoint of the API the same question without HTTP.
+    """A command that computes the answer of an API endpoint without HTTP.
 
     Attributes:
         name: the command's name; the endpoint is /v1/ and this name.

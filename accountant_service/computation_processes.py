@@ -156,7 +156,7 @@ class _WorkerProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The return value or the exception of a computation.
+    """The outcome of a computation: its return value or its exception.
 
     Attributes:
         value: the return value.
@@ -242,7 +242,7 @@ def _describe_without_values(error: Exception) -> ComputationFailedError:
 
 @contextmanager
 def _cpu_deadline(seconds: float) -> Iterator[None]:
-    """Raise `_DeadlineError` after a number of seconds of CPU time."""
+    """Context manager that raises `_DeadlineError` after a number of seconds of CPU time."""
     armed = True
 
     def raise_deadline_error(_: int, __: Any) -> None:

@@ -367,8 +367,9 @@ def _with_rate(rate: float) -> mechanisms.DpSgd:
     return mechanisms.DpSgd(5.0, sample_rate=rate, steps=10)
 
 
-def _deltas(method: str, runs: list[mechanisms.DpSgd], at: list[float]) -> tuple[float, ...]:
+def _deltas(method: str, runs: list[mechanisms.DpSgd], epsilons: list[float]) -> tuple[float, ...]:
     """Return a method's δ of each run at the run's ε."""
     return tuple(
-        calculator.delta(run, epsilon, method).delta for run, epsilon in zip(runs, at, strict=True)
+        calculator.delta(run, epsilon, method).delta
+        for run, epsilon in zip(runs, epsilons, strict=True)
     )

@@ -86,7 +86,7 @@ def _allow_many_connections() -> None:
 
 @contextmanager
 def _shared_metrics_directory() -> Iterator[None]:
-    """Set PROMETHEUS_MULTIPROC_DIR to a temporary directory that all workers share."""
+    """Context manager that sets PROMETHEUS_MULTIPROC_DIR to a temporary directory."""
     with TemporaryDirectory(prefix="accountant-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         try:

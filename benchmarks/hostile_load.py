@@ -243,7 +243,7 @@ def run_attack(
 
 @contextmanager
 def open_non_reading_client(port: int, path: str, body: Json) -> Iterator[None]:
-    """Open a connection whose client sends a request and never reads the answer."""
+    """Context manager: a client that sends a request and never reads the answer."""
     raw = json.dumps(body).encode()
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -107,7 +107,7 @@ def create_app_with_bare_endpoint() -> Starlette:
 
 @contextmanager
 def start_server() -> Iterator[tuple[int, int]]:
-    """Start a server process on a free port; yield the port and the process id."""
+    """Context manager that starts a server process; yields its port and process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -206,7 +206,7 @@ def _source(group: ReleaseGroup, question: Question) -> str:
 
 
 def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
-    """Return μ of all Gaussian and ε of all Laplace releases without sampling; pairs to compose.
+    """Return μ and ε of all Gaussian and Laplace releases unsampled, and the pairs to compose.
 
     Unsampled Gaussian releases compose to one Gaussian release. If there are no others, its closed
     form is exact, and the list of pairs is empty.

@@ -192,7 +192,7 @@ def _laplace_log_moments(scale: float, orders: Array) -> Array:
 def _minimise_over_orders(
     question: Question, values: Callable[[Array, Array], Array]
 ) -> tuple[float, float | None]:
-    """Return the least value over the orders, and its order.
+    """Minimise a function of order and log-moment; return the least value and its order.
 
     D_α never falls with α. Once a block of orders does not improve on the best value, or has its
     best value inside, no later block improves it: the search stops there and refines between the

@@ -84,7 +84,7 @@ class _LedgerCollector(Collector):
         self._probe, self._key = ledger_probe, key
 
     def collect(self) -> Iterator[Metric]:
-        """Yield whether the ledger is up, and the budgets that the key may see."""
+        """Yield metrics: whether the ledger is up, and the budgets that the key may see."""
         datasets, key = self._probe.read_datasets(), self._key
         yield GaugeMetricFamily(
             "accountant_ledger_up",

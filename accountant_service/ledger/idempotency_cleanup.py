@@ -28,7 +28,7 @@ class IdempotencyCleanup:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Start the thread; its first work is a minute later."""
+        """Start the thread, which begins to work a minute later."""
         self._stopped.clear()
         threading.Thread(target=self._run, name="housekeeping", daemon=True).start()
 

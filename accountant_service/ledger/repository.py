@@ -175,7 +175,7 @@ def _driver_code(error: BaseException | None) -> str | int | None:
 
 @contextmanager
 def _convert_failures(advice: str) -> Iterator[None]:
-    """Raise `DatabaseAwayError`, with advice, if the database is away or takes no writes."""
+    """Context manager that turns driver errors of an unavailable database into ledger errors."""
     try:
         yield
     except (DBAPIError, PoolTimeoutError) as error:
@@ -206,7 +206,7 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
 
 @contextmanager
 def _shrink_cache(connection: Connection) -> Iterator[None]:
-    """Make SQLite write to the disk within a transaction, so that a full disk is noticed."""
+    """Context manager that makes SQLite write to the disk at once, so that a full disk shows."""
     connection.exec_driver_sql("PRAGMA cache_size = 1")
     try:
         yield
@@ -263,7 +263,7 @@ class Repository:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Open a transaction that commits durably and as a whole, or not at all.
+        """Context manager of a transaction that commits durably and as a whole, or not at all.
 
         Raises:
             DatabaseAwayError: the database does not answer or takes no writes. Nothing was
@@ -280,7 +280,7 @@ class Repository:
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
-        """Open a transaction that sees one state of the whole database despite other writers."""
+        """Context manager of a transaction that sees one state of the whole database."""
         with self.transaction() as transaction:
             if self.engine.dialect.name == "postgresql":  # SQLite has no other writer
                 transaction.connection.exec_driver_sql(
@@ -290,7 +290,7 @@ class Repository:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Open a connection for reading committed data; it locks nothing and must not write."""
+        """Context manager of a connection that reads committed data; it locks nothing."""
         options: Any = {_READING: True}
         if self.engine.dialect.name == "postgresql":  # each statement alone
             options = {"isolation_level": "AUTOCOMMIT"}
@@ -344,7 +344,7 @@ class Transaction:
         return None if row is None else _read_dataset(row)
 
     def list_datasets(self, limit: int | None = None) -> list[Dataset]:
-        """Return the datasets by name, at most `limit` of them."""
+        """Return the datasets sorted by name, at most `limit` of them."""
         query = select(DATASET).order_by(DATASET.c.name).limit(limit)
         rows = self.connection.execute(query)
         return [_read_dataset(row) for row in rows]

@@ -251,7 +251,7 @@ class _DatasetChecker:
 
 
 def _read_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
-    """Return the privacy filter that a dataset was created with, before any reservation."""
+    """Return the filter that a dataset was created with, given its present one."""
     if isinstance(policy, ReferenceFilter) and not policy.is_planned:
         return replace(policy, reference=None, steps=0)
     return policy

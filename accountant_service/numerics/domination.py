@@ -102,7 +102,7 @@ def dominates(
 def fewest_repetitions(
     block: Composition, step: Composition, slack: float, most: int, deadline: float = math.inf
 ) -> int | None:
-    """Return the fewest repetitions of a step found that dominate a block of releases.
+    """Find how few repetitions of a step dominate a block of releases.
 
     Args:
         block: the composition to be dominated.
@@ -128,7 +128,7 @@ def fewest_repetitions(
     fixed = _Repeated(block)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the excess of the block over each number of repetitions."""
+        """Return how far each number is from dominating, and if its bounds are narrow."""
         return _excess(_Repeated(step, numbers), fixed, slack, deadline)
 
     guess = max(_moment_ratios(block, step, slack))
@@ -139,7 +139,7 @@ def fewest_repetitions(
 def most_repetitions(
     step: Composition, larger: Composition, slack: float, most: int, deadline: float = math.inf
 ) -> int:
-    """Return the most repetitions of a step found that another composition dominates.
+    """Find how many repetitions of a step a larger composition dominates.
 
     Args:
         step: the composition that is repeated.
@@ -161,7 +161,7 @@ def most_repetitions(
     fixed = _Repeated(larger)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the excess of each number of repetitions over the larger composition."""
+        """Return how far each number is from being dominated, and if its bounds are narrow."""
         return _excess(fixed, _Repeated(step, numbers), slack, deadline)
 
     guess = min(_moment_ratios(larger, step, slack))
@@ -234,7 +234,7 @@ def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool
 
 
 def _has_enough_gaussian_noise(left: dict[ReleaseLaw, int], missing: dict[ReleaseLaw, int]) -> bool:
-    """Return whether unsampled Gaussian releases left over dominate those missing.
+    """Return whether the unsampled Gaussian releases `left` dominate those `missing`.
 
     Unsampled Gaussian releases compose to one, whose μ² is the sum. False if others are missing.
     """

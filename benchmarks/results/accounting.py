@@ -20,7 +20,7 @@ METHOD: Final = "pld"
 
 
 def describe_mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
-    """Return the description of the mechanism that an experiment releases in a number of steps."""
+    """Return the JSON of the mechanism that an experiment's first steps are."""
     task, noise = TASKS[experiment.task], experiment.noise_multiplier
     if experiment.method.in_passes:  # every record is in exactly PASSES batches
         once = {"kind": "gaussian", "noise_multiplier": noise}

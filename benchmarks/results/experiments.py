@@ -266,7 +266,7 @@ _METHODS_TUNED_AT_8: Final = (  # papers/000 §IV-C has 0.1 for DP-SGD and 0.002
 
 
 def make_tuned_experiments() -> Iterator[Experiment]:
-    """Yield MNIST at σ = 8 with learning rates tuned there, constant and with the schedule."""
+    """Yield MNIST experiments with learning rates tuned at σ = 8, constant and decaying."""
     for method in _METHODS_TUNED_AT_8:
         scheduled = replace(method, label=f"{method.label}, schedule", schedule=PAPER_SCHEDULE)
         for each in (method, scheduled):

@@ -135,8 +135,10 @@ def rare_holds(exact: float) -> Callable[[], bool]:
 
 
 def product_off_by(patch: Patch, share: float) -> None:
-    genuine = rare_events._Product.value
-    patch.setattr(rare_events._Product, "value", lambda of, scale: genuine(of, scale) * (1 - share))
+    genuine = rare_events._TransformProduct.value
+    patch.setattr(
+        rare_events._TransformProduct, "value", lambda of, scale: genuine(of, scale) * (1 - share)
+    )
 
 
 def test_rounding_of_the_product(monkeypatch: Patch, rare_delta: float) -> None:

@@ -175,9 +175,11 @@ def test_a_release_that_is_not_counted_would_be_caught(
     exact: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With T − 1 for T half of δ is gone."""
-    genuine = rare_events._Product.multiply
+    genuine = rare_events._TransformProduct.multiply
     monkeypatch.setattr(
-        rare_events._Product, "multiply", lambda of, b, a, count: genuine(of, b, a, count - 1)
+        rare_events._TransformProduct,
+        "multiply",
+        lambda of, b, a, count: genuine(of, b, a, count - 1),
     )
     assert bounds(RUN, EPSILON, exact)[1] < exact
 

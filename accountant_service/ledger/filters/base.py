@@ -73,7 +73,7 @@ class Charge(ABC):
         """
 
     def least_returned(self, granted: int) -> Amounts:
-        """Return the amounts that are returned at least, without any computation."""
+        """Return a lower bound of the returned amounts that takes no computation."""
         return self.held(granted)
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Charge(ABC):
 
 
 class PrivacyFilter(ABC):
-    """The frozen accounting policy of a dataset: which releases its budget admits.
+    """A privacy filter: the fixed rule that decides which releases a dataset's budget admits.
 
     Attributes:
         name: of the kind of filter, on the wire.
@@ -109,7 +109,7 @@ class PrivacyFilter(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """The filter in words, for people."""
+        """The filter's description in words."""
 
     @abstractmethod
     def admits(self, taken: Amounts) -> bool:

@@ -100,7 +100,7 @@ class ExchangeCharge(Charge):
         return None
 
     def least_returned(self, granted: int) -> Amounts:
-        """Return the amounts that are returned at least, without any computation."""
+        """Return a lower bound of the returned amounts that takes no computation."""
         known = self.returned(granted)
         return (0, self.return_slack) if known is None else known
 
@@ -151,7 +151,7 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def description(self) -> str:
-        """The filter in words, for people."""
+        """The filter's description in words."""
         if self.reference is None:
             return "reference filter: the first run decides in which steps the budget is counted"
         return (
@@ -299,7 +299,7 @@ class ReferenceFilter(PrivacyFilter):
             return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
-        """Return ε of a composition at δ less the slack; infinite if none is finite.
+        """Return ε of a composition at the budget's δ less the slack; infinite if there is none.
 
         Raises:
             AccountingError: `pld` cannot account for it.
@@ -334,7 +334,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- charges
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> ExchangeCharge:
-        """Return the fewest reference steps found that dominate the plan, as its charge.
+        """Find how few reference steps dominate the plan; return them as its charge.
 
         A plan that no number of free steps dominates is charged one step more than the budget has,
         which is never admitted.
@@ -364,7 +364,7 @@ class ReferenceFilter(PrivacyFilter):
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
     def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the most reference steps found that the steps not granted dominate.
+        """Find how many reference steps the steps not granted dominate; these are returned.
 
         They are at most what is held. An exchange that is not decided in time gives nothing back.
         """
@@ -387,7 +387,7 @@ class ReferenceFilter(PrivacyFilter):
         return (found, 0) if found else charge.least_returned(granted)
 
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Return the most steps of the plan that the remaining reference steps dominate."""
+        """Find how many steps of the plan the remaining reference steps dominate."""
         if not plan.step.atom_counts:
             return None
         free, slack = self._free(taken)
@@ -534,7 +534,7 @@ def json_of(mechanism: Mechanism) -> Json:
 
 @contextmanager
 def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[float]:
-    """Yield a CPU-time deadline for comparing a plan with reference steps; refuse a timeout.
+    """Context manager that yields a CPU-time deadline, and turns a timeout into a refusal.
 
     Raises:
         ExchangeUndecidedError: the time has passed without a decision.

@@ -201,7 +201,7 @@ class RenyiFilter(DivergenceFilter):
 
     @property
     def description(self) -> str:
-        """The filter in words, for people."""
+        """The filter's description in words."""
         return f"Rényi filter of order {self.order:g}"
 
     @property
@@ -355,7 +355,7 @@ def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) ->
 
 @lru_cache(maxsize=4)
 def compute_reference_step_costs(relation: NeighbouringRelation) -> Array:
-    """Return the step cost of each reference run (rows) at each candidate order (columns)."""
+    """Return the Rényi cost of one step: rows for typical runs, columns for orders."""
     return np.array(
         [
             _step_costs_by_order(canonical_form(DpSgd(sigma, sample_rate=rate, steps=1)), relation)

@@ -90,7 +90,7 @@ class RenyiMixtureFilter(DivergenceFilter):
 
     @property
     def description(self) -> str:
-        """The filter in words, for certificates."""
+        """The filter's description in words."""
         parts = ", ".join(
             f"{order:g} (weight {weight:g})"
             for order, weight in zip(self.orders, self.weights, strict=True)

@@ -114,7 +114,7 @@ def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[Saddle
 
 
 def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_SampledGaussian]:
-    """Return sample rate, μ and count of each release.
+    """Return the parameters of each release: sample rate, μ and count.
 
     Raises:
         SlowDecayError: a record is added or replaced, or a release is not Gaussian.
@@ -303,7 +303,7 @@ class DividedComposition:
         return replace(near, tilt=float(tilts[np.argmin(cost)]), tilts=tilts, moments=moments)
 
     def omitted(self) -> OmittedOutcomes:
-        """Return a bound of δ of the outcomes left out: the extreme, and the common alone."""
+        """Return a bound of δ from omitted outcomes: some extreme one, or only common ones."""
         mass = math.fsum(
             part.count * math.exp(float(law.log_moments(np.ones(1))[0]))
             for part, law in zip(
@@ -406,7 +406,9 @@ class _DividedIntegrand:
 
     def values(self, frequencies: Array) -> IntegrandValues:
         """Return Φ at increasing frequencies, with bounds of its error."""
-        value, size, largest = (_Product(len(frequencies), bool(self.common)) for _ in range(3))
+        value, size, largest = (
+            _TransformProduct(len(frequencies), bool(self.common)) for _ in range(3)
+        )
         terms: Array = np.full(len(frequencies), float(len(self.counts)))
         log_scale_error = 0.0
         for at, count in enumerate(self.counts):
@@ -463,9 +465,9 @@ class _TransformValues:
     def with_scale_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _TransformValues:
-        """Return the transform with its scale's relative error kept apart, unless it is large.
+        """Return the transform with the error of its scale kept apart, if that is small.
 
-        Then the error of the scale is made part of the absolute error, as in `with_absolute_error`.
+        Otherwise it is made part of the absolute error, as in `with_absolute_error`.
         """
         nodes = law.trapezoidal_rule(order, float(frequencies[-1]))
         if nodes.moment_error > _SCALE_ERROR_MAX:
@@ -496,7 +498,7 @@ class _TransformValues:
         return self.log_size() + np.log1p(self.error / np.maximum(size, 1e-300))
 
 
-class _Product:
+class _TransformProduct:
     """The product of all releases' transforms, less that of common outcomes alone.
 
     That is Π(a + b)^T − Πa^T, or Πb^T alone without common outcomes, built release by release.

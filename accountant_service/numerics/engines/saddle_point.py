@@ -44,7 +44,7 @@ _WORK_MAX: Final = 1 << 23  # nodes times tilts, of all releases
 
 @dataclass(frozen=True, slots=True)
 class SaddlePoint:
-    """The saddle point of one direction, and the moments known around it.
+    """The saddle point of a composition's line integral in one direction, with moments around it.
 
     Attributes:
         direction: of add-or-remove.

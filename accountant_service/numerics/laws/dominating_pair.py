@@ -40,7 +40,7 @@ _EPS: Final = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True)
 class IntervalMasses:
-    """The masses of intervals under N₀ and N₁, each with a bound of its rounding error."""
+    """Probabilities of intervals under N₀ and N₁, each with a bound of its rounding error."""
 
     without_record: Array
     with_record: Array
@@ -52,7 +52,7 @@ class BasePair(Protocol):
     """A pair of noise laws without and with a record, (N₀, N₁); Λ = log(dN₁/dN₀) is their loss."""
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of Λ in each interval (edge, next edge]."""
+        """Return the probabilities under N₀ and N₁ that Λ lies in each (edge, next edge]."""
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
@@ -86,7 +86,7 @@ class GaussianPair:
     mu: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of each interval of Λ."""
+        """Return the probabilities under N₀ and N₁ that Λ lies in each interval."""
         scaled = edges / self.mu
         without_record, without_record_rounding = normal_masses(scaled + self.mu / 2, self.mu)
         with_record, with_record_rounding = normal_masses(scaled - self.mu / 2, self.mu)
@@ -113,7 +113,7 @@ class GaussianPair:
 
 
 def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
-    """Return standard normal masses between neighbouring points z, and their rounding errors."""
+    """Return normal probabilities between neighbouring points z, and their rounding errors."""
     z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
     magnitude = special.ndtr(-np.abs(z)) * (1 + z * z + mu * (1 + np.abs(z)))
     rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]) + _UNDERFLOW
@@ -127,7 +127,7 @@ class LaplacePair:
     inverse_scale: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of each interval of Λ."""
+        """Return the probabilities under N₀ and N₁ that Λ lies in each interval."""
         bound = self.inverse_scale
         low, high = edges[:-1], edges[1:]
         start, end = np.clip(low, -bound, bound), np.clip(high, -bound, bound)
@@ -145,7 +145,7 @@ class LaplacePair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the ends of the support of Λ."""
+        """Return the ends of the support of Λ, ±1/b."""
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
@@ -238,7 +238,7 @@ class ReleaseLaw(Protocol):
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond."""
+        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond."""
         ...
 
 
@@ -288,7 +288,7 @@ class Release:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, …
         """

@@ -117,7 +117,7 @@ class FixedSizeReplacement:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … with an offset of 0 or ½. The
         atom at 0 belongs to the cell above the edge 0, or to the cell around 0.

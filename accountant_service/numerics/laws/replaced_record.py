@@ -236,7 +236,7 @@ class ReplacedRecord:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … The gap P − Q·e^{loss} is
         q·(N(μ) − N(−μ)) − Q·(e^{loss} − 1).

@@ -275,9 +275,9 @@ class WindowedLoss:
         return CellPairs(loss, np.exp(log_mass - self.log_moments(np.array([order]))[0]))
 
     def _log_growth(self, orders: Array, frequency: float) -> Array:
-        """Return the log of the integrand's bound M in a strip, for each order and line.
+        """Return the log of a bound of the integrand in a strip, for the trapezoidal rule's error.
 
-        M is the bound in the trapezoidal rule's error.
+        There is one bound M for each order and line.
         """
         growth = []
         for order in orders:

@@ -89,7 +89,7 @@ def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier:
 
 
 def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Array:
-    """Return Theorem 9's bound of the log-moment, with or without its general term."""
+    """Return the log-moment bound of Wang et al.'s Theorem 9, with or without its general term."""
     order_max = int(orders.max())
     j = np.arange(3.0, max(order_max, 3) + 1.0)
     moments = _log_central_moments(sigma, order_max + 2)

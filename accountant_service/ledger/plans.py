@@ -333,7 +333,7 @@ def _count_steps_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amount
 
 
 def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Return `taken`, increased so that only what every cap leaves its holder remains."""
+    """Return `taken`, increased so that only the budget left under every cap remains."""
     for use in caps:
         taken = policy.restrict(taken, use.cap.share, use.taken)
     return taken

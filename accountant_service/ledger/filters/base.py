@@ -125,7 +125,7 @@ class PrivacyFilter(ABC):
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Return `taken`, increased so that only what a cap leaves its holder remains.
+        """Return `taken`, increased so that only the budget left under a cap remains.
 
         They only tell what would fit. A filter that cannot say returns what is taken.
 

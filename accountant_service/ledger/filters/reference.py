@@ -171,7 +171,7 @@ class ReferenceFilter(PrivacyFilter):
         return taken[0] / self.steps if self.steps else 1.0
 
     def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return `taken`, increased so that only the steps that a cap leaves remain."""
+        """Return `taken`, increased so that only the steps left under a cap remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 

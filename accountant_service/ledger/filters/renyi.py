@@ -225,7 +225,7 @@ class RenyiFilter(DivergenceFilter):
         return taken[0] / self.budget if self.budget else 1.0
 
     def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return `taken`, increased so that only the divergence that a cap leaves remains."""
+        """Return `taken`, increased so that only the divergence left under a cap remains."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 

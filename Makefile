@@ -72,7 +72,7 @@ test-nightly: $(READY)  ## 10 000 random mechanisms, more kill points of a run (
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/accounting.py $(BENCH_OPTIONS)
 	$(BIN)/python benchmarks/http.py
-	$(BIN)/python benchmarks/responsive.py
+	$(BIN)/python benchmarks/hostile_load.py
 
 ##@ Write the documentation
 docs: $(READY)  ## serve the documentation on http://127.0.0.1:8001; reloads on every change

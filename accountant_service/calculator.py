@@ -92,7 +92,7 @@ def delta(
 
 
 def prove_epsilon(mechanism: Mechanism, relation: NeighbouringRelation, delta: float) -> Guarantee:
-    """Return the narrowest proven guarantee of a mechanism at δ.
+    """Return the proven guarantee of a mechanism at δ with the smallest ε.
 
     It comes from `pld`, or from `subsampled_rdp` where `pld` has no formula or is too expensive.
     """
@@ -112,7 +112,7 @@ def _question(
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """A method without an answer to a question, and the error that says why."""
+    """A method that has no answer to a question, with the error that says why."""
 
     method: str
     error: AccountingError
@@ -211,7 +211,7 @@ def curve(
 
 
 def _split_run(run: DpSgd) -> tuple[int, DpSgd]:
-    """Split a run into equal pieces: return their number and one of them.
+    """Split a run into equal parts; return how many there are, and one of them.
 
     A piece is a step, or an epoch of shuffled batches. A run without steps has 0 pieces, and the
     piece returned releases nothing.
@@ -244,7 +244,7 @@ def _method_curve(
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """The best membership inference attack against a mechanism: bounds of its error rates.
+    """Bounds of the error rates of the best membership inference attack on a mechanism.
 
     Attributes:
         false_positive_rates: error rates on absent records, from 0 to 1.
@@ -278,7 +278,7 @@ def trade_off(
     points: int,
     relation: NeighbouringRelation = _RELATION,
 ) -> TradeOff:
-    """Return a membership attacker's trade-off between false positives and false negatives.
+    """Return the trade-off of a mechanism's best attacker: false negatives by false positives.
 
     The advantage is δ(0). At prior π the best guess is right with probability
     1 − π + π·δ(log((1 − π)/π)) for π ≤ ½, and π + (1 − π)·δ′(log(π/(1 − π))) above, with δ of the
@@ -335,12 +335,12 @@ def trade_off(
 
 
 def _probability_interval(lower: float, upper: float, least: float = 0.0) -> Interval:
-    """Return bounds of a probability that is at least `least`, rounded outward."""
+    """Return an interval around a probability, rounded outward and within [`least`, 1]."""
     return Interval(max(least, rounding.down(lower)), min(1.0, rounding.up(upper)))
 
 
 def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Array]:
-    """Return the attacker's posterior of membership for each bound of the false-negative rate.
+    """Return the attacker's posterior probability of membership, by Bayes' rule, for each rate.
 
     π·TPR/(π·TPR + (1 − π)·FPR), and π at 0/0.
     """
@@ -371,7 +371,7 @@ def _trade_off_of_no_release(rates: Array, prior: float, claim: Guarantee) -> Tr
 
 
 def _false_positive_rates(points: int) -> Array:
-    """Return false-positive rates from 0 to 1, dense near 0, where attacks are compared."""
+    """Return a grid of false-positive rates from 0 to 1 that is dense near 0."""
     return np.concatenate([[0.0], np.geomspace(1e-5, 1.0, points - 1)])
 
 

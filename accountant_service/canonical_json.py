@@ -25,6 +25,6 @@ def canonical_json(document: Any, *, compact: bool = True, ascii_only: bool = Fa
 
 @cache
 def _encoder(compact: bool, ascii_only: bool) -> Callable[[Any], str]:
-    """Return a cached function that writes a document as JSON with sorted keys."""
+    """Return a cached JSON encoder with sorted keys."""
     separators = (",", ":") if compact else (", ", ": ")
     return json.JSONEncoder(sort_keys=True, separators=separators, ensure_ascii=ascii_only).encode

@@ -51,7 +51,7 @@ _COLOURS: Final = {"proven": "green", "estimate": "yellow", "refuted": "bold red
 def _option(
     type_: Any, default: Any, text: str, *flags: str, panel: str | None = None
 ) -> tuple[Any, Any]:
-    """Return an option's type, and its default with its help text and flags."""
+    """Return a command-line option: its type and default, with help text and flags."""
     return type_, typer.Option(default, *flags, help=text, rich_help_panel=panel)
 
 
@@ -114,7 +114,7 @@ _CLAIM: Final = ("method", "neighbouring_relation")
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A command that answers one question: the endpoint of the same name, without HTTP.
+    """A command that computes the answer of an API endpoint without HTTP.
 
     Attributes:
         name: the command's name; the endpoint is /v1/ and this name.
@@ -173,7 +173,7 @@ _COMMANDS: Final = (
 
 
 def _add_command(command: _Command) -> None:
-    """Add a command whose parameters are the options that its table entry names."""
+    """Add a command to the command line, with the options that its table entry names."""
 
     def run(**options: Any) -> None:
         as_json = options.pop("as_json")
@@ -214,7 +214,7 @@ def _answer(command: _Command, options: Json) -> Json:
 
 
 def _parse(mechanism: str) -> Any:
-    """Return the mechanism's JSON, from the text itself or from @FILE."""
+    """Return a mechanism's JSON from an argument: the text itself, or @FILE."""
     try:
         file = mechanism.startswith("@")
         return json.loads(Path(mechanism[1:]).read_text() if file else mechanism)
@@ -225,7 +225,7 @@ def _parse(mechanism: str) -> Any:
 
 
 def _print_problem(problem: Json, command: _Command, *, is_run: bool) -> None:
-    """Print why a question has no answer, with options in place of JSON pointers."""
+    """Print why a question has no answer, naming options in place of JSON pointers."""
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
     faults = problem.get("errors") or [{"pointer": "", "message": problem["detail"]}]
@@ -235,7 +235,7 @@ def _print_problem(problem: Json, command: _Command, *, is_run: bool) -> None:
 
 
 def _option_of(pointer: str, command: _Command, *, is_run: bool) -> str:
-    """Return the command-line option for a JSON pointer of the request, or the pointer itself.
+    """Return the command-line option for a JSON pointer, or the pointer if there is none.
 
     The pointer of the whole run has no option: the result is empty.
     """
@@ -322,7 +322,7 @@ def _print_findings(found: list[Finding]) -> None:
 
 
 def _print_answer(answer: Json) -> None:
-    """Print one answer: the value solved for, if any, then its guarantee."""
+    """Print an answer: the value that was solved for, if any, and the guarantee."""
     console = Console(highlight=False)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
@@ -399,7 +399,7 @@ def _print_comparison(answer: Json) -> None:
 
 
 def _explain_unproven(claim: Json) -> str:
-    """Return why a claim is not proven: it is refuted, or its first hypothesis that fails."""
+    """Return why a claim is not proven: refuted, or the first hypothesis that fails."""
     failed = [a["statement"] for a in claim["assumptions"] if not a["holds"]]
     if claim["status"] == "refuted":
         return "below the proved lower bound"

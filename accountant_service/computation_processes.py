@@ -46,7 +46,7 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class ReportedError(Exception):
-    """Base class of errors that reach the caller of a computation, like `CodedError`."""
+    """Base class of errors that a computation process passes on to its caller."""
 
 
 class ComputationFailedError(Exception):
@@ -90,7 +90,7 @@ class ProcessPool:
         )
 
     def _call_in_process(self, task: Task) -> Any:
-        """Run one task in a process of the pool; a process that ends or must end is killed."""
+        """Run a task in an idle or new process of the pool; kill the process if it fails."""
         process = self._acquire_process()
         try:
             outcome = process.call(task)
@@ -137,7 +137,7 @@ class ProcessPool:
 
 
 class _WorkerProcess:
-    """One process of the pool, and the connection to it."""
+    """A process of the pool, with the connection to it."""
 
     def __init__(self, seconds: float, niceness: int) -> None:
         self._number, self._connection = FORK_SERVER.fork(seconds, niceness)
@@ -156,7 +156,7 @@ class _WorkerProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The return value or the exception of a computation.
+    """The outcome of a computation: its return value or its exception.
 
     Attributes:
         value: the return value.
@@ -181,7 +181,7 @@ class _Outcome:
 
 
 class _DeadlineError(BaseException):
-    """Raised when the CPU time is used up. `except Exception` does not catch it."""
+    """Raised when the CPU time is used up; `except Exception` does not catch it."""
 
 
 def compute(connection: Connection, seconds: float, niceness: int) -> None:
@@ -242,7 +242,7 @@ def _describe_without_values(error: Exception) -> ComputationFailedError:
 
 @contextmanager
 def _cpu_deadline(seconds: float) -> Iterator[None]:
-    """Raise `_DeadlineError` after a number of seconds of CPU time."""
+    """Context manager that raises `_DeadlineError` after a number of seconds of CPU time."""
     armed = True
 
     def raise_deadline_error(_: int, __: Any) -> None:
@@ -261,7 +261,7 @@ def _cpu_deadline(seconds: float) -> Iterator[None]:
 
 
 def _set_limit(kind: int, value: int) -> None:
-    """Set a soft resource limit of this process, which may be raised again later."""
+    """Set a soft resource limit of this process; it can be raised again later."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 

@@ -38,6 +38,7 @@ class CodedError(Exception):
     def __init_subclass__(
         cls, code: str | None = None, title: str | None = None, status: int | None = None
     ) -> None:
+        """Set the code, the title and the HTTP status of an error class."""
         cls.code = cls.code if code is None else code
         cls.title = cls.title if title is None else title
         cls.status = cls.status if status is None else status

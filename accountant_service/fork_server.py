@@ -31,7 +31,7 @@ _REQUEST_BYTES_MAX: Final = 4096
 
 
 class ForkServer:
-    """A handle of the fork server; starts it when needed, and again if it has died."""
+    """A fork server's handle: starts the server when needed, and restarts it if it died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ atexit.register(FORK_SERVER.close)
 
 
 def _serve_forks(requests: socket.socket) -> None:
-    """Fork a process for each request, until the service closes the connection."""
+    """Serve fork requests on a socket until the service closes it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps processes that have ended
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1)
@@ -131,7 +131,7 @@ def _run_forked_process(descriptor: int, arguments: tuple[Any, ...]) -> None:
 
 
 def _import_and_fill_caches() -> None:
-    """Import the modules for computations, and fill the caches of a first computation."""
+    """Import the modules that computations need, and run one to fill their caches."""
     from accountant_service import calculator
     from accountant_service.api import computation_cache  # noqa: F401 - its processes need it
     from accountant_service.guarantee import NeighbouringRelation

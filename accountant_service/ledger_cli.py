@@ -41,7 +41,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @contextmanager
 def _open_repository() -> Iterator[Repository]:
-    """Open the configured database; print an error and exit if that fails."""
+    """Context manager that opens the configured database, or prints an error and exits."""
     try:
         repository = database.open_repository(Settings().database)
         try:
@@ -127,7 +127,7 @@ KeyOption = Annotated[
 
 
 def _choose_holder(team: str | None, key: str | None) -> tuple[HolderKind, str]:
-    """Return what a cap limits: exactly one of a team and a key."""
+    """Return the holder that a cap is for: exactly one of a team and a key."""
     if team is not None and key is None:
         return HolderKind.TEAM, _check_name(team) or ""
     if key is not None and team is None:
@@ -222,7 +222,7 @@ def show(as_json: AsJson = False) -> None:
 
 
 def _view_steps_left(left: StepsLeft) -> dict[str, Any]:
-    """Return the steps that a budget has left as JSON."""
+    """Return as JSON how many steps a budget still admits."""
     return {
         "run": left.run,
         "step": mechanisms.to_json(left.step),
@@ -232,7 +232,7 @@ def _view_steps_left(left: StepsLeft) -> dict[str, Any]:
 
 
 def _describe_steps_left(left: dict[str, Any]) -> str:
-    """Return in words how many steps like the last run's a budget has left."""
+    """Return in words how many steps like the last run's a budget still admits."""
     like = f"like the last run ({describe_step(mechanisms.from_json(left['step']))})"
     if left["steps"] is None:
         count = "any number of steps" if left["is_exact"] else "an unknown number of steps"
@@ -267,7 +267,7 @@ def quote(
 
 
 def _describe_quote(quote: Quote) -> Iterator[str]:
-    """Yield the lines that say what a quote says."""
+    """Yield the lines of text that describe a quote."""
     share = "" if quote.share is None else number_format.round_up(100 * quote.share, 3)
     yield f"fits; it takes {share} % of the budget" if quote.fits else "does not fit"
     left, alone = quote.affordable_steps, quote.affordable_alone
@@ -352,7 +352,7 @@ def verify_certificate(
 def _describe_check(
     document: certificate.Document, faults: list[str], found: Guarantee | None
 ) -> dict[str, Any]:
-    """Return the result of checking a certificate, for JSON output."""
+    """Return the result of a certificate's verification as JSON."""
     return {
         "faults": faults,
         "epsilon": None if found is None else found.epsilon,

@@ -41,7 +41,7 @@ def configure(level: str) -> None:
 
 
 def _drop_exception_message(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Replace an exception by its type and stack frames: its message may quote the request."""
+    """Replace an exception in a log event by its type and stack, without its message."""
     info = event.pop("exc_info", None)
     if isinstance(info, tuple) and info[1] is not None:
         frames = traceback.extract_tb(info[2])

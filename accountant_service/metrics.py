@@ -98,7 +98,7 @@ class Metrics:
 
 
 def _remove_gauges_of_dead_workers(directory: Path) -> None:
-    """Remove the gauges of workers that were killed, from the shared directory."""
+    """Remove the gauge files of killed workers from the shared directory."""
     for file in directory.glob("gauge_live*.db"):
         process_id = int(file.stem.rpartition("_")[2])
         try:

@@ -25,7 +25,7 @@ def round_nearest(value: float, digits: int = DIGITS) -> str:
 
 
 def _format(value: float, digits: int, direction: str) -> str:
-    """Format a number with this many significant digits, rounded in a direction."""
+    """Format a number with some significant digits, rounded in a decimal rounding mode."""
     number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))
     size = abs(number)
     if size and not _DECIMAL_NOTATION_MIN <= size < 10**digits:

@@ -58,12 +58,12 @@ def findings() -> Iterator[Finding]:
 def _guarantee(
     method: str, rate: float, noise: float, steps: int, delta: float = _DELTA
 ) -> Guarantee:
-    """Return a method's guarantee for a Poisson-sampled Gaussian training run."""
+    """Return a method's guarantee for a Poisson-sampled DP-SGD run."""
     run = {"kind": "dp_sgd", "noise_multiplier": noise, "sample_rate": rate, "steps": steps}
     return calculator.epsilon(mechanisms.from_json(run), delta, method)
 
 
-def _interval(claim: Guarantee) -> str:
+def _format_interval(claim: Guarantee) -> str:
     """Return the certified interval as text, rounded outward to five decimals."""
     proved = claim.certified
     if proved is None:
@@ -80,7 +80,7 @@ def _papers_002() -> Iterator[Finding]:
             "papers/002, Figure 2",
             f"moments accountant at q = .01, σ = 4, {steps} steps",
             f"ε = {claim.epsilon:.4f} at α = {claim.optimal_order:g}",
-            _interval(claim),
+            _format_interval(claim),
             "confirmed",
             "Sound; above the true ε because of its conversion to (ε, δ).",
         )
@@ -94,7 +94,7 @@ def _papers_000() -> Iterator[Finding]:
         "papers/000, §III-C",
         "L = 600, N = 60 000, σ = .9, 1800 steps, α = 6 gives (4.0, 1e-5)",
         f"Theorem 1 as in the paper: ε = {printed.epsilon:.4f} at α = {printed.optimal_order:g}",
-        _interval(printed),
+        _format_interval(printed),
         "misprinted",
         f"The paper's value is that of the Poisson-sampled Gaussian, {poisson.epsilon:.4f} at "
         f"α = {poisson.optimal_order:g}.",
@@ -134,7 +134,7 @@ def _papers_001() -> Iterator[Finding]:
         "q = .01, σ = 2, 40 000 steps: MMA 6.8, moments accountant 10.2",
         f"MMA {claim.epsilon:.4f}; closed form with constant 3: {closed.epsilon:.4f}; moments "
         f"accountant {_guarantee('moments_accountant', 0.01, 2.0, 40_000).epsilon:.4f}",
-        _interval(claim),
+        _format_interval(claim),
         "misprinted",
         "10.2 is the value of a closed form, not of the numerical moments accountant.",
     )
@@ -144,7 +144,7 @@ def _papers_001() -> Iterator[Finding]:
             "papers/001, §5.2",
             f"σ = {noise:g}, {epochs} epochs: ε = {printed}",
             f"MMA {own.epsilon:.4f}",
-            _interval(own),
+            _format_interval(own),
             "confirmed" if noise == 2.0 else "misprinted",
             "The formula gives this value."
             if noise == 2.0
@@ -156,7 +156,7 @@ def _papers_001() -> Iterator[Finding]:
             "papers/001, Theorem 3",
             f"MMA is a guarantee; here q = {rate:g}, σ = 1, 100 steps, which meet its conditions",
             f"ε = {claim.epsilon:.4f}",
-            _interval(claim),
+            _format_interval(claim),
             str(claim.status),
             "The proof drops the terms t ≥ 3 of the moment's expansion.",
         )
@@ -170,7 +170,7 @@ def _papers_003() -> Iterator[Finding]:
             "papers/003, Theorem 1",
             f"the theorem is a guarantee; here q = {rate:g}, σ = {noise:g}, {steps} steps",
             f"ε = {claim.epsilon:.4f}",
-            _interval(claim),
+            _format_interval(claim),
             "confirmed",
             "Exact without sampling." if rate == 1.0 else "Sampling reduces δ, but hardly ε.",
         )
@@ -184,7 +184,7 @@ def _papers_003() -> Iterator[Finding]:
         "papers/003",
         "sampling at rate p makes an (ε, δ)-DP step (pε, pδ)-DP; here ε = 1, p = .1",
         "ε = 0.1000",
-        _interval(claim),
+        _format_interval(claim),
         "refuted",
         f"The amplified ε is log(1 + p(e^ε − 1)) = {math.log1p(0.1 * math.expm1(1.0)):.4f}.",
     )
@@ -219,7 +219,7 @@ def _other_libraries() -> Iterator[Finding]:
         "dp_accounting 0.6.0",
         "“pessimistic” PLD, interval 3.2e-5: q = .001, σ = 2, 100 000 steps, δ = 1e-12: 1.114537",
         "–",
-        _interval(claim),
+        _format_interval(claim),
         "refuted",
         "The rounding error of its untilted Fourier transform exceeds 1e-12.",
     )
@@ -230,7 +230,7 @@ def _other_libraries() -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The data of one plot: axis labels, x values and the y values of each named line."""
+    """The data of one plot: axis labels, x values, and y values of each line by name."""
 
     name: str
     title: str
@@ -244,7 +244,7 @@ class Figure:
 
 
 def _data_dependent_divisors() -> Iterator[Finding]:
-    """Check a lower bound of ε when the noisy sum is divided by a count of the records."""
+    """Check releases whose noisy sum is divided by a count of the records."""
     for source, divisor, sampling, noise, ratio, parameters in (
         (
             "opacus #571; arXiv 2605.15648",
@@ -271,7 +271,7 @@ def _data_dependent_divisors() -> Iterator[Finding]:
 
 
 def divisor_lower_bound(ratio: float, parameters: int, delta: float) -> float:
-    """Return a lower bound of ε at δ if a record changes the divisor of the noise.
+    """Return a lower bound of ε at δ for noise that is divided by a data-dependent count.
 
     All gradients are 0. The noise of d parameters then has mean 0 under both neighbours, with
     standard deviations whose ratio is r > 1. With P the wider law, Q the other, and A the event
@@ -291,7 +291,7 @@ def divisor_lower_bound(ratio: float, parameters: int, delta: float) -> float:
 
 
 def figures() -> Iterator[Figure]:
-    """Compute the papers' three figures about accounting, with the certified value added."""
+    """Compute the papers' three figures on accounting, with the certified values added."""
     epochs = tuple(range(10, 401, 30))
     yield Figure(
         "moments-accountant",
@@ -326,12 +326,12 @@ def figures() -> Iterator[Figure]:
 
 
 def _epsilons(method: str, noise: float, epochs: tuple[float, ...]) -> tuple[float, ...]:
-    """Return ε after each number of epochs at q = 0.01."""
+    """Return ε after each number of epochs, at sample rate 0.01."""
     return tuple(_guarantee(method, 0.01, noise, int(100 * count)).epsilon for count in epochs)
 
 
 def _sampling_against_advanced_composition() -> Iterator[Figure]:
-    """Compute δ of papers/003's theorem at the ε that advanced composition gives for δ = 1e-5."""
+    """Compute papers/003's δ at the ε that advanced composition gives for δ = 1e-5."""
     steps = (1, 2, 5, 10, 20, 50, 100)
     rates = (0.03, 0.05, 0.1, 0.2, 0.3, 0.6, 0.9)
     for name, label, values, run_of in (
@@ -367,8 +367,9 @@ def _with_rate(rate: float) -> mechanisms.DpSgd:
     return mechanisms.DpSgd(5.0, sample_rate=rate, steps=10)
 
 
-def _deltas(method: str, runs: list[mechanisms.DpSgd], at: list[float]) -> tuple[float, ...]:
-    """Return a method's δ of each run at the matching ε of `at`."""
+def _deltas(method: str, runs: list[mechanisms.DpSgd], epsilons: list[float]) -> tuple[float, ...]:
+    """Return a method's δ of each run at the run's ε."""
     return tuple(
-        calculator.delta(run, epsilon, method).delta for run, epsilon in zip(runs, at, strict=True)
+        calculator.delta(run, epsilon, method).delta
+        for run, epsilon in zip(runs, epsilons, strict=True)
     )

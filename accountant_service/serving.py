@@ -25,14 +25,14 @@ _SWITCH_SECONDS: Final = 0.0005
 
 
 def worker_app() -> FastAPI:
-    """Create the application of a worker process; uvicorn calls it in each of several."""
+    """Create the application of one worker process, for uvicorn."""
     settings = Settings()
     logs.configure(settings.log_level)
     return _prepare_process(create_app(settings))
 
 
 def _prepare_process(app: FastAPI) -> FastAPI:
-    """Set up this process to serve an application, and return the application."""
+    """Prepare this process to serve an application, and preload what computations need."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     app.state.computations.preload()
     return app
@@ -86,7 +86,7 @@ def _allow_many_connections() -> None:
 
 @contextmanager
 def _shared_metrics_directory() -> Iterator[None]:
-    """Set PROMETHEUS_MULTIPROC_DIR to a temporary directory that all workers share."""
+    """Context manager that sets PROMETHEUS_MULTIPROC_DIR to a temporary directory."""
     with TemporaryDirectory(prefix="accountant-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         try:

@@ -120,7 +120,7 @@ class Settings(BaseSettings):
 
     @property
     def database(self) -> str:
-        """URL of the database, with its password."""
+        """The database URL, including its password."""
         if self.database_password is None:
             return self.database_url
         url = make_url(self.database_url).set(password=self.database_password.get_secret_value())
@@ -135,7 +135,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: code, then environment variables, then the files they name."""
+        """Order the sources of settings: arguments, environment variables, then files."""
         files = _FileSettingsSource(settings_cls)
         return init_settings, env_settings, files, dotenv_settings, file_secret_settings
 
@@ -144,12 +144,13 @@ class _FileSettingsSource(PydanticBaseSettingsSource):
     """Reads settings from files that environment variables name, such as a container's secrets."""
 
     def get_field_value(self, _: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return the value of one setting, if a variable names its file."""
+        """Return the value of a setting from the file that its variable names, if any."""
         path = os.environ.get(f"{_PREFIX}{field_name.upper()}_FILE")
         value = None if path is None else Path(path).read_text().rstrip("\n")
         return value, field_name, False
 
     def __call__(self) -> dict[str, Any]:
+        """Return all settings that are given by files."""
         found = {
             name: self.get_field_value(field, name)[0]
             for name, field in self.settings_cls.model_fields.items()

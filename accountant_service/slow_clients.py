@@ -11,7 +11,7 @@ from accountant_service.settings import Settings
 
 
 class SlowClientProtocol(HttpToolsProtocol):
-    """HTTP protocol that aborts connections whose client does not read the answer.
+    """HTTP protocol that aborts connections whose client does not read its answer.
 
     The transport pauses writing as soon as data waits to be sent, and resumes when all of it has
     been sent. A connection that stays paused for longer than `ACCOUNTANT_UNREAD_SECONDS_MAX` is

@@ -59,7 +59,7 @@ class Target:
         return referee.epsilon(self.accountant, self.question(run), self.delta)
 
     def log_epsilon_ratio(self, run: DpSgd) -> float:
-        """Return the log of the run's ε over the target's ε: at most 0 if the run meets the target.
+        """Return log(ε of the run / target ε); at most 0 if the run meets the target.
 
         It is infinite if no ε is finite or the run is too expensive to account for: the search
         treats such a run as one that misses the target.
@@ -170,14 +170,14 @@ def _with_steps(run: DpSgd, count: int) -> DpSgd:
 
 
 def _largest_step_count(run: DpSgd, target: Target, start: int) -> int | None:
-    """Return the most steps that meet the target; None if every step count does."""
+    """Return the most steps that meet the target; None if any number of steps does."""
     return search.find_largest_integer(
         lambda n: target.log_epsilon_ratio(_with_steps(run, n)), COUNT_MAX, start
     )
 
 
 def _solve_steps(run: DpSgd, target: Target, start: int) -> Solution:
-    """Return the most steps that meet the target, at the target's own tolerance."""
+    """Return the most steps that meet the target, accounted at the target's own tolerance."""
     count = _largest_step_count(run, target, min(COUNT_MAX, max(1, start)))
     if count is None:
         raise UnreachableTargetError(
@@ -188,7 +188,7 @@ def _solve_steps(run: DpSgd, target: Target, start: int) -> Solution:
 
 
 def _decide_next_step(run: DpSgd, finer: Target, found: Solution) -> Solution:
-    """Account for one step more at a finer tolerance; return the updated solution."""
+    """Account for one more step at a finer tolerance, and return the updated solution."""
     count = int(found.value) + 1
     following = finer.guarantee(_with_steps(run, count))
     if following.epsilon <= finer.epsilon:
@@ -197,7 +197,7 @@ def _decide_next_step(run: DpSgd, finer: Target, found: Solution) -> Solution:
 
 
 def _undecided_margin(target: Target, run: DpSgd, following: Guarantee) -> float | None:
-    """Return how far the true ε of one step more may be from the target, or None if decided."""
+    """Return the distance to the target within which one more step is undecided, or None."""
     proved = following.certified
     is_default = target.accountant.name == DEFAULT_METHOD
     if not is_default or proved is None or proved.lower > target.epsilon:
@@ -216,7 +216,7 @@ def _solve(
     quantity: str,
     relative_width: float = _RELATIVE_WIDTH,
 ) -> float:
-    """Return the value nearest `least_private` that meets the target, searching from `start`."""
+    """Return the least private value that meets the target, by a bracketing search from `start`."""
 
     @cache  # the final search evaluates the bracket's ends again
     def log_epsilon_ratio(value: float) -> float:
@@ -253,7 +253,7 @@ def _solve(
 
 
 def _estimate_by_renyi(target: Target, solve: Callable[[Target], float | None]) -> float | None:
-    """Return the solution for fast Rényi accounting, a start for the default method, or None."""
+    """Return the solution by Rényi accounting, a fast first guess; None if there is none."""
     if target.accountant.name != DEFAULT_METHOD:
         return None
     try:
@@ -263,5 +263,5 @@ def _estimate_by_renyi(target: Target, solve: Callable[[Target], float | None]) 
 
 
 def _step_towards(end: float, value: float, ratio: float) -> float:
-    """Return the value moved towards the end by a ratio, at most to the end itself."""
+    """Multiply or divide a value by `ratio` towards an end, without passing it."""
     return min(value * ratio, end) if end > value else max(value / ratio, end)

@@ -17,7 +17,7 @@ _EXCLUDED_ROUTES = "healthz,readyz,metrics"
 def install(
     app: FastAPI, engine: Engine, provider: TracerProvider | None = None
 ) -> Callable[[], None]:
-    """Trace every request and every SQL statement, without their values.
+    """Trace every request and every SQL statement, without the values they contain.
 
     Args:
         app: the application whose requests are traced.

@@ -85,7 +85,7 @@ def clear_caches_before(call: Callable[[], Any]) -> Callable[[], Any]:
         characteristic_function.tilted_loss.cache_clear()
         windowed_loss.cached_windowed_loss.cache_clear()
         rare_events._approximate_law.cache_clear()
-        certified_interval._searches_after.cache_clear()
+        certified_interval._search_both_directions.cache_clear()
         return call()
 
     return call_with_empty_caches
@@ -112,7 +112,7 @@ def compute_opacus_prv(q: float, sigma: float, steps: int, delta: float) -> floa
 
 
 def compute_prv_accountant(runs: list[RunParameters], delta: float) -> float:
-    """Return prv-accountant's upper bound of ε, with an error of ± 0.01 as in Opacus."""
+    """Return the upper bound of ε by prv-accountant, with its error set to 0.01."""
     releases = [PoissonSubsampledGaussianMechanism(sampling_probability=q, noise_multiplier=sigma)
                 for q, sigma, _ in runs]  # fmt: skip
     counts = [steps for _, _, steps in runs]
@@ -123,7 +123,7 @@ def compute_prv_accountant(runs: list[RunParameters], delta: float) -> float:
 
 
 def list_peers(q: float, sigma: float, steps: int, delta: float) -> dict[str, Callable[[], float]]:
-    """Return the other libraries' calls for the same ε, by name."""
+    """Return other libraries' functions that compute the same ε, by name."""
     run = describe_dp_event(q, sigma, steps)
     return {
         "dp-accounting pld (1e-3)": lambda: compute_dp_accounting_pld(run, delta, 1e-3),
@@ -145,7 +145,7 @@ ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))  # Opacus' 
 
 
 def build_case_table(label: str, q: float, sigma: float, steps: int, delta: float) -> Table:
-    """Return the table of a case: every method here, then other libraries, relative to `pld`."""
+    """Return a table of the time and ε of every method and library for one run."""
     described = {
         "kind": "dp_sgd",
         "noise_multiplier": sigma,
@@ -185,7 +185,7 @@ def build_case_table(label: str, q: float, sigma: float, steps: int, delta: floa
 
 
 def build_rdp_table() -> Table:
-    """Return a table of the time of an RDP curve over Opacus' 151 orders."""
+    """Return a table of the time to compute RDP at 151 orders, here and by Opacus."""
     orders = np.array(ORDERS)
     table = Table(title=f"RDP curve over {len(ORDERS)} orders", title_justify="left")
     for column in ("q", "σ", "ours ms", "opacus ms", "opacus / ours", "largest difference"):
@@ -212,7 +212,7 @@ def build_rdp_table() -> Table:
 def print_comparison(
     title: str, ours: Callable[[], float], theirs: dict[str, Callable[[], float]]
 ) -> None:
-    """Print the time and answer of a task here and in other libraries, and the ratios."""
+    """Print the time and the answer of a task here and in other libraries."""
     took, value = measure_median_ms(clear_caches_before(ours))
     table = Table(title=title, title_justify="left")
     for column in ("", "ms", "time / ours", "answer"):
@@ -229,7 +229,7 @@ def print_comparison(
 
 
 def compare_solvers() -> None:
-    """Compare the solvers for noise (e) and steps (f) with dp-accounting's calibration."""
+    """Compare the solvers of noise (e) and of steps (f) with dp-accounting's calibration."""
 
     def calibrate_noise(interval: float) -> float:
         return calibrate_with_dp_accounting(
@@ -268,7 +268,7 @@ def calibrate_with_dp_accounting(
     bracket: tuple[float, float],
     interval: float,
 ) -> float:
-    """Return the value for which dp-accounting's ε at δ = 1e-5 meets the target."""
+    """Return the parameter for which dp-accounting's ε at δ = 1e-5 meets the target."""
     discrete = isinstance(bracket[0], int)
     return float(
         dp_accounting.calibrate_dp_mechanism(
@@ -284,7 +284,7 @@ def calibrate_with_dp_accounting(
 
 
 def compare_segments() -> None:
-    """Compare the ε of a run with fifty different segments (g)."""
+    """Compare the time of ε of a run with fifty different segments (g)."""
     runs: list[RunParameters] = [
         (0.002 + 0.0003 * i, 0.9 + 0.05 * i, 20 + 3 * i) for i in range(50)
     ]
@@ -346,7 +346,7 @@ def print_cost_by_steps(plot: Path | None) -> None:
 
 
 def print_cost_of_curves() -> None:
-    """Print the time of certified curves, relative to single computations from empty caches.
+    """Print the time of certified curves, relative to computing single points.
 
     The three runs have many steps, few steps, and rare events, where a single ε is slow. Single
     computations are timed at ten points of the curve; the last and the slowest are shown.
@@ -382,10 +382,12 @@ def print_cost_of_curves() -> None:
 
 
 def _make_epsilon_call(q: float, sigma: float, steps: int, delta: float) -> Callable[[], Any]:
+    """Return a function that computes the certified ε of a run."""
     return partial(calculator.epsilon, DpSgd(sigma, sample_rate=q, steps=steps), delta)
 
 
 def main() -> None:
+    """Print all comparisons."""
     warnings.simplefilter("ignore")
     plot = Path(sys.argv[2]) if sys.argv[1:2] == ["--plot"] else None
     CONSOLE.print(build_rdp_table())

@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from scripts.demo import PROGRAMS, free_port, give_budget, wait_until_healthy
+from scripts.demo import PROGRAMS, create_dataset, find_free_port, wait_until_healthy
 from training_client.client import AccountingService
 from training_client.lab.models import cross_entropy, mlp
 from training_client.lab.plan_run import RunSpec, reserve_budget
@@ -39,8 +39,8 @@ INPUTS_BY_MODEL = {"784-1000-10": 784, "60-1000-10": 60}
 
 @contextmanager
 def start_service() -> Iterator[AccountingService]:
-    """Start a service whose ledger has a dataset with a budget for each run."""
-    url = f"http://127.0.0.1:{free_port()}"
+    """Start a service with a dataset and budget for each run; yield a client for it."""
+    url = f"http://127.0.0.1:{find_free_port()}"
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/accountant.db"}
         program = [PROGRAMS / "accountant"]
@@ -51,7 +51,7 @@ def start_service() -> Iterator[AccountingService]:
         try:
             wait_until_healthy(url)
             for name in ("rehearsal", *INPUTS_BY_MODEL):
-                give_budget(url, key.stdout.strip(), {"epsilon": 8.0, "delta": DELTA}, name)
+                create_dataset(url, key.stdout.strip(), {"epsilon": 8.0, "delta": DELTA}, name)
             with AccountingService(url, api_key=key.stdout.strip()) as found:
                 yield found
         finally:
@@ -62,7 +62,7 @@ def start_service() -> Iterator[AccountingService]:
 def time_run(
     accounting: AccountingService, dataset: str, inputs: int, steps: int
 ) -> tuple[float, float]:
-    """Train for a number of steps; return the seconds in all and those of calls to the ledger."""
+    """Train for some steps; return the total seconds, and those of calls to the ledger."""
     spec = RunSpec(60_000, 0.01, 1.0, steps)
     examples, labels = torch.rand(600, inputs), torch.randint(0, 10, (600,))
     start = time.perf_counter()

@@ -38,25 +38,25 @@ LIMIT: Final = 10**6  # of repetitions
 NO_DEADLINE: Final = float("inf")
 
 
-def steps(mechanism: tuple[float, float], count: int = 1) -> Composition:
+def make_steps(mechanism: tuple[float, float], count: int = 1) -> Composition:
     """Return a number of Poisson-sampled Gaussian steps as a composition."""
     rate, noise = mechanism
     return [(Release(GaussianPair(1 / noise), rate), count)]
 
 
-def plan_length(mechanism: tuple[float, float], epsilon: float, delta: float) -> int:
-    """Return how many steps a plan fixed in advance may make."""
+def count_planned_steps(mechanism: tuple[float, float], epsilon: float, delta: float) -> int:
+    """Return the most steps of a plan fixed in advance that is (ε, δ)-DP."""
 
     def violation(count: int) -> float:
-        """Return how far δ of this many steps is too large."""
-        bounds = certified_interval.delta_bounds(steps(mechanism, count), epsilon, 1e-3)
+        """Return by how much δ of this many steps exceeds the target, relative to it."""
+        bounds = certified_interval.delta_bounds(make_steps(mechanism, count), epsilon, 1e-3)
         return bounds.upper / delta - 1.0
 
     return find_largest_integer(violation, LIMIT) or LIMIT
 
 
-def measure(function: Callable[[], int | None]) -> tuple[int, float]:
-    """Return a function's result, and its milliseconds without cached moments or functions."""
+def measure_ms(function: Callable[[], int | None]) -> tuple[int, float]:
+    """Return a function's result and its milliseconds, measured with empty caches."""
     saddle_point._release_moments.cache_clear()
     characteristic_function.tilted_loss.cache_clear()
     start = time.perf_counter()
@@ -64,8 +64,8 @@ def measure(function: Callable[[], int | None]) -> tuple[int, float]:
     return found, 1000 * (time.perf_counter() - start)
 
 
-def largest(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the last number for which a property holds, by bisection."""
+def bisect_last(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the last number between two for which a monotone property holds, by bisection."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -73,34 +73,34 @@ def largest(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def main() -> None:
-    """Print a line for each pair, and the medians."""
+    """Print a row of results for each pair of mechanisms, and the median times."""
     times: dict[str, list[float]] = {"most": [], "fewest": []}
     print(
         f"{'reference':>14} {'other':>14} {'search':>7} {'n':>7} {'best':>7} {'share':>7} {'ms':>8}"
     )
     for epsilon, delta, reference, other in PAIRS:
         slack = SLACK_SHARE * delta
-        length = plan_length(reference, epsilon, delta)
-        block = steps(other, plan_length(other, epsilon, delta) // 2)
-        stack = steps(reference, length - length // 2)
+        length = count_planned_steps(reference, epsilon, delta)
+        block = make_steps(other, count_planned_steps(other, epsilon, delta) // 2)
+        stack = make_steps(reference, length - length // 2)
 
         def fits(count: int, stack: Composition = stack, slack: float = slack) -> bool:
-            """Return whether the stack dominates this many steps of the other mechanism."""
-            return dominates(stack, steps(other, count), slack, NO_DEADLINE)  # noqa: B023
+            """Return whether the reference steps dominate this many steps of the other."""
+            return dominates(stack, make_steps(other, count), slack, NO_DEADLINE)  # noqa: B023
 
         def fails(count: int, block: Composition = block, slack: float = slack) -> bool:
-            """Return whether this many reference steps are not proved to dominate the block."""
-            return not dominates(steps(reference, count), block, slack, NO_DEADLINE)  # noqa: B023
+            """Return whether this many reference steps are not proved to dominate the other."""
+            return not dominates(make_steps(reference, count), block, slack, NO_DEADLINE)  # noqa: B023
 
-        found, taken = measure(
-            lambda: most_repetitions(steps(other), stack, slack, LIMIT, NO_DEADLINE)  # noqa: B023
+        found, taken = measure_ms(
+            lambda: most_repetitions(make_steps(other), stack, slack, LIMIT, NO_DEADLINE)  # noqa: B023
         )
-        best = largest(fits, found, 2 * found + 2)
+        best = bisect_last(fits, found, 2 * found + 2)
         rows = [("most", found, best, found / max(best, 1), taken)]
-        found, taken = measure(
-            lambda: fewest_repetitions(block, steps(reference), slack, LIMIT, NO_DEADLINE)  # noqa: B023
+        found, taken = measure_ms(
+            lambda: fewest_repetitions(block, make_steps(reference), slack, LIMIT, NO_DEADLINE)  # noqa: B023
         )
-        best = largest(fails, found // 2, found) + 1
+        best = bisect_last(fails, found // 2, found) + 1
         rows.append(("fewest", found, best, best / max(found, 1), taken))
         for name, found, best, share, taken in rows:
             times[name].append(taken)

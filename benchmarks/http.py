@@ -55,6 +55,8 @@ GROWTH_MAX = 0.05
 
 
 class Mechanism(BaseModel):
+    """The mechanism in the body that the bare endpoint parses."""
+
     kind: str
     noise_multiplier: float
     sample_rate: float
@@ -62,6 +64,8 @@ class Mechanism(BaseModel):
 
 
 class Question(BaseModel):
+    """The body that the bare endpoint parses."""
+
     mechanism: Mechanism
     delta: float
 
@@ -93,7 +97,7 @@ def create_bare_app() -> FastAPI:
 
 
 def create_app_with_bare_endpoint() -> Starlette:
-    """Return the service with the bare app mounted at /plain."""
+    """Return the service, with the bare app mounted at /plain for comparison."""
     folder = tempfile.mkdtemp()
     url = f"sqlite:///{folder}/accountant.db"
     settings = Settings(database_url=url, cache_entries=CACHE_ENTRIES)
@@ -103,7 +107,7 @@ def create_app_with_bare_endpoint() -> Starlette:
 
 @contextmanager
 def start_server() -> Iterator[tuple[int, int]]:
-    """Start a server process on a free port; yield the port and the process id."""
+    """Context manager that starts a server process; yields its port and process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -171,7 +175,7 @@ async def run_clients(
 
 
 def compute_percentile_ms(times: list[float], share: float) -> float:
-    """Return a percentile of times in seconds, in milliseconds."""
+    """Return a percentile of times in seconds, converted to milliseconds."""
     return sorted(times)[min(len(times) - 1, int(share * len(times)))] * 1e3
 
 
@@ -185,7 +189,7 @@ def generate_uncached_requests() -> Iterator[bytes]:
 
 
 async def run_uncached_load(port: int) -> tuple[list[float], int, list[float]]:
-    """Send uncached requests and health checks meanwhile; return latencies, failures, latencies."""
+    """Send uncached requests and health checks; return latencies, failures, health latencies."""
     health: list[float] = []
     check = itertools.repeat(encode_request("/healthz", None))
     until = time.perf_counter() + SECONDS
@@ -204,6 +208,7 @@ def read_memory_mb(pid: int) -> float:
 
 
 def main() -> None:
+    """Print latencies and throughput of cached, uncached and bare requests."""
     console = Console(width=100, highlight=False)
     kinds = {
         "bare FastAPI endpoint": encode_request("/plain/bare", BODY),
@@ -254,14 +259,14 @@ def main() -> None:
 
 
 def generate_mixed_requests() -> Iterator[bytes]:
-    """Yield one cached request again and again, and an uncached one now and then."""
+    """Yield mostly one cached request, and now and then an uncached one."""
     known, fresh = encode_request("/v1/epsilon", BODY), generate_uncached_requests()
     for number in itertools.count():
         yield next(fresh) if number % UNCACHED_EVERY == 0 else known
 
 
 def run_sustained_load(seconds: float) -> None:
-    """Run a load near the capacity for some time; exit with an error on failures or growth."""
+    """Load the service near its capacity; exit with an error on failures or memory growth."""
     console, bodies = Console(width=100, highlight=False), generate_mixed_requests()
     with start_server() as (port, pid):
         asyncio.run(run_clients(port, bodies, CLIENTS))  # warm up

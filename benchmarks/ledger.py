@@ -63,7 +63,7 @@ def make_write_request(key: KeyRecord, body: object) -> WriteRequest:
 
 
 class Workload:
-    """A dataset with a reservation for each client, and the transactions to measure on it."""
+    """A dataset with a reservation for each client, on which transactions are measured."""
 
     def __init__(self, repository: Repository, clients: int) -> None:
         self.repository, self.ledger = repository, Ledger(repository, encode_answer)
@@ -93,7 +93,7 @@ class Workload:
         self.done[client] += 1
 
     def run_bare_transaction(self, client: int) -> None:
-        """Run only the SQL statements of a grant."""
+        """Run only the SQL statements of a grant, without the ledger's rules."""
         with self._lock:
             number = next(self._numbers)
         with self.repository.transaction() as transaction:
@@ -115,7 +115,7 @@ class Workload:
 def measure_throughput(
     call: Callable[[int], None], clients: int, seconds: float
 ) -> tuple[float, list[float]]:
-    """Call from several clients; return the calls per second and every call's milliseconds."""
+    """Call from several clients; return calls per second, and the milliseconds of each call."""
     took: list[list[float]] = [[] for _ in range(clients)]
     end = time.perf_counter() + seconds
 
@@ -135,7 +135,7 @@ def measure_throughput(
 
 
 def add_throughput_rows(kind: str, repository: Repository, seconds: float, table: Table) -> None:
-    """Add rows with the throughput of a database, for each number of clients."""
+    """Add a table row with a database's throughput for each number of clients."""
     for clients in CLIENTS:
         bare, rates, took = [], [], []
         for _ in range(ROUNDS):
@@ -158,7 +158,7 @@ def add_throughput_rows(kind: str, repository: Repository, seconds: float, table
 
 
 def add_length_row(kind: str, repository: Repository, table: Table) -> None:
-    """Add a row with the time of a grant by the number of entries, which are inserted in bulk."""
+    """Add a table row with the time of a grant for increasing numbers of entries."""
     work, written = Workload(repository, 1), 0
     times = []
     for length in (100, 10_000, 1_000_000):
@@ -181,6 +181,7 @@ def add_length_row(kind: str, repository: Repository, table: Table) -> None:
 
 
 def main() -> None:
+    """Print tables of the ledger's throughput with SQLite and PostgreSQL."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
     rates = Table(title="Grants", title_justify="left")
     for column in ("database", "clients", "grants/s", "bare/s", "ratio", "p50 ms", "p99 ms"):

@@ -52,12 +52,12 @@ def compute_certified_epsilon(step: CanonicalForm, steps: int, delta: float) -> 
 
 
 def count_affordable(policy: RenyiFilter, step: CanonicalForm) -> int:
-    """Return the number of steps that a filter of one order admits."""
+    """Return the number of steps that a Rényi filter of one order admits."""
     return renyi.count_affordable_steps(policy.step_costs(step)[0], policy.budget) or 0
 
 
 def find_affordable_steps(policy: PrivacyFilter, run: DpSgd) -> tuple[int, str]:
-    """Return the number of steps that the filter admits, and their certified ε as text."""
+    """Return the number of steps that a filter admits, and their certified ε as text."""
     plan = StepPlan.of(run)
     policy = policy.replaced_by(plan, policy.nothing)
     steps = policy.count_affordable_steps(plan, policy.nothing) or 0
@@ -77,7 +77,7 @@ def make_step(rate: float, sigma: float) -> CanonicalForm:
 
 
 def describe(policy: RenyiMixtureFilter) -> str:
-    """Return the orders, with their weights."""
+    """Return a mixture filter's orders and weights as text."""
     pairs = zip(policy.orders, policy.weights, strict=True)
     return ", ".join(f"{order:.1f} ({weight:.2f})" for order, weight in pairs)
 
@@ -85,7 +85,7 @@ def describe(policy: RenyiMixtureFilter) -> str:
 def make_policies(
     epsilon: float, delta: float, step: CanonicalForm
 ) -> tuple[RenyiFilter, RenyiMixtureFilter, RenyiFilter]:
-    """Return the general order, the mixture, and the order for a planned mechanism."""
+    """Return three filters: of one order, of several, and of the order best for this step."""
     return (
         renyi.choose_filter(epsilon, delta, RELATION),
         renyi_mixture.choose_mixture(epsilon, delta, RELATION),
@@ -94,7 +94,7 @@ def make_policies(
 
 
 def compare_mixtures() -> Table:
-    """Return a table of one order and several, over the reference runs.
+    """Return a table of the steps under several orders relative to one order, for many runs.
 
     Means are geometric, over the runs of which one order admits a step. A run's own order admits
     the most steps that any mixture can.
@@ -130,11 +130,11 @@ def compare_mixtures() -> Table:
 def count_planned_steps(
     spent: CanonicalForm | None, step: CanonicalForm, epsilon: float, delta: float
 ) -> int:
-    """Return how many steps a plan fixed in advance may make beside what is spent already."""
+    """Return the most steps that a plan fixed in advance may add to those already spent."""
     parts = [] if spent is None else list(spent.atom_counts)
 
     def violation(count: int) -> float:
-        """Return how far ε of the whole plan is too large, as a share of ε."""
+        """Return by how much ε of the whole plan exceeds the target, relative to it."""
         counts = tuple(parts + list(step.repeated(count).atom_counts))
         question = Question(CanonicalForm(counts, ""), RELATION)
         return ACCOUNTANTS["pld"].epsilon(question, delta).epsilon / epsilon - 1.0
@@ -143,7 +143,7 @@ def count_planned_steps(
 
 
 def compare_plans() -> Table:
-    """Return a table of the steps of some plans under each filter, and of a fixed plan."""
+    """Return a table of the steps that each filter admits, and that a fixed plan may make."""
     plans = Table(title="Steps of the first plan, by filter", title_justify="left")
     for column in ("ε", "δ", "q", "σ", "fixed plan", "reference", "several orders", "one order",
                    "own order"):  # fmt: skip
@@ -166,7 +166,7 @@ def compare_plans() -> Table:
 
 
 def compare_exchanges() -> Table:
-    """Return a table of the steps of another mechanism after half of the budget is spent."""
+    """Return a table of another mechanism's steps after half of the budget is spent."""
     table = Table(title="Another mechanism after half of the steps", title_justify="left")
     for column in ("ε", "δ", "reference", "then", "fixed plan", "reference filter", "share", "ms"):
         table.add_column(column, justify="right")
@@ -188,7 +188,7 @@ def compare_exchanges() -> Table:
 
 
 def measure_times() -> str:
-    """Return how long a mixture takes to choose, in CPU time, and to decide."""
+    """Return as text the CPU times to choose a mixture filter and to decide by it."""
     start = time.thread_time()
     policy = renyi_mixture.choose_mixture(3.0, 1.1e-5, RELATION)
     chosen = time.thread_time() - start
@@ -201,6 +201,7 @@ def measure_times() -> str:
 
 
 def main() -> None:
+    """Print all tables."""
     table = Table(title="Steps that each filter admits", title_justify="left")
     for column in (
         "ε", "δ", "q", "σ", "reference", "certified ε", "several orders", "certified ε",

@@ -47,7 +47,7 @@ def run(
         bool, typer.Option("--quick", help="20 steps of each, one seed, results not stored")
     ] = False,
 ) -> None:
-    """Tune the learning rates, train, and write the page."""
+    """Tune the learning rates, train, and write the results page."""
     chosen = [each for each in EXPERIMENTS if each.task in only.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         if is_trial:
@@ -65,7 +65,7 @@ def run(
 
 @app.command()
 def report(file: File = RESULTS, page: Page = PAGE) -> None:
-    """Write the page and its plots."""
+    """Write the results page and its plots from the stored results."""
     write_page(Store(file), page)
 
 

@@ -45,7 +45,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its batches.
+    """A benchmark case: a model and its batches.
 
     Attributes:
         name: the model's name.
@@ -81,10 +81,12 @@ class Case:
 
 
 def build_mlp(inputs: int) -> nn.Module:
+    """Return a multilayer perceptron."""
     return nn.Sequential(nn.Linear(inputs, 1000), nn.ReLU(), nn.Linear(1000, 10))
 
 
 def build_cnn() -> nn.Module:
+    """Return a convolutional network."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
         nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1),
@@ -107,7 +109,7 @@ STEPS = ["sgd", *OPACUS_STEPS, *OPTIMIZERS, A_DDP, *STATES, *PAPER_VARIANTS, BF1
 
 
 def make_ordinary_step(case: Case, device: str) -> Step:
-    """Return a step of SGD with momentum, without privacy."""
+    """Return a function that takes a step of SGD with momentum, without privacy."""
     net, (examples, targets) = case.build_model(device), case.draw_batch(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
@@ -125,7 +127,7 @@ def _make_budget(plan: Plan) -> NoBudget:
 
 
 def make_private_step(name: str, case: Case, device: str) -> Step:
-    """Return a step of a registered optimizer, or of a variant of it."""
+    """Return a function that takes a step of a registered optimizer or a variant of it."""
     net, (examples, targets) = case.build_model(device), case.draw_batch(device)
     known, _, kind = name.partition(" ")
     local = OPTIMIZERS[known].paper_option == "box"
@@ -148,7 +150,7 @@ def make_private_step(name: str, case: Case, device: str) -> Step:
 
 
 def make_dp_sgd_variant_step(name: str, case: Case, device: str) -> Step:
-    """Return a step of DP-SGD with the model in bfloat16, or compiled by PyTorch."""
+    """Return a function that takes a step of DP-SGD in bfloat16, or compiled."""
     net, (examples, targets) = case.build_model(device), case.draw_batch(device)
     model = torch.compile(net) if name == COMPILED else net
     allowance = _make_budget(Plan(60_000, case.batch / 60_000, 1.0, 1.0))
@@ -162,7 +164,7 @@ def make_dp_sgd_variant_step(name: str, case: Case, device: str) -> Step:
 
 
 def make_opacus_step(name: str, case: Case, device: str) -> Step:
-    """Return a step of Opacus, with per-example hooks or ghost clipping."""
+    """Return a function that takes a step of Opacus, with hooks or ghost clipping."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -192,7 +194,7 @@ def make_opacus_step(name: str, case: Case, device: str) -> Step:
 
 
 def make_federated_step(case: Case, device: str) -> Step:
-    """Return a round of federated training with one participant."""
+    """Return a function that runs a round of federated training with one participant."""
     net, (examples, targets) = case.build_model(device), case.draw_batch(device)
     allowance = _make_budget(Plan(case.batch, 1.0, 1.0, 1.0))
     people = [Participant("one", net, examples, targets, allowance, sparse_inputs=case.is_sparse)]
@@ -200,7 +202,7 @@ def make_federated_step(case: Case, device: str) -> Step:
 
 
 def make_step(name: str, case: Case, device: str) -> Step:
-    """Return the step with a name."""
+    """Return the function that takes a step of the named kind."""
     if name == "sgd":
         return make_ordinary_step(case, device)
     if name == A_DDP:
@@ -255,7 +257,7 @@ def measure_step_ms(step: Step, device: str) -> float:
 
 
 def measure_time(name: str, case: Case, rounds: int, device: str) -> tuple[float, float]:
-    """Return a step's milliseconds and its ratio to an ordinary step just before; both medians."""
+    """Return a step's median milliseconds, and its ratio to an ordinary step taken just before."""
     plain, step = make_ordinary_step(case, device), make_step(name, case, device)
     ours, ratios = [], []
     with tune_process():  # as `train` does; for both steps
@@ -269,7 +271,7 @@ def measure_time(name: str, case: Case, rounds: int, device: str) -> tuple[float
 
 
 def measure_memory_mib(name: str, case: Case, device: str) -> float:
-    """Return the peak MiB of all tensors: model, batch, optimizer state and temporaries."""
+    """Return the peak memory of a step in MiB: model, batch, state and temporaries."""
     if device != "cpu":
         step = make_step(name, case, device)
         torch.cuda.reset_peak_memory_stats()

@@ -305,7 +305,7 @@ def _format_json(value: Any, indent: str = "") -> str:
 
 
 def render_reference() -> str:
-    """Return the page for the service as it is now."""
+    """Return the API reference of the current service, as Markdown."""
     with tempfile.TemporaryDirectory() as folder:
         app = create_app(Settings(database_url=f"sqlite:///{folder}/ledger.db"))
         with TestClient(app) as client:

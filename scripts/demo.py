@@ -16,15 +16,15 @@ LEDGER = "ledger.db"
 PROGRAMS = Path(sys.executable).parent
 
 
-def free_port() -> int:
-    """Return an unused port."""
+def find_free_port() -> int:
+    """Return an unused TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
-    """Return when the service answers."""
+    """Wait until the service answers its health check."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -36,8 +36,8 @@ def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
             time.sleep(0.1)
 
 
-def give_budget(url: str, key: str, budget: dict[str, float], name: str = "mnist") -> None:
-    """Give a dataset of MNIST's size its budget."""
+def create_dataset(url: str, key: str, budget: dict[str, float], name: str = "mnist") -> None:
+    """Create a dataset of MNIST's size with a privacy budget."""
     body = {"name": name, "size": 60_000, "budget": budget}
     headers = {
         "Authorization": f"Bearer {key}",
@@ -49,8 +49,8 @@ def give_budget(url: str, key: str, budget: dict[str, float], name: str = "mnist
         print(f"Dataset {name!r} may give out ε = {budget['epsilon']:g} at δ = {budget['delta']:g}")
 
 
-def ledger_in(folder: Path) -> str:
-    """Return the URL of a new ledger beside the model; delete the ledger of an earlier demo."""
+def create_ledger_url(folder: Path) -> str:
+    """Return the database URL of a new ledger in a folder; delete an earlier demo's ledger."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{LEDGER}*"):  # with what SQLite keeps beside it
         old.unlink()
@@ -60,11 +60,11 @@ def ledger_in(folder: Path) -> str:
 def main() -> int:
     """Run the demo; return the exit code of the training run, or of the checks."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # programs print between
-    port = free_port()
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     given = sys.argv[1:]
     folder = Path(given[given.index("--output") + 1] if "--output" in given else "runs/mnist")
-    environment = os.environ | {"ACCOUNTANT_DATABASE_URL": ledger_in(folder)}
+    environment = os.environ | {"ACCOUNTANT_DATABASE_URL": create_ledger_url(folder)}
 
     def accountant(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [PROGRAMS / "accountant", *arguments]
@@ -78,7 +78,7 @@ def main() -> int:
     )
     try:
         wait_until_healthy(url)
-        give_budget(url, key, {"epsilon": 2.0, "delta": 1e-5})
+        create_dataset(url, key, {"epsilon": 2.0, "delta": 1e-5})
 
         def train(*arguments: str) -> int:
             command = [PROGRAMS / "accountant-train", "run", "--service", url]

@@ -1,7 +1,7 @@
-"""Draw the rooms of both packages and their imports: docs/images/architecture.svg.
+"""Draw the components of both packages and their imports: docs/images/architecture.svg.
 
-A room is a module or package directly below a root package. Rooms stand on floors: each above all
-that it imports. Arrows that follow from others are left out (transitive reduction).
+A component is a module or package directly below a root package. Each component is drawn in a layer
+above all that it imports. Arrows that follow from others are left out (transitive reduction).
 
 python -m scripts.draw_architecture
 """
@@ -21,7 +21,7 @@ from scripts import svg
 
 IMAGE: Final = Path(__file__).parents[1] / "docs" / "images" / "architecture.svg"
 PACKAGES: Final = ("training_client", "accountant_service")
-# Leaves that nearly every room imports: named below the drawing instead of drawn with arrows.
+# Leaves that nearly every component imports: named below the drawing instead of drawn with arrows.
 COMMON: Final = {
     "training_client": ("errors", "retry"),
     "accountant_service": ("errors", "logs", "metrics", "number_format", "settings"),
@@ -29,83 +29,90 @@ COMMON: Final = {
 # It imports the calculations in the forked process only, so that they need not be imported again.
 PRELOADING: Final = "fork_server"
 COLUMN: Final = {"training_client": (20.0, 470.0), "accountant_service": (530.0, 850.0)}
-FLOOR: Final = 104.0
-TOP: Final = 70.0
-BOX: Final = 64.0
-GAP: Final = 14.0
-WIDE: Final = 330.0
-NARROW: Final = 150.0
+LAYER_HEIGHT: Final = 104.0
+TOP_MARGIN: Final = 70.0
+BOX_HEIGHT: Final = 64.0
+BOX_GAP: Final = 14.0
+PACKAGE_WIDTH: Final = 330.0
+MODULE_WIDTH: Final = 150.0
 
 Imports = Mapping[str, frozenset[str]]
 
 
 @cache
 def _graph(package: str) -> grimp.ImportGraph:
+    """Return the import graph of a package."""
     return grimp.build_graph(package, cache_dir=None)
 
 
-def modules_of(package: str, room: str) -> list[str]:
-    """Return the names of the modules in a room; folders end in a slash."""
+def list_modules(package: str, component: str) -> list[str]:
+    """Return the names of the modules in a component; folders end in a slash."""
     graph = _graph(package)
-    prefix = f"{package}.{room}"
+    prefix = f"{package}.{component}"
     return [
         child.rpartition(".")[2] + ("/" if graph.find_children(child) else "")
         for child in sorted(graph.find_children(prefix))
     ]
 
 
-def imports_between_rooms(package: str) -> dict[str, frozenset[str]]:
-    """Return which rooms each room imports, without the common leaves."""
+def find_imports(package: str) -> dict[str, frozenset[str]]:
+    """Return the components that each component imports, without the common leaves."""
     graph = _graph(package)
-    rooms = {child.rpartition(".")[2] for child in graph.find_children(package)}
-    rooms -= set(COMMON[package])
-    found: dict[str, set[str]] = {room: set() for room in rooms}
+    components = {child.rpartition(".")[2] for child in graph.find_children(package)}
+    components -= set(COMMON[package])
+    found: dict[str, set[str]] = {component: set() for component in components}
     for importer in graph.modules:
         if "." not in importer:
             continue
         source = importer.split(".")[1]
         for imported in graph.find_modules_directly_imported_by(importer):
             target = [*imported.split("."), ""][1]
-            if source in rooms - {PRELOADING} and target in rooms - {source}:
+            if source in components - {PRELOADING} and target in components - {source}:
                 found[source].add(target)
-    return {room: frozenset(targets) for room, targets in found.items()}
+    return {component: frozenset(targets) for component, targets in found.items()}
 
 
-def reachable_rooms(imports: Imports, start: str) -> frozenset[str]:
-    """Return all rooms that a room imports, directly or through others."""
+def reachable_components(imports: Imports, start: str) -> frozenset[str]:
+    """Return all components that a component imports, directly or through others."""
     direct = imports[start]
-    return direct.union(*(reachable_rooms(imports, room) for room in direct))
+    return direct.union(*(reachable_components(imports, component) for component in direct))
 
 
 def reduce_imports(imports: Imports) -> dict[str, frozenset[str]]:
-    """Return the imports that do not follow from others."""
+    """Return the imports without those that follow from others (transitive reduction)."""
     return {
-        room: direct - frozenset().union(*(reachable_rooms(imports, other) for other in direct))
-        for room, direct in imports.items()
+        component: direct
+        - frozenset().union(*(reachable_components(imports, other) for other in direct))
+        for component, direct in imports.items()
     }
 
 
-def floors_of(imports: Imports) -> list[list[str]]:
-    """Return the rooms from the highest floor to the lowest, each just below its importers."""
-    importers = {room: [each for each in imports if room in imports[each]] for room in imports}
+def assign_layers(imports: Imports) -> list[list[str]]:
+    """Return the components by layer from top to bottom, each just below its importers."""
+    importers = {
+        component: [each for each in imports if component in imports[each]] for component in imports
+    }
 
     @cache
-    def floor(room: str) -> int:
-        return 1 + max((floor(each) for each in importers[room]), default=-1)
+    def layer(component: str) -> int:
+        return 1 + max((layer(each) for each in importers[component]), default=-1)
 
-    floors: list[list[str]] = [[] for _ in range(1 + max(floor(room) for room in imports))]
-    for room in sorted(imports):
-        floors[floor(room)].append(room)
-    return floors
+    layers: list[list[str]] = [
+        [] for _ in range(1 + max(layer(component) for component in imports))
+    ]
+    for component in sorted(imports):
+        layers[layer(component)].append(component)
+    return layers
 
 
-def _draw_room(package: str, room: str, x: float, y: float, width: float) -> list[str]:
-    modules = modules_of(package, room)
-    title = f"{room}/" if modules else room
+def _draw_component(package: str, component: str, x: float, y: float, width: float) -> list[str]:
+    """Return the SVG elements of a component's box, with the names of its modules."""
+    modules = list_modules(package, component)
+    title = f"{component}/" if modules else component
     shown = textwrap.wrap(" · ".join(modules), max(12, int(width / 5.0)))
     if len(shown) > 3:
         shown = [*shown[:2], f"{shown[2]} …"]
-    elements = [svg.box(x, y, width, BOX, stroke=svg.BLUE if modules else svg.FAINT)]
+    elements = [svg.box(x, y, width, BOX_HEIGHT, stroke=svg.BLUE if modules else svg.FAINT)]
     elements.append(svg.text(x + width / 2, y + 16, title, size=12, bold=True))
     for row, each in enumerate(shown):
         at = y + 31 + 12 * row
@@ -113,55 +120,64 @@ def _draw_room(package: str, room: str, x: float, y: float, width: float) -> lis
     return elements
 
 
-def _mean_center(
-    room: str, reduced: Imports, place: Mapping[str, tuple[float, float, float]]
+def _compute_mean_center(
+    component: str, reduced: Imports, place: Mapping[str, tuple[float, float, float]]
 ) -> float:
-    """Return the mean horizontal position of a room's importers, which all stand higher."""
-    centers = [place[each][0] + place[each][2] / 2 for each in place if room in reduced[each]]
+    """Return the mean horizontal position of the boxes that import a component."""
+    centers = [place[each][0] + place[each][2] / 2 for each in place if component in reduced[each]]
     return sum(centers) / max(1, len(centers))
 
 
-def _widths(package: str, rooms: list[str], breadth: float) -> list[float]:
-    """Return the widths of a floor's boxes: packages wide, modules narrow, none too wide."""
-    wished = [WIDE if modules_of(package, room) else NARROW for room in rooms]
-    scale = min(1.0, (breadth - GAP * (len(rooms) - 1)) / sum(wished))
+def _choose_widths(package: str, components: list[str], breadth: float) -> list[float]:
+    """Return the widths of a layer's boxes: wide for packages, narrow for modules."""
+    wished = [
+        PACKAGE_WIDTH if list_modules(package, component) else MODULE_WIDTH
+        for component in components
+    ]
+    scale = min(1.0, (breadth - BOX_GAP * (len(components) - 1)) / sum(wished))
     return [scale * width for width in wished]
 
 
 def _draw_package(package: str) -> tuple[list[str], float]:
-    """Draw a package's title, rooms and arrows; return them with the height they take."""
-    imports = imports_between_rooms(package)
+    """Draw a package's title, components and arrows; return them with their height."""
+    imports = find_imports(package)
     left, breadth = COLUMN[package]
     reduced = reduce_imports(imports)
     place: dict[str, tuple[float, float, float]] = {}
     boxes: list[str] = []
-    floors = floors_of(imports)
-    for level, rooms in enumerate(floors):
-        ordered = sorted(rooms, key=lambda room: _mean_center(room, reduced, place))
-        widths = _widths(package, ordered, breadth)
-        x = left + (breadth - sum(widths) - GAP * (len(ordered) - 1)) / 2
-        for room, width in zip(ordered, widths, strict=True):
-            place[room] = (x, TOP + FLOOR * level, width)
-            boxes += _draw_room(package, room, *place[room])
-            x += width + GAP
+    layers = assign_layers(imports)
+    for level, components in enumerate(layers):
+        ordered = sorted(
+            components, key=lambda component: _compute_mean_center(component, reduced, place)
+        )
+        widths = _choose_widths(package, ordered, breadth)
+        x = left + (breadth - sum(widths) - BOX_GAP * (len(ordered) - 1)) / 2
+        for component, width in zip(ordered, widths, strict=True):
+            place[component] = (x, TOP_MARGIN + LAYER_HEIGHT * level, width)
+            boxes += _draw_component(package, component, *place[component])
+            x += width + BOX_GAP
     arrows = []
-    for room, targets in sorted(reduced.items()):
-        x, y, width = place[room]
+    for component, targets in sorted(reduced.items()):
+        x, y, width = place[component]
         for target in sorted(targets):
             to_x, to_y, to_width = place[target]
-            points = [(x + width / 2, y + BOX), (to_x + to_width / 2, to_y)]
+            points = [(x + width / 2, y + BOX_HEIGHT), (to_x + to_width / 2, to_y)]
             arrows.append(svg.line(points, arrow=True))
-    bottom = TOP + FLOOR * len(floors)
+    bottom = TOP_MARGIN + LAYER_HEIGHT * len(layers)
     common = " · ".join(COMMON[package])
     title = svg.text(left + breadth / 2, 36, f"{package}/", size=18, bold=True)
     below = svg.text(
-        left + breadth / 2, bottom, f"imported by most rooms: {common}", size=11, color=svg.FAINT
+        left + breadth / 2,
+        bottom,
+        f"imported by most components: {common}",
+        size=11,
+        color=svg.FAINT,
     )
     return [title, *arrows, *boxes, below], bottom
 
 
 def draw() -> str:
-    """Return the drawing of both packages."""
+    """Return the drawing of both packages, as SVG."""
     drawn = [_draw_package(package) for package in PACKAGES]
     height = max(bottom for _, bottom in drawn) + 30
     right_of_client = sum(COLUMN["training_client"])
@@ -172,11 +188,11 @@ def draw() -> str:
         svg.text(510, 24, "HTTP", size=11),
     ]
     elements = [*bridge, *(each for elements, _ in drawn for each in elements)]
-    return svg.document(1400, height, "The rooms of both packages and their imports", elements)
+    return svg.document(1400, height, "The components of both packages and their imports", elements)
 
 
 def main() -> int:
-    """Write the drawing."""
+    """Write the drawing to docs/images."""
     IMAGE.write_text(draw())
     print(IMAGE)
     return 0

@@ -18,8 +18,8 @@ IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 WIDTH: Final = 720
 
 
-def epsilon() -> str:
-    """Draw the output's density with and without one record, and the ratio that ε bounds."""
+def draw_epsilon() -> str:
+    """Draw the density of an output with and without one record, and the ratio that ε bounds."""
     base, scale, shift = 250.0, 420.0, 0.9  # of the axis, of the density, between the means
 
     def place(z: float) -> float:
@@ -58,7 +58,7 @@ def epsilon() -> str:
     )
 
 
-def certified_interval() -> str:
+def draw_certified_interval() -> str:
     """Draw a proved interval on a line of ε, and each method's claim beside it."""
     run = mechanisms.from_json(
         {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 100}
@@ -121,7 +121,7 @@ STAGES: Final = (  # title, spent, held, remaining, explanation
 )
 
 
-def budget() -> str:
+def draw_budget() -> str:
     """Draw a budget as a bar at each stage of one run."""
     left, bar, unit = 190.0, 26.0, 24.0
     elements: list[str] = []
@@ -142,9 +142,9 @@ def budget() -> str:
 
 
 DRAWINGS: Final = {
-    "concept-epsilon.svg": epsilon,
-    "concept-interval.svg": certified_interval,
-    "concept-budget.svg": budget,
+    "concept-epsilon.svg": draw_epsilon,
+    "concept-interval.svg": draw_certified_interval,
+    "concept-budget.svg": draw_budget,
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from scripts.demo import PROGRAMS, free_port, wait_until_healthy
+from scripts.demo import PROGRAMS, find_free_port, wait_until_healthy
 
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 COLORS: Final = 128  # of the PNG's palette: enough for text and lines
@@ -29,8 +29,8 @@ RUNS: Final = (  # noise multiplier, steps of the plan, steps granted, purpose
 )
 
 
-def call(url: str, key: str, path: str, body: Any) -> Any:
-    """Return the service's answer to one write."""
+def post(url: str, key: str, path: str, body: Any) -> Any:
+    """Send a write to the service, and return its answer."""
     headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": uuid.uuid4().hex}
     answer = httpx.post(url + path, json=body, headers=headers, timeout=30)
     answer.raise_for_status()
@@ -39,7 +39,7 @@ def call(url: str, key: str, path: str, body: Any) -> Any:
 
 def fill_ledger(url: str, key: str) -> None:
     """Create a dataset with one finished run and one that is still training."""
-    call(url, key, "/v1/datasets", {"name": "patients", "size": 60_000, "budget": BUDGET})
+    post(url, key, "/v1/datasets", {"name": "patients", "size": 60_000, "budget": BUDGET})
     for noise_multiplier, steps, granted, purpose in RUNS:
         mechanism = {
             "kind": "dp_sgd",
@@ -48,25 +48,25 @@ def fill_ledger(url: str, key: str) -> None:
             "steps": steps,
         }
         body = {"mechanism": mechanism, "purpose": purpose}
-        run = call(url, key, "/v1/datasets/patients/reservations", body)["id"]
+        run = post(url, key, "/v1/datasets/patients/reservations", body)["id"]
         for sequence in range(0, granted, 100):
             grant = {"steps": 100, "sequence": sequence}
-            call(url, key, f"/v1/reservations/{run}/grants", grant)
+            post(url, key, f"/v1/reservations/{run}/grants", grant)
         if granted == steps:
-            call(url, key, f"/v1/reservations/{run}/commit", {})
+            post(url, key, f"/v1/reservations/{run}/commit", {})
 
 
-def save(screenshot: bytes, path: Path) -> None:
-    """Write a screenshot as a PNG with a palette, a third of its size."""
+def save_png(screenshot: bytes, path: Path) -> None:
+    """Save a screenshot as a PNG with a palette, at a third of its size."""
     from PIL import Image
 
     picture = Image.open(io.BytesIO(screenshot)).convert("RGB")
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.quantize(COLORS, dither=Image.Dither.NONE).save_png(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
-def photograph(url: str, key: str, chromium: str, folder: Path) -> None:
-    """Write both pictures into a folder."""
+def take_screenshots(url: str, key: str, chromium: str, folder: Path) -> None:
+    """Save screenshots of the calculator and of a budget page in a folder."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -74,14 +74,14 @@ def photograph(url: str, key: str, chromium: str, folder: Path) -> None:
         page = browser.new_context(viewport=VIEWPORT, color_scheme="light").new_page()
         page.goto(url)
         page.wait_for_load_state("networkidle")
-        save(page.screenshot(), folder / "calculator.png")
+        save_png(page.screenshot(), folder / "calculator.png")
         page.goto(f"{url}/sign-in")
         page.get_by_label("API key").fill(key)
         page.get_by_role("button", name="Sign in").click()
         page.wait_for_url("**/datasets")
         page.goto(f"{url}/datasets/patients")
         page.wait_for_load_state("networkidle")
-        save(page.screenshot(), folder / "budget.png")
+        save_png(page.screenshot(), folder / "budget.png")
         browser.close()
 
 
@@ -92,7 +92,7 @@ def main() -> int:
         print("Chromium is needed; Debian has it: apt-get install chromium", file=sys.stderr)
         return 1
     images = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
-    port = free_port()
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/ledger.db"}
@@ -104,7 +104,7 @@ def main() -> int:
         try:
             wait_until_healthy(url)
             fill_ledger(url, key)
-            photograph(url, key, chromium, images)
+            take_screenshots(url, key, chromium, images)
         finally:
             service.terminate()
             service.wait(20)

@@ -72,7 +72,7 @@ class ReleaseGroup:
     rate: float
 
     def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
-        """Return whether replace-one replaces a record of a sample of this kind.
+        """Return whether one record of such a sample is replaced between neighbouring datasets.
 
         `sigma` is then that of the distance 2C between the record and its replacement.
         """
@@ -337,7 +337,7 @@ class Accountant(ABC):
         delta: float,
         solved_for: str,
     ) -> Guarantee:
-        """Return the guarantee that a bound gives; it is an estimate if a hypothesis fails."""
+        """Return the guarantee for a bound; it is only an estimate if a hypothesis fails."""
         interval = bound.interval if question.form.atom_counts else Interval(0.0, 0.0)
         failed = [each.statement for each in assumptions if not each.holds]
         certified = None if failed else interval
@@ -361,7 +361,7 @@ class Accountant(ABC):
 
 @contextmanager
 def report_contradictions(question: Question, at: str) -> Iterator[None]:
-    """Context manager that adds the question, and the δ or ε of `at`, to a contradiction error.
+    """Context manager that adds the question to the error that two proved bounds contradict.
 
     Args:
         question: the mechanism, relation and tolerance.
@@ -407,7 +407,7 @@ def _width_warnings(
 
 
 def _is_finite(bound: Bound) -> bool:
-    """Return whether a bound is finite; one above 1e15 counts as infinite."""
+    """Return whether a bound of ε is finite; above 1e15 it counts as infinite."""
     return math.isfinite(bound.value) and bound.value <= 1e15
 
 
@@ -439,7 +439,7 @@ def _require_supported_releases(method: str, question: Question) -> None:
 
 
 def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
-    """Return the hypotheses that sampling puts on the neighbouring relation, for any method."""
+    """Return the hypotheses about the relation that sampling requires of any method."""
     sampled = {atom.sampling for atom, _ in question.form.atom_counts} - {"none"}
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     found = []
@@ -477,7 +477,7 @@ def require_single_group(method: str, question: Question) -> ReleaseGroup:
 def assume_sampling(
     question: Question, allowed: Sequence[str], statement: str, source: str
 ) -> Assumption:
-    """Return the hypothesis that every release uses one of the allowed kinds of sampling."""
+    """Return the hypothesis that every release is sampled in one of the allowed ways."""
     holds = all(atom.sampling in allowed for atom, _ in question.form.atom_counts)
     return Assumption(statement, holds, source)
 

@@ -68,7 +68,7 @@ class GaussianSamplingComposition(Accountant):
         )
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return ε, rounded up, by bisection on the binomial sum that gives δ."""
+        """Return ε, rounded up, by bisection on δ(ε)."""
         group = require_single_group(self.name, question)
         log_weights, mus, log_outside = _binomial_terms(group, math.log(delta) + _LOG_TAIL)
         target = delta * (1 - rounding.MARGIN) - math.exp(log_outside)
@@ -88,7 +88,7 @@ class GaussianSamplingComposition(Accountant):
         return Bound(rounding.up(high))
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return δ: the binomial sum, plus its tails."""
+        """Return δ, rounded up: the binomial sum and its tails."""
         group = require_single_group(self.name, question)
         log_weights, mus, log_outside = _binomial_terms(group, -300.0)
         value = _delta_sum(log_weights, mus, epsilon) + math.exp(log_outside)

@@ -78,7 +78,7 @@ class Mma(Accountant):
 
 
 def _epsilon(group: ReleaseGroup, log_inverse_delta: float) -> float:
-    """Return ε at a given log(1/δ) by the paper's formula, without overflow.
+    """Return ε by the paper's formula, given log(1/δ), without overflow.
 
     It is 2q·x/(σ·√(e^{x/T} − 1)) for x = log(1/δ).
     """

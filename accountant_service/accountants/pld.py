@@ -90,7 +90,7 @@ class Pld(Accountant):
         ]
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return the certified interval around δ, at most that without sampling."""
+        """Return the certified interval around δ, which is at most δ without sampling."""
         mu, pure, releases = _split_releases(question)
         exact = 0.0
         if mu > 0:
@@ -135,7 +135,7 @@ def _enclose_epsilon(
 def _enclose_delta(
     question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
 ) -> Bounds:
-    """Return bounds of δ from the closed forms for little noise and the engines."""
+    """Return bounds of δ: in closed form if the noise is small, else from the engines."""
     found = small_noise.delta_bounds(releases, epsilon)
     if found is not None and found.upper - found.lower <= question.tolerance * found.upper:
         return found
@@ -163,7 +163,7 @@ def _capped_at(bounds: Bounds, cap: float) -> Bounds:
 
 
 def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bound:
-    """Return the bound of ε, capped by the upper bound of the same releases without sampling.
+    """Return the bound of ε, at most the upper bound for the same releases without sampling.
 
     Sampling never hurts: Gaussian releases have a closed form, Laplace ones their pure ε.
     """
@@ -206,7 +206,7 @@ def _source(group: ReleaseGroup, question: Question) -> str:
 
 
 def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
-    """Return μ of the Gaussian and ε of the Laplace releases unsampled, and the pairs to compose.
+    """Return μ and ε of all Gaussian and Laplace releases unsampled, and the pairs to compose.
 
     Unsampled Gaussian releases compose to one Gaussian release. If there are no others, its closed
     form is exact, and the list of pairs is empty.

@@ -40,7 +40,7 @@ def delta(accountant: Accountant, question: Question, epsilon: float) -> Guarant
 
 
 def certify(question: Question, delta: float) -> CertifiedAnswer:
-    """Return the certified guarantee at δ, or the error that says why there is none."""
+    """Return the guarantee with the certified interval at δ, or the error that prevents it."""
     referee = ACCOUNTANTS[DEFAULT_METHOD]
     return _answer_or_error(lambda: referee.epsilon(question, delta))
 
@@ -102,7 +102,7 @@ def _is_default_method(accountant: Accountant) -> bool:
 
 
 def _answer_or_error(answer: Callable[[], Guarantee]) -> CertifiedAnswer:
-    """Return the guarantee, or the error that says why there is none; raise contradictions."""
+    """Return the guarantee, or the error that says why there is none."""
     try:
         return answer()
     except BoundsContradictError:

@@ -47,7 +47,7 @@ def assumptions(method: str, question: Question) -> tuple[Assumption, ...]:
 
 
 def step_epsilons(group: ReleaseGroup, step_deltas: Array) -> Array:
-    """Return the amplified ε of one sampled release, for each δ of the release.
+    """Return ε of one sampled release, amplified by sampling, for each δ of the release.
 
     ε₁ = log(1 + q·(e^{ε₀} − 1)) with δ₀ = δ₁/q.
 

@@ -56,7 +56,7 @@ class SubsampledRdp(Accountant):
     proves = "an upper bound of ε under the stated sampling and relation"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypotheses of each release's theorem; the mechanism shows that they hold."""
+        """Return the hypotheses of the theorem for each kind of release."""
         require_noise(self.name, question, ["gaussian", "laplace"])
         for group in question.release_groups:
             if group.atom.noise == "laplace" and group.rate < 1:
@@ -134,12 +134,12 @@ def _node_count(question: Question, orders: Array) -> float:
 
 
 def _replaced_record(group: ReleaseGroup) -> ReplacedRecord:
-    """Return the pair of a Poisson-sampled release in which a record is replaced."""
+    """Return the dominating pair of a Poisson-sampled release under replacement of a record."""
     return ReplacedRecord(0.5 / group.sigma, group.rate)
 
 
 def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
-    """Yield blocks of increasing orders with the composed log-moments (α − 1)·D_α."""
+    """Yield blocks of increasing Rényi orders with their composed log-moments (α − 1)·D_α."""
     replaced = any(_keeps_batch_size(group, question) for group in question.release_groups)
     for orders in (_BASE_ORDERS, *_OCTAVES):
         too_high = replaced and orders[-1] > without_replacement.ORDER_MAX
@@ -149,7 +149,7 @@ def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
 
 
 def log_moments(question: Question, orders: Array) -> Array:
-    """Return the composed log-moment (α − 1)·D_α at each order, as a Rényi filter charges it.
+    """Return the composed log-moment (α − 1)·D_α at each order, as Rényi filters use it.
 
     Args:
         question: a mechanism that this method has a formula for.
@@ -192,7 +192,7 @@ def _laplace_log_moments(scale: float, orders: Array) -> Array:
 def _minimise_over_orders(
     question: Question, values: Callable[[Array, Array], Array]
 ) -> tuple[float, float | None]:
-    """Return the least value over the orders, and its order.
+    """Minimise a function of order and log-moment; return the least value and its order.
 
     D_α never falls with α. Once a block of orders does not improve on the best value, or has its
     best value inside, no later block improves it: the search stops there and refines between the

@@ -60,7 +60,7 @@ Result = TypeVar("Result")
 
 
 class AsyncLedger:
-    """The ledger's asynchronous interface.
+    """The ledger for asynchronous callers: it runs database calls in threads.
 
     Args:
         ledger: the ledger.
@@ -119,7 +119,7 @@ class AsyncLedger:
     # --- keys
 
     async def authenticate(self, token: str | None) -> KeyRecord:
-        """Return the API key of a token; an unknown token raises, as in `Keys.authenticate`."""
+        """Return the API key that a token belongs to, or raise an error."""
         return await self._read(self._keys.authenticate, token)
 
     # --- datasets
@@ -128,20 +128,20 @@ class AsyncLedger:
         """Create a dataset with a fixed privacy filter."""
         require_unbound(request.key, Scope.OWNER)
         policy = await self._calculate(request.key, plans.choose_policy, new)
-        preview = await self._preview_budget(request.key, policy, new.planned_mechanism)
+        preview = await self._preview_filter(request.key, policy, new.planned_mechanism)
         return await self._write(new.name, self._ledger.add_dataset, request, new, policy, preview)
 
-    async def preview(self, key: KeyRecord, name: str) -> BudgetPreview:
+    async def preview_budget(self, key: KeyRecord, name: str) -> BudgetPreview:
         """Return how many steps of ordinary runs the whole budget of a dataset admits."""
         dataset = await self._read(self._ledger.find_dataset, key, name)
         policy = dataset.policy
         planned = policy.reference if isinstance(policy, ReferenceFilter) else None
-        return await self._preview_budget(key, policy, planned)
+        return await self._preview_filter(key, policy, planned)
 
-    async def _preview_budget(
+    async def _preview_filter(
         self, key: KeyRecord, policy: PrivacyFilter, planned: Mechanism | None
     ) -> BudgetPreview:
-        """Return what a budget admits; empty if that takes too much work."""
+        """Return how many steps a filter admits; an empty preview if that takes too much work."""
         known = self._previews.get((policy, planned))
         if known is not None:
             return known
@@ -152,15 +152,15 @@ class AsyncLedger:
         _remember(self._previews, (policy, planned), found)
         return found
 
-    async def datasets(self, key: KeyRecord) -> list[Json]:
+    async def list_datasets(self, key: KeyRecord) -> list[Json]:
         """Return the datasets that the key may see."""
-        return await self._read(self._list_datasets, key)
+        return await self._read(self._read_datasets, key)
 
-    def _list_datasets(self, key: KeyRecord) -> list[Json]:
-        """Read the datasets that the key may see, and return them as JSON."""
+    def _read_datasets(self, key: KeyRecord) -> list[Json]:
+        """Read the datasets that the key may see; return them as JSON."""
         return [dataset_view(dataset) for dataset in self._ledger.list_datasets(key)]
 
-    async def dataset(self, key: KeyRecord, name: str) -> Json:
+    async def get_dataset(self, key: KeyRecord, name: str) -> Json:
         """Return a dataset, after ending the reservations whose lease has expired."""
         dataset, overdue = await self._read(self._ledger.read_dataset, key, name)
         if overdue:
@@ -170,7 +170,7 @@ class AsyncLedger:
     async def _expire_leases(
         self, key: KeyRecord, dataset: Dataset, overdue: Sequence[Reservation]
     ) -> Dataset | None:
-        """End reservations whose lease has expired; return the dataset after it."""
+        """End the reservations whose lease has expired; return the updated dataset."""
         returns = {run.identifier: await self._compute_return(key, dataset, run) for run in overdue}
         name = dataset.name
         return await self._write(dataset.identifier, self._ledger.expire_leases, name, returns)
@@ -178,7 +178,7 @@ class AsyncLedger:
     async def _compute_return(
         self, key: KeyRecord, dataset: Dataset, run: Reservation
     ) -> tuple[int, Amounts]:
-        """Return a run's granted steps, and what is free again if it ends after these."""
+        """Return a run's granted steps, and the budget that it would return if it ended now."""
         returned = run.returned
         if returned is None:
             try:
@@ -187,15 +187,15 @@ class AsyncLedger:
                 returned = run.charge.least_returned(run.steps_granted)
         return run.steps_granted, returned
 
-    async def steps_left(
-        self, key: KeyRecord, name: str, *, may_exchange: bool = True
+    async def count_steps_left(
+        self, key: KeyRecord, name: str, *, allow_slow: bool = True
     ) -> StepsLeft | None:
         """Return how many more steps like the last run's fit; None before the first run.
 
         Args:
             key: the caller's API key.
             name: the dataset's.
-            may_exchange: whether to count steps that are not the reference step; it takes seconds.
+            allow_slow: whether to count steps other than the reference step, which takes seconds.
         """
         dataset, run = await self._read(self._ledger.find_last_run, key, name)
         if run is None:
@@ -203,31 +203,31 @@ class AsyncLedger:
         version, known = self._steps_left.get(dataset.identifier, (-1, None))
         if known is not None and version == dataset.version:
             return known
-        count = partial(plans.count_steps_left, may_exchange=may_exchange)
+        count = partial(plans.count_steps_left, allow_slow=allow_slow)
         try:
             found = await self._calculate(key, count, dataset, run)
         except TooExpensiveError:
-            found = plans.count_steps_left(dataset, run, may_exchange=False)
-        if not (found.is_exact or may_exchange):
+            found = plans.count_steps_left(dataset, run, allow_slow=False)
+        if not (found.is_exact or allow_slow):
             return found
         _remember(self._steps_left, dataset.identifier, (dataset.version, found))
         return found
 
-    async def entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
+    async def list_entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
         """Return a page of the ledger's entries for a dataset."""
         after = int(cursor) if cursor.isdecimal() and len(cursor) < 19 else 0
         return entries_view(await self._read(self._ledger.list_entries, key, name, after))
 
     # --- caps
 
-    async def caps(self, key: KeyRecord, name: str) -> list[Json]:
-        """Return a dataset's caps, with what each holder has taken."""
+    async def list_caps(self, key: KeyRecord, name: str) -> list[Json]:
+        """Return a dataset's caps, with the budget that each holder has spent or held."""
         await self._read(self._ledger.find_dataset, key, name)
         dataset, uses = await self._read(self._caps.list_uses, name)
         return [cap_view(dataset.policy, use) for use in uses]
 
     async def set_cap(self, key: KeyRecord, name: str, cap: Cap) -> Json:
-        """Set the cap of a key or team; return it with what the holder has taken."""
+        """Set the cap of a key or team; return it with the budget spent or held under it."""
         dataset = await self._read(self._ledger.find_dataset, key, name, Scope.OWNER)
         by = key.identifier
         dataset, use = await self._write(dataset.identifier, self._caps.set, name, cap, by)
@@ -253,7 +253,7 @@ class AsyncLedger:
         dataset, caps = await self._find_dataset_and_caps(key, name)
         return await self._calculate(key, plans.quote_plan, dataset, mechanism, caps)
 
-    async def quotes(
+    async def quote_several(
         self, key: KeyRecord, name: str, mechanisms: Sequence[Mechanism]
     ) -> tuple[list[Quote | CodedError], CombinedQuote]:
         """Quote several plans, each alone and all together.
@@ -277,7 +277,7 @@ class AsyncLedger:
         )
         return items, combined
 
-    async def running_total(self, key: KeyRecord, name: str) -> Guarantee:
+    async def estimate_running_total(self, key: KeyRecord, name: str) -> Guarantee:
         """Estimate ε of all steps granted so far, accounted as one plan."""
         policy, runs = await self._read(self._ledger.list_granted_reservations, key, name)
         return await self._calculate(key, plans.estimate_running_total, policy, runs)
@@ -285,7 +285,7 @@ class AsyncLedger:
     async def reserve(
         self, request: WriteRequest, name: str, mechanism: Mechanism, lease: float, purpose: str
     ) -> StoredAnswer:
-        """Reserve budget for a whole plan; if it does not fit, the error says what would."""
+        """Reserve budget for a whole plan; if it does not fit, the error says what would fit."""
         for attempt in range(service.ATTEMPTS):
             dataset = await self._read(self._ledger.find_dataset, request.key, name, Scope.RUN)
             try:
@@ -295,7 +295,7 @@ class AsyncLedger:
                 if known is not None:
                     return known
                 last = attempt == service.ATTEMPTS - 1
-                if last or not await self._is_outdated(error, request.key, dataset):
+                if last or not await self._prepare_retry(error, request.key, dataset):
                     await self._explain_refusal(error, request.key, name, mechanism)
                     raise
         raise AssertionError  # the last attempt returns or raises
@@ -310,17 +310,17 @@ class AsyncLedger:
             dataset.identifier, self._ledger.hold_budget, request, dataset, planned, lease, purpose
         )
 
-    async def _is_outdated(self, error: CodedError, key: KeyRecord, before: Dataset) -> bool:
-        """Return whether a refused reservation may succeed now; expire ended leases first."""
+    async def _prepare_retry(self, error: CodedError, key: KeyRecord, before: Dataset) -> bool:
+        """Expire ended leases; return whether a refused reservation is then worth retrying."""
         current, overdue = await self._read(self._ledger.read_dataset, key, before.name)
         if overdue:
             await self._expire_leases(key, current, overdue)
-        return service.is_outdated(error, before, current, overdue)
+        return service.is_worth_retrying(error, before, current, overdue)
 
     async def _explain_refusal(
         self, error: CodedError, key: KeyRecord, name: str, mechanism: Mechanism
     ) -> None:
-        """Add to a refusal what would fit."""
+        """Add to the error how many steps, or how much noise, would fit the budget."""
         if isinstance(error, BudgetExhaustedError):
             current, caps = await self._find_dataset_and_caps(key, name)
             found = await self._calculate(key, plans.find_affordable, current, mechanism, caps)
@@ -328,7 +328,7 @@ class AsyncLedger:
 
     # --- runs
 
-    async def reservation(self, key: KeyRecord, identifier: str) -> Json:
+    async def get_reservation(self, key: KeyRecord, identifier: str) -> Json:
         """Return a reservation, expired if its lease has ended."""
         ledger = self._ledger
         dataset, reservation = await self._read(ledger.find_reservation, key, identifier)
@@ -354,7 +354,7 @@ class AsyncLedger:
     async def _end_run(
         self, request: WriteRequest, identifier: str, kind: EntryKind
     ) -> StoredAnswer:
-        """End a run; compute what is free again where that is needed, and try again."""
+        """End a run; if the returned budget takes a computation, compute it and try again."""
         returned: tuple[int, Amounts] | None = None
         for _ in range(service.ATTEMPTS):
             try:
@@ -366,7 +366,9 @@ class AsyncLedger:
                     self._ledger.find_reservation, request.key, identifier
                 )
                 returned = await self._compute_return(request.key, dataset, run)
-        raise ChargeOutdatedError("steps were granted all the time: try again")
+        raise ChargeOutdatedError(
+            "further steps were granted meanwhile; the run has not ended. Try again"
+        )
 
     async def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
         """Restart the lease of a reservation."""
@@ -379,22 +381,22 @@ class AsyncLedger:
         identifier: str,
         *arguments: Any,
     ) -> StoredAnswer:
-        """Run a transaction on a reservation, when it is the turn of its dataset."""
+        """Run a transaction on a reservation when it is its dataset's turn."""
         require_scope(request.key, Scope.RUN, Scope.OWNER)
         dataset_id = self._ledger.cached_dataset_id(identifier)
         if dataset_id is None:
             dataset_id = await self._read(self._ledger.find_dataset_id, identifier)
         return await self._write(dataset_id, call, request, identifier, *arguments)
 
-    async def certificate(self, key: KeyRecord, identifier: str) -> certificate.Document:
+    async def issue_certificate(self, key: KeyRecord, identifier: str) -> certificate.Document:
         """Return the signed certificate of a run that has ended."""
-        await self.reservation(key, identifier)  # expires an ended lease
+        await self.get_reservation(key, identifier)  # expires an ended lease
         ended = await self._read(self._ledger.read_ended_run, key, identifier)
         return await self._calculate(key, certificate.issue, *ended, now())
 
 
 def _remember(memory: dict[Any, Any], name: Any, found: Any) -> None:
-    """Keep a result; forget the oldest one when there are too many."""
+    """Keep a result under a name; drop the oldest one when there are too many."""
     memory.pop(name, None)
     if len(memory) >= _REMEMBERED_MAX:
         del memory[next(iter(memory))]

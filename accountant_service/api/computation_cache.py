@@ -38,7 +38,7 @@ _NICENESS: Final = 15  # computations give way to everything else
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A computation endpoint: its request and answer models, cache key and function.
+    """A computation endpoint: its request and answer models, its cache key and its function.
 
     Attributes:
         request: the model of its questions.
@@ -84,7 +84,7 @@ def _solve(
     view: Callable[[solver.Solution], BaseModel],
     question: schemas._RunRequest,
 ) -> BaseModel:
-    """Solve for the unknown parameter of a run, and convert the solution to an API answer."""
+    """Solve for the unknown parameter of a run, and return the solution as an API answer."""
     target = solver.Target(
         ACCOUNTANTS[question.method],
         question.neighbouring_relation,
@@ -130,7 +130,7 @@ def _compute_trade_off(question: schemas.TradeOffRequest) -> schemas.TradeOffAns
 
 
 def _cache_key(question: BaseModel) -> Hashable:
-    """Return the cache key of a question: its fields, with the mechanism as its canonical hash."""
+    """Return the cache key of a request: its fields, with the mechanism's canonical hash."""
     return tuple(
         canonical_form(value).hash if name == "mechanism" else _to_hashable(value)
         for name, value in question
@@ -138,7 +138,7 @@ def _cache_key(question: BaseModel) -> Hashable:
 
 
 def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:
-    """Return the cache key of a curve, which also depends on the division into steps."""
+    """Return the cache key of a curve: the mechanism's hash, and how it divides into steps."""
     return (
         question.mechanism,
         question.delta,
@@ -149,7 +149,7 @@ def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:
 
 
 def _to_hashable(value: Any) -> Hashable:
-    """Return a list as a tuple, and any other value unchanged."""
+    """Return a list as a tuple, and any other value as it is."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -187,7 +187,7 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
 
 
 def compute(path: str, question: BaseModel | UnreadBody) -> bytes:
-    """Return the JSON answer to one question. Runs in a computation process."""
+    """Return the JSON answer to a question; it runs in a computation process."""
     endpoint = ENDPOINTS[path]
     if isinstance(question, UnreadBody):
         question = problems.read_body(endpoint.request, question.raw)
@@ -195,13 +195,13 @@ def compute(path: str, question: BaseModel | UnreadBody) -> bytes:
 
 
 def split_batch(raw: bytes) -> list[BatchedRequest]:
-    """Return the requests of a batch; large bodies stay unparsed. Runs in a computation process."""
+    """Return the requests of a batch, large bodies unparsed; it runs in a computation process."""
     batch = problems.read_body(schemas.BatchRequest, raw)
     return [(item.path, _leave_unread_if_large(item.body)) for item in batch.requests]
 
 
 def _leave_unread_if_large(body: Json) -> Json | UnreadBody:
-    """Return a small body unchanged, and a large one as unparsed bytes."""
+    """Return a small JSON body unchanged, and a large one as bytes to parse later."""
     text = to_json(body)
     return body if len(text) <= PARSED_HERE_BYTES_MAX else UnreadBody(text)
 
@@ -222,7 +222,7 @@ class _AnswerCache:
         return known
 
     def keep(self, key: Hashable, answer: bytes) -> None:
-        """Store an answer, and drop the least recently used ones above the limits."""
+        """Store an answer; drop the least recently used answers beyond the limits."""
         self._used += len(answer) - len(self._answers.pop(key, b""))
         self._answers[key] = answer
         while len(self._answers) > self._entries or self._used > self._size:
@@ -300,7 +300,7 @@ class ComputationCache:
         return await self._wait_for(key, running)
 
     async def _wait_for(self, key: Hashable, running: _RunningComputation) -> bytes:
-        """Wait for a shared computation; cancel it if nobody waits and it has not started."""
+        """Wait for a shared computation; cancel it if no one else waits and it has not started."""
         running.waiting += 1
         try:
             return await asyncio.shield(running.task)
@@ -313,7 +313,7 @@ class ComputationCache:
     def _start_computation(
         self, key: Hashable, client: str, path: str, question: BaseModel | UnreadBody
     ) -> _RunningComputation:
-        """Start the task that computes an answer, for all requests with the same key."""
+        """Start a computation that all requests with the same key share."""
         running = self._running[key] = _RunningComputation()
         running.task = asyncio.create_task(self._compute(running, client, path, question))
         running.task.add_done_callback(partial(self._keep_finished_answer, key, running))
@@ -332,7 +332,7 @@ class ComputationCache:
     def _keep_finished_answer(
         self, key: Hashable, running: _RunningComputation, task: asyncio.Task[bytes]
     ) -> None:
-        """Remove a computation that has ended, and store its answer if it has one."""
+        """Remove an ended computation, and cache its answer if it succeeded."""
         if self._running.get(key) is running:
             del self._running[key]
         if not task.cancelled() and task.exception() is None:
@@ -355,7 +355,7 @@ class ComputationCache:
 
 
 def _make_cache_key(path: str, question: BaseModel | UnreadBody) -> tuple[str, Hashable]:
-    """Return the cache key of a question at an endpoint; an unread body is hashed."""
+    """Return the cache key of a question at an endpoint; an unparsed body is hashed."""
     if isinstance(question, UnreadBody):
         return path, hashlib.sha256(question.raw).digest()
     return path, ENDPOINTS[path].key(question)

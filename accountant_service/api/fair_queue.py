@@ -16,7 +16,7 @@ _RETRY: Final = {"Retry-After": "2"}
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of the running and the waiting tasks of a `FairQueue`.
+    """Limits on the numbers of running and of waiting tasks in a `FairQueue`.
 
     Attributes:
         concurrent: tasks that run at the same time.
@@ -34,7 +34,7 @@ class QueueLimits:
 
 
 class FairQueue:
-    """Limits how many tasks run at once; waiting clients take turns, one task each.
+    """A queue that limits running tasks and lets waiting clients take turns.
 
     Args:
         limits: how many tasks may run, and how many may wait.
@@ -89,7 +89,7 @@ class FairQueue:
         return sum(map(len, self._waiting.values()))
 
     def _stop_waiting(self, client: str, turn: asyncio.Future[None]) -> None:
-        """Remove a task that no longer waits; pass its turn on if it had come already."""
+        """Remove a task that gave up waiting; if its turn had come, give it to another."""
         if turn.done() and not turn.cancelled():  # the turn came at the same moment
             self._end_turn(client)
             return
@@ -107,12 +107,12 @@ class FairQueue:
         self._give_turns()
 
     def _give_turns(self) -> None:
-        """Let waiting tasks run while the limits allow it, one client after the other."""
+        """Let waiting tasks run while the limits allow, in turns over the clients."""
         while (client := next(filter(self._may_run, self._waiting), None)) is not None:
             self._give_turn(client)
 
     def _give_turn(self, client: str) -> None:
-        """Let the first waiting task of a client run, and move the client to the end."""
+        """Let a client's first waiting task run, and move the client to the end of the turns."""
         queue = self._waiting.pop(client)
         turn = queue.popleft()
         if queue:

@@ -107,7 +107,7 @@ def _json_response(view: Any, status: int = 200) -> Response:
 
 
 def _body_as_json(body: BaseModel) -> Any:
-    """Return a body as JSON, which is compared to recognise a repeated write."""
+    """Return a request body as JSON; it is compared to recognise a retried write."""
     trees = {name for name in type(body).model_fields if "mechanism" in name}
     plain = body.model_dump(mode="json", exclude=trees)
     present = {name: tree for name in trees if (tree := getattr(body, name)) is not None}
@@ -133,13 +133,13 @@ async def create_dataset(
 @router.get("/v1/datasets", response_model=bodies.DatasetsView)
 async def datasets(key: Key, ledger: TheLedger) -> Response:
     """List the datasets that this key may see."""
-    return _json_response({"items": await ledger.datasets(key)})
+    return _json_response({"items": await ledger.list_datasets(key)})
 
 
 @router.get("/v1/datasets/{name}", response_model=bodies.DatasetView)
 async def dataset(name: Name, key: Key, ledger: TheLedger) -> Response:
     """Get a dataset: its budget, and what is spent, held and remaining."""
-    return _json_response(await ledger.dataset(key, name))
+    return _json_response(await ledger.get_dataset(key, name))
 
 
 @router.post("/v1/datasets/{name}/quotes", response_model=bodies.QuoteView)
@@ -151,7 +151,7 @@ async def quote(name: Name, body: bodies.QuoteRequest, key: Key, ledger: TheLedg
 @router.post("/v1/datasets/{name}/quotes/batch", response_model=bodies.QuotesView)
 async def quotes(name: Name, body: bodies.QuotesRequest, key: Key, ledger: TheLedger) -> Response:
     """Quote several plans, each alone and all together. Charges nothing."""
-    found, together = await ledger.quotes(key, name, body.mechanisms)
+    found, together = await ledger.quote_several(key, name, body.mechanisms)
     items = [
         ledger_views.quote_view(each)
         if isinstance(each, Quote)
@@ -164,7 +164,7 @@ async def quotes(name: Name, body: bodies.QuotesRequest, key: Key, ledger: TheLe
 @router.get("/v1/datasets/{name}/running-total", response_model=dict[str, Any])
 async def running_total(name: Name, key: Key, ledger: TheLedger) -> Response:
     """Get the ε of all granted steps, accounted as one plan. It is an estimate, not a guarantee."""
-    found = views.guarantee(await ledger.running_total(key, name)).model_dump()
+    found = views.guarantee(await ledger.estimate_running_total(key, name)).model_dump()
     return _json_response(found | {"scope": "running_total"})
 
 
@@ -189,13 +189,13 @@ async def reserve(
 @router.get("/v1/reservations/{identifier}", response_model=bodies.ReservationView)
 async def reservation(identifier: Name, key: Key, ledger: TheLedger) -> Response:
     """Get a reservation."""
-    return _json_response(await ledger.reservation(key, identifier))
+    return _json_response(await ledger.get_reservation(key, identifier))
 
 
 @router.get("/v1/reservations/{identifier}/certificate", response_model=dict[str, Any])
 async def certificate(identifier: Name, key: Key, ledger: TheLedger) -> Response:
     """Get the certificate of a run that has ended; check it with `accountant verify FILE`."""
-    return _json_response(await ledger.certificate(key, identifier))
+    return _json_response(await ledger.issue_certificate(key, identifier))
 
 
 @router.post("/v1/reservations/{identifier}/grants", response_model=bodies.ReservationView)
@@ -263,13 +263,13 @@ async def renew(
 @router.get("/v1/datasets/{name}/entries", response_model=bodies.EntriesView)
 async def entries(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
     """List the ledger's entries for a dataset, page by page."""
-    return _json_response(await ledger.entries(key, name, cursor))
+    return _json_response(await ledger.list_entries(key, name, cursor))
 
 
 @router.get("/v1/datasets/{name}/caps", response_model=bodies.CapsView)
 async def caps(name: Name, key: Key, ledger: TheLedger) -> Response:
     """List the caps of a dataset, with what each holder has taken."""
-    return _json_response({"items": await ledger.caps(key, name)})
+    return _json_response({"items": await ledger.list_caps(key, name)})
 
 
 @router.put("/v1/datasets/{name}/caps/teams/{team}", response_model=bodies.CapView)

@@ -19,14 +19,14 @@ from accountant_service.numerics.floats import rounding
 Json = dict[str, Any]
 
 
-def encode_answer(dataset: Dataset, made: Reservation | BudgetPreview) -> str:
-    """Return the answer of a write as JSON: the reservation, or the new dataset with its preview.
+def encode_answer(dataset: Dataset, result: Reservation | BudgetPreview) -> str:
+    """Return the answer to a write as JSON: the reservation, or the new dataset with a preview.
 
     The ledger stores this text, in the transaction of the write, for retries.
     """
-    if isinstance(made, BudgetPreview):
-        return json.dumps(dataset_view(dataset) | preview_view(made))
-    return json.dumps(reservation_view(dataset, made))
+    if isinstance(result, BudgetPreview):
+        return json.dumps(dataset_view(dataset) | preview_view(result))
+    return json.dumps(reservation_view(dataset, result))
 
 
 def preview_view(preview: BudgetPreview) -> Json:
@@ -66,7 +66,7 @@ def dataset_view(dataset: Dataset) -> Json:
 
 
 def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts | None:
-    """Return the amounts that a budget has left, where the filter has such amounts."""
+    """Return the amounts that a budget has left; None if the filter cannot express them."""
     if isinstance(policy, ReferenceFilter):
         whole: Amounts = (policy.steps, SLACK_UNITS)
     elif isinstance(policy, RenyiFilter):
@@ -77,7 +77,7 @@ def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts | None:
 
 
 def _amount_view(policy: PrivacyFilter, amounts: Amounts | None) -> Json:
-    """Return a part of a budget in the units of its filter."""
+    """Return a part of a budget as JSON, in the units of its filter and as ε."""
     if amounts is None:
         return {}
     if isinstance(policy, ReferenceFilter):
@@ -153,7 +153,7 @@ def burn_down_view(points: list[BurnDownPoint]) -> list[Json]:
 
 
 def cap_view(policy: PrivacyFilter, use: CapUse) -> Json:
-    """Return a cap as JSON, with the share of the budget that its holder has taken."""
+    """Return a cap as JSON, with the share of the budget that its holder has spent or held."""
     cap = use.cap
     return {
         "team": cap.holder if cap.kind is HolderKind.TEAM else None,

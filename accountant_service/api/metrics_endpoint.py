@@ -44,7 +44,7 @@ async def metrics(
 
 
 class LedgerProbe:
-    """Reads the ledger for a scrape, with a time limit.
+    """Reads the ledger's state for a metrics scrape, within a time limit.
 
     Args:
         repository: the ledger's database.
@@ -57,16 +57,16 @@ class LedgerProbe:
         self._pending: Future[list[Dataset]] | None = None
         _count_connections(repository, metrics)
 
-    def datasets(self) -> list[Dataset] | None:
+    def read_datasets(self) -> list[Dataset] | None:
         """Return the first datasets by name, or None if the database is slow or read-only."""
         if self._pending is None or self._pending.done():  # at most one query at a time
-            self._pending = self._thread.submit(self._read_datasets)
+            self._pending = self._thread.submit(self._query_datasets)
         try:
             return self._pending.result(_SECONDS_MAX)
         except (AnswerTimeoutError, DatabaseAwayError):
             return None
 
-    def _read_datasets(self) -> list[Dataset]:
+    def _query_datasets(self) -> list[Dataset]:
         """Check that the database accepts writes, and read the first datasets by name."""
         self._repository.ping()
         with self._repository.reading() as reading:
@@ -78,14 +78,14 @@ class LedgerProbe:
 
 
 class _LedgerCollector(Collector):
-    """Prometheus collector for the state of the ledger and the budgets that a key may see."""
+    """Prometheus collector of the ledger's state, and of the budgets that a key may see."""
 
     def __init__(self, ledger_probe: LedgerProbe, key: KeyRecord | None) -> None:
         self._probe, self._key = ledger_probe, key
 
     def collect(self) -> Iterator[Metric]:
-        """Yield whether the ledger is up, and the budgets that the key may see."""
-        datasets, key = self._probe.datasets(), self._key
+        """Yield metrics: whether the ledger is up, and the budgets that the key may see."""
+        datasets, key = self._probe.read_datasets(), self._key
         yield GaugeMetricFamily(
             "accountant_ledger_up",
             "1 if the database answers and accepts writes",
@@ -98,7 +98,7 @@ class _LedgerCollector(Collector):
 
 
 def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
-    """Yield gauges of each dataset: the ε budget, the ε taken, the share and the steps left."""
+    """Yield gauges of each dataset's budget: ε, ε spent or held, share, and steps left."""
     epsilon = GaugeMetricFamily(
         "accountant_budget_epsilon", "The whole privacy budget of a dataset", labels=["dataset"]
     )
@@ -128,7 +128,7 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
 
 
 def _count_connections(repository: Repository, metrics: Metrics) -> None:
-    """Count new database connections, and measure how many are in use.
+    """Count new database connections, and track how many are in use.
 
     The pool also returns dead connections that were never taken; these are not counted.
     """
@@ -136,11 +136,12 @@ def _count_connections(repository: Repository, metrics: Metrics) -> None:
     in_use: set[Any] = set()
 
     def count_checkout(_: Any, record: Any, __: Any) -> None:
+        """Count a connection as in use."""
         in_use.add(record)
         metrics.connections.inc()
 
     def count_checkin(_: Any, record: Any) -> None:
-        """Count a connection as free, unless it was never taken."""
+        """Count a connection as free, unless it was not in use."""
         if record in in_use:
             in_use.discard(record)
             metrics.connections.dec()

@@ -34,7 +34,7 @@ class AccessLog:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the application."""
+        """Pass a request to the application, and log it when it ends."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -92,7 +92,7 @@ class AddressRateLimit:
         self._app, self._limiter = app, limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the application, or refuse it."""
+        """Pass a request to the application, or refuse it with status 429."""
         app = self._app
         if scope["type"] == "http" and scope["path"] not in _PROBES:
             try:

@@ -77,7 +77,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a request body as JSON with finite numbers.
+    """Parse a request body as JSON; NaN and infinities are refused.
 
     Raises:
         Problem: 400, the body is not such JSON.
@@ -122,7 +122,7 @@ def document(
 
 
 def of_accounting_error(error: CodedError, mechanism_at: str | None = None) -> dict[str, Any]:
-    """Return the problem document of an error of the accounting or the ledger.
+    """Return the problem document of an accounting or ledger error.
 
     Args:
         error: the error.
@@ -179,7 +179,7 @@ def of_error(error: Exception) -> dict[str, Any]:
 
 
 def _describe_validation_error(error: Mapping[str, Any]) -> str:
-    """Return what was expected of a value, in plainer words than pydantic's."""
+    """Return what was expected of a value, in plainer words than pydantic's message."""
     match error["type"]:
         case "missing":
             return "is required"

@@ -190,7 +190,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def client_address(request: Request) -> str:
-    """Return the client's address, which identifies a client that waits for its turn."""
+    """Return the client's address, by which requests queue fairly."""
     return request.client.host if request.client else "unknown"
 
 
@@ -264,7 +264,7 @@ def build_router(dependencies: Sequence[Depends] = ()) -> APIRouter:
 
 
 def _make_handler(path: str, model: type[BaseModel]) -> Callable[..., Awaitable[Response]]:
-    """Return the handler of a computation endpoint, for bodies of its request model."""
+    """Return the handler of a computation endpoint, which validates bodies with `model`."""
 
     async def answer_question(question: Any, request: Request) -> Response:
         computations = computations_of(request)
@@ -317,7 +317,7 @@ class _BatchResponse(StreamingResponse):
         return [(item.path, item.body) for item in self._batch.requests]
 
     async def _limited_results(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
-        """Yield each item's result, and a problem for the rest once a limit is reached.
+        """Yield each item's result; once a limit is reached, a problem for each of the rest.
 
         The limits are the seconds and the bytes of a batch.
         """
@@ -339,7 +339,7 @@ class _BatchResponse(StreamingResponse):
             yield refusal
 
     async def _answers(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
-        """Yield each item's encoded result; the next ones are computed meanwhile."""
+        """Yield each item's encoded result in order, while the next ones are computed."""
         running: deque[asyncio.Task[bytes]] = deque()
         try:
             for path, body in items:
@@ -355,7 +355,7 @@ class _BatchResponse(StreamingResponse):
 
 
 async def _chunks(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Join the results of a batch to chunks of its JSON; each is sent before the next is built.
+    """Join a batch's results into chunks of JSON, each of which is sent before the next is built.
 
     At most one chunk waits in memory for a client that reads slowly or not at all. A pause after
     each chunk leaves the event loop to other requests, even if all answers are cached.

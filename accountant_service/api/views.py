@@ -82,14 +82,14 @@ def sample_rate(solved: Solution) -> schemas.SampleRateAnswer:
 
 
 def _inapplicable_view(answer: NoAnswer) -> InapplicableView:
-    """Return a method that does not apply, with the reason."""
+    """Return a method without an answer, and the reason, as a part of an API answer."""
     return InapplicableView.model_construct(
         method=answer.method, code=answer.error.code, reason=answer.error.detail
     )
 
 
 def comparison(compared: Comparison) -> schemas.CompareAnswer:
-    """Return the guarantees of all compared methods as an API answer."""
+    """Return the comparison of methods as an API answer."""
     proved = compared.certified
     return schemas.CompareAnswer.model_construct(
         certified=guarantee(proved) if isinstance(proved, Guarantee) else None,
@@ -113,7 +113,7 @@ def curves(steps: Sequence[int], answers: Sequence[MethodCurve | NoAnswer]) -> s
 
 
 def _curve_view(curve: MethodCurve) -> schemas.CurveView:
-    """Return one method's ε at each step count."""
+    """Return one method's curve as a part of an API answer."""
     return schemas.CurveView.of(
         curve,
         epsilon=list(curve.epsilons),

@@ -92,7 +92,7 @@ class Keys:
         return self._require_valid(record)
 
     def get_valid(self, identifier: str) -> KeyRecord:
-        """Return the current record of a key that was authenticated before.
+        """Return the current record of a key, if it is still valid.
 
         Raises:
             UnauthenticatedError: the key has expired or been revoked since.
@@ -151,14 +151,14 @@ def require_scope(key: KeyRecord, *scopes: Scope) -> None:
 
 
 def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
-    """Raise `ForbiddenError` unless the key has one of the scopes for all datasets."""
+    """Raise `ForbiddenError` unless the key has a scope and is not bound to datasets."""
     require_scope(key, *scopes)
     if key.datasets is not None:
         raise ForbiddenError("this needs a key that is not bound to datasets")
 
 
 def require_control(key: KeyRecord, run: Reservation) -> None:
-    """Raise `ForbiddenError` unless a key may change a run.
+    """Raise `ForbiddenError` unless the key may change this run.
 
     A run belongs to the key that reserved it and to that key's team. Owners and admins may change
     every run that they see.
@@ -178,6 +178,6 @@ def is_visible(key: KeyRecord, dataset: str) -> bool:
 
 
 def require_visible(key: KeyRecord, dataset: str, subject: str) -> None:
-    """Raise `UnknownSubjectError` if a key may not see a dataset, as if it did not exist."""
+    """Raise `UnknownSubjectError`, as if a dataset did not exist, if the key may not see it."""
     if not is_visible(key, dataset):
         raise UnknownSubjectError(f"there is no {subject}")

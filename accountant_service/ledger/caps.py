@@ -19,7 +19,7 @@ class Caps:
         self._repository = repository
 
     def set(self, dataset: str, cap: Cap, by: str) -> tuple[Dataset, CapUse]:
-        """Set the cap of a key or team; return the dataset, and what the holder has taken of it.
+        """Set the cap of a key or team; return the dataset, and the cap with its use so far.
 
         A cap below what the holder has taken revokes nothing: the holder can reserve nothing more.
 
@@ -57,7 +57,7 @@ class Caps:
             transaction.record_audit_event(by, "cap-removed", dataset, f"{kind} {holder}")
 
     def list_uses(self, dataset: str) -> tuple[Dataset, list[CapUse]]:
-        """Return a dataset and its caps, each with what its holder has taken.
+        """Return a dataset and its caps, each with the budget that its holder has spent or held.
 
         Raises:
             UnknownSubjectError: there is no such dataset.
@@ -69,13 +69,13 @@ class Caps:
             return found, reading.list_cap_uses(found)
 
     def list_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
-        """Return the caps of every key and team: pairs of a dataset's name and a share."""
+        """Return the caps of every key and team: the datasets' names, with the shares allowed."""
         with self._repository.reading() as reading:
             return reading.list_caps_by_holder()
 
 
 def _lock_dataset(transaction: Transaction, name: str) -> Dataset:
-    """Lock a dataset's row, so that no reservation is decided while a cap changes."""
+    """Return a dataset, locked so that no reservation is decided while a cap changes."""
     found = transaction.find_dataset(name, lock=True)
     if found is None:
         raise UnknownSubjectError(f"there is no dataset {name!r}")

@@ -100,7 +100,7 @@ def _signed_bytes(document: Document) -> bytes:
 
 
 def read(text: str) -> Document:
-    """Parse a certificate.
+    """Parse a certificate's JSON text.
 
     Raises:
         ValueError: the text is not a JSON object, or an object has a name twice, so that programs
@@ -129,7 +129,7 @@ def _refuse_constant(text: str) -> float:
 
 
 def list_gaps(document: Document) -> list[str]:
-    """Return the cases that a certificate does not cover although a reader may think so."""
+    """Return warnings about what a certificate does not cover."""
     if document.get("format") != _FORMAT_1:
         return []
     return [
@@ -139,7 +139,7 @@ def list_gaps(document: Document) -> list[str]:
 
 
 def check(document: Document, public_key: str | None = None) -> tuple[list[str], Guarantee | None]:
-    """Return the faults of a certificate, and its guarantee computed again.
+    """Verify a certificate: return its faults, and its guarantee computed again.
 
     Args:
         document: the parsed certificate.
@@ -156,7 +156,7 @@ def check(document: Document, public_key: str | None = None) -> tuple[list[str],
         found = _recompute(document)
         return faults + _find_claim_faults(document, found), found
     except (AccountingError, mechanisms.MechanismError, KeyError, TypeError, ValueError) as error:
-        return [*faults, f"its mechanism cannot be accounted: {error}"], None
+        return [*faults, f"its mechanism cannot be accounted for: {error}"], None
 
 
 def _find_signature_faults(document: Document, public_key: str | None) -> list[str]:
@@ -183,7 +183,7 @@ def _recompute(document: Document) -> Guarantee:
 
 
 def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
-    """Compare the stated claim with the guarantee computed from the mechanism."""
+    """Return the faults of a certificate's claim, compared with the guarantee computed again."""
     stated = document["guarantee"]
     faults = _find_step_faults(document)
     if found.mechanism_hash != document["mechanism_hash"]:
@@ -200,7 +200,7 @@ def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
 
 
 def _find_step_faults(document: Document) -> list[str]:
-    """Check that the claim covers all steps that were reserved."""
+    """Return a fault if the claim does not cover all steps that were reserved."""
     if document["format"] == _FORMAT_1:
         return []
     reserved, granted = int(document["steps_reserved"]), int(document["steps"])

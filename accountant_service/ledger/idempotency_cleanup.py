@@ -28,7 +28,7 @@ class IdempotencyCleanup:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Start the thread; it waits a minute first, to leave a starting server alone."""
+        """Start the thread, which begins to work a minute later."""
         self._stopped.clear()
         threading.Thread(target=self._run, name="housekeeping", daemon=True).start()
 
@@ -43,7 +43,7 @@ class IdempotencyCleanup:
             )
 
     def close(self) -> None:
-        """Stop the thread after its current transaction, if it has one."""
+        """Stop the thread after its current transaction, if any."""
         self._stopped.set()
 
     def _run(self) -> None:

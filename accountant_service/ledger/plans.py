@@ -46,7 +46,7 @@ _PLANNED_AT_ONCE: Final = Assumption(
 
 @dataclass(frozen=True, slots=True)
 class PlannedCharge:
-    """A plan and what it takes of a dataset's budget.
+    """A plan and its charge to a dataset's budget.
 
     Attributes:
         mechanism: the plan, as JSON.
@@ -90,7 +90,7 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRun:
-    """A run that a new budget may be used for.
+    """An example run, with the number of its steps that a new budget admits.
 
     Attributes:
         step: one step of the run.
@@ -104,7 +104,7 @@ class AdmittedRun:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPreview:
-    """Examples of what a new budget admits.
+    """Examples of how many steps a new budget admits.
 
     Attributes:
         runs: the planned run, if there is one, and ordinary runs.
@@ -117,7 +117,7 @@ class BudgetPreview:
 
 @dataclass(frozen=True, slots=True)
 class StepsLeft:
-    """The number of steps like those of a run that a remaining budget admits.
+    """The number of further steps, like those of an earlier run, that a budget still admits.
 
     Attributes:
         run: the run's identifier.
@@ -180,7 +180,7 @@ def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> B
     """
     steps = (() if planned is None else (StepPlan.of(planned).step_mechanism,)) + _ORDINARY_RUNS
     deadline = time.monotonic() + _PREVIEW_SECONDS_MAX
-    runs = tuple(AdmittedRun(each, _count_if_charged(policy, each, deadline)) for each in steps)
+    runs = tuple(AdmittedRun(each, _count_admitted_steps(policy, each, deadline)) for each in steps)
     warnings = []
     if planned is not None and not runs[0].steps:
         warnings.append(
@@ -193,10 +193,10 @@ def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> B
     return BudgetPreview(runs, tuple(warnings))
 
 
-def _count_if_charged(policy: PrivacyFilter, step: Mechanism, deadline: float) -> int | None:
-    """Return the most steps that a whole budget admits; None if that is not known.
+def _count_admitted_steps(policy: PrivacyFilter, step: Mechanism, deadline: float) -> int | None:
+    """Return the most steps that a whole budget admits; None if that is unknown.
 
-    They cannot be charged then, or the deadline has passed.
+    The steps cannot be charged then, or the deadline has passed.
     """
     if time.monotonic() > deadline:
         return None
@@ -209,7 +209,7 @@ def _count_if_charged(policy: PrivacyFilter, step: Mechanism, deadline: float) -
 
 
 def _explain_useless_budget(policy: PrivacyFilter, runs: Sequence[AdmittedRun]) -> str:
-    """Say what to do about a budget that admits none of the runs."""
+    """Return advice for a budget that admits none of the runs."""
     other = "renyi" if policy.name == ReferenceFilter.name else ReferenceFilter.name
     if any(each.steps is None for each in runs):
         return (
@@ -225,18 +225,18 @@ def _explain_useless_budget(policy: PrivacyFilter, runs: Sequence[AdmittedRun]) 
     )
 
 
-def count_steps_left(dataset: Dataset, run: Reservation, *, may_exchange: bool = True) -> StepsLeft:
+def count_steps_left(dataset: Dataset, run: Reservation, *, allow_slow: bool = True) -> StepsLeft:
     """Return how many more steps like those of a run fit the remaining budget.
 
     Args:
         dataset: the run's.
         run: a reservation.
-        may_exchange: whether to count steps that are not the reference step; it takes seconds.
+        allow_slow: whether to count steps other than the reference step, which takes seconds.
     """
     plan, taken = StepPlan.of(mechanisms.from_json(run.mechanism)), dataset.balance.taken
     unknown = StepsLeft(run.identifier, plan.step_mechanism, None, False)
     is_exact = _is_counted_directly(dataset.policy, plan)
-    if not (is_exact or may_exchange):
+    if not (is_exact or allow_slow):
         return unknown
     try:
         policy = dataset.policy.replaced_by(plan, taken)
@@ -246,7 +246,7 @@ def count_steps_left(dataset: Dataset, run: Reservation, *, may_exchange: bool =
 
 
 def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
-    """Return whether a filter counts a plan's steps without an exchange."""
+    """Return whether a filter counts a plan's steps without comparing mechanisms."""
     if not isinstance(policy, ReferenceFilter) or not plan.step.atom_counts:
         return True
     reference = policy.reference
@@ -278,7 +278,7 @@ def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
 
 
 def compute_return(policy: PrivacyFilter, run: Reservation) -> Amounts:
-    """Return the amounts that are free again if a reservation ends now."""
+    """Return the amounts that a reservation returns to the budget if it ends now."""
     if run.returned is not None:
         return run.returned
     plan = StepPlan.of(mechanisms.from_json(run.mechanism))
@@ -286,7 +286,7 @@ def compute_return(policy: PrivacyFilter, run: Reservation) -> Amounts:
 
 
 def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()) -> Quote:
-    """Return whether a plan fits, and the largest part of it that does.
+    """Return a quote: whether a plan fits, and the largest part of it that would fit.
 
     Args:
         dataset: as last written.
@@ -305,7 +305,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
         guarantee = None
     return Quote(
         fits,
-        _count_steps_if_decided(policy, plan, _restrict(policy, taken, caps)),
+        _count_steps_if_decided(policy, plan, _apply_caps(policy, taken, caps)),
         _count_steps_if_decided(policy, plan, policy.nothing),
         find_least_noise_multiplier(dataset, mechanism, caps),
         policy.epsilon_of(after) if fits else None,
@@ -317,7 +317,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
 
 
 def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
-    """Return the amounts of a plan; more than any budget has if they are not decided in time."""
+    """Return a plan's charge; if it is not found in time, one that exceeds any budget."""
     try:
         return policy.compute_charge(plan, taken).reserved
     except ExchangeUndecidedError:
@@ -325,15 +325,15 @@ def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amo
 
 
 def _count_steps_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> int | None:
-    """Return the most steps that are known to fit: 0 if that is not decided in time."""
+    """Return the most steps proved to fit; 0 if that is not decided in time."""
     try:
         return policy.count_affordable_steps(plan, taken)
     except ExchangeUndecidedError:
         return 0
 
 
-def _restrict(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Return amounts beside which no more is free than is left under every cap."""
+def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
+    """Return `taken`, increased so that only the budget left under every cap remains."""
     for use in caps:
         taken = policy.restrict(taken, use.cap.share, use.taken)
     return taken
@@ -345,7 +345,7 @@ def combine_quotes(
     quotes: Sequence[Quote | CodedError],
     caps: Sequence[CapUse] = (),
 ) -> CombinedQuote:
-    """Return whether all plans fit, one after the other.
+    """Return whether all plans fit when they are charged one after the other.
 
     The first plan may fix the dataset's reference; the others are charged under it then.
     """
@@ -375,7 +375,7 @@ def find_affordable(
     """
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.replaced_by(plan, taken)
-    steps = _count_steps_if_decided(policy, plan, _restrict(policy, taken, caps))
+    steps = _count_steps_if_decided(policy, plan, _apply_caps(policy, taken, caps))
     return steps, find_least_noise_multiplier(dataset, mechanism, caps)
 
 
@@ -396,7 +396,7 @@ def find_least_noise_multiplier(
         try:
             if caps:  # a share of the budget is one of steps of the reference that this plan fixes
                 policy = policy.replaced_by(plan, taken)
-                taken = _restrict(policy, taken, caps)
+                taken = _apply_caps(policy, taken, caps)
             return policy.fits(plan, taken)
         except (ExchangeUndecidedError, UnsuitableReferenceError):
             return False

@@ -168,14 +168,14 @@ def _disconnect_from_standby(context: ExceptionContext) -> None:
 
 
 def _driver_code(error: BaseException | None) -> str | int | None:
-    """Return the driver's code of a failure: an SQLSTATE, or SQLite's primary result code."""
+    """Return the database driver's error code: an SQLSTATE, or SQLite's primary result code."""
     code = getattr(error, "sqlite_errorcode", None)
     return getattr(error, "sqlstate", None) if code is None else code & 0xFF
 
 
 @contextmanager
 def _convert_failures(advice: str) -> Iterator[None]:
-    """Raise `DatabaseAwayError`, with advice, if the database is away or takes no writes."""
+    """Context manager that turns driver errors of an unavailable database into ledger errors."""
     try:
         yield
     except (DBAPIError, PoolTimeoutError) as error:
@@ -192,13 +192,13 @@ def _convert_failures(advice: str) -> Iterator[None]:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Lock the database for a writer; a reader takes no lock and sees a committed state."""
+    """Begin an SQLite transaction: a writer locks the database, a reader does not."""
     reading = connection.get_execution_options().get(_READING, False)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    """Configure a new SQLite connection: durable commits, WAL and foreign keys."""
+    """Configure a new SQLite connection: durable commits, write-ahead log and foreign keys."""
     connection.isolation_level = None  # SQLAlchemy sends BEGIN, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
@@ -206,7 +206,7 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
 
 @contextmanager
 def _shrink_cache(connection: Connection) -> Iterator[None]:
-    """Make SQLite write to the disk within a transaction, so that a full disk is noticed."""
+    """Context manager that makes SQLite write to the disk at once, so that a full disk shows."""
     connection.exec_driver_sql("PRAGMA cache_size = 1")
     try:
         yield
@@ -263,7 +263,7 @@ class Repository:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Open a transaction that commits durably and as a whole, or not at all.
+        """Context manager of a transaction that commits durably and as a whole, or not at all.
 
         Raises:
             DatabaseAwayError: the database does not answer or takes no writes. Nothing was
@@ -280,7 +280,7 @@ class Repository:
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
-        """Open a transaction that sees one state of the whole database despite other writers."""
+        """Context manager of a transaction that sees one state of the whole database."""
         with self.transaction() as transaction:
             if self.engine.dialect.name == "postgresql":  # SQLite has no other writer
                 transaction.connection.exec_driver_sql(
@@ -290,7 +290,7 @@ class Repository:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Open a connection for reading committed data; it locks nothing and must not write."""
+        """Context manager of a connection that reads committed data; it locks nothing."""
         options: Any = {_READING: True}
         if self.engine.dialect.name == "postgresql":  # each statement alone
             options = {"isolation_level": "AUTOCOMMIT"}
@@ -298,7 +298,7 @@ class Repository:
             yield Transaction(connection.execution_options(**options))
 
     def get_or_create_secret(self, name: str) -> bytes:
-        """Return a server secret; write to the database only if it does not exist yet."""
+        """Return the server secret of this name; create it if it does not exist."""
         with self.reading() as reading:
             found = reading.find_secret(name)
         if found is None:
@@ -344,7 +344,7 @@ class Transaction:
         return None if row is None else _read_dataset(row)
 
     def list_datasets(self, limit: int | None = None) -> list[Dataset]:
-        """Return the datasets by name, at most `limit` of them."""
+        """Return the datasets sorted by name, at most `limit` of them."""
         query = select(DATASET).order_by(DATASET.c.name).limit(limit)
         rows = self.connection.execute(query)
         return [_read_dataset(row) for row in rows]
@@ -452,7 +452,7 @@ class Transaction:
         )  # fmt: skip
 
     def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
-        """Return the number, body and hash of the entries after a number."""
+        """Return the number, body and hash of a page of entries after the given number."""
         return self.connection.execute(
             select(ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
             .where(ENTRY.c.dataset == dataset.identifier)
@@ -508,7 +508,7 @@ class Transaction:
         return removed.rowcount > 0
 
     def list_cap_uses(self, dataset: Dataset) -> list[CapUse]:
-        """Return a dataset's caps, by holder, with what each holder has taken."""
+        """Return a dataset's caps, each with the amounts that its holder has spent or held."""
         rows = self.connection.execute(
             select(CAP)
             .where(CAP.c.dataset == dataset.identifier)
@@ -518,7 +518,7 @@ class Transaction:
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def find_cap_uses(self, dataset: Dataset, key: str, team: str | None) -> list[CapUse]:
-        """Return the caps of a dataset for a key and its team, with what each has taken.
+        """Return the caps on a dataset for a key and its team, each with its use so far.
 
         In a transaction that has locked the dataset's row, nothing changes this until it ends.
         """
@@ -536,7 +536,7 @@ class Transaction:
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def _sum_taken(self, dataset: Dataset, cap: Cap) -> Amounts:
-        """Return what all reservations of a cap's holder take of a dataset, spent or held."""
+        """Return the amounts that all reservations of a cap's holder have spent or held."""
         holder = RESERVATION.c.key_id if cap.kind is HolderKind.KEY else RESERVATION.c.team
         rows = self.connection.execute(
             select(RESERVATION.c.taken, func.count().label("times"))
@@ -550,7 +550,7 @@ class Transaction:
         return total
 
     def list_caps_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
-        """Return the caps of every key and team: pairs of a dataset's name and a share."""
+        """Return the caps of every key and team: the datasets' names, with the shares allowed."""
         rows = self.connection.execute(
             select(DATASET.c.name, CAP.c.kind, CAP.c.holder, CAP.c.share)
             .join(DATASET, DATASET.c.id == CAP.c.dataset)

@@ -71,7 +71,7 @@ class HolderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """A limit on what one key or one team may take of a dataset's budget.
+    """A limit on the budget of a dataset that one key or one team may spend or hold.
 
     Attributes:
         kind: whether the holder is a key or a team.
@@ -90,7 +90,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class CapUse:
-    """A cap, and what its holder's reservations have taken of the dataset's budget so far."""
+    """A cap, with the budget that its holder's reservations have spent or held so far."""
 
     cap: Cap
     taken: Amounts
@@ -105,7 +105,7 @@ class Balance:
 
     @property
     def taken(self) -> Amounts:
-        """The budget that no later reservation may use."""
+        """The budget spent or held: no later reservation may use it."""
         return add(self.spent, self.held)
 
     def plus(self, change: Balance) -> Balance:
@@ -211,13 +211,13 @@ class Reservation:
 
     @property
     def returned(self) -> Amounts | None:
-        """The amounts that are free again if it ends now; None if that takes a computation."""
+        """The amounts returned to the budget if it ends now; None if that takes a computation."""
         return self.charge.returned(self.steps_granted)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The effect of a request on a reservation and on its dataset's balance.
+    """The effect of one request: the changed reservation and the change of the balance.
 
     Attributes:
         kind: of the entry that records it.
@@ -237,19 +237,19 @@ class Change:
 
 
 def fits_budget(dataset: Dataset, charge: Charge) -> bool:
-    """Return whether a plan may be reserved."""
+    """Return whether a plan's charge fits the remaining budget."""
     return dataset.policy.admits(add(dataset.balance.taken, charge.reserved))
 
 
 def fits_cap(policy: PrivacyFilter, use: CapUse, reserved: Amounts) -> bool:
-    """Return whether amounts may be reserved under a cap; what costs nothing always may."""
+    """Return whether a reservation of these amounts fits under a cap; zero amounts always fit."""
     return not any(reserved) or policy.share_of(add(use.taken, reserved)) <= use.cap.share
 
 
 def describe_entry(
     number: int, kind: EntryKind, at: int, key: str, change: dict[str, Any], version: str
 ) -> dict[str, Any]:
-    """Return the fields that every entry has.
+    """Return the fields that entries of every kind have.
 
     Args:
         number: 1 for the first entry of a dataset.
@@ -295,7 +295,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 def _read_filter_fields(policy: PrivacyFilter) -> dict[str, Any]:
-    """Return the fields that record a filter; a number that it forbids breaks a rule."""
+    """Return the fields that record a filter; raise RuleError if its numbers are forbidden."""
     try:
         return policy.entry_fields()
     except ValueError as error:
@@ -303,7 +303,7 @@ def _read_filter_fields(policy: PrivacyFilter) -> dict[str, Any]:
 
 
 def describe_change(change: Change) -> dict[str, Any]:
-    """Return an entry's fields about a change, without those that every entry has."""
+    """Return an entry's fields that are specific to a change of a reservation."""
     after = change.reservation
     fields: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
     if change.kind is EntryKind.RESERVE:
@@ -354,7 +354,7 @@ def reserve(
     if replaced is not None:
         if any(dataset.balance.taken):
             raise ChargeOutdatedError(
-                f"another reservation fixed the reference of {dataset.name!r} meanwhile"
+                f"another reservation has set the reference of {dataset.name!r} meanwhile"
             )
         dataset = replace(dataset, policy=policy)
     if not fits_budget(dataset, charge):
@@ -414,21 +414,21 @@ def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
 
 
 def close(reservation: Reservation, state: State, returned: Amounts | None = None) -> Change | None:
-    """End a reservation: granted steps stay charged, the budget of the others is free again.
+    """End a reservation: granted steps stay charged, the rest is returned to the budget.
 
     Args:
         reservation: open, or ended with the same state.
         state: final.
-        returned: the amounts that are free again, where the charge does not say: at most what is
-            held. What is held beyond them is spent.
+        returned: the amounts to return, if the charge does not say: at most those held. The rest
+            of what is held is spent.
 
     Returns:
         None if the reservation has this state already.
 
     Raises:
         ReservationClosedError: the reservation has ended with another state.
-        ChargeOutdatedError: what is free again has to be computed, and was not.
-        RuleError: more would be free again than is held.
+        ChargeOutdatedError: the returned amounts take a computation, and were not passed.
+        RuleError: more would be returned than is held.
     """
     if reservation.state is state:
         return None
@@ -436,10 +436,12 @@ def close(reservation: Reservation, state: State, returned: Amounts | None = Non
     known = reservation.returned
     free = returned if known is None else known
     if free is None:
-        raise ChargeOutdatedError("steps were granted meanwhile: compute what is free again")
+        raise ChargeOutdatedError(
+            "steps were granted meanwhile: compute the returned amounts again"
+        )
     held = reservation.held
     kept = subtract(held, free)
-    _require(min(free) >= 0 and min(kept) >= 0, f"at most {held} can be given back, not {free}")
+    _require(min(free) >= 0 and min(kept) >= 0, f"at most {held} can be returned, not {free}")
     kinds = {
         State.COMMITTED: EntryKind.COMMIT,
         State.RELEASED: EntryKind.RELEASE,

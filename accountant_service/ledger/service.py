@@ -64,12 +64,12 @@ _SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # the key recorded for expired leases
 _CACHED_DATASET_IDS_MAX: Final = 10_000
 _BURN_DOWN_ENTRIES_MAX: Final = 2_000
-_OTHERS_FIRST: Final = "other writers were always first; nothing was charged. Try again"
+_OTHERS_FIRST: Final = "other requests kept changing the dataset; nothing was charged. Try again"
 _FINAL_STATES: Final = {EntryKind.COMMIT: State.COMMITTED, EntryKind.RELEASE: State.RELEASED}
 _CREATING: Final = (EntryKind.CREATE, EntryKind.RESERVE)
 # of a write: the dataset, and its reservation or, if the dataset is new, what its budget admits
 Outcome = tuple[Dataset, Reservation | BudgetPreview]
-Returns = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and what is free again
+Returns = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and amounts returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class EntriesPage:
 
 @dataclass(frozen=True, slots=True)
 class BurnDownPoint:
-    """A point of a budget's burn-down: ε spent and taken after one entry.
+    """A point of a budget's history: ε spent, and ε spent or held, after one entry.
 
     Attributes:
         at: microseconds since 1970.
@@ -208,20 +208,20 @@ class Ledger:
         return self.expire_leases(name, self._compute_returns(dataset, overdue)) or dataset
 
     def read_dataset(self, key: KeyRecord, name: str) -> tuple[Dataset, list[Reservation]]:
-        """Return a dataset as last written, and its reservations whose lease has ended since."""
+        """Return a dataset without changing it, and its reservations whose lease has ended."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             return dataset, reading.list_overdue_reservations(dataset, now())
 
     def _compute_returns(self, dataset: Dataset, runs: Sequence[Reservation]) -> Returns:
-        """Compute what is free again when each of these reservations ends."""
+        """Compute what each reservation returns to the budget if it ends now."""
         return {
             run.identifier: (run.steps_granted, plans.compute_return(dataset.policy, run))
             for run in runs
         }
 
     def expire_leases(self, name: str, returns: Returns) -> Dataset | None:
-        """Expire the ended leases of a dataset, whose returns are known.
+        """Expire the ended leases of a dataset; `returns` holds the budget that each returns.
 
         Returns:
             The dataset, or None if there is no lease to expire.
@@ -232,7 +232,7 @@ class Ledger:
             return self._lock_dataset(transaction, name, returns)
 
     def find_dataset(self, key: KeyRecord, name: str, *scopes: Scope) -> Dataset:
-        """Return a dataset that the key may see.
+        """Return a dataset that the key may see, or raise an error.
 
         Args:
             key: the caller's API key.
@@ -283,7 +283,7 @@ class Ledger:
                 current, overdue = self.read_dataset(request.key, name)
                 self.expire_leases(name, self._compute_returns(current, overdue))
                 last = attempt == ATTEMPTS - 1
-                if last or not is_outdated(error, dataset, current, overdue):
+                if last or not is_worth_retrying(error, dataset, current, overdue):
                     self._explain_refusal(error, request.key, current, mechanism)
                     raise
         raise AssertionError  # the last attempt returns or raises
@@ -291,13 +291,13 @@ class Ledger:
     def _explain_refusal(
         self, error: CodedError, key: KeyRecord, dataset: Dataset, mechanism: Mechanism
     ) -> None:
-        """Add to a refusal what would fit."""
+        """Add to the error how many steps, or how much noise, would fit the budget."""
         if isinstance(error, BudgetExhaustedError):
             caps = self.find_cap_uses(key, dataset)
             error.explain(*plans.find_affordable(dataset, mechanism, caps))
 
     def find_cap_uses(self, key: KeyRecord, dataset: Dataset) -> list[CapUse]:
-        """Return the caps of a dataset for a key and its team, with what each has taken."""
+        """Return the caps on a dataset for a key and its team, each with its use so far."""
         with self._repository.reading() as reading:
             return reading.find_cap_uses(dataset, key.identifier, key.team)
 
@@ -358,7 +358,7 @@ class Ledger:
         return dataset, reservation
 
     def find_reservation(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
-        """Return a reservation as last written, and its dataset."""
+        """Return a reservation without changing it, and its dataset."""
         require_scope(key, Scope.OWNER, Scope.RUN)
         subject = f"reservation {identifier!r}"
         with self._repository.reading() as reading:
@@ -406,15 +406,15 @@ class Ledger:
         )
 
     def commit(self, request: WriteRequest, identifier: str) -> StoredAnswer:
-        """End a finished run; the budget of steps never granted is free again."""
+        """End a finished run; the budget of steps never granted is returned."""
         return self._end_run(request, identifier, EntryKind.COMMIT)
 
     def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
-        """End an abandoned run; the budget of steps never granted is free again."""
+        """End an abandoned run; the budget of steps never granted is returned."""
         return self._end_run(request, identifier, EntryKind.RELEASE)
 
     def _end_run(self, request: WriteRequest, identifier: str, kind: EntryKind) -> StoredAnswer:
-        """End a run by a commit or a release; compute what is free again where that is needed."""
+        """Commit or release a run; compute the returned budget if that is needed."""
         returned: tuple[int, Amounts] | None = None
         for _ in range(ATTEMPTS):
             try:
@@ -431,16 +431,16 @@ class Ledger:
         kind: EntryKind,
         returned: tuple[int, Amounts] | None = None,
     ) -> StoredAnswer:
-        """End a reservation; the budget of steps never granted is free again.
+        """End a reservation; the budget of steps never granted is returned.
 
         Args:
             request: the write.
             identifier: the reservation's.
             kind: COMMIT or RELEASE.
-            returned: a number of granted steps, and what is free again after these.
+            returned: a number of granted steps, and what it returns to the budget after these.
 
         Raises:
-            ChargeOutdatedError: what is free again takes a computation: pass `returned`.
+            ChargeOutdatedError: what is returned takes a computation: pass `returned`.
         """
 
         def decide(run: Reservation) -> rules.Change | None:
@@ -530,7 +530,7 @@ class Ledger:
         return EntriesPage(entries, len(rows) > PAGE_SIZE)
 
     def compute_burn_down(self, key: KeyRecord, name: str, points_max: int) -> list[BurnDownPoint]:
-        """Return ε spent and taken after each of the latest entries, or a sample of them.
+        """Return ε spent, and ε spent or held, after each recent entry or a sample of them.
 
         The oldest comes first. The balances are computed backwards from the current one, so the
         cost does not grow with the length of the record.
@@ -554,7 +554,7 @@ class Ledger:
         ]
 
     def _read_balance_changes(self, dataset: Dataset, number: int) -> list[tuple[int, Balance]]:
-        """Return the time and the balance change of each entry after a number."""
+        """Return the time and the balance change of each entry after the given number."""
         changes: list[tuple[int, Balance]] = []
         with self._repository.reading() as reading:
             while number < dataset.version:
@@ -575,7 +575,7 @@ class Ledger:
         write: Callable[[Transaction], Outcome],
         steps: int = 0,
     ) -> StoredAnswer:
-        """Write once, however often the request is retried, and store the answer with the write.
+        """Make a write and store its answer in one transaction; a retry returns that answer.
 
         A retry cannot store its answer, because its Idempotency-Key is taken: the transaction is
         rolled back, and the first answer is returned. To look for the key first would cost every
@@ -632,10 +632,10 @@ def is_overdue(reservation: Reservation) -> bool:
     return reservation.state is State.OPEN and reservation.expires_at <= now()
 
 
-def is_outdated(
+def is_worth_retrying(
     error: CodedError, before: Dataset, current: Dataset, overdue: Sequence[Reservation]
 ) -> bool:
-    """Return whether a refused reservation may succeed with a charge that is computed again.
+    """Return whether a refused reservation may succeed if its charge is computed again.
 
     It may if the dataset changed since it was read as `before`, or if leases have ended.
     """

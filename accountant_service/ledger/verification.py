@@ -104,12 +104,12 @@ class _DatasetChecker:
         yield from self._check_reservations()
 
     def _check_first_policy(self) -> Iterator[str]:
-        """Yield the faults of the filter that the dataset was created with."""
+        """Yield the faults of the privacy filter that the dataset was created with."""
         try:
             if not self._policy.is_sound():
                 yield f"its filter admits more than the budget: {self._policy.to_json()}"
         except _UNREADABLE as error:
-            yield f"its filter cannot be accounted: {error!r}"
+            yield f"its filter cannot be evaluated: {error!r}"
 
     def _check_entry(self, number: int, body: str, stored: str) -> Iterator[str]:
         """Yield the faults of the next entry: its number, hash, rules and balance."""
@@ -133,7 +133,7 @@ class _DatasetChecker:
             yield f"after entry {number} the balance {self._balance} is outside the budget"
 
     def _check_rules(self, entry: dict[str, Any], body: str) -> Iterator[str]:
-        """Check that an entry is what the ledger's own rules write after the entries before it."""
+        """Yield faults if an entry differs from what the ledger's rules would have written."""
         kind = EntryKind(entry["kind"])
         if (kind is EntryKind.CREATE) != (self.number == 1):
             yield "the first entry of a dataset creates it, and no other entry may"
@@ -147,17 +147,17 @@ class _DatasetChecker:
             )  # fmt: skip
             charged = self._check_charge(entry["reservation"]) if kind is EntryKind.RESERVE else []
         except (LedgerError, rules.RuleError) as error:
-            yield f"it must not follow: {error}"
+            yield f"it breaks a rule: {error}"
             return
         except (AccountingError, mechanisms.MechanismError) as error:
-            yield f"its mechanism cannot be accounted: {error}"
+            yield f"its mechanism cannot be accounted for: {error}"
             return
         yield from charged
         if hash_chain.encode_entry(written) != body:
             yield _describe_difference(entry, written)
 
     def _replay(self, kind: EntryKind, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
-        """Apply the rule of an entry's kind; return the balance change and the entry's fields."""
+        """Apply the rule of an entry's kind; return the balance change and the fields to write."""
         if kind is EntryKind.CREATE:
             first = replace(self._dataset, policy=self._policy)
             nothing = Balance(self._policy.nothing, self._policy.nothing)
@@ -176,13 +176,13 @@ class _DatasetChecker:
         return change.balance, rules.describe_change(change)
 
     def _add_taken(self, change: Change) -> None:
-        """Add what a change takes of the budget to the sums of its key and team."""
+        """Add the change of the amounts spent or held to the sums of its key and team."""
         run, taken = change.reservation, add(change.balance.spent, change.balance.held)
         for holder in ((HolderKind.KEY, run.key), (HolderKind.TEAM, run.team or "")):
             self._taken[holder] = add(self._taken.get(holder, self._policy.nothing), taken)
 
     def _replay_reservation(self, entry: dict[str, Any]) -> Change:
-        """Return the change that a reservation's entry records, by the ledger's own rules."""
+        """Apply the ledger's rule for a new reservation; return the change."""
         plan = StepPlan.of(mechanisms.from_json(entry["mechanism"]))
         before, policy = self._policy, self._policy
         if "filter" in entry:
@@ -190,7 +190,7 @@ class _DatasetChecker:
                 entry["filter"], policy.epsilon, policy.delta, policy.relation
             )
             if not before.may_become(policy, plan, self._balance.taken):
-                raise rules.RuleError(f"the filter must not become {policy.to_json()} then")
+                raise rules.RuleError(f"the filter must not change to {policy.to_json()} here")
         self._policy = policy
         current = replace(self._dataset, balance=self._balance, policy=before)
         charge = policy.read_charge(plan, entry)
@@ -220,7 +220,7 @@ class _DatasetChecker:
         return faults
 
     def _replay_change(self, run: Reservation, kind: EntryKind, entry: dict[str, Any]) -> Change:
-        """Return the change that an entry records, by the ledger's own rules."""
+        """Apply the ledger's rule for a grant, a renewal or an end; return the change."""
         if kind is EntryKind.GRANT:
             return rules.grant(run, _read_integer(entry, "steps"), run.steps_granted)
         if kind is EntryKind.RENEW:
@@ -231,7 +231,7 @@ class _DatasetChecker:
         returned = negate(add(spent, held))
         plan = StepPlan.of(mechanisms.from_json(run.mechanism))
         if not self._policy.is_return_allowed(plan, run.charge, run.steps_granted, returned):
-            raise rules.RuleError(f"{returned} must not be given back")
+            raise rules.RuleError(f"it must not return {returned} to the budget")
         change = rules.close(run, _FINAL_STATES[kind], returned)
         if change is None:
             raise rules.RuleError(f"the reservation is {run.state} already")
@@ -251,7 +251,7 @@ class _DatasetChecker:
 
 
 def _read_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
-    """Return the filter that a dataset was created with."""
+    """Return the filter that a dataset was created with, given its present one."""
     if isinstance(policy, ReferenceFilter) and not policy.is_planned:
         return replace(policy, reference=None, steps=0)
     return policy
@@ -283,7 +283,7 @@ def _read_text(entry: dict[str, Any], name: str) -> str:
 
 
 def _describe_difference(entry: dict[str, Any], written: dict[str, Any]) -> str:
-    """Name the fields in which an entry differs from what the ledger writes."""
+    """Describe the fields in which an entry differs from what the ledger writes."""
     names = [
         name
         for name in sorted(entry.keys() | written.keys())
@@ -295,4 +295,4 @@ def _describe_difference(entry: dict[str, Any], written: dict[str, Any]) -> str:
     differences = "; ".join(
         f"{name} is {entry.get(name)!r}, not {written.get(name)!r}" for name in names
     )
-    return f"it is not what the ledger writes there: {differences}"
+    return f"it differs from what the ledger writes: {differences}"

@@ -104,7 +104,7 @@ def canonical_form(mechanism: Mechanism) -> CanonicalForm:
 
 
 def _form_of_atoms(counts: Mapping[Atom, int]) -> CanonicalForm:
-    """Return the canonical form of atoms with counts: sorted by their JSON, without zero counts."""
+    """Return the canonical form of counted releases, sorted and without zero counts."""
     present = ((_hashed_text(atom.hashed_fields()), atom, n) for atom, n in counts.items() if n > 0)
     lines = sorted(present, key=lambda line: line[0])
     text = _hashed_text([[line, count] for line, _, count in lines])
@@ -118,7 +118,7 @@ def _hashed_text(document: object) -> str:
 
 
 def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Return the atoms of a mechanism with their counts; the codec bounds the tree's depth."""
+    """Return how often a mechanism makes each distinct release."""
     match mechanism:
         case Gaussian(noise_multiplier):
             return {Atom("gaussian", noise_multiplier, pointer=pointer): 1}
@@ -178,7 +178,7 @@ def _apply_sampling(
     sizes: tuple[int, int] | None,
     pointer: str,
 ) -> dict[Atom, int]:
-    """Return the atoms of a mechanism that runs `atoms` on one common sample."""
+    """Return the releases of a mechanism that runs on one common sample."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     if not present or (rate == 1.0 and sampling == "poisson"):
         return present
@@ -197,7 +197,7 @@ def _apply_sampling(
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:
-    """Return the one release that is equivalent to these on a common sample, or None."""
+    """Return one Gaussian release equivalent to all these on a common sample, or None."""
     if list(atoms.values()) == [1]:
         return next(iter(atoms))
     if any(atom.noise != "gaussian" or atom.sampling != "none" for atom in atoms):

@@ -245,7 +245,7 @@ def _write(value: Any) -> Json:
 
 
 def _require_bounded_size(document: Json) -> None:
-    """Raise MechanismError if the document is too deep or has too many nodes; no recursion."""
+    """Raise MechanismError if the document is too deep or has too many nodes."""
     waiting, nodes = [(document, 1)], 0
     while waiting:
         node, depth = waiting.pop()
@@ -299,7 +299,7 @@ def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[s
 
 
 def _count_releases(mechanism: Mechanism) -> int:
-    """Return the number of single releases that a mechanism makes, repetitions included."""
+    """Return the number of releases of a mechanism, with repetitions."""
     match mechanism:
         case Repeated(count, inner):
             return count * _count_releases(inner)

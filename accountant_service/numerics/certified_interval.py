@@ -69,7 +69,7 @@ Engine = Callable[[Composition, SaddlePoint, IntegrationSettings], EvaluatedInte
 
 @dataclass(frozen=True, slots=True)
 class _SearchStart:
-    """The saddle point and the Rényi bound from which the search in one direction starts.
+    """The start of the search in one direction: a saddle point and the Rényi bound.
 
     Attributes:
         saddle: the saddle point that Rényi moments suggest.
@@ -84,7 +84,7 @@ class _SearchStart:
 
 @dataclass(frozen=True, slots=True)
 class _Question(ABC):
-    """A question about a composition, without the accuracy of the answer.
+    """Base of the two questions about a composition: for ε at δ, and for δ at ε.
 
     Attributes:
         releases: with their counts.
@@ -95,7 +95,7 @@ class _Question(ABC):
     @property
     @abstractmethod
     def is_unrefined(self) -> bool:
-        """Return whether to accept the bounds of the first line integrals, however wide."""
+        """Return whether the bounds of the first line integrals are accepted, however wide."""
 
     @abstractmethod
     def relative_width(self, bounds: Bounds) -> float:
@@ -110,15 +110,15 @@ class _Question(ABC):
 
     @abstractmethod
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point, moved to the answer that the bounds found so far suggest."""
+        """Return the saddle point moved to a likely answer within the bounds found so far."""
 
     @abstractmethod
     def epsilon_width(self, saddle: SaddlePoint) -> float:
-        """Return the width of an interval of ε that corresponds to a relative width of 1."""
+        """Return how wide an interval of ε is if the answer's relative width is 1."""
 
     @abstractmethod
     def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
-        """Return the bounds of the answer that a line integral proves; `bound` is a known one."""
+        """Return the bounds of the answer that an evaluated line integral proves."""
 
     @abstractmethod
     def read_profile(self, profile: LatticeProfile) -> float:
@@ -126,7 +126,7 @@ class _Question(ABC):
 
     @abstractmethod
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return the saddle points that the rare-event engine should try first."""
+        """Return saddle points at which the rare-event engine should be tried first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +145,17 @@ class _EpsilonAtDelta(_Question):
         return relative_width(bounds)
 
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point at the ε that belongs to δ, and the Rényi bound of ε."""
+        """Return the saddle point at the ε where δ(ε) = δ, and the Rényi bound of ε."""
         log_delta = math.log(self.delta)
         saddle = saddle_point.find_at_delta(self.releases, direction, log_delta, other_lower_bound)
         return _SearchStart(saddle, max(saddle.bound, 0.0), log_delta)
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point at a likely ε between the bounds found."""
+        """Return the saddle point moved to a likely ε within the bounds."""
         return replace(saddle, epsilon=_likely_value(bounds))
 
     def epsilon_width(self, saddle: SaddlePoint) -> float:
-        """Return the width of ε that corresponds to a relative width of 1."""
+        """Return the size of ε, to which widths of ε are relative."""
         return max(saddle.epsilon, EPSILON_NEGLIGIBLE)
 
     def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
@@ -199,7 +199,7 @@ class _DeltaAtEpsilon(_Question):
         return _SearchStart(saddle, bound, min(0.0, max(-600.0, saddle.bound - 10.0)))
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point with a likely δ between the bounds found."""
+        """Return the saddle point updated with a likely δ within the bounds."""
         return replace(saddle, log_delta=_log_or_minus_infinity(_likely_value(bounds)))
 
     def epsilon_width(self, saddle: SaddlePoint) -> float:
@@ -253,7 +253,7 @@ def _is_alike(one: SaddlePoint, other: SaddlePoint) -> bool:
 
 
 def _likely_value(bounds: Bounds) -> float:
-    """Return a likely value between two bounds: the upper one, unless it is still far off."""
+    """Return a guess of the value between two bounds: near the upper one if they are close."""
     lower, upper = bounds.lower, bounds.upper
     return math.sqrt(lower * upper) if 1.5 * lower < upper and lower > 0 else upper
 
@@ -273,7 +273,7 @@ def _narrow_to_tolerance(question: _Question, tolerance: float) -> Bounds:
     target_widths = _target_widths(tolerance)
     for number, target_width in enumerate(target_widths, start=1):
         found = _combine_directions(
-            _searches_after(question, target_widths[:number], max(target_width, tolerance))
+            _search_both_directions(question, target_widths[:number], max(target_width, tolerance))
         )
         width = question.relative_width(found)
         if (
@@ -293,7 +293,7 @@ def _target_widths(tolerance: float) -> tuple[float, ...]:
 
 
 def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
-    """Return the interval of the costlier direction.
+    """Return the interval around the larger answer of the two directions.
 
     Raises:
         ContradictionError: a lower bound is above an upper one.
@@ -306,10 +306,10 @@ def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
 
 
 @lru_cache(maxsize=64)  # asking for more digits starts from what fewer digits found
-def _searches_after(
+def _search_both_directions(
     question: _Question, target_widths: tuple[float, ...], stop_width: float
 ) -> tuple[_DirectionSearch, ...]:
-    """Return the searches in both directions after the attempts for some target widths.
+    """Return the searches in both directions, narrowed for each of some target widths in turn.
 
     Args:
         question: about which composition, ε or δ.
@@ -319,7 +319,7 @@ def _searches_after(
     """
     *coarser, target_width = target_widths
     if coarser:
-        found = _searches_after(question, tuple(coarser), coarser[-1])
+        found = _search_both_directions(question, tuple(coarser), coarser[-1])
         searches = [search.copy() for search in found]
     else:
         searches = []
@@ -370,7 +370,7 @@ class _DirectionSearch:
     def narrow_by_line_integrals(
         self, other_lower_bound: float, target_width: float, stop_width: float
     ) -> None:
-        """Narrow both bounds by line integrals, unless this direction is settled already.
+        """Narrow both bounds by line integrals, unless this direction is settled.
 
         The first attempt is cheap and accurate. Later attempts cost more and are less accurate,
         and the last are smoothed as well. Each one aims at the answer that the one before found.
@@ -397,7 +397,7 @@ class _DirectionSearch:
                 return
 
     def _is_settled(self, other_lower_bound: float, stop_width: float) -> bool:
-        """Return whether this direction is narrow enough, or below the other's lower bound."""
+        """Return whether this direction is narrow enough, or cannot be the worse one."""
         if self.upper <= other_lower_bound:
             return True
         return self._width_ratio(self.lower, stop_width) <= 1
@@ -405,13 +405,13 @@ class _DirectionSearch:
     def _attempts(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield engine, settings and saddle point of each attempt, from the result of the last."""
+        """Yield the engine, settings and saddle point of each line integral to try."""
         if target_width == _FIRST_TARGET_WIDTH:
             yield integrate_composition, self._fast_settings(), self.saddle
         yield integrate_composition, self._thorough_settings(target_width), self.saddle
         if self.question.is_unrefined:
             return
-        yield from self._rare_attempts(target_width)
+        yield from self._rare_event_attempts(target_width)
         for _ in range(_SMOOTHED_ATTEMPTS):
             yield (
                 rare_events.integrate_rare_events,
@@ -420,10 +420,10 @@ class _DirectionSearch:
             )
             yield integrate_composition, self._smoothed_settings(target_width), self.saddle
 
-    def _rare_attempts(
+    def _rare_event_attempts(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield the rare-event attempts: at the guesses of ε first, then where these found it.
+        """Yield the rare-event integrals to try: at guesses of ε, then at the ε found.
 
         No point is tried twice.
         """
@@ -437,17 +437,17 @@ class _DirectionSearch:
                 yield rare_events.integrate_rare_events, settings, guess
 
     def _fast_settings(self) -> IntegrationSettings:
-        """Return settings of high accuracy and a low work limit."""
+        """Return line-integral settings of high accuracy and a low work limit."""
         return IntegrationSettings(math.log(_ACCURACY), 0.0, _WORK_FAST)
 
     def _thorough_settings(self, target_width: float) -> IntegrationSettings:
-        """Return settings as accurate as the target width needs, with a higher work limit."""
+        """Return line-integral settings for a target width, with a higher work limit."""
         width = target_width * self.question.epsilon_width(self.saddle)
         accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
         return IntegrationSettings(math.log(accuracy), 0.0, _WORK_THOROUGH)
 
     def _smoothed_settings(self, target_width: float) -> IntegrationSettings:
-        """Return settings with as much smoothing as the target width allows."""
+        """Return line-integral settings with the smoothing that the width allows."""
         width = target_width * self.question.epsilon_width(self.saddle)
         smoothing = self.smoothing_factor * math.sqrt(
             _SMOOTHING_SHARE * width / (0.5 + self.saddle.tilt)
@@ -461,30 +461,30 @@ class _DirectionSearch:
         width = target_width * self.question.epsilon_width(self.saddle)
         return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
 
-    def _width_ratio(self, best: float, width: float) -> float:
-        """Return the width of the interval, divided by `width`.
+    def _width_ratio(self, best_lower: float, width: float) -> float:
+        """Return the relative width of the interval that starts at `best_lower`, over `width`.
 
         The interval reaches from the best lower bound to this direction's upper bound.
         """
-        return self.question.relative_width(Bounds(best, max(best, self.upper))) / width
+        return self.question.relative_width(Bounds(best_lower, max(best_lower, self.upper))) / width
 
-    def narrow_by_lattice(self, best: float, target_width: float, stop_width: float) -> None:
-        """Narrow the bounds with a lattice that is finer at every call.
+    def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:
+        """Narrow the bounds by an FFT lattice, which is made finer at every call.
 
         Args:
-            best: the best lower bound of either direction. If the upper bound is below it, the
-                lower bound is not computed.
+            best_lower: the best lower bound of either direction. If the upper bound is below it,
+                the lower bound is not computed.
             target_width: the relative width to aim at.
             stop_width: the relative width at which to stop.
         """
-        if self.question.is_unrefined or self._width_ratio(best, stop_width) <= 1:
+        if self.question.is_unrefined or self._width_ratio(best_lower, stop_width) <= 1:
             return
         if self.lattice is None:
             self.lattice = self._first_lattice(target_width)
         else:
-            self.lattice.refine(math.sqrt(1 / self._width_ratio(best, target_width)))
+            self.lattice.refine(math.sqrt(1 / self._width_ratio(best_lower, target_width)))
         read = self.question.read_profile
-        upper, lower = self.lattice.profiles(lambda profile: read(profile) > best)
+        upper, lower = self.lattice.profiles(lambda profile: read(profile) > best_lower)
         if upper is not None:
             self.upper = min(self.upper, read(upper))
         if lower is not None:

@@ -102,7 +102,7 @@ def dominates(
 def fewest_repetitions(
     block: Composition, step: Composition, slack: float, most: int, deadline: float = math.inf
 ) -> int | None:
-    """Return the least number found of repetitions of a step that dominate a block.
+    """Find how few repetitions of a step dominate a block of releases.
 
     Args:
         block: the composition to be dominated.
@@ -128,7 +128,7 @@ def fewest_repetitions(
     fixed = _Repeated(block)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the excess of the block over each number of repetitions."""
+        """Return how far each number is from dominating, and if its bounds are narrow."""
         return _excess(_Repeated(step, numbers), fixed, slack, deadline)
 
     guess = max(_moment_ratios(block, step, slack))
@@ -139,7 +139,7 @@ def fewest_repetitions(
 def most_repetitions(
     step: Composition, larger: Composition, slack: float, most: int, deadline: float = math.inf
 ) -> int:
-    """Return the largest number found of repetitions of a step that are dominated.
+    """Find how many repetitions of a step a larger composition dominates.
 
     Args:
         step: the composition that is repeated.
@@ -161,7 +161,7 @@ def most_repetitions(
     fixed = _Repeated(larger)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the excess of each number of repetitions over the larger composition."""
+        """Return how far each number is from being dominated, and if its bounds are narrow."""
         return _excess(fixed, _Repeated(step, numbers), slack, deadline)
 
     guess = min(_moment_ratios(larger, step, slack))
@@ -180,7 +180,7 @@ def _repeat(releases: Composition, repetitions: int) -> list[tuple[ReleaseLaw, i
 
 
 def _merged(releases: Composition) -> dict[ReleaseLaw, int]:
-    """Return the number of times that each different release is made."""
+    """Return the distinct releases of a composition, each with its total count."""
     counts: dict[ReleaseLaw, int] = {}
     for release, count in releases:
         if count > 0:
@@ -189,12 +189,12 @@ def _merged(releases: Composition) -> dict[ReleaseLaw, int]:
 
 
 def _is_multiple(whole: Composition, step: Composition) -> bool:
-    """Return whether a composition consists of the same release as a step of a single kind."""
+    """Return whether a composition only repeats the single release that a step consists of."""
     return len(_merged(step)) == 1 and _merged(whole).keys() == _merged(step).keys()
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` of a property that small numbers have, or 0."""
+    """Return the largest number up to `most` for which a monotone property holds, or 0."""
     low, high = 0, 1
     while high <= most and holds(high):
         low, high = high, 2 * high
@@ -209,7 +209,7 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool:
-    """Return whether domination is proved without bounds of H.
+    """Return whether domination follows from the releases alone, without bounds of δ(ε).
 
     Each release of the smaller composition takes one of the larger one that can imitate it; or all
     that the smaller one releases is within the slack: H(x) ≤ H(0), its total variation, at x ≥ 0.
@@ -234,7 +234,7 @@ def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool
 
 
 def _has_enough_gaussian_noise(left: dict[ReleaseLaw, int], missing: dict[ReleaseLaw, int]) -> bool:
-    """Return whether the unsampled Gaussian releases left have the μ² of those missing.
+    """Return whether the unsampled Gaussian releases `left` dominate those `missing`.
 
     Unsampled Gaussian releases compose to one, whose μ² is the sum. False if others are missing.
     """
@@ -257,7 +257,7 @@ def _unsampled_gaussian_mu(release: ReleaseLaw) -> float | None:
 
 
 def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
-    """Return whether a channel turns the pair of one release into that of another.
+    """Return whether post-processing turns one release's pair into the other's.
 
     With the same noise law this holds if the other has at least the noise and at most the sample
     rate. *Noise:* N(0, 1) and N(μ, 1), scaled by r = μ′/μ ≤ 1 and with N(0, 1 − r²) added, become
@@ -286,7 +286,7 @@ def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
 
 
 class _Repeated:
-    """A composition with the bounds of H of its repetitions, in both directions."""
+    """A composition repeated different numbers of times, with its privacy profiles."""
 
     def __init__(self, releases: Composition, numbers: Array | None = None) -> None:
         self.profiles = {
@@ -296,7 +296,7 @@ class _Repeated:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Bounds of H of both compositions at x ≥ 0, in one direction.
+    """Bounds of both compositions' privacy profiles on a grid, in one direction.
 
     Attributes:
         x: increasing, from 0.
@@ -316,7 +316,7 @@ class _Bounds:
 def _excess(
     larger: _Repeated, smaller: _Repeated, slack: float, deadline: float
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Return an upper bound of sup H_smaller − H_larger − slack for each number of repetitions.
+    """Return an upper bound of how far the smaller's δ(ε) exceeds the larger's, less the slack.
 
     The second value is whether the bounds behind each of them are narrow.
     """
@@ -333,7 +333,7 @@ def _excess(
 def _bounds(
     larger: PrivacyProfile, smaller: PrivacyProfile, slack: float, deadline: float
 ) -> _Bounds:
-    """Return bounds of H of both compositions on a grid, in one direction."""
+    """Return bounds of both compositions' privacy profiles on a grid, in one direction."""
     saddle = saddle_point.find_at_delta(smaller.largest, smaller.direction, math.log(slack))
     near, last = min(saddle.epsilon, saddle.bound), max(saddle.bound, 1e-3) * (1 + 1e-9)
     x = np.linspace(0.0, max(near, 0.5 * last), _POINTS)
@@ -363,7 +363,7 @@ def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_
 
 
 def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
-    """Return an upper bound of sup H_smaller − H_larger − slack at x ≥ 0, for each row."""
+    """Return an upper bound of the profiles' largest difference less the slack, for each row."""
     left, right = _prolonged_lines(this, other)
     near, far = this.smaller_upper[:, :-1] - slack, this.smaller_upper[:, 1:] - slack
     at_near, at_far = this.larger_lower[:, :-1], this.larger_lower[:, 1:]
@@ -383,7 +383,7 @@ def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
 
 
 def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
-    """Return how much two lower bounds of H fall on each interval of the grid.
+    """Return how far two linear lower bounds of the larger's profile fall on each interval.
 
     The first line starts at the interval's left end, and its slope is that of the interval before;
     the second ends at the right end, with the slope of the interval after. The falls are not
@@ -408,7 +408,7 @@ def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
 
 
 def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[float]:
-    """Return ratios of the log-moments of two compositions, for a guess of the repetitions."""
+    """Return ratios of two compositions' log-moments, as guesses of the repetitions needed."""
     ratios: list[float] = []
     for direction in DIRECTIONS:
         saddle = saddle_point.find_at_delta(whole, direction, math.log(slack))
@@ -425,7 +425,7 @@ def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[
 def _search(
     excess: Callable[[Array], tuple[Array, NDArray[np.bool_]]], guess: float, bad: int, good: int
 ) -> int:
-    """Return a number next to the last that is not proved, by trying many numbers at once.
+    """Return the proved number nearest to unproved ones, by trying many numbers at once.
 
     Args:
         excess: at most 0 where a number is proved.
@@ -464,14 +464,14 @@ def _search(
 
 
 def _spread_around(guess: float, bad: int, good: int, rows: int) -> Array:
-    """Return numbers around a guess, between two ends."""
+    """Return integers to try around a guess, between a failing and a proved number."""
     low, high = min(bad, good), max(bad, good)
     guess = min(max(guess, low + 1.0), high - 1.0)
     return _between(guess / _SPREAD, guess * _SPREAD, low, high, rows)
 
 
 def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int) -> Array:
-    """Return numbers between two others; near the one that was tried if only one was.
+    """Return integers to try between a failing and a proved number.
 
     Args:
         bad: the last number that is not proved.
@@ -489,7 +489,7 @@ def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int) -> Ar
 
 
 def _between(first: float, last: float, low: int, high: int, rows: int) -> Array:
-    """Return at most `rows` integers between two ends, in equal ratios."""
+    """Return at most `rows` integers between two ends, in geometric progression."""
     if rows == 1:
         numbers = np.array([math.sqrt(max(first, 1.0) * max(last, 1.0))])
     else:

@@ -104,7 +104,7 @@ def _repeat(releases: Composition, repetitions: int) -> Composition:
 
 
 def _bounds_of_group(releases: Composition, repetitions: Array, delta: float) -> list[Bounds]:
-    """Return bounds of ε for each number of repetitions, in the costlier direction.
+    """Return bounds of ε after each number of repetitions, from a shared line integral.
 
     The fewest repetitions decay the slowest. If they prevent any bound, the group is split.
     """
@@ -129,7 +129,7 @@ def _bounds_of_direction(
     direction: Direction,
     other_lower_bounds: Array,
 ) -> tuple[Array, Array]:
-    """Return bounds of ε in one direction; only the Rényi bound where the other costs more.
+    """Return bounds of ε in one direction, given lower bounds of the other direction.
 
     `other_lower_bounds` are lower bounds of ε in the other direction.
     """

@@ -48,7 +48,7 @@ class ProfileBounds(Protocol):
         ...
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return the same with a row for each number of repetitions."""
+        """Return lower and upper bounds of δ: a row for each number of repetitions."""
         ...
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
@@ -74,7 +74,10 @@ class LatticeProfileBounds:
         return lower[np.newaxis], upper[np.newaxis]
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return the rates of some of the lower profile's events; thresholds are ignored."""
+        """Return error rates of the attacks that the lower profile describes.
+
+        The thresholds are ignored.
+        """
         every = np.linspace(0, len(self.lower.p) - 1, 8 * len(thresholds)).astype(int)
         true_positives = np.clip(self.lower.p[every], 0.0, None) * math.exp(self.lower.log_scale_p)
         false_positives = self.lower.q[every] * math.exp(self.lower.log_scale_q) + _UNDERFLOW
@@ -115,7 +118,7 @@ class PrivacyProfile:
     def __init__(
         self, releases: Composition, direction: Direction, repetitions: Array | None = None
     ) -> None:
-        """Start without any bounds.
+        """Store the composition; bounds are added when they are needed.
 
         Args:
             releases: the repeated composition: each release with its count.
@@ -154,7 +157,7 @@ class PrivacyProfile:
     def cover(
         self, epsilons: Array, relative_width: float, absolute_width: float, deadline: float
     ) -> tuple[Array, Array]:
-        """Add line integrals until δ is known well enough at every ε, if possible.
+        """Add bounds until δ is narrow enough at every ε, as far as engines can.
 
         Where an FFT lattice is needed, its own width is enough.
 

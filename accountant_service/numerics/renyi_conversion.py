@@ -30,7 +30,7 @@ def classical_log_deltas(orders: Array, log_moments: Array, epsilon: float) -> A
 
 
 def _tight_conversion_gain(orders: Array) -> Array:
-    """Return how much smaller log δ is by the tight conversion than by the classical one.
+    """Return how much the tight conversion lowers log δ, for each order.
 
     It is log α − (α − 1)·log(1 − 1/α) > 0.
     """

@@ -36,7 +36,7 @@ _PROBITS: Final = np.linspace(-8.0, 8.0, 16001)  # where the Gaussian trade-off 
 
 @dataclass(frozen=True, slots=True)
 class DirectionCurve:
-    """Bounds of δ at increasing ε, and error rates of some attacks, in one direction."""
+    """Bounds of δ on a grid of ε, and error rates of attacks, in one direction."""
 
     epsilons: Array
     lower: Array

@@ -107,7 +107,7 @@ def _render_keys_page(request: Request, status: int = 200, **context: Any) -> Re
 
 
 def _describe_caps(caps: Caps, keys: list[KeyRecord]) -> dict[str, list[str]]:
-    """Return a sentence for each cap that limits a key or its team, by the key's identifier."""
+    """Return sentences about the caps that limit each key or its team, by key identifier."""
     by_holder = caps.list_by_holder()
     return {
         key.identifier: [
@@ -140,7 +140,7 @@ def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
 
 
 def _build_key_body(sent: Fields) -> dict[str, Any]:
-    """Return the form for a new key as a request body of the API."""
+    """Return the submitted form for a new key as a request body of the API."""
     names, days = first_value(sent, "datasets").split(), first_value(sent, "days")
     body: dict[str, Any] = {"name": first_value(sent, "name"), "scopes": sent.get("scopes", [])}
     body |= {"datasets": names} if names else {}
@@ -152,7 +152,7 @@ def _build_key_body(sent: Fields) -> dict[str, Any]:
 
 
 def _get_typed_texts(sent: Fields) -> dict[str, Any]:
-    """Return the form's texts as typed, to show them again."""
+    """Return the form's texts as typed, so that the form shows them again."""
     typed = {name: first_value(sent, name) for name in ("name", "datasets", "team", "days")}
     return typed | {"scopes": sent.get("scopes", [])}
 

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class NumberField:
-    """A field for a number.
+    """A number field of the form, with its label and limits.
 
     Attributes:
         label: its name on the page.
@@ -84,7 +84,7 @@ class CalculatorForm:
 
     @property
     def batches(self) -> Json:
-        """The batch fields and the sampling, by their names in the API."""
+        """The form's batch parameters and sampling, as fields of the API."""
         names = (
             ("sample_rate",)
             if self._is_chosen("batches", "rate")
@@ -96,25 +96,25 @@ class CalculatorForm:
 
     @property
     def duration(self) -> Json:
-        """The number of steps or epochs, by its name in the API."""
+        """The form's number of steps or epochs, as a field of the API."""
         return self._select_values(self.texts["length"])
 
     @property
     def mechanism(self) -> Json:
-        """The run as a mechanism of the API."""
+        """The form's run, as a mechanism of the API."""
         noise = self._select_values("noise_multiplier")
         return {"kind": "dp_sgd"} | noise | self.batches | self.duration
 
     @property
     def relation(self) -> Json:
-        """The neighbouring relation, unless it is the default."""
+        """The form's neighbouring relation, as a field of the API; empty for the default."""
         chosen = self.texts["neighbouring_relation"]
         default = CHOICES["neighbouring_relation"][0]
         return {} if chosen == default else {"neighbouring_relation": chosen}
 
     @property
     def bodies(self) -> Mapping[str, Json]:
-        """The request body for each API path that the page calls."""
+        """The request body for each API endpoint that the page calls, by path."""
         common = {"mechanism": self.mechanism, **self.relation}
         target = self._select_values("epsilon", "delta") | self.batches | self.relation
         curve = {"methods": list(CURVES), "points": _POINTS}
@@ -127,7 +127,7 @@ class CalculatorForm:
         }
 
     def _is_chosen(self, choice: str, option: str) -> bool:
-        """Return whether an option is a choice's current value."""
+        """Return whether an option of a choice is selected."""
         return self.texts[choice] == option
 
     def _select_values(self, *names: str) -> Json:
@@ -136,7 +136,7 @@ class CalculatorForm:
 
 
 def read_form(query: Mapping[str, str]) -> CalculatorForm:
-    """Return the form that a URL describes; fields that are missing have their initial text."""
+    """Return the form for a URL's query; missing fields have their initial text."""
     texts = {name: query.get(name, field.initial).strip() for name, field in FIELDS.items()}
     texts |= {
         name: query[name] if query.get(name) in options else options[0]
@@ -155,14 +155,14 @@ def read_form(query: Mapping[str, str]) -> CalculatorForm:
 
 
 def _fields_in_use(texts: Mapping[str, str]) -> list[str]:
-    """Return the names of the fields that the choices make visible."""
+    """Return the names of the fields that are visible with the current choices."""
     unused = {"dataset_size", "batch_size"} if texts["batches"] == "rate" else {"sample_rate"}
     unused |= {"epochs"} if texts["length"] == "steps" else {"steps"}
     return [name for name in FIELDS if name not in unused]
 
 
 def _parse_number(text: str, whole: bool) -> float:
-    """Return a number for the API.
+    """Parse a typed number for the API.
 
     Raises:
         ValueError: the text is no such number; the message continues the field's name.
@@ -180,7 +180,7 @@ def _parse_number(text: str, whole: bool) -> float:
 
 
 def problem_sentence(name: str, message: str) -> str:
-    """Return a sentence about a problem of a field or of the whole run."""
+    """Return a sentence for the user about a problem with a field or with the whole run."""
     if name in FIELDS:
         return f"{FIELDS[name].label} {message}."
     text = message.replace("_", " ")
@@ -188,7 +188,7 @@ def problem_sentence(name: str, message: str) -> str:
 
 
 def problem_sentences(problems: Iterable[Json]) -> dict[str, str]:
-    """Return a sentence for each field that problem documents point to.
+    """Return a sentence for each field that the API's problem documents point to.
 
     Problems of other fields are shown at the sampling.
     """

@@ -43,7 +43,7 @@ async def calculator(request: Request) -> Response:
 
 
 def _template_context(request: Request, form: CalculatorForm, answers: Json) -> Json:
-    """Return the template's variables, except for the form itself."""
+    """Return the variables of the calculator's template, without the form."""
     return {
         "fields": calculator_form.FIELDS,
         "choices": calculator_form.CHOICES,
@@ -66,7 +66,7 @@ def _check_with_api(form: CalculatorForm) -> CalculatorForm:
 
 
 def _find_problem(path: str, body: Json) -> Json | None:
-    """Return the problem of a request body that the API would refuse, or None."""
+    """Return the problem with which the API would refuse a body, or None."""
     try:
         ENDPOINTS[path].request.model_validate(body)
     except ValidationError as error:
@@ -75,12 +75,12 @@ def _find_problem(path: str, body: Json) -> Json | None:
 
 
 def _key_by_template_name(answers: Json) -> Json:
-    """Return the answers keyed by endpoint name, such as `trade_off`, instead of path."""
+    """Return the answers by endpoint name, such as `trade_off`, instead of by path."""
     return {path.removeprefix("/v1/").replace("-", "_"): each for path, each in answers.items()}
 
 
 def _snippets(request: Request, form: CalculatorForm) -> Json:
-    """Return code that repeats the comparison with curl, the command line or Python."""
+    """Return code that repeats the comparison: for curl, the command line and Python."""
     body, relation = form.bodies[calculator_form.COMPARE], form.texts["neighbouring_relation"]
     return {
         "curl": snippets.curl(str(request.base_url), calculator_form.COMPARE, body),
@@ -90,7 +90,7 @@ def _snippets(request: Request, form: CalculatorForm) -> Json:
 
 
 async def _request_answers(request: Request, form: CalculatorForm) -> Json:
-    """Return the answer or the problem of each request of the page, by path."""
+    """Request all answers of the page; return each answer or problem, by path."""
     bodies = form.bodies
     found = await asyncio.gather(
         *(answer_or_problem(request, path, body) for path, body in bodies.items())
@@ -99,7 +99,7 @@ async def _request_answers(request: Request, form: CalculatorForm) -> Json:
 
 
 async def answer_or_problem(request: Request, path: str, body: Json | UnreadBody) -> Json:
-    """Return the answer to a request of the API, or its problem."""
+    """Request an answer from the API; return it, or the problem document."""
     computations: ComputationCache = request.app.state.computations
     try:
         question = (

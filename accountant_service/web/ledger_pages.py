@@ -48,7 +48,7 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 def _compute_budget_shares(dataset: Json) -> Json:
-    """Return the shares of a budget spent, taken and left, in percent, and whether to warn."""
+    """Return the percentages of a budget spent, spent or held, and left, and whether to warn."""
     spent, taken = dataset["spent"]["share"], 1 - dataset["remaining"]["share"]
     return {
         "spent": 100 * spent,
@@ -65,7 +65,7 @@ def _describe_reference(dataset: Json) -> str | None:
 
 
 def _describe_steps_left(left: StepsLeft | None, *, is_complete: bool) -> Json:
-    """Return what the template of the steps left needs.
+    """Return the template's variables about how many steps are left.
 
     Args:
         left: the steps that fit; None before the first run.
@@ -76,7 +76,7 @@ def _describe_steps_left(left: StepsLeft | None, *, is_complete: bool) -> Json:
 
 
 def _describe_entry(entry: Json) -> Json:
-    """Return an entry with the amounts that it spends and holds, in the filter's first unit."""
+    """Return an entry with its spent and held amounts in the filter's first unit."""
     spent, held = (
         entry.get(f"{part}_reference_steps", entry.get(f"{part}_micronats"))
         for part in ("spent", "held")
@@ -90,7 +90,7 @@ def _describe_entry(entry: Json) -> Json:
 @router.get("/datasets")
 async def datasets(request: Request, session: TheSession, ledger: TheLedger) -> Response:
     """Show the datasets that the key may see, with their budgets."""
-    found = await ledger.datasets(session.key)
+    found = await ledger.list_datasets(session.key)
     return await run_in_threadpool(_render_datasets_page, request, found)
 
 
@@ -119,7 +119,7 @@ async def create_dataset(
         )
         await ledger.create_dataset(write, asked.to_new_dataset())
     except (ValidationError, NameTakenError) as error:
-        found = await ledger.datasets(holder)
+        found = await ledger.list_datasets(holder)
         typed, faults = _get_typed_texts(sent), _get_problem_sentences(error)
         return await run_in_threadpool(
             _render_datasets_page, request, found, texts=typed, problems=faults, status=422
@@ -140,7 +140,7 @@ def _build_dataset_body(sent: Fields) -> Json:
 
 
 def _number_or_text(text: str) -> float | str:
-    """Return a number, or the text itself if it is none, which the API then refuses."""
+    """Return a text as a number; one that is not a number is returned for the API to refuse."""
     try:
         value = float(text)
     except ValueError:
@@ -149,7 +149,7 @@ def _number_or_text(text: str) -> float | str:
 
 
 def _get_typed_texts(sent: Fields) -> dict[str, str]:
-    """Return the form's texts as typed, to show them again."""
+    """Return the form's texts as typed, so that the form shows them again."""
     return {name: first_value(sent, name) for name in sent}
 
 
@@ -181,9 +181,9 @@ async def dataset(
     runs: str = "",
 ) -> Response:
     """Show a dataset: budget, runs, ε over time, and entries with the newest first."""
-    found = await ledger.dataset(session.key, name)
-    left = await ledger.steps_left(session.key, name, may_exchange=False)
-    preview = await ledger.preview(session.key, name) if left is None else BudgetPreview()
+    found = await ledger.get_dataset(session.key, name)
+    left = await ledger.count_steps_left(session.key, name, allow_slow=False)
+    preview = await ledger.preview_budget(session.key, name) if left is None else BudgetPreview()
     budget = {
         "dataset": found,
         "shares": _compute_budget_shares(found),
@@ -200,8 +200,8 @@ async def steps_left(
     request: Request, name: Name, session: TheSession, ledger: TheLedger
 ) -> Response:
     """Return the part of a dataset's page that says how many more steps fit."""
-    found = await ledger.dataset(session.key, name)
-    left = await ledger.steps_left(session.key, name)
+    found = await ledger.get_dataset(session.key, name)
+    left = await ledger.count_steps_left(session.key, name)
     context = {"dataset": found, **_describe_steps_left(left, is_complete=True)}
     return await run_in_threadpool(partial(render_page, request, "steps_left.html", **context))
 
@@ -229,12 +229,12 @@ def _render_dataset_page(
 
 
 def _parse_count(text: str, default: int) -> int:
-    """Return the count that a URL gives, or a default if it is not a valid count."""
+    """Parse a count from a URL; return a default if it is not valid."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else default
 
 
 def _read_entries_page(ledger: Ledger, session: Session, dataset: Json, before: int) -> Json:
-    """Return the ledger entries before an entry's number, newest first, a page of them."""
+    """Return a page of ledger entries that precede an entry's number, newest first."""
     end = min(before, dataset["version"] + 1)
     start = max(end - 1 - _ENTRIES, 0)
     page = ledger.list_entries(session.key, dataset["name"], start)
@@ -249,8 +249,8 @@ async def run(
     request: Request, identifier: Name, session: TheSession, ledger: TheLedger
 ) -> Response:
     """Show a run: its progress, and the guarantee of its plan alone."""
-    found = await ledger.reservation(session.key, identifier)
-    delta = (await ledger.dataset(session.key, found["dataset"]))["budget"]["delta"]
+    found = await ledger.get_reservation(session.key, identifier)
+    delta = (await ledger.get_dataset(session.key, found["dataset"]))["budget"]["delta"]
     claim = await answer_or_problem(
         request, "/v1/epsilon", await run_in_threadpool(_build_plan_request, found, delta)
     )
@@ -260,7 +260,7 @@ async def run(
 
 
 def _build_plan_request(run: Json, delta: float) -> UnreadBody:
-    """Return the request body for the guarantee of all reserved steps."""
+    """Return the API request for the guarantee of a run's whole plan."""
     body = {
         "mechanism": run["mechanism"],
         "delta": delta,
@@ -272,7 +272,7 @@ def _build_plan_request(run: Json, delta: float) -> UnreadBody:
 @router.get("/runs/{identifier}/certificate")
 async def certificate(identifier: Name, session: TheSession, ledger: TheLedger) -> Response:
     """Download the certificate of a run that has ended."""
-    found = await ledger.certificate(session.key, identifier)
+    found = await ledger.issue_certificate(session.key, identifier)
     text = json.dumps(found, indent=2, ensure_ascii=False)
     headers = {
         **HEADERS,

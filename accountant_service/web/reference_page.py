@@ -65,7 +65,7 @@ def reference(request: Request) -> Response:
 
 
 def operations_by_tag(document: Node) -> dict[str, list[Operation]]:
-    """Return the operations of an OpenAPI document, grouped under titles of their tags."""
+    """Return the operations of an OpenAPI document, grouped by tag title."""
     found: dict[str, list[Operation]] = {title: [] for title in _TITLES.values()}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -76,7 +76,7 @@ def operations_by_tag(document: Node) -> dict[str, list[Operation]]:
 
 
 def _build_operation(document: Node, method: str, path: str, operation: Node) -> Operation:
-    """Return an operation of an OpenAPI document as the page shows it."""
+    """Return an operation of an OpenAPI document, prepared for the page."""
     body = _resolve_reference(document, _get_json_schema(operation.get("requestBody", {})))
     examples = body.get("examples", [])
     return Operation(
@@ -92,7 +92,7 @@ def _build_operation(document: Node, method: str, path: str, operation: Node) ->
 
 
 def _describe_response(answer: Node) -> str:
-    """Return a response's description, without markup; FastAPI's default is replaced."""
+    """Return a response's description without markup, or an own text for FastAPI's default."""
     text = str(answer["description"])
     return "The answer" if text == "Successful Response" else text.replace("`", "")
 

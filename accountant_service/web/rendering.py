@@ -33,7 +33,7 @@ _PRIVATE: Final = {"Cache-Control": "no-store", "Vary": "Cookie"}
 
 
 def format_count(value: int) -> str:
-    """Format a whole number in groups of three digits, with non-breaking spaces."""
+    """Format a whole number with non-breaking spaces between groups of three digits."""
     return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "\N{MINUS SIGN}")
 
 

@@ -29,7 +29,7 @@ _NO_PAGE_DETAIL: Final = "there is no page at this address"
 
 
 def install(app: FastAPI) -> None:
-    """Add the pages to an application; failures in a browser become pages, too."""
+    """Add the web pages to an application, and show failures to browsers as pages."""
     app.state.sessions = Sessions(app.state.repository, app.state.keys)
     for each in (calculator_page, account_pages, ledger_pages, reference_page):
         app.include_router(each.router)
@@ -39,7 +39,7 @@ def install(app: FastAPI) -> None:
 
 
 def _make_page_handler(problem_handler: Any) -> _Handler:
-    """Wrap an exception handler: browsers get a page, programs its problem document."""
+    """Wrap an exception handler so that browsers get a page and other clients JSON."""
 
     async def answer_failure(request: Request, error: Exception) -> Response:
         """Answer a failed request with a page or a problem document."""
@@ -55,7 +55,7 @@ def _make_page_handler(problem_handler: Any) -> _Handler:
 
 
 def _wants_html(request: Request) -> bool:
-    """Return whether a request comes from a browser that shows a page."""
+    """Return whether a request accepts HTML, as a browser's does."""
     asks = "text/html" in request.headers.get("Accept", "") or _HTMX_HEADER in request.headers
     return asks and not request.url.path.startswith("/v1/")
 

@@ -39,7 +39,7 @@ def required_session(request: Request) -> Session:
 
 
 def optional_session(request: Request) -> Session | None:
-    """Return the session of a request, or None; for pages that need no session or database."""
+    """Return the session of a request, or None if there is none or it cannot be read."""
     try:
         return required_session(request)
     except (UnauthenticatedError, DatabaseAwayError):
@@ -85,12 +85,12 @@ FormKey = Annotated[KeyRecord, Depends(require_form_key)]
 
 
 def safe_redirect_path(path: str) -> str:
-    """Return a path of this service, or the datasets page if the path is not one."""
+    """Return a path of this service unchanged, and the datasets page for any other address."""
     is_local = path.startswith("/") and not path.startswith("//") and "\\" not in path
     return path if is_local and path.isprintable() else "/datasets"
 
 
 def sign_in_path(request: Request) -> str:
-    """Return the path of a sign-in form that redirects back to this page."""
+    """Return the path of the sign-in form that leads back to this page."""
     here = request.url.path if request.method == "GET" else "/datasets"
     return f"/sign-in?next={quote(here)}"

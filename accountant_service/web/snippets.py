@@ -35,7 +35,7 @@ def curl(address: str, path: str, body: Mapping[str, Any]) -> str:
 
 
 def command(body: Mapping[str, Any]) -> str:
-    """Return the `accountant compare` command for the run in a request body."""
+    """Return an `accountant compare` command line for the run in a request body."""
     given = {**body["mechanism"], **body}
     options = [
         f"{option} {shlex.quote(str(given[name]))}"

@@ -20,7 +20,7 @@ METHOD: Final = "pld"
 
 
 def describe_mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
-    """Return the description of the mechanism that an experiment releases in a number of steps."""
+    """Return the JSON of the mechanism that an experiment's first steps are."""
     task, noise = TASKS[experiment.task], experiment.noise_multiplier
     if experiment.method.in_passes:  # every record is in exactly PASSES batches
         once = {"kind": "gaussian", "noise_multiplier": noise}
@@ -39,7 +39,7 @@ def describe_mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
 
 
 def certify(experiments: Sequence[Experiment], store: Store) -> None:
-    """Compute and store the ε of every point of every curve that the store does not have."""
+    """Compute and store the certified ε of every point of every curve that is not stored yet."""
     questions = {
         json.dumps(each, sort_keys=True): each for each in _list_questions(experiments, store)
     }
@@ -54,18 +54,19 @@ def certify(experiments: Sequence[Experiment], store: Store) -> None:
 
 
 def build_question(experiment: Experiment, steps: int) -> dict[str, Any]:
-    """Return the body of the request for the ε of an experiment after a number of steps."""
+    """Return the API request for the ε of an experiment after a number of steps."""
     delta = experiment.delta or TASKS[experiment.task].delta
     return {"mechanism": describe_mechanism(experiment, steps), "delta": delta}
 
 
 def build_claimed_question(noise: float, epochs: int) -> dict[str, Any]:
-    """Return the request for the ε that papers/001 §5.2 claims: training alone, with q = 0.01."""
+    """Return the API request for the ε that papers/001 §5.2 claims, of training alone."""
     plan = {"noise_multiplier": noise, "sample_rate": 0.01, "steps": 100 * epochs}
     return {"mechanism": {"kind": "dp_sgd", **plan, "sampling": "poisson"}, "delta": 1e-5}
 
 
 def _list_questions(experiments: Sequence[Experiment], store: Store) -> Iterator[dict[str, Any]]:
+    """Yield the API requests for every certified ε that the report shows."""
     yield from (build_claimed_question(noise, epochs) for noise, epochs, _ in PAPER_CLAIMS)
     for experiment in experiments:
         if experiment.method.has_guarantee:

@@ -43,13 +43,13 @@ class LinearDecay:
     steps: int
 
     def factor(self, done: int) -> float:
-        """Return the factor of the first learning rate after `done` steps."""
+        """Return the learning rate after `done` steps, relative to the first."""
         return 1 - (1 - self.share) * min(1.0, done / self.steps)
 
 
 @dataclass(frozen=True)
 class Method:
-    """An optimizer and its settings.
+    """A training method: an optimizer and its settings.
 
     Attributes:
         label: name in tables and plots.
@@ -90,7 +90,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One method on one task with one noise multiplier, for some steps.
+    """An experiment: one method on one task with one noise multiplier, for some steps.
 
     Attributes:
         task: name in `tasks.TASKS`.
@@ -194,7 +194,7 @@ _FIGURE_3: Final = {  # the paper does not state its noise
 
 
 def _find_image_result(task: str, method: Method, noise: float) -> PaperResult:
-    """Return the result of papers/000 or papers/001 for an image task."""
+    """Return what papers/000 or papers/001 reports for a method on an image task."""
     key = method.optimizer
     if method.warm_start:
         return PaperResult("none")
@@ -266,7 +266,7 @@ _METHODS_TUNED_AT_8: Final = (  # papers/000 §IV-C has 0.1 for DP-SGD and 0.002
 
 
 def make_tuned_experiments() -> Iterator[Experiment]:
-    """Yield MNIST at σ = 8 with learning rates tuned there, constant and with the schedule."""
+    """Yield MNIST experiments with learning rates tuned at σ = 8, constant and decaying."""
     for method in _METHODS_TUNED_AT_8:
         scheduled = replace(method, label=f"{method.label}, schedule", schedule=PAPER_SCHEDULE)
         for each in (method, scheduled):
@@ -275,7 +275,7 @@ def make_tuned_experiments() -> Iterator[Experiment]:
 
 
 def make_noise_shape_experiments() -> Iterator[Experiment]:
-    """Yield AdaDP with its ellipsoid and its box, on a model small enough for the box."""
+    """Yield AdaDP with noise in an ellipsoid and in a box, on a small model."""
     for state in ("privatised", "raw"):
         for shape in ("ellipsoid", "box"):
             options = _BETA_OPTIONS | {"box": shape == "box"}
@@ -317,7 +317,7 @@ ADULT_PLANS: Final = {
 
 
 def make_adult_experiments() -> Iterator[Experiment]:
-    """Yield A-DDP and its baselines, each with the noise and the rounds that its theorem allows."""
+    """Yield A-DDP and its baselines on Adult, with the noise and rounds of its theorem."""
     paper_result = PaperResult("papers/003 Figure 1: curves only")
     for target, plans in ADULT_PLANS.items():
         for label, (noise, rounds) in ({"non_private": (1.0, 2000)} | plans).items():
@@ -332,7 +332,7 @@ def make_adult_experiments() -> Iterator[Experiment]:
 
 
 def make_participant_experiments() -> Iterator[Experiment]:
-    """Yield one of the methods for Adult with every user simulated, as in the paper."""
+    """Yield one Adult method with every user simulated separately, as in the paper."""
     method = replace(_ADULT_METHODS["a_ddp pld"], separate_users=True)
     paper_result = PaperResult("papers/003 Figure 1: curves only")
     for target, plans in ADULT_PLANS.items():
@@ -345,9 +345,10 @@ def make_participant_experiments() -> Iterator[Experiment]:
 def _make_side_information_methods(
     clips: Mapping[str, float], rates: Mapping[str, float]
 ) -> Iterator[Method]:
-    """Yield the methods of papers/004 with C and the middle of the η grid from its Table 5."""
+    """Yield the methods of papers/004, with clip norms and rates from its Table 5."""
 
     def method(name: str, label: str = "", of: str = "", **changes: Any) -> Method:
+        """Return a method with the clip norm and learning rate listed for it."""
         key = of or name
         return _make_method(name, clips[key], label, learning_rate=rates[key], **changes)
 
@@ -397,7 +398,7 @@ _AUTOENCODER_RESULTS: Final = {
 def _find_table_result(
     figures: Mapping[str, tuple[float, int]], method: Method, remark: str
 ) -> PaperResult:
-    """Return the paper's result for a method by its table, or refer to the paper's curves."""
+    """Return what papers/004 reports for a method in a table, else point to its curves."""
     if method.label not in figures:
         return PaperResult("papers/004 Figure 4: curves only")
     value, number = figures[method.label]
@@ -405,7 +406,7 @@ def _find_table_result(
 
 
 def make_newsgroups_experiments() -> Iterator[Experiment]:
-    """Yield the methods of papers/004 on newsgroups, in place of its StackOverflow and IMDB."""
+    """Yield the methods of papers/004 on newsgroups, in place of the paper's text data."""
     for method in (*_make_side_information_methods(_TEXT_CLIPS, _TEXT_RATES), _FREQUENCY_METHOD):
         paper_result = _find_table_result(_TEXT_RESULTS, method, "on StackOverflow")
         yield Experiment("newsgroups", method, 1.0, 1060, paper_result)

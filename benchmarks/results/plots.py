@@ -64,7 +64,7 @@ def compute_mean_curve(experiment: Experiment, store: Store) -> ScoreCurve | Non
 
 
 def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
-    """Draw a panel for each column of the report."""
+    """Draw a figure with a panel for each column of the report."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -107,6 +107,7 @@ def _cut_off_low_scores(panels: Sequence[Any], floor: float) -> None:
 def _draw_panel(
     axes: Any, column: str, experiments: Sequence[Experiment], store: Store, floor: float
 ) -> None:
+    """Draw the score curves of one column's experiments."""
     for experiment in experiments:
         found = compute_mean_curve(experiment, store)
         if found is None:
@@ -134,7 +135,7 @@ def _draw_panel(
 
 
 def _get_step_unit(experiment: Experiment) -> tuple[float, str]:
-    """Return a step's length on the axis and the unit: epochs, or rounds of all users."""
+    """Return the length of a step on the axis and its unit: epochs, or rounds over all users."""
     task = TASKS[experiment.task]
     return (1.0, "rounds") if task.users > 1 else (task.sample_rate, "epochs")
 
@@ -156,6 +157,7 @@ def _choose_line_style(experiment: Experiment, beside: Sequence[Experiment]) -> 
 
 
 def _choose_colour(method: Method) -> str:
+    """Return the colour of a method's optimizer."""
     return _COLOURS.get(method.label) or _COLOURS[method.optimizer]
 
 

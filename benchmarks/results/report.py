@@ -32,7 +32,7 @@ _EXPERIMENTS: Final = {each.name: each for each in EXPERIMENTS}
 
 
 def find_experiments(argument: str) -> list[Experiment]:
-    """Return the experiments of `task/section`, or of `task/section/column`."""
+    """Return the experiments named by `task/section` or `task/section/column`."""
     task, section, *column = argument.split("/")
     return [
         each
@@ -53,7 +53,7 @@ def format_mean(name: str, store: Store) -> str:
 
 
 def _format_score(experiment: Experiment, store: Store) -> str:
-    """Return mean ± standard deviation over the seeds; count broken and missing runs."""
+    """Return mean ± standard deviation over the seeds, with the number of failed runs."""
     found, runs = list_final_scores(experiment, store), store.list_runs(experiment)
     if not runs:
         return NOTHING
@@ -72,7 +72,7 @@ def format_score(name: str, store: Store) -> str:
 
 
 def _list_scores_of_pair(names: str, store: Store) -> list[list[float]]:
-    """Return the final scores of both experiments in `first over second`."""
+    """Return the final scores of the two experiments named in `first over second`."""
     return [list_final_scores(_EXPERIMENTS[name], store) for name in names.split(" over ")]
 
 
@@ -82,7 +82,7 @@ def _format_points(difference: float) -> str:
 
 
 def format_lead(names: str, store: Store) -> str:
-    """Return the lead in `first over second`: the difference of the mean scores, in hundredths."""
+    """Return the difference of the mean scores of two experiments, in hundredths."""
     first, second = _list_scores_of_pair(names, store)
     if not (first and second):
         return NOTHING
@@ -107,12 +107,12 @@ SETTINGS: Final = {  # for MNIST at σ = 8: the pattern of the experiments' name
 
 
 def build_settings_table(_: str, store: Store) -> str:
-    """Return a table of the methods' scores by the choice of the learning rate."""
+    """Return a table of scores by method and choice of the learning rate."""
     return _build_table_by_setting(lambda name, label: format_score(name.format(label), store))
 
 
 def build_leads_table(_: str, store: Store) -> str:
-    """Return a table of the leads over DP-SGD by the choice of both learning rates."""
+    """Return a table of the leads over DP-SGD, by method and choice of the learning rate."""
 
     def format_cell(name: str, label: str) -> str:
         pair = f"{name.format(label)} over {name.format('dp_sgd')}"
@@ -122,7 +122,7 @@ def build_leads_table(_: str, store: Store) -> str:
 
 
 def _build_table_by_setting(format_cell: Callable[[str, str], str], without: str = "") -> str:
-    """Return a table with a column for each of `SETTINGS` and a row for each method."""
+    """Return a table of methods (rows) by choice of the learning rate (columns)."""
     lines = [f"| method | {' | '.join(SETTINGS)} |", "|---" * (len(SETTINGS) + 1) + "|"]
     constant = [
         each.method for each in find_experiments("mnist-8/main") if each.method.schedule is None
@@ -134,7 +134,7 @@ def _build_table_by_setting(format_cell: Callable[[str, str], str], without: str
 
 
 def format_state_range(argument: str, store: Store) -> str:
-    """Return the range of a fact about the optimizer state over the runs: `fact of experiment`."""
+    """Return the range of a number about the optimizer state over an experiment's runs."""
     fact, name = argument.split(" of ")
     values = [run[fact] for run in store.list_runs(_EXPERIMENTS[name]) if fact in run]
     if None in values:
@@ -171,6 +171,7 @@ def build_results_table(argument: str, store: Store) -> str:
 
 
 def _build_result_row(experiment: Experiment, store: Store) -> str:
+    """Return an experiment's row of a results table."""
     method = experiment.method
     found = find_certified_epsilon(experiment, experiment.steps, store)
     guarantee = f"{found:.3g}" if found is not None else NOTHING
@@ -189,7 +190,7 @@ def _build_result_row(experiment: Experiment, store: Store) -> str:
 
 
 def build_rates_table(_: str, store: Store) -> str:
-    """Return a table of every method's scores over its grid of learning rates, the best in bold."""
+    """Return a table of each method's scores at every learning rate tried, the best in bold."""
     lines = ["| task | method | η: score |", "|---|---|---|"]
     for task, label in dict.fromkeys((each.task, each.method.label) for each in EXPERIMENTS):
         if TASKS[task].tuned_on:
@@ -202,12 +203,13 @@ def build_rates_table(_: str, store: Store) -> str:
 
 
 def _format_tried_rate(rate: float, found: float | None, chosen: float | None) -> str:
+    """Return a tried learning rate with its score, in bold if it was chosen."""
     text = f"{rate:g}: {'broke down' if found is None else f'{found:.3f}'}"
     return f"**{text}**" if rate == chosen else text
 
 
 def build_table_1(_: str, store: Store) -> str:
-    """Return a table of the ε at which a mean reaches an accuracy, with papers/000 Table I."""
+    """Return a table of the ε needed to reach each accuracy, beside papers/000 Table I."""
     methods = {each.method.label: each for each in find_experiments("mnist/table-1")}
     lines = [
         "| accuracy | dp_sgd: paper | ours | AdaDP: paper | adadp raw |",
@@ -223,6 +225,7 @@ def build_table_1(_: str, store: Store) -> str:
 
 
 def _format_cost_of_accuracy(experiment: Experiment, level: float, store: Store) -> str:
+    """Return the ε at which an experiment's mean first reaches an accuracy."""
     found = plots.compute_mean_curve(experiment, store)
     if found is None:
         return NOTHING

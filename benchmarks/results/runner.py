@@ -71,9 +71,9 @@ def train(job: Job) -> dict[str, Any]:
 def _train_model(
     job: Job, task: Task, data: Dataset
 ) -> tuple[list[tuple[int, float]], dict[str, Any]]:
-    """Return the steps and scores during a run, and facts about the final optimizer state."""
+    """Train a model; return the steps and scores, and facts about the optimizer state."""
     method, steps = job.experiment.method, job.experiment.steps
-    data, public = _set_public_aside(method, task, data)
+    data, public = _split_off_public_examples(method, task, data)
     model = task.build_model(data)
     if method.warm_start and public:
         warm_start(model, public, task.objective.loss, WARM_STEPS)
@@ -97,7 +97,7 @@ def _train_model(
 def _make_pooled_step(
     job: Job, task: Task, data: Dataset, stepper: NonPrivateSgd | PrivateOptimizer
 ) -> Callable[[], object]:
-    """Return a function that takes a step on a batch of all users' records."""
+    """Return a function that trains one step on a batch drawn from all records."""
     sampler = _make_sampler(job, task, len(data.train_labels))
 
     def advance() -> None:
@@ -110,7 +110,7 @@ def _make_pooled_step(
 def _make_federated_round(
     job: Job, task: Task, model: nn.Module, data: Dataset
 ) -> Callable[[], object]:
-    """Return a function that runs a round of A-DDP over noisy means of each user's records."""
+    """Return a function that runs one round of A-DDP, with a noisy mean from each user."""
     method, noise = job.experiment.method, job.experiment.noise_multiplier
     size = len(data.train_labels) // task.users
     plan = Plan(size, task.sample_rate, method.clip_norm, noise)
@@ -130,7 +130,7 @@ def _make_federated_round(
 
 
 def _make_seeded_budget(job: Job, plan: Plan) -> NoBudget:
-    """Return a budget without a claim: seeded noise can be repeated, so it protects nobody."""
+    """Return a budget without a privacy claim, as seeded noise can be reproduced."""
     return NoBudget(plan, job.experiment.steps, "it is seeded")
 
 
@@ -143,7 +143,7 @@ def _derive_seeds(job: Job, user: int) -> tuple[int, int]:
 def _summarize_state(
     stepper: NonPrivateSgd | PrivateOptimizer | None, local_steps: int
 ) -> dict[str, Any]:
-    """Return a fact about the optimizer state that helps to explain the result; null is ∞.
+    """Return a number about the optimizer state that explains the result, if there is one.
 
     AdaDP: the number of steps in which half axes replaced the ball. PIGDO: the largest √s at the
     end, to which ε is added.
@@ -163,10 +163,10 @@ def _round_if_finite(number: float) -> float | None:
 PublicExamples = tuple[torch.Tensor, torch.Tensor]
 
 
-def _set_public_aside(
+def _split_off_public_examples(
     method: Method, task: Task, data: Dataset
 ) -> tuple[Dataset, PublicExamples | None]:
-    """Set public examples aside if the method needs any."""
+    """Set some examples aside as public if the method needs them; return both parts."""
     known = OPTIMIZERS.get(method.optimizer)
     state = method.state or (known.states[0] if known else "")
     if state != "public" and not method.warm_start:
@@ -175,13 +175,14 @@ def _set_public_aside(
 
 
 def _make_sampler(job: Job, task: Task, rows: int) -> PoissonSampler | CyclicSampler:
+    """Return the sampler that an experiment's batches are drawn with."""
     if job.experiment.method.in_passes:
         return CyclicSampler(rows, round(1 / task.sample_rate))
     return PoissonSampler(rows, task.sample_rate, torch.Generator().manual_seed(job.seed))
 
 
 class CyclicSampler:
-    """A sampler that takes every record once in a fixed number of steps, and then starts again."""
+    """A sampler that goes through all records in a fixed number of steps, again and again."""
 
     def __init__(self, rows: int, steps: int) -> None:
         self._rows, self._steps, self._at = torch.arange(rows), steps, -1
@@ -195,7 +196,7 @@ class CyclicSampler:
 def _make_stepper(
     job: Job, task: Task, model: nn.Module, data: Dataset, public: PublicExamples | None
 ) -> NonPrivateSgd | PrivateOptimizer:
-    """Return the optimizer that takes the steps, with seeded noise (for measurements only).
+    """Return the optimizer of a job, with seeded noise (for measurements only).
 
     Users who each add noise to their own mean are equivalent to one mean whose noise is larger by
     the square root of their number.
@@ -228,6 +229,7 @@ class NonPrivateSgd:
         self._model, self._descent = model, torch.optim.SGD(model.parameters(), lr=learning_rate)
 
     def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Any) -> None:
+        """Take a step on the batch's mean gradient."""
         self._descent.zero_grad()
         loss(self._model(examples), targets).mean().backward()
         self._descent.step()

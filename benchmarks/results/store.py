@@ -25,7 +25,7 @@ IDENTIFYING_FIELDS = (
 
 
 def identify(line: ResultLine) -> str:
-    """Return the identity of a line: lines with the same identity hold the same result."""
+    """Return a line's identity, which is equal for lines that hold the same result."""
     return json.dumps(
         {name: line[name] for name in IDENTIFYING_FIELDS if name in line}, sort_keys=True
     )
@@ -47,10 +47,11 @@ class Store:
         self.lines = {identify(line): line for line in map(json.loads, whole.splitlines())}
 
     def __contains__(self, line: ResultLine) -> bool:
+        """Return whether a line with the same identity is stored."""
         return identify(line) in self.lines
 
     def get(self, line: ResultLine) -> ResultLine | None:
-        """Return the stored line with the identity of the given one, or None."""
+        """Return the stored line with the same identity as the given one, or None."""
         return self.lines.get(identify(line))
 
     def add(self, line: ResultLine) -> None:

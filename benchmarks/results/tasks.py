@@ -25,7 +25,7 @@ USER_ROWS: Final = 100  # records per user: papers/003, Experiment
 
 @dataclass(frozen=True)
 class Task:
-    """A learning task.
+    """A learning task: a dataset, a model and a score.
 
     Attributes:
         title: title in the report.
@@ -82,6 +82,7 @@ class Task:
 
 @cache
 def _load_dataset(name: str) -> Dataset:
+    """Return a dataset by its name."""
     return load(name, DATA_FOLDER)
 
 
@@ -94,6 +95,7 @@ def project_images(name: str, noise_multiplier: float, seed: int) -> Dataset:
 
 
 def _make_image_task(name: str, hidden: int = 1000, tuned_on: str = "") -> Task:
+    """Return an image classification task with a multilayer perceptron."""
     return Task(
         title=f"{name}, 60-{hidden}-10",
         sample_rate=0.01,
@@ -109,7 +111,7 @@ def _make_image_task(name: str, hidden: int = 1000, tuned_on: str = "") -> Task:
 
 
 def _load_adult() -> Dataset:
-    """Return the records of Adult that make up whole users."""
+    """Return the records of Adult, cut to whole users."""
     data = _load_dataset("adult")
     return data.select(slice(len(data.train_labels) // USER_ROWS * USER_ROWS))
 
@@ -155,7 +157,7 @@ TASKS: Final[dict[str, Task]] = {
 
 
 def hold_out_validation(data: Dataset) -> Dataset:
-    """Return the data with a part of the training set in place of the test set."""
+    """Return the data with a part of the training set held out as the test set."""
     rows = int(len(data.train_labels) * (1 - VALIDATION_SHARE))
     return replace(
         data.select(slice(rows)),

@@ -173,7 +173,7 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
     ("command", "briefly", "title"),
     [
         ("python benchmarks/ledger_cost.py", "", "Steps that each filter admits"),
-        ("python benchmarks/products.py", "", "600 examples"),
+        ("python benchmarks/matrix_products.py", "", "600 examples"),
         (
             "python benchmarks/training_step.py",
             " --case 60-1000-10 --case 'small CNN, 28×28' --only adadp --only a_ddp"

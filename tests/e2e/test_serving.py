@@ -353,9 +353,9 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_grants_stay_quick_under_anonymous_load(tmp_path: Path) -> None:
-    from benchmarks import responsive
+    from benchmarks import hostile_load
 
-    measured = responsive.measure(tmp_path, 3.0)
-    if responsive.has_postgresql():
-        measured.grants["locked row"] = responsive.measure_locked_row(tmp_path, 3.0)
+    measured = hostile_load.measure(tmp_path, 3.0)
+    if hostile_load.has_postgresql():
+        measured.grants["locked row"] = hostile_load.measure_locked_row(tmp_path, 3.0)
     assert not measured.list_faults(), measured

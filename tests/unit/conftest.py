@@ -11,5 +11,7 @@ from accountant_service.numerics import certified_interval
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute every interval anew: for tests that replace a part of an engine."""
     monkeypatch.setattr(
-        certified_interval, "_searches_after", certified_interval._searches_after.__wrapped__
+        certified_interval,
+        "_search_both_directions",
+        certified_interval._search_both_directions.__wrapped__,
     )

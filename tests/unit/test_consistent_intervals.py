@@ -133,11 +133,11 @@ def test_an_answer_does_not_depend_on_what_was_asked_before(
     """Results of coarser attempts are cached; the cache saves time and changes no answer."""
     fresh = []
     for tolerance in tolerances:
-        certified_interval._searches_after.cache_clear()
+        certified_interval._search_both_directions.cache_clear()
         fresh.append(certified_interval.delta_bounds(run, epsilon, tolerance))
-    certified_interval._searches_after.cache_clear()
+    certified_interval._search_both_directions.cache_clear()
     assert [certified_interval.delta_bounds(run, epsilon, t) for t in tolerances] == fresh
-    assert certified_interval._searches_after.cache_info().hits > 0
+    assert certified_interval._search_both_directions.cache_info().hits > 0
 
 
 @pytest.mark.usefixtures("without_memory")

@@ -180,7 +180,9 @@ def test_aliases_are_subtracted_at_each_point(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(engine, "choose_line", short)
     assert violations(run_with_few_frequencies(monkeypatch)) == 0
     monkeypatch.setattr(
-        engine.EvaluatedIntegral, "_aliases", lambda _, epsilons, __=0.0: np.zeros_like(epsilons)
+        engine.EvaluatedIntegral,
+        "_aliasing_error",
+        lambda _, epsilons, __=0.0: np.zeros_like(epsilons),
     )
     assert violations(run_with_few_frequencies(monkeypatch)) > 0
 

@@ -135,8 +135,10 @@ def rare_holds(exact: float) -> Callable[[], bool]:
 
 
 def product_off_by(patch: Patch, share: float) -> None:
-    genuine = rare_events._Product.value
-    patch.setattr(rare_events._Product, "value", lambda of, scale: genuine(of, scale) * (1 - share))
+    genuine = rare_events._TransformProduct.value
+    patch.setattr(
+        rare_events._TransformProduct, "value", lambda of, scale: genuine(of, scale) * (1 - share)
+    )
 
 
 def test_rounding_of_the_product(monkeypatch: Patch, rare_delta: float) -> None:
@@ -189,7 +191,7 @@ def test_mass_of_extreme_outcomes(monkeypatch: Patch, rare_delta: float, common:
         found = certified_interval.delta_bounds(MANY, epsilon, 1e-7)
         exact = 0.5 * (found.lower + found.upper)
     top = epsilon if common else 0.2 * epsilon
-    monkeypatch.setattr(rare_events._ApproximateLaws, "top", lambda *_: top)
+    monkeypatch.setattr(rare_events._ApproximateLaws, "estimate_top", lambda *_: top)
 
     def holds() -> bool:
         lower, upper = rare_bounds(run, epsilon, exact)
@@ -352,16 +354,18 @@ def test_windows_in_the_weights(monkeypatch: Patch, law: Any, which: str) -> Non
     """A window is evaluated at a loss that is off, or its logarithm is."""
     of, order = law()
     holds = law_holds(of, order, moment=True, phi_minus_one=False)
-    genuine = Window.log
+    genuine = Window.log_weight
     if which == "losses":
-        monkeypatch.setattr(Window, "log", lambda of, loss: genuine(of, loss - of.sign * 0.9e-7))
+        monkeypatch.setattr(
+            Window, "log_weight", lambda of, loss: genuine(of, loss - of.sign * 0.9e-7)
+        )
         moved = "moved = loss_error / self.width"
         term = Term(
             Window.relative_error, moved, "moved = (loss_error + 1e-7) / self.width", "moved = 0"
         )
         term = replace(term, absent="moved = 0 * loss_error")
     else:
-        monkeypatch.setattr(Window, "log", lambda of, loss: genuine(of, loss) * (1 + 0.9e-5))
+        monkeypatch.setattr(Window, "log_weight", lambda of, loss: genuine(of, loss) * (1 + 0.9e-5))
         evaluated = "16 * _EPS * (1 + np.maximum(u, 0.0) ** 2)"
         term = Term(Window.relative_error, evaluated, "1e-5", "0")
     check(monkeypatch, term, holds)
@@ -644,7 +648,7 @@ def test_smoothing_in_the_aliases_of_attacks(monkeypatch: Patch) -> None:
     text = "chernoff += 0.5 * (line.higher_tilts * smoothing) ** 2 - np.log"
     check(
         monkeypatch,
-        Term(line_integral.EvaluatedIntegral._aliases, text, text, "chernoff -= np.log"),
+        Term(line_integral.EvaluatedIntegral._aliasing_error, text, text, "chernoff -= np.log"),
         holds,
     )
 

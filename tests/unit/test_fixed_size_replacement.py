@@ -118,9 +118,11 @@ def test_log_moments_are_upper_bounds_and_tight(q: float, mu: float) -> None:
 def test_moments_without_the_part_above_would_be_too_small(monkeypatch: Patch) -> None:
     """Twice the part with r < 1 taken off: a bound of it in the wrong direction shows."""
     release, tilts = FixedSizeReplacement(0.5, 0.3), np.array([0.5])
-    genuine = FixedSizeReplacement._moments_below
+    genuine = FixedSizeReplacement._negative_loss_moments
     right = release.log_moments("removing", tilts)[0]
-    monkeypatch.setattr(FixedSizeReplacement, "_moments_below", lambda *a: genuine(*a) * (1 + 2e-4))
+    monkeypatch.setattr(
+        FixedSizeReplacement, "_negative_loss_moments", lambda *a: genuine(*a) * (1 + 2e-4)
+    )
     assert release.log_moments("removing", tilts)[0] < right * (1 - 2e-5)
 
 

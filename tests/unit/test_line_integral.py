@@ -177,7 +177,9 @@ def test_aliases(monkeypatch: pytest.MonkeyPatch, exact: float) -> None:
     adjusted_line(monkeypatch, period=2.0)
     lower, upper = bounds_at()
     assert lower <= exact <= upper
-    monkeypatch.setattr(EvaluatedIntegral, "_aliases", lambda _, epsilons: np.zeros_like(epsilons))
+    monkeypatch.setattr(
+        EvaluatedIntegral, "_aliasing_error", lambda _, epsilons: np.zeros_like(epsilons)
+    )
     assert bounds_at()[0] > exact
 
 

@@ -147,7 +147,7 @@ def holds(exact: float) -> bool:
 
 def test_what_extreme_outcomes_add(exact: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a top at ε most of δ is beyond it."""
-    monkeypatch.setattr(rare_events._ApproximateLaws, "top", lambda *_: EPSILON)
+    monkeypatch.setattr(rare_events._ApproximateLaws, "estimate_top", lambda *_: EPSILON)
     assert holds(exact)
     genuine = rare_events.DividedComposition.omitted
     monkeypatch.setattr(
@@ -175,9 +175,11 @@ def test_a_release_that_is_not_counted_would_be_caught(
     exact: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With T − 1 for T half of δ is gone."""
-    genuine = rare_events._Product.multiply
+    genuine = rare_events._TransformProduct.multiply
     monkeypatch.setattr(
-        rare_events._Product, "multiply", lambda of, b, a, count: genuine(of, b, a, count - 1)
+        rare_events._TransformProduct,
+        "multiply",
+        lambda of, b, a, count: genuine(of, b, a, count - 1),
     )
     assert bounds(RUN, EPSILON, exact)[1] < exact
 
@@ -285,7 +287,7 @@ def test_a_complex_window_is_within_its_bound() -> None:
         with mp.workdps(30):
             value = abs(mp.erfc(-mp.mpc(u, rng.uniform(0, 1) * t) / mp.sqrt(2)) / 2)
         low, high = np.array([u - spread]), np.array([u + spread * rng.random()])
-        assert mp.log(value) <= float(window.log_bound(low, high, np.array([t]))[0]) + 1e-12
+        assert mp.log(value) <= float(window.log_weight_bound(low, high, np.array([t]))[0]) + 1e-12
 
 
 def test_losses_grow_to_the_right_on_every_line() -> None:

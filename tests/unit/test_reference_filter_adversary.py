@@ -300,7 +300,7 @@ def test_giving_back_what_is_held_is_found_by_the_adversary(
 def test_the_rules_refuse_to_give_back_spent_slack() -> None:
     charge = ExchangeCharge(4, 8, 10, 10)
     run = Run(1, charge, 4).reservation
-    with pytest.raises(RuleError, match="can be given back"):
+    with pytest.raises(RuleError, match="can be returned"):
         close(replace(run, charge=replace(charge, steps=5)), State.COMMITTED, (0, 20))
     change = close(run, State.COMMITTED)
     assert change is not None

@@ -26,7 +26,7 @@ __all__ = [
 
 
 def read_charge(stored: Json, steps: int) -> Charge:
-    """Return the charge that a reservation's row records, of a plan with this many steps."""
+    """Return the charge stored in a reservation's row, for a plan with this many steps."""
     if "unit_attonats" in stored:
         return RenyiCharge.from_json(stored, steps)
     return ExchangeCharge(
@@ -41,7 +41,7 @@ def read_charge(stored: Json, steps: int) -> Charge:
 def from_json(
     stored: Json, epsilon: float, delta: float, relation: NeighbouringRelation
 ) -> PrivacyFilter:
-    """Return the filter that a dataset's row or first entry records.
+    """Return the filter stored in a dataset's row or first entry.
 
     Raises:
         KeyError, TypeError, ValueError: it records none.

@@ -35,7 +35,7 @@ def negate(amounts: Amounts) -> Amounts:
 
 
 def count_units_within(share: float, whole: int) -> int:
-    """Return the most units of a whole that are at most a share of it."""
+    """Return the largest whole number of units that is at most a share of `whole` units."""
     if not whole:
         return 0
     count = min(math.floor(share * whole) + 1, whole)
@@ -55,38 +55,38 @@ class Charge(ABC):
     @property
     @abstractmethod
     def reserved(self) -> Amounts:
-        """The amounts that are held before the first grant."""
+        """The amounts held when the reservation is made, before the first grant."""
 
     @abstractmethod
     def spent(self, granted: int) -> Amounts:
-        """Return the amounts charged for granted steps while the reservation is open."""
+        """Return the amounts spent after some granted steps, while the reservation is open."""
 
     def held(self, granted: int) -> Amounts:
-        """Return the amounts still held after a number of granted steps."""
+        """Return the amounts still held after some granted steps."""
         return subtract(self.reserved, self.spent(granted))
 
     @abstractmethod
     def returned(self, granted: int) -> Amounts | None:
-        """Return the amounts that are free again when the reservation ends.
+        """Return the amounts returned to the budget if the reservation ends after these grants.
 
         None if that takes a computation: see `PrivacyFilter.compute_return`.
         """
 
     def least_returned(self, granted: int) -> Amounts:
-        """Return the amounts that are free again even if no computation decides that more are."""
+        """Return a lower bound of the returned amounts that takes no computation."""
         return self.held(granted)
 
     @abstractmethod
     def entry_fields(self) -> Json:
-        """Return the fields of a ledger entry that record this charge."""
+        """Return the fields that record this charge in a ledger entry."""
 
     def to_json(self) -> Json:
-        """Return the charge for storage in a reservation's row."""
+        """Return the charge as JSON, for storage in a reservation's row."""
         return self.entry_fields()
 
 
 class PrivacyFilter(ABC):
-    """The frozen accounting policy of a dataset: which releases its budget admits.
+    """A privacy filter: the fixed rule that decides which releases a dataset's budget admits.
 
     Attributes:
         name: of the kind of filter, on the wire.
@@ -104,12 +104,12 @@ class PrivacyFilter(ABC):
     @property
     @abstractmethod
     def nothing(self) -> Amounts:
-        """The amounts of a dataset from which nothing was released."""
+        """The zero amounts: those of a dataset from which nothing was released."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """The filter in words, for people."""
+        """The filter's description in words."""
 
     @abstractmethod
     def admits(self, taken: Amounts) -> bool:
@@ -117,7 +117,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def share_of(self, taken: Amounts) -> float:
-        """Return the share of the budget that amounts take, at most 1 within the budget."""
+        """Return the share of the budget that these amounts are; at most 1 if it admits them."""
 
     def restrict(
         self,
@@ -125,7 +125,7 @@ class PrivacyFilter(ABC):
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Return amounts beside which no more is free than is left under a cap.
+        """Return `taken`, increased so that only the budget left under a cap remains.
 
         They only tell what would fit. A filter that cannot say returns what is taken.
 
@@ -146,11 +146,11 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
-        """Return the filter under which a plan is reserved: this one, unless it is still open."""
+        """Return the filter after reserving a plan: unchanged unless its reference is open."""
 
     @abstractmethod
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> Charge:
-        """Return the charge of a plan while amounts are taken already.
+        """Return the charge of a plan, given the amounts spent or held already.
 
         A charge that does not fit is returned too: the budget does not admit its amounts.
 
@@ -160,7 +160,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the amounts that are free again when a reservation ends after some grants.
+        """Return the amounts returned to the budget if a reservation ends after these grants.
 
         Args:
             plan: the whole plan that was reserved.
@@ -170,21 +170,21 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Return the most steps of a plan's kind that still fit; None if steps cost nothing."""
+        """Return the most steps of a plan that still fit; None if steps cost nothing."""
 
     @abstractmethod
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether a whole plan fits beside what is taken; faster than its charge."""
+        """Return whether a whole plan fits the remaining budget; faster than its charge."""
 
     @abstractmethod
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether a recorded charge covers its plan; `verify` asks."""
+        """Return whether a recorded charge covers its plan, for `verify`."""
 
     @abstractmethod
     def is_return_allowed(
         self, plan: StepPlan, charge: Charge, granted: int, returned: Amounts
     ) -> bool:
-        """Return whether a reservation may have given back these amounts; `verify` asks."""
+        """Return whether a reservation was allowed to return these amounts, for `verify`."""
 
     @abstractmethod
     def read_charge(self, plan: StepPlan, fields: Json) -> Charge:
@@ -195,20 +195,20 @@ class PrivacyFilter(ABC):
         """
 
     def may_become(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether a reservation of a plan may have replaced this filter by another."""
+        """Return whether reserving a plan may have replaced this filter by `other`."""
         return False
 
     def is_sound(self) -> bool:
-        """Return whether the filter's own numbers are within its budget; `verify` asks."""
+        """Return whether the filter's own parameters keep within its budget, for `verify`."""
         return True
 
     @abstractmethod
     def entry_fields(self) -> Json:
-        """Return the fields of the first entry that record this filter."""
+        """Return the fields that record this filter in a dataset's first entry."""
 
     @abstractmethod
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the fields of an entry that record a change of the balance."""
+        """Return the fields that record a change of the balance in an entry."""
 
     @abstractmethod
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
@@ -216,4 +216,4 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def to_json(self) -> Json:
-        """Return the filter's own parameters, for storage; ε, δ and relation are stored beside."""
+        """Return the filter's own parameters as JSON, for storage; without ε, δ and relation."""

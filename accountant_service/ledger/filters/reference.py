@@ -60,7 +60,7 @@ _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCharge(Charge):
-    """Reference steps that a plan's steps are exchanged for.
+    """A charge in reference steps, which dominate the plan's steps, and in slack of δ.
 
     Attributes:
         steps: the number of steps of the plan.
@@ -77,11 +77,11 @@ class ExchangeCharge(Charge):
 
     @property
     def reserved(self) -> Amounts:
-        """The reference steps, and the slack of both exchanges."""
+        """The reference steps, and the slack for the charge and for the return."""
         return self.reference_steps, self.slack + self.return_slack
 
     def spent(self, granted: int) -> Amounts:
-        """Return the share of the reference steps that the granted steps are, rounded up.
+        """Return the reference steps spent after some granted steps, pro rata and rounded up.
 
         The first grant makes the exchange, and so spends its slack.
         """
@@ -90,7 +90,7 @@ class ExchangeCharge(Charge):
         return -(-self.reference_steps * granted // self.steps), self.slack
 
     def returned(self, granted: int) -> Amounts | None:
-        """Return what is free again after a number of granted steps, if no exchange is needed."""
+        """Return the amounts returned after some granted steps; None if it takes a computation."""
         if granted == 0:  # no exchange was made
             return self.reserved
         if granted == self.steps or not self.reference_steps:
@@ -100,12 +100,12 @@ class ExchangeCharge(Charge):
         return None
 
     def least_returned(self, granted: int) -> Amounts:
-        """Return the amounts that are free again without an exchange back."""
+        """Return a lower bound of the returned amounts that takes no computation."""
         known = self.returned(granted)
         return (0, self.return_slack) if known is None else known
 
     def entry_fields(self) -> Json:
-        """Return the reference steps and the slack of both exchanges."""
+        """Return the reference steps and the slack, as a ledger entry records them."""
         return {
             "charged_reference_steps": self.reference_steps,
             "slack": self.slack,
@@ -119,7 +119,7 @@ class ExchangeCharge(Charge):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFilter(PrivacyFilter):
-    """A filter that counts in steps of a reference mechanism.
+    """A filter that measures the budget in steps of a reference mechanism.
 
     Attributes:
         epsilon: ε of the budget.
@@ -151,7 +151,7 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def description(self) -> str:
-        """The filter in words, for people."""
+        """The filter's description in words."""
         if self.reference is None:
             return "reference filter: the first run decides in which steps the budget is counted"
         return (
@@ -161,22 +161,22 @@ class ReferenceFilter(PrivacyFilter):
         )
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether the stack has these reference steps, and the reserve this slack."""
+        """Return whether the budget has this many reference steps, and this much slack of δ."""
         return taken[0] <= self.steps and taken[1] <= SLACK_UNITS
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the share of the reference steps; all of an empty stack is taken."""
+        """Return the share of all reference steps; 1 if the budget has none."""
         if self.reference is None:
             return 0.0
         return taken[0] / self.steps if self.steps else 1.0
 
     def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return amounts beside which only the reference steps left under a cap are free."""
+        """Return `taken`, increased so that only the steps left under a cap remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return the ε of a number of reference steps, rounded up to a tabulated number."""
+        """Return the ε of some reference steps, rounded up to the next number in the table."""
         if taken[0] <= 0 or self.reference is None:
             return 0.0
         if taken[0] > self.steps:
@@ -188,7 +188,7 @@ class ReferenceFilter(PrivacyFilter):
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
 
     def tabulated(self) -> ReferenceFilter:
-        """Return the filter with a table of ε, so that showing a balance computes nothing."""
+        """Return the filter with a table of ε, so that a balance is shown without computing."""
         if self.reference is None or self.steps == 0 or self.epsilons:
             return self
         counts = _tabulated_counts(self.steps, _EPSILON_POINTS)
@@ -208,7 +208,7 @@ class ReferenceFilter(PrivacyFilter):
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
-        """Return units of slack as a δ, rounded down."""
+        """Return an amount of slack, in units, as a δ; rounded down."""
         return rounding.down(rounding.down(self.delta * self.slack_share) * (units / SLACK_UNITS))
 
     def _composition(self, step: CanonicalForm, times: int = 1) -> Composition:
@@ -233,14 +233,14 @@ class ReferenceFilter(PrivacyFilter):
         return reference is not None and canonical_form(reference).hash == plan.step.hash
 
     def _is_exact(self, plan: StepPlan) -> bool:
-        """Return whether exchanges of a plan need no slack: all releases are unsampled Gaussian."""
+        """Return whether comparing a plan needs no slack: all releases are unsampled Gaussian."""
         reference = self.reference
         return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
 
     # --- the reference
 
     def replaced_by(self, plan: StepPlan, taken: Amounts) -> ReferenceFilter:
-        """Return the filter with the plan's step as the reference, if the reference is still open.
+        """Return the filter with the plan's step as the reference, if none is chosen yet.
 
         Nothing was released then, so the choice of the reference tells nothing.
         """
@@ -253,7 +253,7 @@ class ReferenceFilter(PrivacyFilter):
         return not self.is_planned and not any(taken)
 
     def with_reference(self, plan: StepPlan, *, is_planned: bool) -> ReferenceFilter:
-        """Return the filter with a plan's reference step, and the most that the budget admits.
+        """Return the filter with a plan's step as reference, and the steps that it admits.
 
         Raises:
             UnsuitableReferenceError: the mechanism cannot be a reference.
@@ -276,7 +276,7 @@ class ReferenceFilter(PrivacyFilter):
         return replace(self, reference=step, steps=steps, is_planned=is_planned)
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
-        """Return the most steps that have at most the budget's ε at the δ without the slack."""
+        """Return the most steps whose ε is within the budget, at δ less the slack."""
         question = Question(step, self.relation)
 
         def log_ratio(count: int) -> float:
@@ -291,7 +291,7 @@ class ReferenceFilter(PrivacyFilter):
         return COUNT_MAX if found is None else found
 
     def _count_by_renyi(self, step: CanonicalForm) -> int:
-        """Return the number of steps that a Rényi filter admits: fewer, and quickly computed."""
+        """Return the steps that a Rényi filter admits: a quick lower bound."""
         try:
             policy = renyi.choose_filter(self.epsilon, self.delta, self.relation, step)
             return policy.count_steps(policy.step_costs(step), policy.nothing) or 0
@@ -299,7 +299,7 @@ class ReferenceFilter(PrivacyFilter):
             return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
-        """Return the ε of a composition at the δ without the slack; infinite if none is finite.
+        """Return ε of a composition at the budget's δ less the slack; infinite if there is none.
 
         Raises:
             AccountingError: `pld` cannot account for it.
@@ -312,7 +312,7 @@ class ReferenceFilter(PrivacyFilter):
             return math.inf
 
     def may_become(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether the other filter only has another reference, within the budget.
+        """Return whether `other` differs only in its reference, and is within the budget.
 
         Any reference is sound as long as nothing was released.
         """
@@ -324,7 +324,7 @@ class ReferenceFilter(PrivacyFilter):
         )
 
     def is_sound(self) -> bool:
-        """Return whether the reference steps have at most the budget's ε; `verify` asks."""
+        """Return whether the reference steps have at most the budget's ε, for `verify`."""
         if self.reference is None or self.steps == 0:
             return self.steps == 0
         question = Question(canonical_form(self.reference), self.relation)
@@ -334,7 +334,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- charges
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> ExchangeCharge:
-        """Return the least number of reference steps found that dominates the plan.
+        """Find how few reference steps dominate the plan; return them as its charge.
 
         A plan that no number of free steps dominates is charged one step more than the budget has,
         which is never admitted.
@@ -360,11 +360,11 @@ class ReferenceFilter(PrivacyFilter):
         return ExchangeCharge(plan.steps, self.steps + 1 if found is None else found, slack, slack)
 
     def _free(self, taken: Amounts) -> tuple[int, int]:
-        """Return the free reference steps, and the slack that one exchange may use."""
+        """Return the remaining reference steps, and the slack available to one comparison."""
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
     def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the most reference steps found that the plan's other steps dominate.
+        """Find how many reference steps the steps not granted dominate; these are returned.
 
         They are at most what is held. An exchange that is not decided in time gives nothing back.
         """
@@ -387,7 +387,7 @@ class ReferenceFilter(PrivacyFilter):
         return (found, 0) if found else charge.least_returned(granted)
 
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Return the most steps of the plan's kind that the free reference steps dominate."""
+        """Find how many steps of the plan the remaining reference steps dominate."""
         if not plan.step.atom_counts:
             return None
         free, slack = self._free(taken)
@@ -405,7 +405,7 @@ class ReferenceFilter(PrivacyFilter):
             )
 
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether the free reference steps dominate the whole plan."""
+        """Return whether the remaining reference steps dominate the whole plan."""
         if not plan.step.atom_counts:
             return True
         if self._is_open(taken):
@@ -427,7 +427,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- the record
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether the recorded reference steps dominate the plan, with the slack."""
+        """Return whether the recorded reference steps and slack cover the plan."""
         assert isinstance(charge, ExchangeCharge)
         if charge.is_reference:
             return self._is_reference(plan) and charge.reference_steps >= plan.steps
@@ -444,7 +444,7 @@ class ReferenceFilter(PrivacyFilter):
     def is_return_allowed(
         self, plan: StepPlan, charge: Charge, granted: int, returned: Amounts
     ) -> bool:
-        """Return whether the steps that were not granted dominate what was given back."""
+        """Return whether the steps not granted dominate the reference steps returned."""
         assert isinstance(charge, ExchangeCharge)
         known = charge.returned(granted)
         steps, slack = returned
@@ -470,7 +470,7 @@ class ReferenceFilter(PrivacyFilter):
         return ExchangeCharge(plan.steps, steps, slack, return_slack, is_reference)
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the change of reference steps and slack."""
+        """Return the change of reference steps and slack, as an entry records it."""
         return {
             "spent_reference_steps": spent[0],
             "held_reference_steps": held[0],
@@ -534,7 +534,7 @@ def json_of(mechanism: Mechanism) -> Json:
 
 @contextmanager
 def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[float]:
-    """Yield the CPU time at which a decision about a plan's exchange ends, and is refused.
+    """Context manager that yields a CPU-time deadline, and turns a timeout into a refusal.
 
     Raises:
         ExchangeUndecidedError: the time has passed without a decision.
@@ -552,6 +552,6 @@ def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[float]:
 
 
 def _tabulated_counts(steps: int, points: int) -> np.ndarray:
-    """Return increasing numbers of reference steps up to all of them, at similar steps of ε."""
+    """Return the numbers of reference steps at which ε is tabulated, about evenly in ε."""
     fractions = (np.arange(1, points + 1) / points) ** 2  # ε grows like the square root
     return np.minimum(np.ceil(steps * fractions).astype(np.int64), steps)

@@ -11,9 +11,7 @@ _STEPS: Final = 10**6  # of a budget that is counted in parts of a Gaussian rele
 
 
 def choose_reference_step(plan: StepPlan) -> Mechanism:
-    """Return the reference step that suits a plan: small, so that little is lost by whole numbers.
-
-    It is the plan's own step, or the one Gaussian release that is equivalent to it.
+    """Return a step for counting a budget: the plan's own, or one equivalent Gaussian release.
 
     Args:
         plan: with at least one release.
@@ -26,7 +24,7 @@ def choose_reference_step(plan: StepPlan) -> Mechanism:
 
 
 def divide_gaussian_step(step: Gaussian, steps: int) -> Gaussian:
-    """Return a part of a Gaussian release, so small that whole numbers of it waste nothing.
+    """Return a noisier Gaussian step, so that a budget is counted in small units.
 
     k releases of noise multiplier σ·√k are as private as one of σ.
 

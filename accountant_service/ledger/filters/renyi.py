@@ -72,7 +72,7 @@ class RenyiCharge(Charge):
         return self.held(granted)
 
     def entry_fields(self) -> Json:
-        """Return the cost of one step: text for one order, a list of texts for several."""
+        """Return the cost of one step as an entry records it: a text, or one for each order."""
         texts = [str(each) for each in self.step_costs]
         return {"unit_attonats": texts[0] if len(texts) == 1 else texts}
 
@@ -103,7 +103,7 @@ class DivergenceFilter(PrivacyFilter):
 
     @property
     def nothing(self) -> Amounts:
-        """No divergence at any order."""
+        """Zero divergence at every order."""
         return (0,) * len(self.orders)
 
     def step_costs(self, step: CanonicalForm) -> tuple[int, ...]:
@@ -115,11 +115,11 @@ class DivergenceFilter(PrivacyFilter):
         return compute_step_costs(step, self.relation, self.orders)
 
     def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
-        """Return this filter: it was frozen when the dataset was created."""
+        """Return this filter unchanged: it was fixed when the dataset was created."""
         return self
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> RenyiCharge:
-        """Return the charge of a plan; it does not depend on what is taken."""
+        """Return the charge of a plan; it does not depend on `taken`."""
         return RenyiCharge(plan.steps, self.step_costs(plan.step))
 
     def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
@@ -131,7 +131,7 @@ class DivergenceFilter(PrivacyFilter):
         return self.count_steps(self.step_costs(plan.step), taken)
 
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether the whole plan fits beside what is taken."""
+        """Return whether the whole plan fits the remaining budget."""
         return self.admits(add(taken, self.compute_charge(plan, taken).reserved))
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
@@ -151,7 +151,7 @@ class DivergenceFilter(PrivacyFilter):
         granted: int,
         returned: Amounts,
     ) -> bool:
-        """Return whether exactly the steps that were not granted were given back."""
+        """Return whether exactly the cost of the steps not granted was returned."""
         return returned == charge.held(granted)
 
     def read_charge(self, plan: StepPlan, fields: Json) -> RenyiCharge:
@@ -162,7 +162,7 @@ class DivergenceFilter(PrivacyFilter):
         return charge
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the change of the balance: a number for one order, a list for several."""
+        """Return the balance change as an entry records it: a number, or one for each order."""
         single = len(self.orders) == 1
         return {
             "spent_micronats": spent[0] if single else list(spent),
@@ -196,12 +196,12 @@ class RenyiFilter(DivergenceFilter):
 
     @property
     def orders(self) -> tuple[float, ...]:  # type: ignore[override]  # a field of a mixture
-        """The one order."""
+        """The filter's one Rényi order, as a tuple."""
         return (self.order,)
 
     @property
     def description(self) -> str:
-        """The filter in words, for people."""
+        """The filter's description in words."""
         return f"Rényi filter of order {self.order:g}"
 
     @property
@@ -217,15 +217,15 @@ class RenyiFilter(DivergenceFilter):
         )
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether the divergence is at most the budget's."""
+        """Return whether the divergence is within the budget's."""
         return taken[0] <= self.budget
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the divergence as a share of the budget's; all of an empty budget is taken."""
+        """Return the divergence as a share of the budget's; 1 if the budget is 0."""
         return taken[0] / self.budget if self.budget else 1.0
 
     def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return a divergence beside which only the rest of a cap is free."""
+        """Return `taken`, increased so that only the divergence left under a cap remains."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 
@@ -295,13 +295,13 @@ def compute_step_costs(
 
 
 def _round_up_to_attonats(divergence: float) -> int:
-    """Return a divergence in whole atto-nats; one that is not finite costs more than any budget."""
+    """Return a divergence in whole atto-nats, rounded up; a non-finite one exceeds any budget."""
     nats = rounding.up(divergence) if math.isfinite(divergence) else math.inf
     return math.ceil(_ATTO * min(nats, STEP_COST_NATS_MAX))
 
 
 def _require_proof(question: Question) -> None:
-    """Refuse releases without a proved divergence: they cannot be charged."""
+    """Refuse releases whose divergence has no proof: they cannot be charged."""
     for part in question.release_groups:
         if part.atom.sampling == "shuffled":
             raise MethodNotApplicableError(
@@ -318,7 +318,7 @@ def choose_filter(
     relation: NeighbouringRelation,
     planned: CanonicalForm | None = None,
 ) -> RenyiFilter:
-    """Return a filter of the order that admits the most steps of likely runs.
+    """Return a filter of the single order that admits the most steps of typical runs.
 
     For each reference run, the steps admitted at an order are divided by the steps admitted at the
     run's best order. The chosen order has the largest geometric mean of these ratios. With a
@@ -355,7 +355,7 @@ def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) ->
 
 @lru_cache(maxsize=4)
 def compute_reference_step_costs(relation: NeighbouringRelation) -> Array:
-    """Return the step cost of each reference run (rows) at each candidate order (columns)."""
+    """Return the Rényi cost of one step: rows for typical runs, columns for orders."""
     return np.array(
         [
             _step_costs_by_order(canonical_form(DpSgd(sigma, sample_rate=rate, steps=1)), relation)

@@ -90,7 +90,7 @@ class RenyiMixtureFilter(DivergenceFilter):
 
     @property
     def description(self) -> str:
-        """The filter in words, for certificates."""
+        """The filter's description in words."""
         parts = ", ".join(
             f"{order:g} (weight {weight:g})"
             for order, weight in zip(self.orders, self.weights, strict=True)
@@ -139,7 +139,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return {"filter": self.name} | self.entry_fields()
 
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return the most further steps that `admits` allows; None if it allows any number.
+        """Return the most further steps of these costs; None if any number is admitted.
 
         Args:
             step_costs: atto-nats of one step at each order.
@@ -161,14 +161,17 @@ class RenyiMixtureFilter(DivergenceFilter):
         return low
 
     def _has_guarantee(self, taken: Amounts, epsilon: float) -> bool:
-        """Return whether (1 − e^{ε−L})₊ ≤ δ·W is proved for all L at these amounts."""
+        """Return whether these amounts are proved to be (ε, δ)-DP at this ε.
+
+        The condition is (1 − e^{ε−L})₊ ≤ δ·W for all L.
+        """
         if not any(taken):
             return True
         bounds = _compute_cell_bounds(self.orders) @ self._round_down_terms(taken, epsilon)
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return a lower bound of each order's w·e^{(α−1)ε−R}, its term of W at L = ε.
+        """Return a lower bound of each order's term of the mixture, w·e^{(α−1)ε−R} at L = ε.
 
         Larger amounts never give a larger value: one micro-nat changes the exponent by 10⁻⁸ at
         least, far more than a rounding error of the exponential function.
@@ -199,7 +202,7 @@ def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
 
 
 def _scale(taken: Amounts, units: int) -> Amounts:
-    """Return the amounts times a factor in units of 1/_SHARE_UNITS, rounded up."""
+    """Return the amounts multiplied by units/_SHARE_UNITS, rounded up."""
     return tuple(-(-each * units // _SHARE_UNITS) for each in taken)
 
 
@@ -213,7 +216,9 @@ def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
 
 @lru_cache(maxsize=256)
 def _compute_cell_bounds(orders: tuple[float, ...]) -> Array:
-    """Return rows of coefficients; the least row is a lower bound of W/(1 − e^{−x}) for all x > 0.
+    """Return coefficients that bound the mixture W from below, two rows for each cell of losses.
+
+    The least row is a lower bound of W/(1 − e^{−x}) for all x > 0.
 
     Here x = L − ε, and a row's value is its product with the terms of W at L = ε. All coefficients
     are at least 0, so that a row's value never falls when a term grows.
@@ -247,7 +252,7 @@ def choose_mixture(
     relation: NeighbouringRelation,
     planned: CanonicalForm | None = None,
 ) -> RenyiMixtureFilter:
-    """Return a filter of the orders and weights that admit the most steps of likely runs.
+    """Return a filter of the orders and weights that admit the most steps of typical runs.
 
     The mixture maximises the geometric mean of 1 + steps over the reference runs of
     `renyi.choose_filter`; the 1 keeps runs from counting that no mixture admits. For a
@@ -260,43 +265,45 @@ def choose_mixture(
         planned: one step of the planned mechanism.
     """
     single = renyi.choose_filter(epsilon, delta, relation, planned)
-    alone = RenyiMixtureFilter((single.order,), (1.0,), epsilon, delta, relation)
-    return alone if planned is not None else _choose_general_mixture(alone)
+    single_order = RenyiMixtureFilter((single.order,), (1.0,), epsilon, delta, relation)
+    return single_order if planned is not None else _choose_general_mixture(single_order)
 
 
 @lru_cache(maxsize=256)
-def _choose_general_mixture(alone: RenyiMixtureFilter) -> RenyiMixtureFilter:
-    """Return the best mixture found for the reference runs, at least as good as one order."""
+def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFilter:
+    """Return the best mixture of orders found for typical runs, or the single order."""
     candidates = renyi.CANDIDATE_ORDERS
-    moments = renyi.compute_reference_step_costs(alone.relation) * (candidates - 1)
-    place = int(np.searchsorted(candidates, alone.orders[0]))
-    best, best_value = alone, 0.0  # a mixture that admits nothing is no improvement
+    moments = renyi.compute_reference_step_costs(single_order.relation) * (candidates - 1)
+    place = int(np.searchsorted(candidates, single_order.orders[0]))
+    best, best_value = single_order, 0.0  # a mixture that admits nothing is no improvement
     for lowest in range(max(place - _LOWEST_BELOW_SINGLE, 0), place + 1):
         chosen = np.arange(lowest, len(candidates), _SPACING)[:_ORDERS_MAX]
-        fit = _MixtureFit(candidates[chosen], moments[:, chosen], alone.epsilon, alone.delta)
+        fit = _MixtureFit(
+            candidates[chosen], moments[:, chosen], single_order.epsilon, single_order.delta
+        )
         value, weights = fit.maximise()
         if value > best_value:
             best_value = value
-            best = _freeze(alone, candidates[chosen], weights)
+            best = _freeze(single_order, candidates[chosen], weights)
     return best
 
 
-def _freeze(alone: RenyiMixtureFilter, orders: Array, weights: Array) -> RenyiMixtureFilter:
-    """Return the filter with these orders and weights, without orders of little weight."""
+def _freeze(single_order: RenyiMixtureFilter, orders: Array, weights: Array) -> RenyiMixtureFilter:
+    """Return the filter with these orders and weights, leaving out negligible weights."""
     kept = weights >= min(_SMALLEST_WEIGHT, float(weights.max()))
     shares = weights[kept] / weights[kept].sum()
     units = np.floor(shares * (1 - 1e-12) / _WEIGHT_UNIT) * _WEIGHT_UNIT
     return RenyiMixtureFilter(
         tuple(map(float, orders[kept])),
         tuple(map(float, units)),
-        alone.epsilon,
-        alone.delta,
-        alone.relation,
+        single_order.epsilon,
+        single_order.delta,
+        single_order.relation,
     )
 
 
 class _MixtureFit:
-    """A search for the weights of given orders.
+    """An optimisation of the weights of given orders, for the most steps of some runs.
 
     Args:
         orders: increasing.
@@ -316,7 +323,7 @@ class _MixtureFit:
         )
 
     def maximise(self) -> tuple[float, Array]:
-        """Return the largest mean of log(1 + steps) that was found, and its weights."""
+        """Maximise the mean of log(1 + steps) over the runs; return it with its weights."""
         count = self._moments.shape[1]
         start = np.full(count, math.log(0.4 / count))
         start[0] = math.log(0.6)
@@ -330,7 +337,7 @@ class _MixtureFit:
         return -float(found.fun), np.exp(found.x - np.logaddexp.reduce(found.x))
 
     def _loss_and_gradient(self, logits: Array) -> tuple[float, Array]:
-        """Return −mean log(1 + steps), and its gradient in the logarithms of the weights."""
+        """Return the negative mean of log(1 + steps), and its gradient in the log-weights."""
         log_weights = logits - np.logaddexp.reduce(logits)
         steps, shares = self._count_steps(log_weights)
         rates = (shares * self._moments).sum(axis=1)
@@ -341,7 +348,7 @@ class _MixtureFit:
         return -float(np.log1p(steps).mean()), -gradient
 
     def _count_steps(self, log_weights: Array) -> tuple[Array, Array]:
-        """Return each run's steps, as real numbers, and the share of each order in W there.
+        """Return each run's steps as real numbers, and each order's share in the mixture there.
 
         At each loss, log W falls with the steps and is convex. Newton's method starts where one
         order suffices, left of the solution, and approaches it from there.

@@ -83,7 +83,7 @@ class _ComposedMasses:
         return np.exp(-self.tilt * (self.losses - self.centre))
 
     def without_overflow(self) -> _ComposedMasses:
-        """Return the masses without the points whose weights would overflow."""
+        """Return the masses without lattice points whose weight overflows."""
         first = int(np.searchsorted(self.losses, self.centre - 300.0 / (1.0 + self.tilt)))
         return self.keep_last(len(self.losses) - first)
 
@@ -175,7 +175,7 @@ SPACING_MAX: Final = 40.0  # so that e^loss of an edge beyond LOSS_MAX stays a d
 
 
 def standard_deviations_to_cover(steps: int, log_delta: float) -> float:
-    """Return the number of standard deviations of a normal tail that cells must cover.
+    """Return how many standard deviations of a normal tail cells must cover.
 
     Beyond that reach `steps` releases lose at most e^_LOG_CUT of δ.
     """
@@ -298,7 +298,7 @@ def _compose(
     outward: int,
     window: _ComposedMasses | None = None,
 ) -> _ComposedMasses:
-    """Convolve the tilted masses of all releases, on a window chosen by Chernoff's bound.
+    """Convolve the tilted masses of all releases on a window, which Chernoff's bound chooses.
 
     Args:
         steps: the releases' masses.
@@ -401,7 +401,7 @@ class _ChernoffMoments:
 
 
 def _moment_rounding(exponent: Array, log_mass: Array, points: int) -> Array:
-    """Return bounds of the rounding error of one release's log-moments, one for each order.
+    """Return bounds of the rounding error of one release's log-moment at each order.
 
     Every term is off by a few eps of its exponent. Blocks are sums of at most `points` / 4096 + 1
     positive masses, the moment is one of all blocks, and sums in any order are off by at most an
@@ -413,7 +413,7 @@ def _moment_rounding(exponent: Array, log_mass: Array, points: int) -> Array:
 
 
 def _coarsen(step: _LatticeMasses, spacing: float) -> tuple[Array, Array]:
-    """Merge lattice points into few, whose exponential moments bound the release's from above.
+    """Merge lattice points into a few, whose exponential moments are no smaller.
 
     Neighbouring points form at most `_BLOCKS_MAX` blocks. A block's mass moves to its two ends with
     its mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.

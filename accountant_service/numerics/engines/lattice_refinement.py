@@ -21,7 +21,7 @@ from accountant_service.numerics.laws.dominating_pair import Composition, Direct
 
 
 class RefinedLattice:
-    """The FFT lattice of one direction; each call of `refine` makes it finer."""
+    """An FFT lattice of one direction that `refine` makes finer."""
 
     def __init__(
         self, releases: Composition, target: AccuracyTarget, log_delta: float, spacing: float
@@ -90,7 +90,7 @@ def lattice_profiles(
 
 
 def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) -> float:
-    """Return a guess of the lattice spacing whose bounds of ε are `width` apart.
+    """Return the lattice spacing at which the bounds of ε are about `width` apart.
 
     It solves T·(s+1)·h²/8 ≈ width.
 
@@ -103,7 +103,7 @@ def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) 
 
 
 def _loss_range(releases: Composition, direction: Direction, log_delta: float) -> float:
-    """Return the longest range of losses that one release's cells must cover."""
+    """Return the widest range of privacy losses that the cells of any release must cover."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
     limits = [release.loss_limits(direction, tail_deviations) for release, _ in releases]
     return max(high - low for low, high in limits)

@@ -93,7 +93,7 @@ class _FourierSum:
         return total, self.error + self.drift * np.abs(epsilons)
 
     def evaluate_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return each composition's sum at every ε, and bounds of the errors, a row for each.
+        """Return the sum and its error bound: a row for each composition, a column for each ε.
 
         The products may be summed in any order: `error` counts the rounding of any.
         """
@@ -134,7 +134,7 @@ class EvaluatedIntegral:
         upper += self.omitted.delta(epsilons)
         total, error = self.below.evaluate(epsilons)
         lower = np.exp(exponent - scale_error) * np.maximum(total - error, 0.0)
-        lower = lower - self._aliases(epsilons)
+        lower = lower - self._aliasing_error(epsilons)
         return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
@@ -151,7 +151,7 @@ class EvaluatedIntegral:
         if self.line.smoothing > 0.0:
             total, error = self.below.evaluate_table(epsilons)
         lower = np.exp(exponent - scale_error) * np.maximum(total - error, 0.0)
-        lower = lower - self._alias_table(epsilons)
+        lower = lower - self._aliasing_error_table(epsilons)
         return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
 
     def epsilon(self, delta: float, bound: float) -> tuple[float, float]:
@@ -212,7 +212,7 @@ class EvaluatedIntegral:
         return log_ratio
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return error rates of the attacker who accuses when L + ηZ reaches a threshold.
+        """Return bounds of the error rates of attacks that threshold the noisy loss L + ηZ.
 
         L is the privacy loss, ηZ normal noise of standard deviation `line.attack_smoothing`.
 
@@ -230,11 +230,13 @@ class EvaluatedIntegral:
         false_positives = (
             np.exp(exponent + scale_error) * np.maximum(total + error, 0.0) + _UNDERFLOW
         )
-        true_positives = true_positives - self._aliases(thresholds, self.line.attack_smoothing)
+        true_positives = true_positives - self._aliasing_error(
+            thresholds, self.line.attack_smoothing
+        )
         return np.minimum(false_positives, 1.0), np.clip(true_positives, 0.0, 1.0)
 
-    def _aliases(self, epsilons: Array, smoothing: float = 0.0) -> Array:
-        """Return an upper bound of the aliases that the periodic sum adds to δ or to an attack."""
+    def _aliasing_error(self, epsilons: Array, smoothing: float = 0.0) -> Array:
+        """Return upper bounds of the aliasing error of a periodic sum, at each ε."""
         line = self.line
         left = math.exp(line.log_mass) / math.expm1(min(line.tilt * line.period, 700.0))
         if not len(line.higher_tilts):
@@ -245,12 +247,12 @@ class EvaluatedIntegral:
         total: Array = left + np.exp(np.minimum(chernoff.min(axis=1), 700.0))
         return total * (1 + 1e-9)
 
-    def _alias_table(self, epsilons: Array) -> Array:
-        """Return upper bounds of the aliases of each composition's δ at every ε."""
+    def _aliasing_error_table(self, epsilons: Array) -> Array:
+        """Return upper bounds of each composition's aliasing error at every ε."""
         rows = np.atleast_2d(self.line.higher_moments)
         return np.stack(
             [
-                replace(self, line=replace(self.line, higher_moments=row))._aliases(epsilons)
+                replace(self, line=replace(self.line, higher_moments=row))._aliasing_error(epsilons)
                 for row in rows
             ]
         )
@@ -262,7 +264,7 @@ def integrate_composition(
     settings: IntegrationSettings,
     repetitions: Array = _ONCE,
 ) -> EvaluatedIntegral:
-    """Integrate a composition along a vertical line that suits a saddle point.
+    """Evaluate the line integral of a composition, on a line through its saddle point.
 
     Args:
         releases: with their counts.
@@ -285,7 +287,7 @@ def integrate_composition(
 
 @dataclass(frozen=True, slots=True)
 class OmittedOutcomes:
-    """Outcomes that a line integral leaves out, as a bound of what they add to δ.
+    """A bound of what the outcomes that a line integral leaves out add to δ.
 
     Attributes:
         mass: the mass of outcomes that count as the worst.
@@ -342,7 +344,7 @@ class LineIntegrand(Protocol):
         ...
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of terms that evaluating Φ up to this frequency sums."""
+        """Return the number of quadrature nodes needed up to this frequency."""
         ...
 
     def values(self, frequencies: Array) -> IntegrandValues:
@@ -356,7 +358,7 @@ class CompositionIntegrand:
     def __init__(
         self, tilted: Sequence[tuple[TiltedLoss, int]], repetitions: Array = _ONCE
     ) -> None:
-        """Keep the tilted releases, and how often all of them are repeated.
+        """Store the tilted losses of the releases, and how often all of them are repeated.
 
         Args:
             tilted: each release, and its count.
@@ -381,7 +383,7 @@ class CompositionIntegrand:
         return self._least * total
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of terms that evaluating Φ up to this frequency sums."""
+        """Return the number of quadrature nodes needed up to this frequency."""
         return math.fsum(loss.count_nodes(frequency) for loss, _ in self._tilted)
 
     def values(self, frequencies: Array) -> IntegrandValues:
@@ -440,7 +442,7 @@ class IntegrationLine:
 
     @property
     def attack_smoothing(self) -> float:
-        """Return the standard deviation of the noise that the attacker adds to the loss.
+        """Return the standard deviation η of the noise that an attack adds to the loss.
 
         It is never 0, but without smoothing far too little to matter.
         """
@@ -506,7 +508,7 @@ class IntegrationLine:
 def choose_line(
     saddle: SaddlePoint, settings: IntegrationSettings, log_mass: float = 0.0
 ) -> IntegrationLine:
-    """Choose the line with the shortest period among those that lose few digits.
+    """Choose the line and its period: the shortest period that keeps enough digits.
 
     Aliases of a share a of δ need W ≥ log(1/aδ)/s on the left and, by Chernoff's bound at s′ > s,
     W ≥ (K(s′) − s′ε − log aδ)/(s′ − s) on the right. Left of the saddle point the right tail is

@@ -73,7 +73,7 @@ _APPROXIMATE_NODES: Final = 1500  # nodes on which a division is chosen
 def integrate_rare_events(
     releases: Composition, saddle: SaddlePoint, settings: IntegrationSettings
 ) -> EvaluatedIntegral:
-    """Integrate the rare outcomes of a composition; bound what the others add to δ.
+    """Evaluate the line integral of a composition's rare outcomes; bound δ of all others.
 
     Args:
         releases: with their counts.
@@ -99,7 +99,7 @@ def integrate_rare_events(
 
 
 def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[SaddlePoint]:
-    """Guess the saddle points at ε: one if a rare outcome reaches it alone, one if many do.
+    """Return guesses of the saddle point: ε from a single rare outcome, or from many.
 
     The first guess solves Σ T·δ₁(ε) = δ, with δ₁(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) for one release
     and δ_G for the unsampled one. The second is the Rényi bound without the extreme outcomes.
@@ -114,7 +114,7 @@ def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[Saddle
 
 
 def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_SampledGaussian]:
-    """Return sample rate, μ and count of each release.
+    """Return the parameters of each release: sample rate, μ and count.
 
     Raises:
         SlowDecayError: a record is added or replaced, or a release is not Gaussian.
@@ -130,7 +130,7 @@ def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_Sample
 
 
 def _log_delta_of_one_outcome(parts: list[_SampledGaussian], epsilons: Array) -> Array:
-    """Return log δ(ε), as if a single outcome reached ε alone: log Σ T·δ₁(ε)."""
+    """Return an estimate of log δ(ε) if one rare outcome alone reaches ε."""
     total = np.full_like(epsilons, -np.inf)
     for part in parts:
         unsampled = np.log1p(np.expm1(np.minimum(epsilons, 500.0)) / part.sample_rate)
@@ -150,7 +150,7 @@ class _SampledGaussian:
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """The loss windows of common, rare and extreme outcomes; `common` may be empty."""
+    """A division of outcomes by loss into common, rare and extreme, with smooth windows."""
 
     common: tuple[Window, ...]
     rare: tuple[Window, ...]
@@ -158,7 +158,7 @@ class _Division:
 
     @classmethod
     def at(cls, split: float, top: float) -> _Division:
-        """Return the division that calls losses rare from about `split` and extreme from `top` on.
+        """Return the division with rare losses from about `split`, and extreme ones from `top` on.
 
         No outcomes are common if `split` is 0.
         """
@@ -184,7 +184,7 @@ class _ApproximateLaws:
         return math.log(max(math.fsum(counts), 1e-300))
 
     def log_chernoff(self, windows: tuple[Window, ...], epsilon: float) -> float:
-        """Return the log of Chernoff's bound of δ(ε) of compositions within the windows."""
+        """Return the log of Chernoff's bound of δ(ε), for outcomes within the windows."""
         tilts = _COMMON_TILTS / epsilon
         return float((self._log_moments(windows, tilts) - tilts * epsilon).min())
 
@@ -196,11 +196,11 @@ class _ApproximateLaws:
             total += count * log_sum_exp(weighted + tilts[:, None] * loss)
         return total
 
-    def top(self, log_share: float) -> float:
-        """Return approximately the least loss that at most e^log_share outcomes exceed."""
+    def estimate_top(self, log_share: float) -> float:
+        """Estimate the least loss that at most e^log_share outcomes exceed."""
 
         def is_negligible(top: float) -> bool:
-            """Return whether fewer outcomes than allowed lie beyond `top`."""
+            """Return whether few enough outcomes lie above `top`."""
             return self.log_mass(_Division.at(0.0, float(top)).extreme) < log_share
 
         at = bisect.bisect_left(_TOPS, True, key=is_negligible)
@@ -209,8 +209,8 @@ class _ApproximateLaws:
         return float(_TOPS[at])
 
     def renyi_epsilon(self, log_delta: float) -> float:
-        """Return approximately the Rényi bound of ε at δ, without the extreme outcomes."""
-        top = self.top(log_delta - 3.0)
+        """Estimate the Rényi bound of ε at δ, leaving out extreme outcomes."""
+        top = self.estimate_top(log_delta - 3.0)
         tilts = _RENYI_TILTS / top
         moments = self._log_moments(_Division.at(0.0, top).rare, tilts)
         constant = -np.log1p(tilts) - tilts * np.log1p(1 / tilts)
@@ -219,7 +219,7 @@ class _ApproximateLaws:
 
 @lru_cache(maxsize=16)
 def _approximate_law(sample_rate: float, mu: float) -> tuple[Array, Array]:
-    """Return a release's privacy loss and log mass at each of a few quadrature nodes."""
+    """Return a few quadrature nodes of a release's privacy loss, with their log masses."""
     z = np.linspace(-9.0, 13.0 + mu, _APPROXIMATE_NODES)
     loss = privacy_loss(mu * z - 0.5 * mu**2, sample_rate)
     return loss, loss - 0.5 * z * z - LOG_SQRT_TWO_PI + math.log(z[1] - z[0])
@@ -229,20 +229,20 @@ def _log_windows(windows: tuple[Window, ...], loss: Array) -> Array:
     """Return the log of the product of the windows at each loss."""
     total = np.zeros_like(loss)
     for window in windows:
-        total = total + window.log(loss)
+        total = total + window.log_weight(loss)
     return total
 
 
 def _divisions(
     parts: list[_SampledGaussian], epsilon: float, log_share: float
 ) -> Iterator[_Division]:
-    """Yield the divisions to try, each of which leaves out a δ of about e^log_share at most.
+    """Yield divisions to try; each leaves out a δ of at most about e^log_share.
 
     Their top is the lowest possible. Their splits are the highest possible, none, and a very low
     one.
     """
     laws = _ApproximateLaws(parts)
-    top = laws.top(log_share)
+    top = laws.estimate_top(log_share)
     for shares in (_SHARES, (), _LOW_SHARES):
         if not shares:
             yield _Division.at(0.0, top)
@@ -269,7 +269,7 @@ class DividedComposition:
         self._moments = self._integrated_log_moments(1.0 + self._tilts)
 
     def _laws(self, windows: tuple[Window, ...], order: float) -> list[WindowedLoss]:
-        """Return each release's loss within the windows."""
+        """Return the windowed loss of each release."""
         return [
             cached_windowed_loss(p.sample_rate, p.mu, windows, order)
             for p in self._sampled_gaussians
@@ -297,13 +297,13 @@ class DividedComposition:
         return min(float(self._moments[0]), 0.0)
 
     def own_saddle(self, near: SaddlePoint) -> SaddlePoint:
-        """Return the saddle point of the outcomes that are integrated, at the ε of `near`."""
+        """Return the saddle point of the integrated outcomes, at the ε of `near`."""
         tilts, moments = self._tilts[1:], self._moments[1:]
         cost = moments - tilts * near.epsilon - np.log(tilts) - np.log1p(tilts)
         return replace(near, tilt=float(tilts[np.argmin(cost)]), tilts=tilts, moments=moments)
 
     def omitted(self) -> OmittedOutcomes:
-        """Return a bound of what the extreme and the common outcomes add to δ."""
+        """Return a bound of δ from omitted outcomes: some extreme one, or only common ones."""
         mass = math.fsum(
             part.count * math.exp(float(law.log_moments(np.ones(1))[0]))
             for part, law in zip(
@@ -354,7 +354,7 @@ class _DividedIntegrand:
 
     @property
     def standard_deviation(self) -> float:
-        """Return a standard deviation that is too large rather than too small."""
+        """Return an upper estimate of the tilted loss's standard deviation."""
         return 10.0 * self.epsilon
 
     def log_decay(self, edges: Array) -> Array:
@@ -383,13 +383,15 @@ class _DividedIntegrand:
     def _log_decay_of_law(
         self, whole: WindowedLoss, slow: WindowedLoss, fast: WindowedLoss, edges: Array
     ) -> Array:
-        """Return the least of three upper bounds of log|K| for one law, `whole` = `slow` + `fast`.
+        """Return upper bounds of one release's log|K(v)| for each range of frequencies.
+
+        Each is the least of three bounds; `whole` = `slow` + `fast`.
 
         The phase of the slow part hardly turns, so its moment bounds it.
         """
         order = np.array([self.order])
         log_moment, log_slow = whole.log_moments(order)[0], slow.log_moments(order)[0]
-        by_pairs = np.append(whole.pairs(self.order).log_decay(edges[:-1], edges[1:]), 0.0)
+        by_pairs = np.append(whole.cell_pairs(self.order).log_decay(edges[:-1], edges[1:]), 0.0)
         by_lines = np.minimum(
             whole.log_decay(self.order, edges),
             np.logaddexp(log_slow, fast.log_decay(self.order, edges)),
@@ -404,7 +406,9 @@ class _DividedIntegrand:
 
     def values(self, frequencies: Array) -> IntegrandValues:
         """Return Φ at increasing frequencies, with bounds of its error."""
-        value, size, largest = (_Product(len(frequencies), bool(self.common)) for _ in range(3))
+        value, size, largest = (
+            _TransformProduct(len(frequencies), bool(self.common)) for _ in range(3)
+        )
         terms: Array = np.full(len(frequencies), float(len(self.counts)))
         log_scale_error = 0.0
         for at, count in enumerate(self.counts):
@@ -429,7 +433,7 @@ class _DividedIntegrand:
     def _transforms(
         self, at: int, frequencies: Array
     ) -> tuple[_TransformValues, _TransformValues | None]:
-        """Return the transforms b and a of one release's rare and common outcomes.
+        """Return one release's transforms of its rare and of its common outcomes, b and a.
 
         Beside common outcomes rare ones are few. An error of b's scale, as a factor of the whole
         measure, would count T times. As an absolute error it counts only as often as rare outcomes
@@ -443,7 +447,7 @@ class _DividedIntegrand:
 
 @dataclass(frozen=True, slots=True)
 class _TransformValues:
-    """The Laplace transform of a release's common or rare outcomes on a line, with error bounds.
+    """A Laplace transform of a release's common or rare outcomes, with error bounds.
 
     It is e^{log_scale ± scale_error}·(1 + phi_minus_one ± error) at each frequency v of s + iv.
 
@@ -461,9 +465,9 @@ class _TransformValues:
     def with_scale_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _TransformValues:
-        """Return the transform with a separate error of its scale, unless that is large.
+        """Return the transform with the error of its scale kept apart, if that is small.
 
-        Then the error of the scale is made part of the absolute error, as in `with_absolute_error`.
+        Otherwise it is made part of the absolute error, as in `with_absolute_error`.
         """
         nodes = law.trapezoidal_rule(order, float(frequencies[-1]))
         if nodes.moment_error > _SCALE_ERROR_MAX:
@@ -475,7 +479,7 @@ class _TransformValues:
     def with_absolute_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _TransformValues:
-        """Return the transform with the error of its scale added to the absolute error."""
+        """Return the transform with all errors combined into an absolute one."""
         nodes = law.trapezoidal_rule(order, float(frequencies[-1]))
         phi_minus_one, error = nodes.unnormalised_characteristic(frequencies)
         return cls(nodes.log_moment, 0.0, phi_minus_one, error)
@@ -494,15 +498,18 @@ class _TransformValues:
         return self.log_size() + np.log1p(self.error / np.maximum(size, 1e-300))
 
 
-class _Product:
-    """The product Π(a + b)^T − Πa^T, or Πb^T alone, built release by release."""
+class _TransformProduct:
+    """The product of all releases' transforms, less that of common outcomes alone.
+
+    That is Π(a + b)^T − Πa^T, or Πb^T alone without common outcomes, built release by release.
+    """
 
     def __init__(self, points: int, differs: bool) -> None:
         self._whole, self._ratio = np.zeros(points, complex), np.zeros(points, complex)
         self._differs = differs
 
     def multiply(self, log_b: ComplexArray, log_a: ComplexArray | None, count: int) -> Array:
-        """Multiply by one release `count` times; return the size that scales its rounding error."""
+        """Multiply by one release `count` times; return the scale of its rounding error."""
         if log_a is None:
             self._whole += count * log_b
             return np.asarray(np.abs(log_b))
@@ -513,7 +520,10 @@ class _Product:
         return np.asarray(np.abs(log_a) + np.abs(log_ratio) * (1 + exponent))
 
     def value(self, log_scale: float) -> ComplexArray:
-        """Return the product relative to e^log_scale: e^whole·(1 − e^−ratio), without overflow."""
+        """Return the product divided by e^log_scale, without overflow.
+
+        The product is e^whole·(1 − e^−ratio).
+        """
         whole = self._whole - log_scale
         if not self._differs:
             with np.errstate(over="ignore", invalid="ignore"):

@@ -44,7 +44,7 @@ _WORK_MAX: Final = 1 << 23  # nodes times tilts, of all releases
 
 @dataclass(frozen=True, slots=True)
 class SaddlePoint:
-    """The saddle point of one direction, and the moments known around it.
+    """The saddle point of a composition's line integral in one direction, with moments around it.
 
     Attributes:
         direction: of add-or-remove.
@@ -71,7 +71,7 @@ def find_at_delta(
     log_delta: float,
     other_lower_bound: float = -math.inf,
 ) -> SaddlePoint:
-    """Find the saddle point at the ε that belongs to δ, and the Rényi bound of ε.
+    """Find the saddle point at the ε where δ(ε) = δ, and the Rényi bound of ε.
 
     Args:
         releases: with their counts.
@@ -183,7 +183,7 @@ def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int
 def _minimise_cost(
     releases: Composition, direction: Direction, cost: Cost, other_lower_bound: float
 ) -> tuple[Array, Array, float]:
-    """Return the tilts that were tried, their log-moments, and the least cost over them.
+    """Minimise a cost over tilts; return the tilts tried, their log-moments and the minimum.
 
     Range after range of tilts is tried, until the least cost lies inside of one.
     """
@@ -212,6 +212,6 @@ def _minimise_cost(
 
 
 def _is_affordable(releases: Composition, tilts: Array) -> bool:
-    """Return whether the moments at these tilts take little enough work."""
+    """Return whether computing moments at these tilts is within the work limit."""
     nodes = math.fsum(release.count_nodes(float(tilts[-1])) for release, _ in releases)
     return nodes * len(tilts) <= _WORK_MAX

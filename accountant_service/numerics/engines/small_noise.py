@@ -67,13 +67,13 @@ _RELATIVE_WIDTH: Final = 1e-12
 
 
 def is_useful(releases: Composition) -> bool:
-    """Return whether there is so little noise that this engine's bounds are tight."""
+    """Return whether the noise is so small that this engine's bounds are tight."""
     sampled = _collect_sampled(releases)
     return sampled is not None and _choose_slack(sampled) is not None
 
 
 def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
-    """Return a proved interval around the least ε at δ, or None where it would be useless.
+    """Return a proved interval around ε at δ; None if this engine's bounds are too wide.
 
     Args:
         releases: each release with its count (≥ 1), at least one.
@@ -85,11 +85,11 @@ def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
     log_delta, largest = math.log(delta), 1.0 + profile.epsilon_max(delta)
 
     def upper_violation(epsilon: float) -> float:
-        """Return a value ≤ 0 where the upper bound of δ(ε) is at most δ."""
+        """Return how far the upper bound of δ(ε) exceeds δ, in logs."""
         return profile.log_upper(epsilon) - log_delta
 
     def lower_violation(epsilon: float) -> float:
-        """Return a value ≤ 0 where the lower bound of δ(ε) is at least δ."""
+        """Return how far the lower bound of δ(ε) falls below δ, in logs."""
         return log_delta - profile.log_lower(epsilon)
 
     upper = _find_smallest_epsilon(upper_violation, largest)
@@ -106,7 +106,7 @@ def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
 
 
 def delta_bounds(releases: Composition, epsilon: float) -> Bounds | None:
-    """Return a proved interval around δ(ε), or None where it would be useless.
+    """Return a proved interval around δ(ε); None if this engine's bounds are too wide.
 
     Args:
         releases: each release with its count (≥ 1), at least one.
@@ -120,7 +120,7 @@ def delta_bounds(releases: Composition, epsilon: float) -> Bounds | None:
 
 
 def _find_smallest_epsilon(violation: Callable[[float], float], largest: float) -> float:
-    """Return the smallest ε found that satisfies the condition; infinite if `largest` does not."""
+    """Return the smallest ε whose violation is at most 0; infinite if `largest` violates."""
     if violation(0.0) <= 0:
         return 0.0
     if violation(_EPSILON_LEAST) <= 0:
@@ -145,7 +145,7 @@ class _SampledReleases:
 
     @property
     def log_odds(self) -> Array:
-        """Return v = log((1 − q)/q) of each release."""
+        """Return the log-odds v = log((1 − q)/q) of each release, q the sample rate."""
         return self.log_absent - np.log(self.rates)
 
     def log_false_presence(self, slack: float) -> Array:
@@ -157,7 +157,10 @@ class _SampledReleases:
         return log_normal_tail(self.mus / 2 - (self.log_odds + slack) / self.mus)
 
     def expected_ambiguous(self, slack: float) -> float:
-        """Return the expected number M of ambiguous releases, each divided by its 1 − q."""
+        """Return the expected number of ambiguous releases, each weighted by 1/(1 − q).
+
+        This is M of the module docstring, rounded up.
+        """
         present = np.log(self.rates) + self.log_false_absence(slack)
         absent = self.log_absent + self.log_false_presence(slack)
         mass = np.logaddexp(present, absent) - self.log_absent
@@ -166,7 +169,9 @@ class _SampledReleases:
 
 @dataclass(frozen=True, slots=True)
 class _Participations:
-    """All combinations of numbers of participations k, with P(k), o(k) and μ(k) of each.
+    """A mixture over how often the record takes part in each sampled release.
+
+    It has P(k), o(k) and μ(k) for all likely combinations of numbers k of participations.
 
     Attributes:
         log_weights, offsets, mus: of every combination of counts within the window.
@@ -179,7 +184,9 @@ class _Participations:
     log_outside: float
 
     def log_mixture_delta(self, epsilon: float, outward: float) -> float:
-        """Return log G(ε) of the module docstring: δ of the mixture over participations.
+        """Return log δ(ε) of the mixture of Gaussian mechanisms over participation counts.
+
+        This is log G(ε) of the module docstring.
 
         The arguments are moved up by `outward` times their rounding.
         """
@@ -213,21 +220,26 @@ class _SmallNoiseProfile:
         taken = float(self.sampled.counts @ np.exp(self.sampled.log_false_presence(self.slack)))
         if taken >= 0.5:
             return removing - rounding.MARGIN
-        adding = self._log_adding(epsilon + self._loss_slack, 1.0)
+        adding = self._log_delta_adding(epsilon + self._loss_slack, 1.0)
         return max(removing, adding + math.log1p(-rounding.up(taken))) - rounding.MARGIN
 
     def log_upper(self, epsilon: float) -> float:
         """Return an upper bound of log δ(ε), rounded up."""
-        removing = float(np.logaddexp(self._log_removing(epsilon), self.participations.log_outside))
-        return min(0.0, max(removing, self._log_adding(epsilon, -1.0))) + rounding.MARGIN
+        removing = float(
+            np.logaddexp(self._log_delta_removing(epsilon), self.participations.log_outside)
+        )
+        return min(0.0, max(removing, self._log_delta_adding(epsilon, -1.0))) + rounding.MARGIN
 
     @property
     def _loss_slack(self) -> float:
-        """Return the total slack η of the losses: their count times e^{−x}."""
+        """Return the total error η of the losses' approximation.
+
+        Each release contributes e^{−x}.
+        """
         return float(self.sampled.counts.sum()) * math.exp(-self.slack)
 
-    def _log_removing(self, epsilon: float) -> float:
-        """Return the log of the upper bound of δ(ε) for removing a record.
+    def _log_delta_removing(self, epsilon: float) -> float:
+        """Return the log of an upper bound of δ(ε) for removing a record.
 
         It sums over the number of ambiguous releases; the last number counts fully.
         """
@@ -244,7 +256,7 @@ class _SmallNoiseProfile:
                 break
         return float(np.logaddexp.reduce([*terms, log_factor]))
 
-    def _log_adding(self, epsilon: float, outward: float) -> float:
+    def _log_delta_adding(self, epsilon: float, outward: float) -> float:
         """Return the log of the bound of δ(ε) for adding a record: δ₀(ε − c)."""
         cost = -float(self.sampled.counts @ self.sampled.log_absent)
         size = abs(epsilon) + cost + self.unsampled_mu**2
@@ -253,7 +265,7 @@ class _SmallNoiseProfile:
 
 
 def _build_profile(releases: Composition, log_tail: float) -> _SmallNoiseProfile | None:
-    """Return closed-form bounds of δ(ε), or None if they are useless or take too much work."""
+    """Return closed-form bounds of δ(ε); None if they would be too wide or cost too much."""
     sampled = _collect_sampled(releases)
     slack = _choose_slack(sampled) if sampled else None
     if sampled is None or slack is None:
@@ -286,7 +298,7 @@ def _collect_sampled(releases: Composition) -> _SampledReleases | None:
 
 
 def _choose_slack(sampled: _SampledReleases) -> float | None:
-    """Return the slack x to use, or None if every one leaves too many releases ambiguous.
+    """Return the most accurate slack that leaves few releases ambiguous, or None.
 
     It is the most accurate of `_SLACKS` that leaves few of them ambiguous.
     """
@@ -299,7 +311,7 @@ def _choose_slack(sampled: _SampledReleases) -> float | None:
 def _enumerate_participations(
     sampled: _SampledReleases, unsampled: float, log_tail: float
 ) -> _Participations | None:
-    """Return all likely combinations of participation counts, or None if there are too many."""
+    """Return the likely combinations of participation counts; None if there are too many."""
     log_weights, offsets, squares = np.zeros(1), np.zeros(1), np.full(1, unsampled)
     columns = zip(sampled.counts, sampled.rates, sampled.mus, sampled.log_absent, strict=True)
     for count, rate, mu, log_absent in columns:

@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 
 
 def _next_trial_point(feasible: tuple[float, float], infeasible: tuple[float, float]) -> float:
-    """Return the zero of a bracket's chord, kept away from both ends.
+    """Return the next point to try in a bracket, by the secant rule.
 
     That is the middle of the bracket if a value is infinite.
     """
@@ -32,7 +32,7 @@ def _replace_end(
     point: tuple[Number, float],
     was_feasible: bool | None,
 ) -> tuple[tuple[Number, float], tuple[Number, float]]:
-    """Return the bracket with the feasible or the infeasible end replaced by a new point.
+    """Return the bracket with one end replaced by a new point (regula falsi, Illinois).
 
     The value at the other end is halved if that is stale.
 
@@ -46,7 +46,7 @@ def _replace_end(
 def find_boundary(
     violation: Callable[[float], float], feasible: float, infeasible: float, relative_width: float
 ) -> float:
-    """Return the feasible end of a narrow bracket around the boundary of a feasible set.
+    """Find the last feasible point between two: where the violation becomes positive.
 
     Args:
         violation: ≤ 0 where the parameter is feasible; evaluated on positive numbers only.

@@ -79,7 +79,7 @@ def _stirling_error(n: Array) -> Array:
 
 
 def _deviance(x: Array, mean: Array | float) -> Array:
-    """Return x·log(x/mean) + mean − x, the saddle-point term of a count x around its mean.
+    """Return x·log(x/mean) + mean − x, the deviance of a Poisson count x, without cancellation.
 
     Near the mean the terms cancel; far below x, mean/x would be lost in 1 + (mean − x)/x.
     """
@@ -134,14 +134,14 @@ def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[i
     mean = trials * probability
 
     def exponent(count: int) -> float:
-        """Return the relative entropy in Chernoff's bound of a tail that starts at a count."""
+        """Return the relative entropy in Chernoff's bound of the tail beyond a count."""
         x = np.array([float(count), float(trials - count)])
         means = np.array([mean, trials - mean])
         safe = np.maximum(x, 1.0)  # x is 0 or at least 1
         return float(np.where(x > 0, _deviance(safe, means), means).sum())
 
     def edge(inside: int, outside: int) -> int:
-        """Return the count nearest `inside` whose exponent reaches the tail, else `outside`."""
+        """Return the first count towards `outside` beyond which the tail is small enough."""
         if exponent(outside) < -log_tail:
             return outside
         while abs(outside - inside) > 1:

@@ -92,7 +92,7 @@ class TiltedLoss(Protocol):
         ...
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of nodes that evaluating φ up to this frequency sums."""
+        """Return the number of quadrature nodes needed up to this frequency."""
         ...
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
@@ -151,7 +151,7 @@ class TiltedGaussian:
 
 
 class QuadratureLoss(ABC):
-    """A tilted loss whose moments are trapezoidal rules and whose decay is bounded cell by cell.
+    """Base of tilted losses whose φ is computed by a trapezoidal rule.
 
     It is an increasing function of an output z. A law sets the attributes below.
     """
@@ -232,7 +232,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         return sampled_gaussian.privacy_loss(self._mu * z - 0.5 * self._mu**2, self._rate)
 
     def _log_share(self, z: Array) -> Array:
-        """Return the log of the posterior probability π that the record was sampled.
+        """Return the log posterior probability that the record was sampled, at each z.
 
         π = q·e^Λ/(1 − q + q·e^Λ); the slope of l is μπ.
         """
@@ -240,7 +240,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         return -np.logaddexp(0.0, math.log1p(-self._rate) - math.log(self._rate) - ratio)
 
     def _build_cells(self) -> None:
-        """Prepare the bounds of the decay of φ: pairs of cells, and the variation of the density.
+        """Prepare the cells and the density's variation, from which decay bounds of φ follow.
 
         For the density of the tilted loss, n·e^{a·l}/(μπ), each factor is replaced by its largest
         value on the cell.
@@ -336,7 +336,10 @@ class TiltedReplacedRecord(QuadratureLoss):
         self._build_cells()
 
     def _growth(self, z: Array) -> Array:
-        """Return log(A₊^{s+1}·A₋^{−s}), which increases with z."""
+        """Return the log of a moment's integrand over the normal density, at each z.
+
+        It is log(A₊^{s+1}·A₋^{−s}), which increases with z.
+        """
         return self._release.log_ratio(z) + self._tilt * self._release.loss(z)
 
     def _limits(self) -> tuple[float, float]:
@@ -348,7 +351,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return self._release.spacing(self._tilt, frequency)
 
     def _build_cells(self) -> None:
-        """Prepare the bounds of the decay of φ: pairs of cells, and the variation of the density.
+        """Prepare the cells and the density's variation, from which decay bounds of φ follow.
 
         The loss's density, as a function of z, is f = n·A₊^{s+1}·A₋^{−s}/(K·μ·(π₊ + π₋)). Its
         variation is the integral of f·|(log f)′|, bounded cell by cell; outside the cells f
@@ -384,7 +387,9 @@ class TiltedReplacedRecord(QuadratureLoss):
         self._pairs = CellPairs(loss, mass)
 
     def _log_cell_mass_bounds(self, z: Array) -> Array:
-        """Return the logs of lower bounds of ∫ n·A₊^{s+1}·A₋^{−s} over each cell between points z.
+        """Return logs of lower bounds of the tilted mass of each cell between points z.
+
+        The mass is ∫ n·A₊^{s+1}·A₋^{−s} over the cell, without normalisation.
 
         log A₊ and log A₋ are convex: the one lies above its tangent in the middle of a cell, and
         the other below its chord. So the exponent lies above a linear function, whose exponential
@@ -398,7 +403,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return log_mass - LOG_SQRT_TWO_PI
 
     def _steepness(self, left: Array, right: Array, plus: Array, minus: Array) -> Array:
-        """Return an upper bound of |(log f)′| on each cell, from π₊ and π₋ at the edges.
+        """Return upper bounds of |(log f)′| on each cell, f the density of the tilted loss.
 
         (log f)′ = μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). π₊ and ρ
         increase with z, and π₋ decreases.
@@ -443,7 +448,7 @@ def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:
 
 
 def growth_rounding(order: float, loss: Array, loss_error: Array) -> Array:
-    """Return bounds of the absolute error of order·loss, given those of the losses."""
+    """Return bounds of the rounding error of order·loss, given the losses' errors."""
     rounding: Array = 4 * _EPS * np.abs(order * loss) + abs(order) * loss_error
     return rounding
 
@@ -481,7 +486,7 @@ class MomentIntegrand:
 
     @property
     def exponent(self) -> Array:
-        """Return the log of √(2π) times the integrand at each node."""
+        """Return the log of the integrand at each node, without the factor 1/√(2π)."""
         exponent: Array = self.growth - 0.5 * self.z * self.z
         return exponent
 
@@ -535,11 +540,11 @@ class TrapezoidalRule:
 
     @property
     def moment_error(self) -> float:
-        """Return a bound of the error of `log_moment`."""
+        """Return a bound of the error of the log-moment."""
         return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
 
     def unnormalised_characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return φ − 1 and a bound of its error that includes the error of the total mass.
+        """Return φ − 1, and an error bound that includes the error of normalisation.
 
         1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
         errors of all weights count in full, and none is divided out. They count twice, because
@@ -610,7 +615,7 @@ def trapezoidal_rule(
 
 
 def _log_moment_near_one(integrand: MomentIntegrand, about: float) -> tuple[float, float]:
-    """Return the log-moment computed from the moment less 1, and a bound of its error.
+    """Return the log of a moment near 1, computed without cancellation, and an error bound.
 
     The bound is infinite where the moment is far from 1.
     """
@@ -652,7 +657,7 @@ def log_cell_mass_bounds(z: Array, loss: Array, middle: Array, order: float) -> 
 
 
 class CellPairs:
-    """Bounds of a characteristic function's decay from pairs of cells of the loss.
+    """Decay bounds of a characteristic function, from pairs of cells of its law.
 
     They use 1 − |φ|² = E[1 − cos v(l − l′)] for two independent losses l and l′.
 
@@ -661,7 +666,7 @@ class CellPairs:
     """
 
     def __init__(self, loss: Array, mass: Array) -> None:
-        """Sort the distances between the losses of two cells, by the least and by the greatest.
+        """Sort pairs of cells by the least and the greatest distance between their losses.
 
         Args:
             loss: at the edges of the cells, increasing.

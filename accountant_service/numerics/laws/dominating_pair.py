@@ -40,7 +40,7 @@ _EPS: Final = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True)
 class IntervalMasses:
-    """The masses of intervals under N₀ and N₁, each with a bound of its rounding error."""
+    """Probabilities of intervals under N₀ and N₁, each with a bound of its rounding error."""
 
     without_record: Array
     with_record: Array
@@ -49,10 +49,10 @@ class IntervalMasses:
 
 
 class BasePair(Protocol):
-    """A pair of noise laws without and with a record, (N₀, N₁), and their Λ = log(dN₁/dN₀)."""
+    """A pair of noise laws without and with a record, (N₀, N₁); Λ = log(dN₁/dN₀) is their loss."""
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of Λ in each interval (edge, next edge]."""
+        """Return the probabilities under N₀ and N₁ that Λ lies in each (edge, next edge]."""
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
@@ -68,7 +68,7 @@ class BasePair(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment of order up to ±(tilt + 1) sums."""
+        """Return the number of quadrature nodes of a moment at this tilt."""
         ...
 
     def total_variation(self) -> float:
@@ -86,7 +86,7 @@ class GaussianPair:
     mu: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of each interval of Λ."""
+        """Return the probabilities under N₀ and N₁ that Λ lies in each interval."""
         scaled = edges / self.mu
         without_record, without_record_rounding = normal_masses(scaled + self.mu / 2, self.mu)
         with_record, with_record_rounding = normal_masses(scaled - self.mu / 2, self.mu)
@@ -113,7 +113,7 @@ class GaussianPair:
 
 
 def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
-    """Return standard normal masses between neighbouring points z, and their rounding errors."""
+    """Return normal probabilities between neighbouring points z, and their rounding errors."""
     z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
     magnitude = special.ndtr(-np.abs(z)) * (1 + z * z + mu * (1 + np.abs(z)))
     rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]) + _UNDERFLOW
@@ -127,7 +127,7 @@ class LaplacePair:
     inverse_scale: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of each interval of Λ."""
+        """Return the probabilities under N₀ and N₁ that Λ lies in each interval."""
         bound = self.inverse_scale
         low, high = edges[:-1], edges[1:]
         start, end = np.clip(low, -bound, bound), np.clip(high, -bound, bound)
@@ -145,7 +145,7 @@ class LaplacePair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the ends of the support of Λ."""
+        """Return the ends of the support of Λ, ±1/b."""
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
@@ -211,7 +211,7 @@ class ReleaseLaw(Protocol):
     """The dominating pair of one release, in both directions: its moments and its cells."""
 
     def __hash__(self) -> int:
-        """Return a hash: laws of equal releases are cached."""
+        """Return a hash, so that results of equal releases are cached."""
         ...
 
     @property
@@ -228,7 +228,7 @@ class ReleaseLaw(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment at this tilt sums, in either direction."""
+        """Return the number of quadrature nodes of a moment at this tilt, in either direction."""
         ...
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
@@ -238,7 +238,7 @@ class ReleaseLaw(Protocol):
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond."""
+        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond."""
         ...
 
 
@@ -267,7 +267,7 @@ class Release:
         return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment at this tilt sums, in either direction."""
+        """Return the number of quadrature nodes of a moment at this tilt, in either direction."""
         return self.base_pair.count_nodes(tilt)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
@@ -288,7 +288,7 @@ class Release:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, …
         """
@@ -299,7 +299,7 @@ class Release:
         return self._cells(first, edges, edges[1:]).reversed()
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
-        """Return the cells between `edges` of the loss, for removing a record.
+        """Return the cells between edges of the loss, for the direction of removing a record.
 
         `anchor` is each cell's edge of lower loss. The gap P − Q·e^{loss} is
         q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
@@ -337,7 +337,7 @@ class Release:
         return sampled_gaussian.privacy_loss(log_ratio, self.sample_rate)
 
     def _log_ratio_at(self, loss: Array) -> Array:
-        """Return the log-likelihood ratio Λ at each privacy loss; −∞ where none is so small."""
+        """Return the log-likelihood ratio Λ at each privacy loss; −∞ below the least loss."""
         if self.sample_rate == 1.0:
             return loss
         capped = np.minimum(loss, 500.0)
@@ -350,7 +350,7 @@ Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their 
 
 
 def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
-    """Return the directions whose laws differ: one of them if every release is symmetric."""
+    """Return the directions to account for: only one if every release is symmetric."""
     return DIRECTIONS[:1] if all(each.is_symmetric for each, _ in releases) else DIRECTIONS
 
 

@@ -62,13 +62,13 @@ class FixedSizeReplacement:
         return True
 
     @property
-    def _positive(self) -> Release:
-        """The release with the same law of positive losses."""
+    def _positive_loss_release(self) -> Release:
+        """The Poisson-sampled release whose positive losses have the same law."""
         return Release(GaussianPair(self.mu), self.sample_rate)
 
     def total_variation(self) -> float:
         """Return the total variation distance of P and Q."""
-        return self._positive.total_variation()
+        return self._positive_loss_release.total_variation()
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
         """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
@@ -76,12 +76,15 @@ class FixedSizeReplacement:
             _log_expm1(sampled_gaussian.log_moments(tilts + 1, self.sample_rate, 1 / self.mu)),
             _log_expm1(sampled_gaussian.log_moments(-tilts, self.sample_rate, 1 / self.mu)),
         )
-        below = self._moments_below(tilts) * (1 - _ROUNDING)
+        below = self._negative_loss_moments(tilts) * (1 - _ROUNDING)
         share = np.minimum(below * np.exp(-whole), 1.0 - 1e-3)
         return rounding.up_each(np.logaddexp(0.0, whole + np.log1p(-share) + _ROUNDING))
 
-    def _moments_below(self, tilts: Array) -> Array:
-        """Return lower bounds of the integral of f(r) under N₀ where r < 1, for each tilt."""
+    def _negative_loss_moments(self, tilts: Array) -> Array:
+        """Return lower bounds of the part of each moment from outcomes of negative loss.
+
+        That is the integral of f(r) under N₀ where r < 1.
+        """
         z = np.linspace(-_DEVIATIONS, self.mu / 2, _CELLS + 1)
         absent, absent_rounding = normal_masses(z, self.mu)
         present, present_rounding = normal_masses(z - self.mu, self.mu)
@@ -96,14 +99,14 @@ class FixedSizeReplacement:
 
     def count_nodes(self, tilt: float) -> float:
         """Return the number of terms that a moment at this tilt sums."""
-        return self._positive.count_nodes(tilt) + _CELLS
+        return self._positive_loss_release.count_nodes(tilt) + _CELLS
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
         """Return the least and the greatest loss that cells must cover.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """
-        highest = self._positive.loss_limits("removing", tail_deviations)[1]
+        highest = self._positive_loss_release.loss_limits("removing", tail_deviations)[1]
         return -highest, highest
 
     def cells(
@@ -114,22 +117,22 @@ class FixedSizeReplacement:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … with an offset of 0 or ½. The
         atom at 0 belongs to the cell above the edge 0, or to the cell around 0.
         """
         centred = offset > 0
-        positive = self._positive
+        positive = self._positive_loss_release
         upper = positive.cells("removing", 0, first + count, spacing, offset)
         lower = positive.cells("adding", first, -first - centred, spacing, offset)
-        middle = self._around_zero(spacing / 2) if centred else None
+        middle = self._cells_around_zero(spacing / 2) if centred else None
         atom = (1 - self.sample_rate) * GaussianPair(self.mu).total_variation()
-        return _join(first, lower, middle, upper, atom)
+        return _join_cells(first, lower, middle, upper, atom)
 
-    def _around_zero(self, half: float) -> LossCells:
-        """Return the outcomes with losses between −h/2 and h/2, without the atom, as one cell."""
-        above = self._positive.cells("removing", 0, 1, half)
+    def _cells_around_zero(self, half: float) -> LossCells:
+        """Return the outcomes with losses within ±`half`/2 as one cell, without the atom at 0."""
+        above = self._positive_loss_release.cells("removing", 0, 1, half)
         mass = above.p[1:-1] + above.q[1:-1]
         error = above.p_rounding[1:-1] + above.q_rounding[1:-1] + 4 * _EPS * mass
         gap = -mass * math.expm1(-half)
@@ -137,10 +140,10 @@ class FixedSizeReplacement:
         return LossCells(0, mass, mass, gap, error, error, error + 4 * _EPS * gap, shrink)
 
 
-def _join(
+def _join_cells(
     first: int, lower: LossCells, middle: LossCells | None, upper: LossCells, atom: float
 ) -> LossCells:
-    """Return the cells of negative losses, around 0 and of positive losses as one.
+    """Join the cells of negative losses, of losses around 0, and of positive losses.
 
     The atom is added to the middle cell, or to the lowest cell of the positive losses.
     """
@@ -149,7 +152,7 @@ def _join(
     at = len(lower.gap)  # of the cell with the atom, among the inner cells
 
     def masses(name: str) -> Array:
-        """Return the joined masses, or their rounding errors."""
+        """Return the joined masses of this name, or their rounding errors."""
         return np.concatenate(
             [
                 getattr(lower, name)[:-1],
@@ -159,7 +162,7 @@ def _join(
         )
 
     def edges(name: str) -> Array:
-        """Return what each inner cell has."""
+        """Return the joined values of this name, which only inner cells have."""
         return np.concatenate([getattr(each, name) for each in (lower, *between, upper)])
 
     p, q, gap = masses("p"), masses("q"), edges("gap")
@@ -175,6 +178,6 @@ def _join(
 
 
 def _log_expm1(x: Array) -> Array:
-    """Return log(e^x − 1) for x ≥ 0 without overflow, at least that of the least double."""
+    """Return log(e^x − 1) for x ≥ 0, without overflow; finite also at 0."""
     log: Array = x + np.log(np.maximum(-np.expm1(-x), 1e-300))
     return log

@@ -94,7 +94,7 @@ class ReplacedRecord:
         return self.largest_node(tilt) / self.spacing(tilt)
 
     def _log_moments(self, tilts: Array) -> Array:
-        """Return the log-moments, with the errors of quadrature and truncation added."""
+        """Return upper bounds of the log-moments, including quadrature and truncation errors."""
         upper = np.empty_like(tilts)
         order = np.argsort(tilts)
         block = max(1, int(_ELEMENTS_MAX / self.count_nodes(float(tilts.max()))))
@@ -104,7 +104,7 @@ class ReplacedRecord:
         return upper
 
     def _log_moments_on_one_grid(self, tilts: Array) -> Array:
-        """Return the log-moments of increasing tilts, on the grid of the largest."""
+        """Return the log-moments of increasing tilts, on the grid for the largest tilt."""
         spacing = self.spacing(float(tilts[-1]))
         last = self.largest_node(float(tilts[-1]))
         z = spacing * np.arange(1, math.ceil(last / spacing) + 1, dtype=float)
@@ -133,7 +133,7 @@ class ReplacedRecord:
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def argument_bound(self, y: Array) -> Array:
-        """Return bounds of the argument of A₊/A₋ on the lines |Im z| = y.
+        """Return bounds of the complex argument of the likelihood ratio on lines |Im z| = y.
 
         Each factor's argument is at most μy. A₊ and the conjugate of A₋ have the product
         e^{iμy}·(2(1−q)b·cosh(μx) + (1−q)²e^{−iμy} + b²e^{iμy}). Where b ≤ 1 − q the second
@@ -144,7 +144,7 @@ class ReplacedRecord:
         return factor * self.mu * y
 
     def largest_node(self, tilt: float) -> float:
-        """Return the point beyond which moments up to this tilt are bounded and added.
+        """Return the upper end of the quadrature of moments up to this tilt.
 
         From μ(s + 1) on, the slope of log G is at most μ(s + 1 + s·π₋), π₋ taken there.
         """
@@ -153,18 +153,27 @@ class ReplacedRecord:
         return mode + self.mu * tilt * share + _TAIL_DEVIATIONS
 
     def log_tail(self, tilts: Array, ends: Array) -> Array:
-        """Return logs of upper bounds of ∫ n·A₊^{s+1}·A₋^{−s} beyond each end z₁ > 0."""
+        """Return logs of upper bounds of a moment's integral beyond each end, for each tilt.
+
+        The integral is ∫ n·A₊^{s+1}·A₋^{−s}, and every end z₁ is positive.
+        """
         slope = self.mu * (tilts + 1 + tilts * np.exp(self.log_share(-ends)))
         growth = self.log_ratio(ends) + tilts * self.loss(ends)
         tail: Array = growth + slope * (0.5 * slope - ends) + log_normal_tail(ends - slope)
         return tail
 
     def log_ratio(self, z: Array) -> Array:
-        """Return log A₊(z), which is log A₋(−z)."""
+        """Return the log-likelihood ratio of P and N(0) at each output z.
+
+        It is log A₊(z), which is log A₋(−z).
+        """
         return privacy_loss(self.mu * z - 0.5 * self.mu**2, self.sample_rate)
 
     def log_share(self, z: Array) -> Array:
-        """Return log π₊(z), which is log π₋(−z): π₊ = q·e^{Λ₊}/A₊."""
+        """Return the log posterior probability that the record was sampled, at each output z.
+
+        It is log π₊(z), which is log π₋(−z): π₊ = q·e^{Λ₊}/A₊.
+        """
         ratio = self.mu * z - 0.5 * self.mu**2
         return -np.logaddexp(
             0.0, math.log1p(-self.sample_rate) - math.log(self.sample_rate) - ratio
@@ -200,7 +209,7 @@ class ReplacedRecord:
         return error
 
     def _output_at(self, loss: Array) -> Array:
-        """Return the output z at each privacy loss."""
+        """Return the output z that has each privacy loss."""
         half = 0.5 * np.abs(loss)
         log_odds = math.log1p(-self.sample_rate) - math.log(self.sample_rate) + 0.5 * self.mu**2
         # sinh(x) = e^x·(1 − e^{−2x})/2; the inverse of a large argument x is log(2x)
@@ -227,7 +236,7 @@ class ReplacedRecord:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … The gap P − Q·e^{loss} is
         q·(N(μ) − N(−μ)) − Q·(e^{loss} − 1).
@@ -269,7 +278,7 @@ def _mix(
 
 
 def _log_product_of_differences(tilts: Array, loss: Array) -> Array:
-    """Return log((1 − e^{−sL})·(e^{(s+1)L} − 1)) for each tilt s (rows) and loss L > 0."""
+    """Return log((1 − e^{−sL})·(e^{(s+1)L} − 1)), a factor of a moment less 1."""
     lower = np.multiply.outer(tilts, loss)
     upper = np.multiply.outer(tilts + 1, loss)
     with np.errstate(divide="ignore"):  # a loss that underflows adds nothing

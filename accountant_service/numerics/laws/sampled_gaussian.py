@@ -66,7 +66,7 @@ def integration_limits(lowest: float, highest: float, sigma: float) -> tuple[flo
 
 
 def log_truncation_error(orders: Array, q: float, sigma: float) -> Array:
-    """Return, for each order, the log of a bound of the integral outside its limits.
+    """Return the log of a bound of the integral outside its limits, for each order.
 
     For a > 1: to the left 1 + u ≤ 1; to the right 1 + u ≤ (μ₁/μ₀)·(q + (1−q)·(μ₀/μ₁ at the end)).
     For a < 0: to the right 1 + u ≥ 1; to the left the integrand is log-concave, with a logarithmic
@@ -134,7 +134,9 @@ def privacy_loss(ratio: Array, q: float) -> Array:
 
 
 def _group_orders(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
-    """Group orders of similar size (up to 16, then by factors of four), in bounded memory.
+    """Group orders of similar size, so that each group shares a quadrature grid.
+
+    Groups span up to 16, then factors of four, in bounded memory.
 
     The result holds their positions.
     """

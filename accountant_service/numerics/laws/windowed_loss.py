@@ -70,7 +70,7 @@ class Window:
     width: float
     sign: int
 
-    def log(self, loss: Array) -> Array:
+    def log_weight(self, loss: Array) -> Array:
         """Return the log of the window's weight at each loss."""
         return special.log_ndtr(self.sign * (loss - self.edge) / self.width)
 
@@ -85,8 +85,8 @@ class Window:
         relative_error: Array = hazard * moved + evaluated
         return relative_error
 
-    def log_bound_beyond(self, loss: Array, angle: Array) -> Array:
-        """Return the log of a bound of the window's weight to the right of a complex loss.
+    def log_weight_bound_beyond(self, loss: Array, angle: Array) -> Array:
+        """Return the log of a bound of the weight at complex losses with larger real parts.
 
         θ² − (Re l − edge)² must decrease there.
         """
@@ -96,8 +96,8 @@ class Window:
             return np.logaddexp(0.0, growth + special.log_ndtr(-u))
         return np.asarray(growth + special.log_ndtr(u))
 
-    def log_bound(self, low: Array, high: Array, angle: Array) -> Array:
-        """Return the log of a bound of the window's weight at complex losses l.
+    def log_weight_bound(self, low: Array, high: Array, angle: Array) -> Array:
+        """Return the log of a bound of the weight at complex losses with real parts in a range.
 
         It holds where low ≤ Re l ≤ high and |Im l| ≤ angle.
         """
@@ -118,7 +118,7 @@ def cached_windowed_loss(
 
 
 class WindowedLoss:
-    """The loss of a sampled Gaussian release, weighted by smooth windows, and its transform."""
+    """The privacy loss of a sampled Gaussian release weighted by smooth windows."""
 
     def __init__(
         self, sample_rate: float, mu: float, windows: Sequence[Window], order: float
@@ -155,7 +155,7 @@ class WindowedLoss:
         return found
 
     def _position_of_loss(self, loss: float) -> float:
-        """Return the noise value z at which the privacy loss has this value."""
+        """Return the noise value z that has this privacy loss."""
         odds = (
             loss - math.log(self._rate) if loss > 300 else math.log1p(math.expm1(loss) / self._rate)
         )
@@ -181,7 +181,7 @@ class WindowedLoss:
         return log_size + (whole - ratio), np.arctan2(imaginary, real)
 
     def _prepare_lines(self) -> None:
-        """Prepare the bound of the integrand on each line Im z = y, cell by cell."""
+        """Prepare bounds of the integrand on lines parallel to the real axis, cell by cell."""
         self._heights = np.minimum(_LINE_HEIGHTS * 0.5 * math.pi / self._mu, _HEIGHT_MAX)
         z = self._cell_edges()
         loss, angle = self._complex_loss(z, self._heights)
@@ -194,7 +194,7 @@ class WindowedLoss:
         self._least_angle = np.hstack([angle[:, :-1], 0 * angle[:, :1]])
         self._greatest_angle = np.hstack([angle[:, 1:], angle[:, :1]])
         for window in self._windows:
-            log_size = log_size + window.log_bound(low, high, self._greatest_angle)
+            log_size = log_size + window.log_weight_bound(low, high, self._greatest_angle)
         self._log_size, self._greatest_loss = log_size, high
         self._end_loss, self._end_angle = loss[:, -1], angle[:, -1]
 
@@ -231,7 +231,7 @@ class WindowedLoss:
         for window in self._windows:
             past = end_loss - window.edge - slope * end_angle
             decreases = (angle <= 0.25 * math.pi) & (past >= 0)
-            log_end = window.log_bound_beyond(end_loss, end_angle)
+            log_end = window.log_weight_bound_beyond(end_loss, end_angle)
             log_windows += np.where(decreases, log_end, 0.5 * (angle / window.width) ** 2)
             falls |= (
                 decreases
@@ -248,7 +248,7 @@ class WindowedLoss:
         return largest
 
     def log_decay(self, order: float, frequencies: Array) -> Array:
-        """Return upper bounds of log|K(order + iv)| from each frequency v on."""
+        """Return upper bounds of log|K(order + iv)| from each frequency v on, K the transform."""
         argument = np.append(frequencies, order)
         return self._compute_once("decay", argument, lambda: self._log_decay(order, frequencies))
 
@@ -265,17 +265,20 @@ class WindowedLoss:
             best = np.minimum(best, total)
         return best
 
-    def pairs(self, order: float) -> CellPairs:
-        """Return the tilted law's bounds of decay from pairs of cells."""
+    def cell_pairs(self, order: float) -> CellPairs:
+        """Return the decay bounds of the tilted law from pairs of cells."""
         z = np.linspace(self._low, self._high, _PAIR_CELLS + 1)
         loss, middle = self._loss(z), self._loss(0.5 * (z[:-1] + z[1:]))
         log_mass = log_cell_mass_bounds(z, loss, middle, order)
         for window in self._windows:
-            log_mass = log_mass + window.log(loss[1:] if window.sign < 0 else loss[:-1])
+            log_mass = log_mass + window.log_weight(loss[1:] if window.sign < 0 else loss[:-1])
         return CellPairs(loss, np.exp(log_mass - self.log_moments(np.array([order]))[0]))
 
     def _log_growth(self, orders: Array, frequency: float) -> Array:
-        """Return the log of the bound M in the trapezoidal rule's error for each order and line."""
+        """Return the log of a bound of the integrand in a strip, for the trapezoidal rule's error.
+
+        There is one bound M for each order and line.
+        """
         growth = []
         for order in orders:
             rising = self._log_size + order * self._greatest_loss
@@ -308,7 +311,7 @@ class WindowedLoss:
 
     def _log_windows(self, loss: Array) -> Array:
         """Return the log of the product of all windows at each loss."""
-        return sum((window.log(loss) for window in self._windows), np.zeros_like(loss))
+        return sum((window.log_weight(loss) for window in self._windows), np.zeros_like(loss))
 
     def _exponent(self, z: Array, orders: Array) -> Array:
         """Return the log of √(2π) times the integrand, for each order and z."""
@@ -318,7 +321,7 @@ class WindowedLoss:
         return exponent
 
     def _growth_error(self, loss: Array, loss_error: Array, order: float) -> Array:
-        """Return bounds of the absolute error of a·l + log Π windows."""
+        """Return bounds of the rounding error of a·loss + log of the windows."""
         error = growth_rounding(order, loss, loss_error)
         for window in self._windows:
             error = error + window.relative_error(loss, loss_error)

@@ -33,7 +33,7 @@ _LOG_ERROR: Final = -340.0
 
 @lru_cache(maxsize=64)
 def _log_central_moments(sigma: float, order_max: int) -> Array:
-    """Return the log of the even central moments B(0), B(2), … up to `order_max` or one more.
+    """Return logs of the even central moments B(0), B(2), … up to at least `order_max`.
 
     The array is cached and read-only.
     """
@@ -78,7 +78,7 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return the paper's expression, without the improvements of `log_moments`.
+    """Return the paper's own bound of the log-moment, without the improvements of `log_moments`.
 
     Args:
         orders: whole numbers from 2 to `ORDER_MAX`, as floats.
@@ -89,7 +89,7 @@ def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier:
 
 
 def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Array:
-    """Return Theorem 9's bound of the log-moment, with or without its general term."""
+    """Return the log-moment bound of Wang et al.'s Theorem 9, with or without its general term."""
     order_max = int(orders.max())
     j = np.arange(3.0, max(order_max, 3) + 1.0)
     moments = _log_central_moments(sigma, order_max + 2)

@@ -1,8 +1,8 @@
 """Matrix products in the precision of their factors, by oneDNN or MKL.
 
 PyTorch multiplies single precision with MKL, which does not use AVX-512 on some CPUs. It also ships
-oneDNN, which does, and is twice as fast there (`benchmarks/products.py`). Without AVX-512, MKL is a
-little faster. Both add up in single precision, each in an order of its own.
+oneDNN, which does, and is twice as fast there (`benchmarks/matrix_products.py`). Without AVX-512,
+MKL is a little faster. Both add up in single precision, each in an order of its own.
 
 oneDNN compiles and keeps a program for every shape that it meets, and batches vary in size: a
 program for each size would take more memory than the model. So examples are given to it in

@@ -55,7 +55,7 @@ def upgrade() -> None:
 
 
 def _compute_taken(row: Any) -> int:
-    """Return the micro-nats of a reservation: of all steps while it is open, else of the granted.
+    """Return a reservation's micro-nats: of all steps while it is open, then of granted steps.
 
     Each state of a Rényi charge is rounded up once.
     """
@@ -79,7 +79,7 @@ def _add_teams_and_caps() -> None:
 
 
 def _copy(query: str, statement: str, values: Callable[[Any], dict[str, Any]]) -> None:
-    """Run a statement with the values computed from each row of a query."""
+    """Run a query, and a statement with values computed from each row that it returns."""
     connection = op.get_bind()
     rows = connection.execute(sa.text(query)).all()
     for first in range(0, len(rows), _ROWS):

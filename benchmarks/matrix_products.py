@@ -1,6 +1,6 @@
 """Compare the CPU kernels' matrix products with PyTorch's, alternately, on one thread.
 
-    python benchmarks/products.py
+    python benchmarks/matrix_products.py
 
 The products are those of a step at batch 600, one block of weights at a time, with dense and sparse
 examples. `first` is the time of the first call, which builds the sparse form of the examples or
@@ -43,6 +43,7 @@ def measure_seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    """Print a table of the products' times here and in PyTorch."""
     torch.set_num_threads(1)
     table = Table(title=f"{EXAMPLES} examples, torch {torch.__version__}")
     for column in ("product", "PyTorch's ms", "ours ms", "ours / PyTorch's", "first ms"):

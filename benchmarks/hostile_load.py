@@ -1,6 +1,6 @@
 """Measure grant latency, memory and stop time of a service under hostile, valid requests.
 
-    python benchmarks/responsive.py [SECONDS]
+    python benchmarks/hostile_load.py [SECONDS]
 
 A client requests grants one after another, first alone, then during each attack, for SECONDS each
 (8 by default). Attackers are processes of low priority, as if they ran on other machines. Memory is
@@ -51,6 +51,7 @@ Json = dict[str, Any]
 
 
 def describe_run(rate: float, noise: float, steps: int) -> Json:
+    """Return the JSON of a DP-SGD run."""
     return {"kind": "dp_sgd", "noise_multiplier": noise, "sample_rate": rate, "steps": steps}
 
 
@@ -113,6 +114,7 @@ class Service:
         return self.create_key(self._environment)
 
     def _wait_until_healthy(self) -> None:
+        """Wait until the server answers its health check."""
         for _ in range(600):
             try:
                 if send_request(self.port, "GET", "/healthz")[0] == 200:
@@ -158,6 +160,7 @@ def send_request(
 
 
 def make_headers(key: str) -> dict[str, str]:
+    """Return the Authorization header for an API key; none if the key is empty."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -225,7 +228,7 @@ def send_attack(port: int, path: str, body: bytes, key: str, clients: int) -> No
 def run_attack(
     service: Service, path: str, body: Json, clients: int = ATTACKERS, key: str = ""
 ) -> Iterator[None]:
-    """Attack the service from a process of clients that send the same request."""
+    """Context manager that attacks the service with the same request from several clients."""
     raw = json.dumps(body).encode()
     context = multiprocessing.get_context("spawn")
     attackers = context.Process(target=send_attack, args=(service.port, path, raw, key, clients))
@@ -240,7 +243,7 @@ def run_attack(
 
 @contextmanager
 def open_non_reading_client(port: int, path: str, body: Json) -> Iterator[None]:
-    """Open a connection whose client sends a request and never reads the answer."""
+    """Context manager: a client that sends a request and never reads the answer."""
     raw = json.dumps(body).encode()
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -251,7 +254,7 @@ def open_non_reading_client(port: int, path: str, body: Json) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The result of the benchmark.
+    """Grant latencies, memory and stop time of a service under attack.
 
     Attributes:
         grants: p99 of grants in seconds, alone and during the attack, by attack.
@@ -278,7 +281,7 @@ class Measurement:
 
 
 def measure(folder: Path, seconds: float) -> Measurement:
-    """Measure all attacks but the locked row, on a new service with SQLite."""
+    """Measure every attack except the locked row, on a new service with SQLite."""
     service = Service(folder, f"sqlite:///{folder}/ledger.db")
     try:
         return _measure_service(service, seconds)
@@ -287,6 +290,7 @@ def measure(folder: Path, seconds: float) -> Measurement:
 
 
 def _measure_service(service: Service, seconds: float) -> Measurement:
+    """Measure all attacks on a running service."""
     grants, found = GrantClient(service, "d"), {}
     service.reserve("other")
     send_request(
@@ -368,6 +372,7 @@ def has_postgresql() -> bool:
 
 
 def print_table(measured: Measurement) -> None:
+    """Print the measurements as a table."""
     table = Table(title="p99 of grants")
     for column in ("attack", "alone ms", "attacked ms", "ratio"):
         table.add_column(column, justify="left" if column == "attack" else "right")

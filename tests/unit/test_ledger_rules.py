@@ -463,7 +463,7 @@ def test_rounding_down_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_returning_more_than_is_held_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def unchecked(condition: bool, message: str) -> None:
-        if not condition and "given back" not in message:
+        if not condition and "can be returned" not in message:
             raise rules.RuleError(message)
 
     monkeypatch.setattr(rules, "_require", unchecked)

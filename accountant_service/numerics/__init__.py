@@ -12,7 +12,7 @@ Layers. Each imports only those below it (import contract in `pyproject.toml`):
     engines/                    each bounds δ(ε) of a composition from both sides
     laws/, renyi_conversion     one release's pair, moments, and characteristic function
     floats/                     special functions, directed rounding, searches, intervals
-    errors                      the errors that these modules raise
+    errors, time_limit          the errors that these modules raise, and a limit of CPU time
 
 Engines, with their proofs in `docs/accountants/pld.md`:
 

@@ -26,7 +26,7 @@ above a chord if it is so at both ends. So the values at the ends prove the comp
 points. Left of x = 0 the points of the other direction supply y₀, by the identity above.
 
 **Beyond the last point** H_B(x) ≤ H_B(x_last) ≤ η, as H decreases. The last point is at or beyond
-Rényi's bound of ε at δ = η.
+Rényi's bound of ε at δ = η, or nothing is proved.
 
 **Without numerics** a dominating composition is recognised if its releases can be turned into the
 other's one by one (`_can_imitate`): a channel applied to both laws of a pair never increases H at
@@ -36,7 +36,6 @@ any x, and neither does leaving a release out.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -58,6 +57,7 @@ from accountant_service.numerics.laws.dominating_pair import (
 )
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from accountant_service.numerics.privacy_profile import PrivacyProfile
+from accountant_service.numerics.time_limit import check_time
 
 _POINTS: Final = 256  # of the grid, up to the ε of the smaller composition at δ = slack
 _POINTS_BEYOND: Final = 12  # from there to Rényi's bound of that ε
@@ -65,16 +65,16 @@ _RELATIVE_WIDTH: Final = 1e-4  # of bounds of H that are narrow enough
 _ABSOLUTE_WIDTH: Final = 1 / 128  # the same, as a share of the slack
 _COARSE: Final = 0.1  # relative width of bounds of H with which nothing can be decided
 _ROUNDING: Final = 64 * float(np.finfo(float).eps)  # of sums of a few terms up to 1
+_LAST_MAX: Final = 500.0  # of the grid: e^x stays a double
 _ROWS: Final = 16  # numbers of repetitions that are compared at once
 _SPREAD: Final = 1.5  # of the first numbers around a guess
+_SPREAD_MAX: Final = 1e9  # the ratio of neighbouring tries grows up to this
 _NARROW: Final = 1e-3  # relative distance of two numbers at which a search stops
 _ROUNDS_MAX: Final = 60
 _TILTS: Final = 8  # at which log-moments are compared for a guess
 
 
-def dominates(
-    larger: Composition, smaller: Composition, slack: float, deadline: float = math.inf
-) -> bool:
+def dominates(larger: Composition, smaller: Composition, slack: float) -> bool:
     """Return whether one composition is proved to dominate another.
 
     Args:
@@ -82,25 +82,23 @@ def dominates(
         smaller: the composition that may be dominated.
         slack: η ≥ 0, absolute, by which H of the smaller one may exceed that of the larger one.
             With 0, only domination that needs no numerics is proved.
-        deadline: of `time.process_time()`. A line integral or lattice that has begun is finished.
 
     Returns:
         True only if domination is proved; False says nothing.
 
     Raises:
-        TimeoutError: the deadline has passed.
+        TimeoutError: the CPU time is up (`time_limit`).
     """
-    _check_time(deadline)
     if _is_evident(larger, smaller, slack):
         return True
     if not slack > 0 or not larger:
         return False
-    excess, _ = _excess(_Repeated(larger), _Repeated(smaller), slack, deadline)
+    excess, _ = _excess(_Repeated(larger), _Repeated(smaller), slack)
     return bool(excess[0] <= 0)
 
 
 def fewest_repetitions(
-    block: Composition, step: Composition, slack: float, most: int, deadline: float = math.inf
+    block: Composition, step: Composition, slack: float, most: int
 ) -> int | None:
     """Find how few repetitions of a step dominate a block of releases.
 
@@ -109,36 +107,32 @@ def fewest_repetitions(
         step: the composition that is repeated.
         slack: η ≥ 0, as in `dominates`.
         most: the largest number to try.
-        deadline: of `time.process_time()`.
 
     Returns:
         A number ≥ 1 that is proved, or None if none up to `most` is. For Gaussian noise it is
         usually within 0.2 % or 1 of the least number.
 
     Raises:
-        TimeoutError: the deadline has passed.
+        TimeoutError: the CPU time is up (`time_limit`).
     """
-    _check_time(deadline)
     unproved = _largest(lambda n: not _is_evident(_repeat(step, n), block, slack), most)
     evident = unproved + 1 if unproved < most else None
     if not slack > 0 or not step or evident == 1 or _is_multiple(block, step):
         return evident
-    if evident is None and not dominates(_repeat(step, most), block, slack, deadline):
-        return None
     fixed = _Repeated(block)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return how far each number is from dominating, and if its bounds are narrow."""
-        return _excess(_Repeated(step, numbers), fixed, slack, deadline)
+        return _excess(_Repeated(step, numbers), fixed, slack)
 
+    if evident is None and excess(np.array([float(most)]))[0][0] > 0:
+        return None
     guess = max(_moment_ratios(block, step, slack))
     proved = most if evident is None else evident
     return _search(excess, guess, bad=0, good=proved)
 
 
-def most_repetitions(
-    step: Composition, larger: Composition, slack: float, most: int, deadline: float = math.inf
-) -> int:
+def most_repetitions(step: Composition, larger: Composition, slack: float, most: int) -> int:
     """Find how many repetitions of a step a larger composition dominates.
 
     Args:
@@ -146,15 +140,13 @@ def most_repetitions(
         larger: the composition to dominate them.
         slack: η ≥ 0, as in `dominates`.
         most: the largest number to try.
-        deadline: of `time.process_time()`.
 
     Returns:
         A number up to `most` that is proved; 0 if none is.
 
     Raises:
-        TimeoutError: the deadline has passed.
+        TimeoutError: the CPU time is up (`time_limit`).
     """
-    _check_time(deadline)
     evident = _largest(lambda n: _is_evident(larger, _repeat(step, n), slack), most)
     if not slack > 0 or not larger or evident == most or _is_multiple(larger, step):
         return evident
@@ -162,16 +154,10 @@ def most_repetitions(
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return how far each number is from being dominated, and if its bounds are narrow."""
-        return _excess(fixed, _Repeated(step, numbers), slack, deadline)
+        return _excess(fixed, _Repeated(step, numbers), slack)
 
     guess = min(_moment_ratios(larger, step, slack))
     return _search(excess, guess, bad=most + 1, good=evident)
-
-
-def _check_time(deadline: float) -> None:
-    """Raise TimeoutError if the deadline has passed."""
-    if time.process_time() > deadline:
-        raise TimeoutError("the comparison of two compositions ran out of time")
 
 
 def _repeat(releases: Composition, repetitions: int) -> list[tuple[ReleaseLaw, int]]:
@@ -224,6 +210,7 @@ def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool
     if _has_enough_gaussian_noise(left, missing):
         return True
     for release, count in missing.items():
+        check_time()
         for other in left:
             taken = min(count, left[other]) if _can_imitate(other, release) else 0
             count -= taken
@@ -313,15 +300,13 @@ class _Bounds:
     is_narrow: NDArray[np.bool_]
 
 
-def _excess(
-    larger: _Repeated, smaller: _Repeated, slack: float, deadline: float
-) -> tuple[Array, NDArray[np.bool_]]:
+def _excess(larger: _Repeated, smaller: _Repeated, slack: float) -> tuple[Array, NDArray[np.bool_]]:
     """Return an upper bound of how far the smaller's δ(ε) exceeds the larger's, less the slack.
 
     The second value is whether the bounds behind each of them are narrow.
     """
     removing, adding = (
-        _bounds(larger.profiles[direction], smaller.profiles[direction], slack, deadline)
+        _bounds(larger.profiles[direction], smaller.profiles[direction], slack)
         for direction in DIRECTIONS
     )
     excess = np.maximum(
@@ -330,16 +315,15 @@ def _excess(
     return excess, removing.is_narrow & adding.is_narrow
 
 
-def _bounds(
-    larger: PrivacyProfile, smaller: PrivacyProfile, slack: float, deadline: float
-) -> _Bounds:
+def _bounds(larger: PrivacyProfile, smaller: PrivacyProfile, slack: float) -> _Bounds:
     """Return bounds of both compositions' privacy profiles on a grid, in one direction."""
     saddle = saddle_point.find_at_delta(smaller.largest, smaller.direction, math.log(slack))
-    near, last = min(saddle.epsilon, saddle.bound), max(saddle.bound, 1e-3) * (1 + 1e-9)
+    last = min(max(saddle.bound, 1e-3) * (1 + 1e-9), _LAST_MAX)
+    near = min(saddle.epsilon, last)
     x = np.linspace(0.0, max(near, 0.5 * last), _POINTS)
-    x = np.concatenate([x, np.linspace(x[-1], last, _POINTS_BEYOND + 1)[1:]])
+    x = np.unique(np.concatenate([x, np.linspace(x[-1], last, _POINTS_BEYOND + 1)]))
     absolute = _ABSOLUTE_WIDTH * slack
-    lower, smaller_upper = smaller.cover(x, _RELATIVE_WIDTH, absolute, deadline)
+    lower, smaller_upper = smaller.cover(x, _RELATIVE_WIDTH, absolute)
     # from the second point on at which H is within the slack there is nothing to compare
     within = np.flatnonzero((smaller_upper <= slack).all(axis=0))
     if len(within):
@@ -349,7 +333,7 @@ def _bounds(
     is_narrow = _are_narrow(lower, smaller_upper, absolute)
     is_refuted = bool((lower > larger_upper + slack).any(axis=1).all())
     if not is_refuted and (is_narrow.any() or len(lower) == 1):
-        larger_lower, larger_upper = larger.cover(x, _RELATIVE_WIDTH, absolute, deadline)
+        larger_lower, larger_upper = larger.cover(x, _RELATIVE_WIDTH, absolute)
         larger_narrow = _are_narrow(larger_lower, larger_upper, absolute)
         is_narrow = is_narrow & larger_narrow
     if is_refuted:
@@ -379,7 +363,7 @@ def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
     settled = near <= 0  # H decreases, and is at least 0
     tail = this.smaller_upper[:, -1] - slack
     largest: Array = np.maximum(np.where(settled, 0.0, gap).max(axis=1), tail)
-    return largest
+    return np.nan_to_num(largest, nan=math.inf)  # nothing is proved by overflowing lines
 
 
 def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
@@ -434,9 +418,9 @@ def _search(
         good: a number that does, or lies beyond all that may be tried.
 
     Raises:
-        TimeoutError: the deadline has passed before any number was proved.
+        TimeoutError: the CPU time is up before any number was proved.
     """
-    rows, first, is_upward = _ROWS, good, bad < good
+    rows, first, is_upward, spread = _ROWS, good, bad < good, _SPREAD**2
     low, high = min(bad, good), max(bad, good)
     numbers = _spread_around(guess, bad, good, rows)
     for _ in range(_ROUNDS_MAX):
@@ -459,7 +443,11 @@ def _search(
             break
         if (bad, good) == before:  # many at once share too coarse a line
             rows = 1
-        numbers = _spread_between(bad, good, (low, high), rows)
+        if (low, high) == (min(bad, good), max(bad, good)):
+            numbers = _spread_around(guess, bad, good, rows)
+            continue
+        numbers = _spread_between(bad, good, (low, high), rows, spread)
+        spread = min(spread**2, _SPREAD_MAX)
     return good
 
 
@@ -470,7 +458,7 @@ def _spread_around(guess: float, bad: int, good: int, rows: int) -> Array:
     return _between(guess / _SPREAD, guess * _SPREAD, low, high, rows)
 
 
-def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int) -> Array:
+def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int, spread: float) -> Array:
     """Return integers to try between a failing and a proved number.
 
     Args:
@@ -478,22 +466,22 @@ def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int) -> Ar
         good: the next one that is.
         ends: what both were before any number was tried.
         rows: how many numbers at most.
+        spread: the largest ratio to the number that was tried.
     """
     low, high = min(bad, good), max(bad, good)
     if high == ends[1] and low > ends[0]:
-        return _between(low + 1.0, low * _SPREAD**2 + 1, low, high, rows)
+        return _between(low + 1.0, low * spread + 1, low, high, rows)
     if low == ends[0] and high < ends[1]:
-        return _between(high / _SPREAD**2 - 1, high - 1.0, low, high, rows)
+        return _between(high / spread - 1, high - 1.0, low, high, rows)
     step = (high - low) / (rows + 1)
     return _between(low + step, high - step, low, high, rows)
 
 
 def _between(first: float, last: float, low: int, high: int, rows: int) -> Array:
     """Return at most `rows` integers between two ends, in geometric progression."""
+    first, last = max(first, low + 1.0, 1.0), max(min(last, high - 1.0), 1.0)
     if rows == 1:
-        numbers = np.array([math.sqrt(max(first, 1.0) * max(last, 1.0))])
-    else:
-        numbers = np.geomspace(max(first, 1.0), max(last, 1.0), rows)
-    numbers = np.unique(np.round(numbers))
+        first = last = math.sqrt(first * last)
+    numbers = np.unique(np.round(np.geomspace(first, last, rows)))
     inside: Array = numbers[(numbers > low) & (numbers < high)]
     return inside

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -28,16 +27,18 @@ from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.bounds import check_bounds
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import Composition, Direction
+from accountant_service.numerics.time_limit import check_time
 
 _LATTICE_WIDTH: Final = 2e-3  # relative width of δ; coarse, as lattices are costly
 _SETTINGS: Final = (
     IntegrationSettings(math.log(1e-8), smoothing=0.0, work_limit=1 << 18),
     IntegrationSettings(math.log(1e-5), smoothing=0.0, work_limit=1 << 20),
 )
+_LATTICE_POINTS_MAX: Final = 1 << 17  # a tenth of a second
 _UNDERFLOW: Final = 1e-300  # more than any Q of an attack that is computed as zero
 _WORK_MAX: Final = 12  # line integrals for each direction
 _LATTICE_WORK: Final = 3  # a lattice costs at least as much as this many line integrals
-_RETREAT: Final = 0.6  # of an ε where no engine gives bounds: where to try again
+_RETREAT: Final = 0.6  # of an ε where no engine gives narrow bounds: where to try again
 
 
 class ProfileBounds(Protocol):
@@ -65,8 +66,7 @@ class LatticeProfileBounds:
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
         """Return lower and upper bounds of δ at each ε."""
-        lower = np.array([self.lower.delta(float(e)) for e in epsilons])
-        return lower, np.array([self.upper.delta(float(e)) for e in epsilons])
+        return self.lower.deltas(epsilons), self.upper.deltas(epsilons)
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
         """Return the bounds of δ at each ε as a single row."""
@@ -105,7 +105,9 @@ def _line_near(
 
 def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileBounds | None:
     """Return a pair of FFT lattices near a saddle point, or None if none fits."""
-    upper, lower = lattice_refinement.lattice_profiles(releases, saddle, _LATTICE_WIDTH)
+    upper, lower = lattice_refinement.lattice_profiles(
+        releases, saddle, _LATTICE_WIDTH, _LATTICE_POINTS_MAX
+    )
     return LatticeProfileBounds(upper, lower) if upper is not None and lower is not None else None
 
 
@@ -155,7 +157,7 @@ class PrivacyProfile:
         return bound
 
     def cover(
-        self, epsilons: Array, relative_width: float, absolute_width: float, deadline: float
+        self, epsilons: Array, relative_width: float, absolute_width: float
     ) -> tuple[Array, Array]:
         """Add bounds until δ is narrow enough at every ε, as far as engines can.
 
@@ -165,13 +167,12 @@ class PrivacyProfile:
             epsilons: increasing, at least 0.
             relative_width: of bounds of δ that are narrow enough.
             absolute_width: the same; one of the two suffices.
-            deadline: of `time.process_time()`. An engine that has started ends its work.
 
         Returns:
             The bounds at each ε, as `delta` does.
 
         Raises:
-            TimeoutError: the deadline has passed.
+            TimeoutError: the CPU time is up (`time_limit`).
             ContradictionError: a lower bound is above an upper one.
         """
         lower, upper = self.delta(epsilons)
@@ -185,21 +186,18 @@ class PrivacyProfile:
                 break
             tried[pending[-1]] = True
             epsilon = float(epsilons[pending[-1]])
-            found = self._add_near(epsilon, deadline)
+            found = self._add_near(epsilon)
             if found is None:
                 self._hopeless = _RETREAT * epsilon
                 continue
             lower, upper = _intersect(lower, upper, found, epsilons)
+            if (upper - lower > relative * upper + absolute_width)[:, pending[-1]].any():
+                tried |= (epsilons <= epsilon) & (epsilons > _RETREAT * epsilon)  # no better there
         return lower, upper
 
-    def _add_near(self, epsilon: float, deadline: float) -> ProfileBounds | None:
-        """Add bounds that are accurate around this ε, if an engine gives them.
-
-        Raises:
-            TimeoutError: the deadline has passed.
-        """
-        if time.process_time() > deadline:
-            raise TimeoutError("the bounds of a privacy profile ran out of time")
+    def _add_near(self, epsilon: float) -> ProfileBounds | None:
+        """Add bounds that are accurate around this ε, if an engine gives them."""
+        check_time()
         saddle = saddle_point.find_at_epsilon(self.largest, self.direction, epsilon)
         found: ProfileBounds | None = _line_near(self._releases, saddle, self.repetitions)
         self._work += 1

@@ -9,12 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import special
 
 from accountant_service.numerics import certified_interval
-from accountant_service.numerics.engines import fft_lattice
+from accountant_service.numerics.engines import fft_lattice, lattice_refinement, saddle_point
+from accountant_service.numerics.engines.fft_lattice import LatticeProfile
 from accountant_service.numerics.errors import ContradictionError, SlowDecayError
 from accountant_service.numerics.laws import dominating_pair, gaussian
-from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
+from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
+    Composition,
+    Direction,
+    GaussianPair,
+    LaplacePair,
+    Release,
+)
 from tests.support import oracles
 from tests.support.helpers import log_uniform
 
@@ -251,3 +260,45 @@ def test_the_rounding_of_masses(sign: int, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(dominating_pair, "normal_masses", careless)
     assert not holds(lattice_deltas(1.0, 1.0))
+
+
+# ------------------------------------------------------------- reading a lattice at many points
+
+
+def profiles_of(
+    releases: Composition, epsilon: float, direction: Direction
+) -> list[LatticeProfile]:
+    """Return the upper and the lower profile of a lattice around an ε."""
+    saddle = saddle_point.find_at_epsilon(releases, direction, epsilon)
+    found = lattice_refinement.lattice_profiles(releases, saddle, 2e-3, 1 << 17)
+    return [each for each in found if each is not None]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_many_points_of_a_lattice_are_read_as_one_by_one(direction: Direction) -> None:
+    """The bound at each ε is the largest over all events, not only over those that are tried."""
+    releases = [(sampled(0.01, 0.9), 30)]
+    epsilons = np.linspace(0.0, 0.25, 40)
+    upper, lower = profiles_of(releases, 0.1, direction)
+    for profile in (upper, lower):
+        known = profile.p > 0 if profile is upper else (profile.p > 0) & (profile.q > 0)
+        factor = np.exp(epsilons + profile.log_scale_q - profile.log_scale_p)
+        gains = profile.p[known] - np.multiply.outer(factor, profile.q[known])
+        largest = np.maximum(gains.max(axis=1), 0.0) * math.exp(profile.log_scale_p)
+        expected = np.where(epsilons < profile.floor, 1.0, largest + profile.slack)
+        assert profile.deltas(epsilons) == pytest.approx(expected, rel=1e-12, abs=1e-300)
+    assert (lower.deltas(epsilons) <= upper.deltas(epsilons)).all()
+    assert upper.deltas(epsilons)[0] > 1e-3
+    assert 0.99 * upper.delta(0.1) < lower.delta(0.1), "low losses are left out, not what counts"
+
+
+@pytest.mark.parametrize("epsilon", [0.002, 0.01, 0.019])
+def test_a_lattice_without_losses_far_below_zero_encloses_the_exact_curve(epsilon: float) -> None:
+    """Adding a record to one sampled release: H(x) = a·Φ(t) − b·Φ(t − μ), e^x·l = a/b at t."""
+    rate, mu = 0.02, 1 / 0.8
+    weight, part = 1 - math.exp(epsilon) * (1 - rate), math.exp(epsilon) * rate
+    at = (math.log(weight / part) + mu**2 / 2) / mu
+    exact = weight * special.ndtr(at) - part * special.ndtr(at - mu)
+    upper, lower = profiles_of([(Release(GaussianPair(mu), rate), 1)], epsilon, "adding")
+    assert lower.delta(epsilon) <= exact <= upper.delta(epsilon)
+    assert upper.delta(epsilon) - lower.delta(epsilon) < 0.05 * exact

@@ -12,7 +12,6 @@ Amounts are reference steps and units of slack. Slack is the part of δ that exc
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,10 +49,11 @@ from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
 from accountant_service.numerics.floats import rounding, search
 from accountant_service.numerics.laws.dominating_pair import Composition
+from accountant_service.numerics.time_limit import limit_time
 
 SLACK_SHARE: Final = 1e-3  # of δ, that exchanges may lose together: it costs hardly a step
 SLACK_UNITS: Final = 10**9  # the whole slack
-_SLACK_EACH: Final = 16  # an exchange may use this fraction of the slack left: 1/16
+_SLACK_EACH: Final = 8  # an exchange may use an eighth of the slack left
 _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 
@@ -349,15 +349,14 @@ class ReferenceFilter(PrivacyFilter):
         free, slack = self._free(taken)
         if self._is_exact(plan):
             slack = 0
-        with _decide(plan, self.relation) as deadline:
-            found = domination.fewest_repetitions(
-                self._composition(plan.canonical),
-                self._reference_composition(),
-                self._slack_delta(slack),
-                free,
-                deadline,
-            )
-        return ExchangeCharge(plan.steps, self.steps + 1 if found is None else found, slack, slack)
+        block, reference = self._composition(plan.canonical), self._reference_composition()
+        with _decide(plan, self.relation):
+            found = domination.fewest_repetitions(block, reference, self._slack_delta(slack), free)
+            if found is None:
+                return ExchangeCharge(plan.steps, self.steps + 1, slack, slack)
+            needs_slack = not domination.dominates(self._reference_composition(found), block, 0.0)
+        return_slack = slack if plan.steps > 1 else 0  # a single step leaves nothing to give back
+        return ExchangeCharge(plan.steps, found, slack if needs_slack else 0, return_slack)
 
     def _free(self, taken: Amounts) -> tuple[int, int]:
         """Return the remaining reference steps, and the slack available to one comparison."""
@@ -374,13 +373,12 @@ class ReferenceFilter(PrivacyFilter):
             return known
         held, _ = charge.held(granted)
         try:
-            with _decide(plan, self.relation) as deadline:
+            with _decide(plan, self.relation):
                 found = domination.most_repetitions(
                     self._reference_composition(),
                     self._composition(plan.step, plan.steps - granted),
                     self._slack_delta(charge.return_slack),
                     held,
-                    deadline,
                 )
         except ExchangeUndecidedError:
             found = 0
@@ -395,13 +393,12 @@ class ReferenceFilter(PrivacyFilter):
             return free
         if not free:
             return 0
-        with _decide(plan, self.relation) as deadline:
+        with _decide(plan, self.relation):
             return domination.most_repetitions(
                 self._composition(plan.step),
                 self._reference_composition(free),
                 self._slack_delta(slack),
                 COUNT_MAX,
-                deadline,
             )
 
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
@@ -416,12 +413,11 @@ class ReferenceFilter(PrivacyFilter):
             return plan.steps <= free
         if not free:
             return False
-        with _decide(plan, self.relation) as deadline:
+        with _decide(plan, self.relation):
             return domination.dominates(
                 self._reference_composition(free),
                 self._composition(plan.canonical),
                 self._slack_delta(slack),
-                deadline,
             )
 
     # --- the record
@@ -433,12 +429,11 @@ class ReferenceFilter(PrivacyFilter):
             return self._is_reference(plan) and charge.reference_steps >= plan.steps
         if not plan.step.atom_counts:
             return True
-        with _decide(plan, self.relation) as deadline:
+        with _decide(plan, self.relation):
             return charge.reference_steps > 0 and domination.dominates(
                 self._reference_composition(charge.reference_steps),
                 self._composition(plan.canonical),
                 self._slack_delta(charge.slack),
-                deadline,
             )
 
     def is_return_allowed(
@@ -452,12 +447,11 @@ class ReferenceFilter(PrivacyFilter):
             return returned == (known or (0, charge.return_slack))
         if not (0 < steps <= charge.held(granted)[0] and slack == 0):
             return False
-        with _decide(plan, self.relation) as deadline:
+        with _decide(plan, self.relation):
             return domination.dominates(
                 self._composition(plan.step, plan.steps - granted),
                 self._reference_composition(steps),
                 self._slack_delta(charge.return_slack),
-                deadline,
             )
 
     def read_charge(self, plan: StepPlan, fields: Json) -> ExchangeCharge:
@@ -533,16 +527,19 @@ def json_of(mechanism: Mechanism) -> Json:
 
 
 @contextmanager
-def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[float]:
-    """Context manager that yields a CPU-time deadline, and turns a timeout into a refusal.
+def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[None]:
+    """Limit the CPU time of what is decided inside, and turn a timeout into a refusal.
 
     Raises:
         ExchangeUndecidedError: the time has passed without a decision.
         BoundsContradictError: two bounds of one δ contradict each other.
     """
     try:
-        with report_contradictions(Question(plan.canonical, relation), "an exchange"):
-            yield time.process_time() + _SECONDS_MAX
+        with (
+            report_contradictions(Question(plan.canonical, relation), "an exchange"),
+            limit_time(_SECONDS_MAX),
+        ):
+            yield
     except TimeoutError:
         raise ExchangeUndecidedError(
             f"it could not be decided within {_SECONDS_MAX:g} s how many reference steps this plan "

@@ -33,6 +33,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     LossCells,
     ReleaseLaw,
 )
+from accountant_service.numerics.time_limit import check_time
 
 _EPS: Final = float(np.finfo(float).eps)
 _BLOCKS_MAX: Final = 4096  # of lattice points, for a release's moments
@@ -40,7 +41,8 @@ _LOG_SIZE_MAX: Final = 50.0  # of a transform of masses, which may sum to a litt
 _UNDERFLOW: Final = 1e-300  # replaces a transform that underflows
 _LOG_WRAP: Final = -30.0  # natural log of the tilted mass allowed outside the window
 _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond the cells
-_POINTS_MAX: Final = 1 << 20  # points of one window, and cells of one release
+_TILTED_REACH: Final = 60.0  # natural log of the tilted mass above 0 over that below the cells
+POINTS_MAX: Final = 1 << 20  # points of one window, and cells of one release
 _CELLS_MAX: Final = 1 << 22  # cells of all releases together: 32 MiB
 _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a few seconds
 
@@ -137,23 +139,31 @@ class LatticeProfile:
         return max(0.0, best, self.floor)
 
     def delta(self, epsilon: float) -> float:
-        """Return this side's bound of δ(ε).
+        """Return this side's bound of δ(ε)."""
+        return float(self.deltas(np.array([epsilon]))[0])
 
-        It is the largest P(A_t) − e^ε·Q(A_t) over t, plus the slack, between 0 and 1.
+    def deltas(self, epsilons: Array) -> Array:
+        """Return this side's bound of δ at each ε.
+
+        It is the largest P(A_t) − e^ε·Q(A_t) over t, plus the slack, between 0 and 1. Of an upper
+        bound it rises with t up to the first loss above ε, and falls from there: every further
+        point adds P − e^ε·Q to the tail. So it is sought at a few t first, and then next to the
+        best of these. A lower bound holds at any t.
         """
-        if epsilon < self.floor:
-            return 1.0
-        useful = (self.p > 0) & (self._is_upper | (self.q > 0))  # no Q-mass underflows to nothing
-        if not useful.any():
-            return min(1.0, self.slack)
+        is_known = (self.p > 0) & (self._is_upper | (self.q > 0))  # no Q underflows to nothing
+        p, q = np.where(is_known, self.p, 0.0), np.where(is_known, self.q, 1.0)
+        exponent = epsilons + (self.log_scale_q - self.log_scale_p)
+        with np.errstate(over="ignore"):
+            factor = np.exp(np.minimum(exponent, 700.0) if self._is_upper else exponent)
+            stride = math.isqrt(len(p)) + 1
+            gains = p[::stride] - np.multiply.outer(factor, q[::stride])
+            near = gains.argmax(axis=1)[:, None] * stride + np.arange(-stride, stride + 1)
+            near = np.clip(near, 0, len(p) - 1)
+            best = (p[near] - factor[:, None] * q[near]).max(axis=1)
         with np.errstate(divide="ignore"):
-            log_p, log_q = np.log(self.p[useful]), np.log(self.q[useful])
-        exponent = log_q - log_p + (epsilon + self.log_scale_q - self.log_scale_p)
-        wins = exponent < 0  # events with P(A) > e^ε·Q(A)
-        if not wins.any():
-            return min(1.0, self.slack)
-        log_best = float((log_p[wins] + np.log(-np.expm1(exponent[wins]))).max())
-        return min(1.0, math.exp(min(log_best + self.log_scale_p, 0.0)) + self.slack)
+            logs = np.log(np.maximum(best, 0.0)) + self.log_scale_p
+        found = np.exp(np.minimum(logs, 0.0)) + self.slack
+        return np.where(epsilons < self.floor, 1.0, np.minimum(found, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +174,13 @@ class AccuracyTarget:
         direction: of add-or-remove.
         tilt: s, near the saddle point.
         epsilon: about the ε to be read, better too large than too small.
+        points_max: the most points of one window, and cells of one release.
     """
 
     direction: Direction
     tilt: float
     epsilon: float
+    points_max: int = POINTS_MAX
 
 
 SPACING_MAX: Final = 40.0  # so that e^loss of an edge beyond LOSS_MAX stays a double
@@ -190,7 +202,7 @@ def upper_profile(
     steps, infinite = [], 0.0
     for release, count in releases:
         cells = _cut_into_cells(
-            release, target.direction, spacing, tail_deviations, max_cells(len(releases))
+            release, target, spacing, tail_deviations, max_cells(len(releases), target)
         )
         first, mass, beyond = _connect_the_dots(cells, spacing)
         steps.append(_LatticeMasses(first, mass, count))
@@ -220,12 +232,10 @@ def lower_profile(
     Mass that wrapped around from outside the window is subtracted from P, and left in Q.
     """
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
-    limit = max_cells(len(releases))
+    limit = max_cells(len(releases), target)
     cut = [
         (
-            _cut_into_cells(
-                release, target.direction, spacing, tail_deviations, limit, centred=True
-            ),
+            _cut_into_cells(release, target, spacing, tail_deviations, limit, centred=True),
             count,
         )
         for release, count in releases
@@ -252,9 +262,22 @@ def _tail_sums(values: Array) -> Array:
     return np.cumsum(values[::-1])[::-1]
 
 
+def loss_window(
+    release: ReleaseLaw, target: AccuracyTarget, tail_deviations: float
+) -> tuple[float, float]:
+    """Return the least and the greatest loss that a release's cells must cover.
+
+    Losses far below 0 hardly count once they are tilted: E_P[e^{sL}] ≥ e^{s·E_P[L]} ≥ 1, so the
+    tilted mass below l is at most e^{sl}. An upper bound moves it up to l, and a lower bound counts
+    it as a single loss there.
+    """
+    low, high = release.loss_limits(target.direction, tail_deviations)
+    return max(low, min(0.0, high) - _TILTED_REACH / target.tilt), high
+
+
 def _cut_into_cells(
     release: ReleaseLaw,
-    direction: Direction,
+    target: AccuracyTarget,
     spacing: float,
     tail_deviations: float,
     limit: int,
@@ -265,12 +288,13 @@ def _cut_into_cells(
 
     Centred cells are what rounding to the nearest lattice point collects.
     """
-    low, high = release.loss_limits(direction, tail_deviations)
+    check_time()
+    low, high = loss_window(release, target, tail_deviations)
     first, last = math.floor(low / spacing) - 1, math.ceil(high / spacing) + 1
     count = last - first  # one cell to spare on either side, for atoms at the very ends
     if count > limit:
         raise LatticeTooLargeError(count, limit)
-    return release.cells(direction, first, count, spacing, offset=0.5 if centred else 0.0)
+    return release.cells(target.direction, first, count, spacing, offset=0.5 if centred else 0.0)
 
 
 def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, float]:
@@ -327,8 +351,9 @@ def _compose(
         first = math.floor(low / spacing)
         size = fft.next_fast_len(math.ceil(high / spacing) - first + 1, real=True)
         size += size % 2
-        if size > _max_window_points(len(steps)):
-            raise LatticeTooLargeError(size, _max_window_points(len(steps)))
+        limit = _max_window_points(len(steps), target)
+        if size > limit:
+            raise LatticeTooLargeError(size, limit)
         losses, centre = lattice_points(first, size, spacing), moments.mean
     else:
         losses, centre = window.losses, window.centre
@@ -348,14 +373,14 @@ def _compose(
     )
 
 
-def max_cells(releases: int) -> int:
+def max_cells(releases: int, target: AccuracyTarget) -> int:
     """Return the largest number of cells per release, for this many different releases."""
-    return min(_POINTS_MAX, _CELLS_MAX // releases)
+    return min(target.points_max, _CELLS_MAX // releases)
 
 
-def _max_window_points(releases: int) -> int:
+def _max_window_points(releases: int, target: AccuracyTarget) -> int:
     """Return the largest number of points of a window, for this many different releases."""
-    return min(_POINTS_MAX, _WORK_MAX // releases)
+    return min(target.points_max, _WORK_MAX // releases)
 
 
 class _ChernoffMoments:
@@ -443,6 +468,7 @@ def _convolve(steps: Sequence[_LatticeMasses], first: int, size: int) -> tuple[A
     keep = size * len(steps) <= _CELLS_MAX  # else a coarser norm bound
     magnitudes: list[Array | None] = []
     for step in steps:
+        check_time()
         transform = fft.rfft(_fold_modulo(step.mass, size))
         log_abs = np.log(np.maximum(np.abs(transform), _UNDERFLOW))
         log_size += step.count * log_abs

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from accountant_service.numerics.engines.fft_lattice import (
+    POINTS_MAX,
     SPACING_MAX,
     AccuracyTarget,
     LatticeProfile,
+    loss_window,
     lower_profile,
     max_cells,
     standard_deviations_to_cover,
@@ -17,7 +19,7 @@ from accountant_service.numerics.engines.fft_lattice import (
 )
 from accountant_service.numerics.engines.saddle_point import TILT_MIN, SaddlePoint
 from accountant_service.numerics.errors import LatticeTooLargeError
-from accountant_service.numerics.laws.dominating_pair import Composition, Direction
+from accountant_service.numerics.laws.dominating_pair import Composition
 
 
 class RefinedLattice:
@@ -27,17 +29,22 @@ class RefinedLattice:
         self, releases: Composition, target: AccuracyTarget, log_delta: float, spacing: float
     ) -> None:
         self.releases, self.target, self.log_delta = releases, target, log_delta
-        self.loss_range = _loss_range(releases, target.direction, log_delta)
-        self.finest = self.loss_range / (max_cells(len(releases)) - 3)
+        self.loss_range = _loss_range(releases, target, log_delta)
+        self.finest = self.loss_range / (max_cells(len(releases), target) - 3)
         self.spacing = max(min(spacing, self.loss_range / 8), self.finest)
         self.exhausted = False
 
     @classmethod
     def around(
-        cls, releases: Composition, saddle: SaddlePoint, log_delta: float, width: float
+        cls,
+        releases: Composition,
+        saddle: SaddlePoint,
+        log_delta: float,
+        width: float,
+        points_max: int = POINTS_MAX,
     ) -> RefinedLattice:
         """Return a lattice that is accurate around a saddle point, to about `width` in ε."""
-        target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon)
+        target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon, points_max)
         return cls(releases, target, log_delta, _first_spacing(releases, target, width))
 
     def refine(self, factor: float) -> None:
@@ -75,18 +82,19 @@ class RefinedLattice:
 
 
 def lattice_profiles(
-    releases: Composition, saddle: SaddlePoint, tolerance: float
+    releases: Composition, saddle: SaddlePoint, tolerance: float, points_max: int
 ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
     """Return an upper and a lower profile of one direction, accurate around a saddle point.
 
     Args:
         releases: with their counts.
         saddle: around the ε of interest.
-        tolerance: relative, of δ.
+        tolerance: relative, of δ; wider if that takes too many points.
+        points_max: the most points of each lattice.
     """
     width = tolerance / (1.0 + saddle.tilt)
     log_delta = max(saddle.log_delta, -600.0) - 10.0
-    return RefinedLattice.around(releases, saddle, log_delta, width).profiles()
+    return RefinedLattice.around(releases, saddle, log_delta, width, points_max).profiles()
 
 
 def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) -> float:
@@ -102,8 +110,8 @@ def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) 
     return float(2.0 ** (math.floor(4 * math.log2(wanted)) / 4))
 
 
-def _loss_range(releases: Composition, direction: Direction, log_delta: float) -> float:
+def _loss_range(releases: Composition, target: AccuracyTarget, log_delta: float) -> float:
     """Return the widest range of privacy losses that the cells of any release must cover."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
-    limits = [release.loss_limits(direction, tail_deviations) for release, _ in releases]
+    limits = [loss_window(release, target, tail_deviations) for release, _ in releases]
     return max(high - low for low, high in limits)

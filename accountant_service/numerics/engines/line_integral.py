@@ -40,6 +40,7 @@ from accountant_service.numerics.errors import SlowDecayError
 from accountant_service.numerics.floats.special_functions import Array, ComplexArray
 from accountant_service.numerics.laws.characteristic_function import TiltedLoss, tilted_loss
 from accountant_service.numerics.laws.dominating_pair import Composition
+from accountant_service.numerics.time_limit import check_time
 
 _UNDERFLOW: Final = 1e-300  # more than any δ, or Q of an attack, that is computed as zero
 _EPS: Final = float(np.finfo(float).eps)
@@ -396,6 +397,7 @@ class CompositionIntegrand:
         off = np.zeros(len(frequencies))
         log_scale, log_scale_error = 0.0, 0.0
         for loss, count in self._tilted:
+            check_time()
             value = loss.characteristic(frequencies)
             log_phi += count * value.log_value
             magnitude = np.maximum(np.exp(value.log_value.real), _UNDERFLOW)

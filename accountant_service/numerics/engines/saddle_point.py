@@ -26,6 +26,7 @@ import numpy as np
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import Composition, Direction, ReleaseLaw
+from accountant_service.numerics.time_limit import check_time
 
 Cost = Callable[[Array, Array], Array]  # of tilts and their moments
 
@@ -177,6 +178,7 @@ def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int
 
     They do not depend on the count, so a search for the steps asks for them often.
     """
+    check_time()
     return release.log_moments(direction, _RANGES[range_index])
 
 

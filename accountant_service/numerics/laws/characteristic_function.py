@@ -40,6 +40,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     ReleaseLaw,
 )
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
+from accountant_service.numerics.time_limit import check_time
 
 _EPS: Final = float(np.finfo(float).eps)
 _LOG_ERROR: Final = -44.0  # natural log of the quadrature's error relative to K
@@ -107,6 +108,7 @@ def tilted_loss(release: ReleaseLaw, direction: Direction, tilt: float) -> Tilte
     Raises:
         SlowDecayError: its characteristic function does not decay.
     """
+    check_time()
     if isinstance(release, ReplacedRecord):
         return TiltedReplacedRecord(release, tilt)
     if not (isinstance(release, Release) and isinstance(release.base_pair, GaussianPair)):

@@ -1,0 +1,32 @@
+"""A limit of the CPU time of computations that consist of many short parts.
+
+Engines call `check_time` before each part of their work that takes milliseconds. So a computation
+inside `limit_time` ends soon after its time is up, however many parts it has.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+_DEADLINE: Final[ContextVar[float]] = ContextVar("deadline", default=math.inf)
+
+
+@contextmanager
+def limit_time(seconds: float) -> Iterator[None]:
+    """Limit the CPU time of what is computed inside; an outer limit still counts."""
+    token = _DEADLINE.set(min(_DEADLINE.get(), time.process_time() + seconds))
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
+def check_time() -> None:
+    """Raise TimeoutError if the CPU time of the computation is up."""
+    if time.process_time() > _DEADLINE.get():
+        raise TimeoutError("the computation ran out of CPU time")

@@ -43,11 +43,12 @@ from accountant_service.ledger.rules import (
     NewDataset,
     Reservation,
 )
-from accountant_service.ledger.service import Ledger, WriteRequest
+from accountant_service.ledger.service import Ledger, Returns, WriteRequest
 from accountant_service.mechanisms import Mechanism
 from accountant_service.settings import Settings
 
 _QUOTES_SECONDS_MAX: Final = 20.0
+_RETURNS_SECONDS_MAX: Final = 5.0  # after it no further ended lease is looked at
 _NICENESS: Final = 5  # below the server, above the computation endpoints
 _READERS: Final = 8  # of the pool's 24 connections; the rest are for pages, probes and scrapes
 _WRITERS: Final = 12
@@ -170,9 +171,17 @@ class AsyncLedger:
     async def _expire_leases(
         self, key: KeyRecord, dataset: Dataset, overdue: Sequence[Reservation]
     ) -> Dataset | None:
-        """End the reservations whose lease has expired; return the updated dataset."""
-        returns = {run.identifier: await self._compute_return(key, dataset, run) for run in overdue}
-        name = dataset.name
+        """End reservations whose lease has expired; return the dataset after it.
+
+        What they give back is computed before the transaction. Those for which the time does not
+        suffice are ended by a later request; until then their budget is held.
+        """
+        deadline, name = time.monotonic() + _RETURNS_SECONDS_MAX, dataset.name
+        returns: Returns = {}
+        for run in overdue:
+            if returns and time.monotonic() > deadline:
+                break
+            returns[run.identifier] = await self._compute_return(key, dataset, run)
         return await self._write(dataset.identifier, self._ledger.expire_leases, name, returns)
 
     async def _compute_return(

@@ -6,6 +6,7 @@ in separate processes.
 
 from __future__ import annotations
 
+import bisect
 import json
 import time
 from collections.abc import Sequence
@@ -305,7 +306,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
         guarantee = None
     return Quote(
         fits,
-        _count_steps_if_decided(policy, plan, _apply_caps(policy, taken, caps)),
+        _count_steps_if_decided(policy, plan, taken, caps),
         _count_steps_if_decided(policy, plan, policy.nothing),
         find_least_noise_multiplier(dataset, mechanism, caps),
         policy.epsilon_of(after) if fits else None,
@@ -324,12 +325,25 @@ def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amo
         return tuple(_NEVER_ADMITTED for _ in policy.nothing)
 
 
-def _count_steps_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> int | None:
+def _count_steps_if_decided(
+    policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse] = ()
+) -> int | None:
     """Return the most steps proved to fit; 0 if that is not decided in time."""
     try:
-        return policy.count_affordable_steps(plan, taken)
+        found = policy.count_affordable_steps(plan, _apply_caps(policy, taken, caps))
     except ExchangeUndecidedError:
         return 0
+    if not found or policy.has_scalar_caps:
+        return found
+    return bisect.bisect_left(
+        range(1, found + 1), True, key=lambda steps: not _fits_caps(policy, plan, steps, caps)
+    )
+
+
+def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence[CapUse]) -> bool:
+    """Return whether a number of steps of a plan's kind fits under every cap."""
+    charged = policy.compute_charge(plan.with_steps(steps), policy.nothing).reserved
+    return all(fits_cap(policy, use, charged) for use in caps)
 
 
 def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
@@ -375,7 +389,7 @@ def find_affordable(
     """
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.replaced_by(plan, taken)
-    steps = _count_steps_if_decided(policy, plan, _apply_caps(policy, taken, caps))
+    steps = _count_steps_if_decided(policy, plan, taken, caps)
     return steps, find_least_noise_multiplier(dataset, mechanism, caps)
 
 
@@ -397,7 +411,9 @@ def find_least_noise_multiplier(
             if caps:  # a share of the budget is one of steps of the reference that this plan fixes
                 policy = policy.replaced_by(plan, taken)
                 taken = _apply_caps(policy, taken, caps)
-            return policy.fits(plan, taken)
+            return policy.fits(plan, taken) and (
+                policy.has_scalar_caps or _fits_caps(policy, plan, plan.steps, caps)
+            )
         except (ExchangeUndecidedError, UnsuitableReferenceError):
             return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,43 @@ def test_a_useless_budget_warns_and_names_the_way_out(post: Post, name: str) -> 
     (warning,) = made["warnings"]
     assert "larger ε or δ" in warning
     assert ('"filter": "reference"' in warning) == (name == "renyi")
+
+
+SEVERAL: dict[str, Any] = {
+    "kind": "composed",
+    "mechanisms": [RUN, {"kind": "gaussian", "noise_multiplier": 20.0}],
+}
+
+
+def test_the_reference_of_a_plan_of_several_mechanisms_is_a_small_part_of_it() -> None:
+    """A hundred parts make up the plan, without slack; the rest of the budget is not lost."""
+    plan, unused = StepPlan.of(from_json(SEVERAL)), (0, 0)
+    policy = ReferenceFilter(1.0, 1e-5, ADD_OR_REMOVE_ONE).replaced_by(plan, unused)
+    assert isinstance(policy, ReferenceFilter)
+    assert policy.is_sound()
+    charge = policy.compute_charge(plan, unused)
+    assert charge.reserved == (100, 0)
+    assert policy.is_charge_sufficient(plan, charge)
+    assert not policy.is_charge_sufficient(plan, replace(charge, reference_steps=99))
+    run = StepPlan.of(from_json(RUN))
+    left = policy.count_affordable_steps(run, charge.reserved)
+    assert left is not None
+    assert left >= policy.steps - 100 >= 250
+
+
+def test_unequal_numbers_of_steps_are_divided_as_far_as_they_can_be() -> None:
+    counts = (60, 40, 20)
+    parts = [RUN | {"noise_multiplier": 2.0 + at, "steps": n} for at, n in enumerate(counts)]
+    plan = StepPlan.of(from_json({"kind": "composed", "mechanisms": parts}))
+    policy = ReferenceFilter(1.0, 1e-5, ADD_OR_REMOVE_ONE).with_reference(plan, is_planned=True)
+    assert policy.compute_charge(plan, (0, 0)).reserved == (20, 0)
+
+
+def test_a_plainly_weaker_run_takes_no_slack_before_its_end() -> None:
+    run = StepPlan.of(from_json(RUN))
+    policy = ReferenceFilter(1.0, 1e-5, ADD_OR_REMOVE_ONE).with_reference(run, is_planned=True)
+    quieter = StepPlan.of(from_json(RUN | {"noise_multiplier": 1.1001, "steps": 1}))
+    assert policy.compute_charge(quieter, (0, 0)).reserved == (1, 0)
 
 
 def test_a_planned_mechanism_that_does_not_fit_is_named() -> None:

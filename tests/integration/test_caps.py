@@ -468,7 +468,8 @@ def web(tmp_path: Path) -> Iterator[Web]:
         yield Web(http)
 
 
-def test_caps_over_http(web: Web) -> None:
+@pytest.mark.parametrize("orders", ["one", "several"])
+def test_caps_over_http(orders: str, web: Web) -> None:
     admin, owner, reader = (
         web.keys.create([each])[0] for each in (Scope.ADMIN, Scope.OWNER, Scope.RUN)
     )
@@ -476,7 +477,8 @@ def test_caps_over_http(web: Web) -> None:
     assert (status, key["team"]) == (201, "vision")
     run = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1}
     body = {"name": "d", "size": 1000, "budget": BUDGET, "filter": "renyi"}
-    body["planned_mechanism"] = run
+    if orders == "one":
+        body["planned_mechanism"] = run
     assert web.ask(owner, "POST", "/v1/datasets", body)[0] == 201
     cap = "/v1/datasets/d/caps/teams/vision"
     expected = {"team": "vision", "key": None, "share": 0.3, "share_taken": 0.0}

@@ -18,15 +18,18 @@ from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
 from accountant_service import calculator, cli, mechanisms
+from accountant_service.api.ledger_views import encode_answer
 from accountant_service.app import create_app
 from accountant_service.errors import NoFiniteEpsilonError
 from accountant_service.ledger import certificate, hash_chain, plans
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.api_keys import Keys, Scope
-from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.errors import DatabaseAwayError, ExchangeUndecidedError
+from accountant_service.ledger.filters import reference
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.settings import Settings
 from tests.support.databases import database
@@ -550,6 +553,40 @@ def test_an_exchanged_run_whose_lease_ends_gives_back_what_its_other_steps_domin
     assert before["spent"]["reference_steps"] <= taken[1]
     last = admin.get(f"/v1/datasets/{name}/entries")[1]["items"][-1]
     assert (last["kind"], last["key"]) == ("expire", "system")
+    assert verify(repository).faults == []
+
+
+def test_ended_leases_that_take_too_long_are_left_for_the_next_request(
+    admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "leases-in-turn"
+    admin.dataset(name, planned_mechanism=EQUAL)
+    runs = [admin.reserve(name, OTHER, lease_seconds=1.0) for _ in range(2)]
+    for run in runs:
+        admin.grant(run["id"], 1, 0)
+    time.sleep(1.1)
+    monkeypatch.setattr("accountant_service.api.async_ledger._RETURNS_SECONDS_MAX", -1.0)
+    held = [admin.get(f"/v1/datasets/{name}")[1]["held"]["reference_steps"] for _ in range(2)]
+    assert held[0] > held[1] == 0
+
+
+def test_an_exchange_that_is_not_decided_in_time_is_refused_and_costs_nothing(
+    admin: Caller, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.dataset("undecided", planned_mechanism=RUN)
+    before = admin.get("/v1/datasets/undecided")[1]
+    _, key = Keys(repository).create([Scope.ADMIN])
+    write = WriteRequest(key, uuid.uuid4().hex, "POST /v1/datasets/undecided/reservations", {})
+    plan = mechanisms.from_json(RUN | {"sample_rate": 0.02, "noise_multiplier": 1.4})
+    ledger = Ledger(repository, encode_answer)
+    monkeypatch.setattr(reference, "_SECONDS_MAX", 0.0)
+    with pytest.raises(ExchangeUndecidedError, match="nothing was charged") as refused:
+        ledger.reserve(write, "undecided", plan, 60.0, "")
+    assert (refused.value.code, refused.value.status) == ("exchange-undecided", 422)
+    assert admin.get("/v1/datasets/undecided")[1] == before
+    monkeypatch.undo()
+    ledger.reserve(write, "undecided", plan, 60.0, "")  # the same request, once there is time
+    assert admin.get("/v1/datasets/undecided")[1]["held"]["reference_steps"] > 0
     assert verify(repository).faults == []
 
 

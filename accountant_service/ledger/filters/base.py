@@ -90,6 +90,7 @@ class PrivacyFilter(ABC):
 
     Attributes:
         name: of the kind of filter, on the wire.
+        has_scalar_caps: whether `restrict` says what a cap leaves, as amounts.
         epsilon: ε of the budget.
         delta: δ of the budget.
         relation: when two datasets are neighbours.
@@ -97,6 +98,7 @@ class PrivacyFilter(ABC):
 
     __slots__ = ()
     name: ClassVar[str]
+    has_scalar_caps: ClassVar[bool] = True
     epsilon: float
     delta: float
     relation: NeighbouringRelation
@@ -127,7 +129,7 @@ class PrivacyFilter(ABC):
     ) -> Amounts:
         """Return `taken`, increased so that only the budget left under a cap remains.
 
-        They only tell what would fit. A filter that cannot say returns what is taken.
+        They only tell what would fit. A filter without `has_scalar_caps` returns what is taken.
 
         Args:
             taken: of the whole budget.

@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from accountant_service.ledger.step_plan import StepPlan
-from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism
+from accountant_service.ledger.step_plan import StepPlan, with_steps
+from accountant_service.mechanisms import (
+    CanonicalForm,
+    Composed,
+    Gaussian,
+    Mechanism,
+)
 
 _STEPS: Final = 10**6  # of a budget that is counted in parts of a Gaussian release
+_ROUNDING: Final = 1e-14  # relative: the parts of a Gaussian release together have less noise
 
 
 def choose_reference_step(plan: StepPlan) -> Mechanism:
-    """Return a step for counting a budget: the plan's own, or one equivalent Gaussian release.
+    """Return the reference step that suits a plan: small, so that little is lost by whole numbers.
+
+    It is the plan's own step; the one Gaussian release that is equivalent to it; or, for a plan of
+    several mechanisms, the same part of each of them.
 
     Args:
         plan: with at least one release.
     """
-    counts = plan.step.atom_counts
     if is_unsampled_gaussian(plan.step):
-        precision = sum(count / atom.noise_multiplier**2 for atom, count in counts)
-        return Gaussian(precision**-0.5)
+        return _merge_gaussians([plan.step], 1)
+    if isinstance(plan.step_mechanism, Composed):
+        return _divide_composition(plan.step_mechanism)
     return plan.step_mechanism
+
+
+def _divide_composition(composed: Composed) -> Mechanism:
+    """Return the smallest part of a composition that makes it up when it is repeated.
+
+    The numbers of steps are divided by their greatest common divisor k. Gaussian noise on the whole
+    dataset can always be divided: k releases of noise multiplier σ·√k are as private as one of σ.
+    """
+    parts = [StepPlan.of(each) for each in composed.mechanisms]
+    noises = [each.canonical for each in parts if is_unsampled_gaussian(each.canonical)]
+    others = [each for each in parts if not is_unsampled_gaussian(each.canonical)]
+    times = math.gcd(*(each.steps for each in others))
+    if times == 1:
+        return composed
+    divided = [with_steps(each.mechanism, each.steps // times) for each in others]
+    if any(each.atom_counts for each in noises):
+        divided.append(_merge_gaussians(noises, times))
+    return Composed(tuple(divided))
+
+
+def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
+    """Return the Gaussian release that is as private as these together if it is made `parts` times.
+
+    It may be a little less private, by rounding, never more.
+    """
+    counts = [each for release in releases for each in release.atom_counts]
+    precision = sum(count / atom.noise_multiplier**2 for atom, count in counts)
+    exact = (precision / parts) ** -0.5
+    return Gaussian(exact if parts == 1 else exact * (1 - _ROUNDING))
 
 
 def divide_gaussian_step(step: Gaussian, steps: int) -> Gaussian:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from scipy import optimize
@@ -68,6 +68,8 @@ class RenyiMixtureFilter(DivergenceFilter):
     Raises:
         ValueError: an attribute is out of its range.
     """
+
+    has_scalar_caps: ClassVar[bool] = False  # a share is one of all orders together
 
     orders: tuple[float, ...]
     weights: tuple[float, ...]

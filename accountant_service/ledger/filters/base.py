@@ -90,7 +90,7 @@ class PrivacyFilter(ABC):
 
     Attributes:
         name: of the kind of filter, on the wire.
-        has_scalar_caps: whether `restrict` says what a cap leaves, as amounts.
+        has_scalar_caps: whether `restrict` can express the rest of a cap as amounts.
         epsilon: ε of the budget.
         delta: δ of the budget.
         relation: when two datasets are neighbours.

@@ -189,8 +189,10 @@ def test_the_fork_server_is_replaced_when_it_dies() -> None:
     assert asyncio.run(three()) == [0, 1, 2]
 
 
-def test_computations_use_one_thread_each() -> None:
+def test_computations_use_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that starts threads before the fork would hang or take other cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    FORK_SERVER.close()  # the next one starts in this environment
 
     async def environment() -> list[str | None]:
         processes = ProcessPool(1, seconds=5, niceness=0)

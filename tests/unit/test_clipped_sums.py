@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numba
 import pytest
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.private_step import Clipper, Transform
+from training_client.private_step.kernels import per_coordinate_sums
 from training_client.private_step.kernels.per_coordinate_sums import clamp_in_place, clamped_sum
 
 
@@ -236,8 +238,18 @@ def test_a_clamped_sum_keeps_the_number_of_threads() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Share compiled loops out among two threads; tests have one otherwise."""
+    per_coordinate_sums._compile_clamped_sum()  # it sets the number
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
+    yield
+    numba.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_a_clamped_sum_counts_nan_as_zero(kind: torch.dtype) -> None:
+def test_a_clamped_sum_counts_nan_as_zero(kind: torch.dtype, two_threads: None) -> None:
     generator = torch.Generator().manual_seed(3)
     gradients = torch.randn(50, 9, generator=generator, dtype=kind)
     inputs = torch.randn(50, 7, generator=generator, dtype=kind)

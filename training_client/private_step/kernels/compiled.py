@@ -24,9 +24,19 @@ def compile_loop(loop: Callable[..., None]) -> Callable[..., None]:
     Sums may be reordered, so that the CPU can add several at a time; a division by 0 gives ∞ or
     NaN, as in PyTorch.
     """
+    return compile_and_keep(loop, error_model="numpy", fastmath={"reassoc", "contract"})
+
+
+def compile_and_keep(loop: Callable[..., None], **options: Any) -> Callable[..., None]:
+    """Compile a loop with options of numba, and keep the result on disk for the next process.
+
+    It is kept beside the loop's source file or in the user's cache folder; where neither can be
+    written, every process compiles anew.
+    """
     import numba
 
-    result: Callable[..., Any] = numba.njit(error_model="numpy", fastmath={"reassoc", "contract"})(
-        loop
-    )
+    try:
+        result: Callable[..., None] = numba.njit(cache=True, **options)(loop)
+    except RuntimeError:
+        result = numba.njit(**options)(loop)
     return result

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from training_client.private_step.kernels.compiled import is_on_cpu
+from training_client.private_step.kernels.compiled import compile_and_keep, is_on_cpu
 from training_client.private_step.transform import AffineMap
 
 _ELEMENTS_MAX: Final = 1 << 26  # of per-example gradients at a time, on an accelerator
@@ -159,17 +159,13 @@ def _compile_clamped_sum() -> Callable[..., None]:
                         value = -one if value < -one else value
                         total[row, column] += value if value == value else one - one
 
-    compiled: Callable[..., None] = numba.njit(parallel=True)(add_clamped)
-    return compiled
+    return compile_and_keep(add_clamped, parallel=True)
 
 
 @cache
 def _compile_damped_loop(loop: Callable[..., None]) -> Callable[..., None]:
     """Compile a damped loop without contracting or reordering its operations."""
-    import numba
-
-    compiled: Callable[..., None] = numba.njit(error_model="numpy")(loop)
-    return compiled
+    return compile_and_keep(loop, error_model="numpy")
 
 
 def _add_damped_squares(

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from accountant_service import cli
 from tests.support.programs import awake
 
 PROGRAMS = Path(sys.executable).parent
@@ -32,6 +34,11 @@ def command(*arguments: str, program: str = "accountant") -> subprocess.Complete
         check=False,
         timeout=120,
     )
+
+
+def in_this_process(*arguments: str) -> Result:
+    """Run a command of `accountant` without a second for the start of a process."""
+    return CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "120", "NO_COLOR": "1"})
 
 
 @contextmanager
@@ -134,10 +141,10 @@ def test_every_command_prints_text_and_json(server: str, arguments: list[str]) -
     shown = command(*arguments)
     assert shown.returncode == 0, shown.stderr
     assert "proven" in shown.stdout
-    as_json = command(*arguments, "--json")
+    as_json = in_this_process(*arguments, "--json")
     answer = json.loads(as_json.stdout)
     assert answer
-    help_text = command(arguments[0], "--help").stdout
+    help_text = in_this_process(arguments[0], "--help").stdout
     assert "Example: accountant" in help_text
     assert "--json" in help_text
 
@@ -164,9 +171,16 @@ def test_the_command_line_answers_what_the_service_answers(server: str) -> None:
     ],
 )
 def test_wrong_input_is_explained_without_a_traceback(arguments: list[str], words: str) -> None:
-    refused = command(*arguments)
-    assert refused.returncode == 2
+    refused = in_this_process(*arguments)
+    assert refused.exit_code == 2
+    assert isinstance(refused.exception, SystemExit)
     assert words in refused.stderr
+
+
+def test_the_program_explains_wrong_input_as_its_commands_do() -> None:
+    refused = command("epsilon", "-q", "2", "-s", "1", "-t", "5", "-d", "1e-5")
+    assert refused.returncode == 2
+    assert "--sample-rate must be" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

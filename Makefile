@@ -87,4 +87,5 @@ pictures: $(READY)  ## take the README's screenshots again (needs Chromium)
 
 ##@ Other
 clean:  ## delete everything that make created, including data/ and runs/
+	rm -f training_client/private_step/kernels/__pycache__/*.nb[ci]
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs

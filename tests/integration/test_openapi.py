@@ -30,19 +30,24 @@ def token(app: Any) -> str:
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_request_breaks_it_and_every_answer_is_as_documented(app: Any, token: str) -> None:
+@pytest.mark.parametrize(
+    "examples",
+    [pytest.param(30, marks=pytest.mark.slow), pytest.param(120, marks=pytest.mark.nightly)],
+)
+def test_no_request_breaks_it_and_every_answer_is_as_documented(
+    examples: int, app: Any, token: str
+) -> None:
     import schemathesis  # half a second of every test process otherwise
 
     document = schemathesis.openapi.from_asgi("/openapi.json", app)
     operations = [found.ok() for found in document.get_all_operations()]
     assert len(operations) >= len(app.openapi()["paths"])
-    asked = sum(answered(operation, token) for operation in operations)
+    asked = sum(answered(operation, token, examples) for operation in operations)
     print(f"{len(operations)} operations, {asked} requests")
 
 
-def answered(operation: Any, token: str) -> int:
+def answered(operation: Any, token: str, examples: int) -> int:
     """Ask one operation whatever its schema allows; how many times."""
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
@@ -52,7 +57,7 @@ def answered(operation: Any, token: str) -> int:
     asked = 0
 
     @settings(
-        max_examples=120,
+        max_examples=examples,
         deadline=None,
         derandomize=True,
         database=None,

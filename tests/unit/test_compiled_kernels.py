@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 from training_client.private_step import example_gradients
 from training_client.private_step.kernels import elementwise, row_sums
+from training_client.private_step.kernels.compiled import compile_and_keep, compile_loop
 
 KINDS = [torch.float32, torch.float64]
 
@@ -204,3 +206,19 @@ def test_an_optimizer_is_the_same_without_compiled_loops(
     compiled, plain = both(train)
     for one, other in zip(compiled, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_a_compiled_loop_is_kept_for_the_next_process() -> None:
+    for _ in range(2):
+        loop: Any = compile_loop.__wrapped__(row_sums._squared_norms)
+        loop(np.ones((2, 3)), np.empty(2))
+    assert sum(loop.stats.cache_hits.values()) == 1
+
+
+def test_a_loop_runs_where_nothing_can_be_kept() -> None:
+    """As in a container with a read-only file system: here there is no source file."""
+    defined: dict[str, Any] = {}
+    exec("def double(values, result):\n    result[:] = 2 * values", defined)
+    result = np.empty(3)
+    compile_and_keep(defined["double"])(np.arange(3.0), result)
+    assert result.tolist() == [0.0, 2.0, 4.0]

@@ -30,8 +30,9 @@ def compile_loop(loop: Callable[..., None]) -> Callable[..., None]:
 def compile_and_keep(loop: Callable[..., None], **options: Any) -> Callable[..., None]:
     """Compile a loop with options of numba, and keep the result on disk for the next process.
 
-    It is kept beside the loop's source file or in the user's cache folder; where neither can be
-    written, every process compiles anew.
+    It is kept in `__pycache__` beside the loop's source file, or in the user's cache folder. Where
+    neither can be written, every process compiles anew. numba compiles again when that file or the
+    CPU changes, but not when only the options do: after that, run `make clean`.
     """
     import numba
 

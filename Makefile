@@ -57,7 +57,7 @@ check: $(READY)  ## formatting, lint, types, import contracts; build the documen
 test: $(READY)  ## all tests except slow, browser and nightly ones
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not nightly and not browser"
 
-test-slow: $(READY)  ## only the slow tests (half an hour)
+test-slow: $(READY)  ## only the slow tests (a quarter of an hour)
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly"
 
 test-browser: $(READY)  ## the web pages in Chromium; screenshots in build/screenshots
@@ -66,7 +66,7 @@ test-browser: $(READY)  ## the web pages in Chromium; screenshots in build/scree
 test-all: $(READY)  ## all tests except the nightly ones
 	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
 
-test-nightly: $(READY)  ## 10 000 random mechanisms, more kill points of a run (up to an hour)
+test-nightly: $(READY)  ## 10 000 random mechanisms, more kills and generated requests (an hour)
 	$(BIN)/python -m pytest -m nightly -s
 
 bench: $(READY)  ## print the benchmark tables

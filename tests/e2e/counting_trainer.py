@@ -1,6 +1,8 @@
 """accountant-train on a small data set, which counts its steps in a file before it makes them.
 
 python counting_trainer.py COUNT ARGUMENT...
+
+The variable PATIENCE_SECONDS is how long it waits for a service, if not for two minutes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 
+from training_client.client import AccountingService
 from training_client.lab import cli
 from training_client.lab.data import DATASETS, Dataset
 from training_client.optimizers import PrivateOptimizer
@@ -36,6 +39,9 @@ def main() -> None:
         return genuine(self, *of)
 
     PrivateOptimizer.step = step  # type: ignore[method-assign]
+    if "PATIENCE_SECONDS" in os.environ:
+        defaults = AccountingService.__init__.__kwdefaults__
+        defaults["patience_seconds"] = float(os.environ["PATIENCE_SECONDS"])
     DATASETS["mnist"] = replace(DATASETS["mnist"], load=tiny, train_size=600)
     cli.app(sys.argv[2:])
 

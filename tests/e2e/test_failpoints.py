@@ -34,7 +34,8 @@ RUN = {"kind": "dp_sgd", "noise_multiplier": 60.0, "sample_rate": 1.0, "sampling
 OTHER = RUN | {"noise_multiplier": 90.0}
 KINDS = ("reserve", "grant", "commit", "release", "renew", "reserve-other", "grant-other",
          "commit-other")  # fmt: skip
-FAST = ("grant", "commit-other")
+DATABASES = ("sqlite", "postgresql")
+FAST = {("sqlite", "grant"), ("postgresql", "commit-other")}
 POINTS_MAX = 40
 
 
@@ -124,7 +125,7 @@ class Bench:
         return f"{path}/{kind}", {}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=DATABASES)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     with database(request.param, tmp_path) as url:
         app, forge = create_app(Settings(database_url=url)), Forge(url)
@@ -165,15 +166,23 @@ def faults_at_every_point(bench: Bench, kind: str, mutant: str = "none") -> list
     return found
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [*FAST, *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k not in FAST)],
-)
+def cases() -> Iterator[Any]:
+    """Yield every kind of write on every database; all but one database of each kind nightly."""
+    for number, kind in enumerate(KINDS):
+        for at, name in enumerate(DATABASES):
+            mark = pytest.mark.slow if (number + at) % 2 else pytest.mark.nightly
+            yield pytest.param(name, kind, marks=[] if (name, kind) in FAST else mark)
+
+
+@pytest.mark.parametrize(("bench", "kind"), list(cases()), indirect=["bench"])
 def test_all_or_nothing_at_every_point(bench: Bench, kind: str) -> None:
     assert faults_at_every_point(bench, kind) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", ["autocommit", "forgetful", "hasty"])
+@pytest.mark.parametrize(
+    "bench", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)], indirect=True
+)
 def test_a_mutant_is_found_out(bench: Bench, mutant: str) -> None:
     assert faults_at_every_point(bench, "grant", mutant) != []

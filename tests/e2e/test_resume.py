@@ -53,7 +53,7 @@ class Bench:
         self.server = Server(url, folder)
         self.server.wait()
         self.folder, self.count = folder, folder / "steps"
-        self._environment = os.environ | {"ACCOUNTANT_API_KEY": token}
+        self.environment = os.environ | {"ACCOUNTANT_API_KEY": token}
 
     def trainer(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(TRAINER), str(self.count), "run", "--dataset", "d"]
@@ -63,7 +63,7 @@ class Bench:
             command += ["--steps", str(STEPS)]
         command += ["--output", str(self.folder / "run"), *arguments]
         return subprocess.Popen(
-            command, env=self._environment, text=True,
+            command, env=self.environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -331,10 +331,11 @@ def test_exactly_as_many_steps_run_as_are_affordable(bench: Bench, seed: int) ->
 @pytest.mark.timeout(600)
 def test_a_service_that_goes_away_stops_the_run_and_loses_nothing(bench: Bench) -> None:
     """The granted block is finished, no more; with a service again the run goes on."""
+    bench.environment["PATIENCE_SECONDS"] = "20"
     trainer = bench.trainer()
     wait_for(bench, 20, trainer)
     bench.server.kill()
-    output, _ = trainer.communicate(timeout=300)  # it waits two minutes for the service
+    output, _ = trainer.communicate(timeout=300)
     assert trainer.returncode == 4, output
     assert "--resume" in output
     (run,) = bench.runs()

@@ -56,7 +56,7 @@ class Forge:
         port = free_port()
         assert self._process.stdin is not None
         print(port, point, mutant, file=self._process.stdin, flush=True)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()

@@ -57,7 +57,7 @@ def running(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
         yield awake(f"http://127.0.0.1:{port}")
     finally:
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
     assert process.returncode in (0, -signal.SIGTERM)
     assert b"Traceback" not in log
 
@@ -71,7 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def post(url: str, body: bytes) -> tuple[int, dict[str, object]]:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

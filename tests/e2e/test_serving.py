@@ -58,7 +58,7 @@ class Server:
 
     def wait(self) -> None:
         """Until it is ready."""
-        for _ in range(300):
+        for _ in range(1200):
             assert self.process.poll() is None, self.log
             try:
                 if self.ask("GET", "/readyz")[0] == 200:
@@ -105,7 +105,7 @@ def accountant(*arguments: str, **settings: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
 
 

@@ -27,7 +27,7 @@ def database(kind: str, folder: Path) -> Iterator[str]:
         return
     schema = f"test_{uuid.uuid4().hex[:12]}"
     try:
-        server = psycopg.connect(f"postgresql://{SERVER}", autocommit=True, connect_timeout=3)
+        server = psycopg.connect(f"postgresql://{SERVER}", autocommit=True, connect_timeout=20)
     except psycopg.OperationalError as error:
         if os.environ.get("CI"):
             raise

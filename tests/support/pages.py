@@ -301,7 +301,7 @@ class Session:
         log = self._home.with_name("service.log")
         with log.open("w") as said:
             self._service = self._background(["bash", "-c", script], said)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=1):

@@ -9,7 +9,7 @@ import urllib.request
 
 def awake(url: str) -> str:
     """Wait until a server answers at an address, and return the address."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
             with urllib.request.urlopen(f"{url}/healthz", timeout=1) as answer:

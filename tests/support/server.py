@@ -36,7 +36,7 @@ class Server:
 
     def wait(self) -> None:
         """Wait until the server answers."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2).close()

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -815,16 +816,24 @@ def test_tampering_is_detected(statement: str, untouched: Repository) -> None:
 
 def test_verify_sees_one_state_while_others_write(admin: Caller, repository: Repository) -> None:
     admin.dataset("busy")
-    run = admin.reserve("busy")
+    run = admin.reserve("busy", RUN | {"steps": 1000})
+    verified, statuses = Event(), list[int]()
+
+    def write() -> None:
+        while len(statuses) < 1000 and not verified.is_set():
+            statuses.append(admin.grant(run["id"], 1, len(statuses))[0])
+
     with ThreadPoolExecutor(1) as pool:
-        grants = pool.submit(lambda: [admin.grant(run["id"], 1, k)[0] for k in range(20)])
-        checks = 0
-        while not grants.done():
-            assert verify(repository).faults == []
-            checks += 1
-            time.sleep(0.02)
-        assert grants.result() == [200] * 20
-    assert checks > 1
+        writing, checks = pool.submit(write), 0
+        try:
+            while not writing.done() and (checks < 3 or len(statuses) < 20):
+                assert verify(repository).faults == []
+                checks += 1
+        finally:
+            verified.set()
+        writing.result()
+    assert set(statuses) == {200}
+    assert checks >= 3
 
 
 @pytest.mark.parametrize("path", ["/v1/datasets/%00", "/v1/reservations/%00", "/v1/datasets/a%0A"])

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import ledger_cli, number_format
+from accountant_service import import_cli, ledger_cli, number_format
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
@@ -42,6 +42,9 @@ app.add_typer(ledger_cli.ledger, name="ledger")
 app.add_typer(ledger_cli.caps, name="caps")
 app.add_typer(ledger_cli.db, name="db")
 app.command("verify")(ledger_cli.verify_certificate)
+app.command("import", epilog="Example: accountant import history.json -d 1e-5")(
+    import_cli.import_document
+)
 
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from accountant_service import calculator, solver
+from accountant_service import calculator, importing, solver
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems, schemas, views
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
@@ -129,6 +129,16 @@ def _compute_trade_off(question: schemas.TradeOffRequest) -> schemas.TradeOffAns
     return views.trade_off(found, question.prior)
 
 
+def _import(question: schemas.ImportRequest) -> schemas.ImportAnswer:
+    """Answer a request to import a document of another tool."""
+    return views.imported(importing.account_for(question.read()))
+
+
+def _import_cache_key(question: schemas.ImportRequest) -> Hashable:
+    """Return the cache key of an imported document: the hash of the request."""
+    return hashlib.sha256(to_json(question)).digest()
+
+
 def _cache_key(question: BaseModel) -> Hashable:
     """Return the cache key of a request: its fields, with the mechanism's canonical hash."""
     return tuple(
@@ -183,6 +193,7 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "/v1/trade-off": Endpoint(
         schemas.TradeOffRequest, schemas.TradeOffAnswer, _cache_key, _compute_trade_off
     ),
+    "/v1/import": Endpoint(schemas.ImportRequest, schemas.ImportAnswer, _import_cache_key, _import),
 }
 
 

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic.config import JsonDict, JsonValue
 
-from accountant_service import mechanisms
+from accountant_service import importing, mechanisms
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
@@ -29,6 +29,13 @@ def _check_method(name: object) -> str:
     """Return the name of a known accounting method, or raise."""
     if not isinstance(name, str) or name not in ACCOUNTANTS:
         raise ValueError("must be one of " + ", ".join(ACCOUNTANTS))
+    return name
+
+
+def _check_format(name: object) -> str | None:
+    """Return the name of a format that can be imported, or None; or raise."""
+    if name is not None and (not isinstance(name, str) or name not in importing.FORMATS):
+        raise ValueError("must be one of " + ", ".join(importing.FORMATS))
     return name
 
 
@@ -251,6 +258,73 @@ class TradeOffRequest(_RelationRequest):
     points: Annotated[int, Field(ge=2, le=1000)] = 101
 
 
+class ImportRequest(_StrictModel):
+    """Import a configuration or a history of another tool, with its cost and a lint."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "document": {"history": [[1.1, 0.01, 1000]], "mechanism": "rdp"},
+                    "delta": 1e-5,
+                    "dataset_size": 60000,
+                    "batch_size": 600,
+                }
+            ]
+        }
+    )
+    document: Annotated[
+        str | dict[str, Any] | list[Any],
+        Field(description="the document: JSON, or text that is JSON, TOML or a Python `repr`"),
+    ]
+    format: Annotated[
+        str | None,
+        PlainValidator(_check_format),
+        WithJsonSchema({"enum": [*importing.FORMATS, None]}),
+        Field(description="without it, the format is found from the document"),
+    ] = None
+    delta: Annotated[
+        DeltaField | None, Field(description="δ; required if the document names none")
+    ] = None
+    epsilon: Annotated[TargetField | None, Field(description="an ε that is claimed")] = None
+    dataset_size: Annotated[int | None, Field(ge=1, le=COUNT_MAX)] = None
+    batch_size: Annotated[int | None, Field(ge=1, le=COUNT_MAX)] = None
+    sampling: Annotated[
+        Literal["poisson", "fixed_size", "shuffled", "none"] | None,
+        Field(description="how batches are drawn, if the tool's accountant assumes otherwise"),
+    ] = None
+    neighbouring_relation: Annotated[
+        NeighbouringRelation | None,
+        Field(strict=False, description="if the document does not say"),
+    ] = None
+
+    def read(self) -> importing.Imported:
+        """Return what the document says."""
+        facts = importing.Facts(
+            self.dataset_size,
+            self.batch_size,
+            self.sampling,
+            self.epsilon,
+            self.delta,
+            self.neighbouring_relation,
+        )
+        return importing.read_document(self.document, facts, self.format)
+
+    @model_validator(mode="after")
+    def _check_document(self) -> ImportRequest:
+        """Check that the document can be read, and that it or the request names δ."""
+        try:
+            found = self.read()
+            importing.require_valid(found)
+        except importing.DocumentError as error:
+            raise MechanismError(
+                *(("/document" + pointer, message) for pointer, message in error.faults)
+            ) from None
+        if found.delta is None and found.mechanism is not None:
+            raise MechanismError(("/delta", "is required: the document names no δ"))
+        return self
+
+
 class BatchItem(_StrictModel):
     """One request of a batch: its path and its body."""
 
@@ -464,6 +538,41 @@ class TradeOffAnswer(_Answer):
     assumptions: list[AssumptionView]
 
 
+class FindingView(_Answer):
+    """Something wrong, or worth knowing, in an imported document."""
+
+    code: str
+    severity: Annotated[importing.Severity, Field(strict=False)]
+    pointer: str = Field(description="JSON pointer into the document")
+    message: str
+    instead: str = Field(description="what is true instead, or what to do")
+
+
+class CheckedClaimView(_Answer):
+    """An (ε, δ) that is claimed, and what is proved about it."""
+
+    pointer: str
+    epsilon: float
+    delta: float
+    status: Annotated[Status, Field(strict=False)]
+    true_epsilon: IntervalView | None = Field(description="proved bounds of ε at the claimed δ")
+    true_delta: IntervalView | None = Field(
+        description="proved bounds of δ at the claimed ε, if the claim is refuted"
+    )
+
+
+class ImportAnswer(_Answer):
+    """An imported document: its mechanism, what that costs, its claims and the findings."""
+
+    tool: str
+    mechanism: dict[str, Any] | None
+    neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)]
+    guarantee: GuaranteeView | None
+    guarantee_reason: str | None
+    claims: list[CheckedClaimView]
+    findings: list[FindingView]
+
+
 class MethodView(_Answer):
     """An accounting method."""
 
@@ -547,6 +656,31 @@ EXAMPLES: Final[JsonDict] = {
         "mechanism_hash": "sha256:" + 64 * "0",
         "assumptions": _ASSUMPTIONS,
     },
+    "FindingView": {
+        "code": "delta-too-large",
+        "severity": "warning",
+        "pointer": "",
+        "message": "δ = 0.001 is not below 1/N = 0.001",
+        "instead": "choose δ well below 0.001",
+    },
+    "CheckedClaimView": {
+        "pointer": "/epsilon",
+        "epsilon": 1.0,
+        "delta": 1e-05,
+        "status": "refuted",
+        "true_epsilon": {"lower": 1.51536, "upper": 1.51537},
+        "true_delta": {"lower": 0.0008, "upper": 0.0009},
+    },
+    "ImportAnswer": {
+        "tool": "an Opacus accountant's history",
+        "mechanism": _RUN,
+        "neighbouring_relation": "add_or_remove_one",
+        "guarantee": _GUARANTEE,
+        "guarantee_reason": None,
+        "claims": [],
+        "findings": [],
+    },
+    "Severity": "error",
     "MethodView": {
         "method": "zcdp",
         "title": "Zero-concentrated DP",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from accountant_service import importing
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api import schemas
 from accountant_service.api.schemas import (
@@ -137,6 +138,31 @@ def trade_off(curve: TradeOff, prior: float) -> schemas.TradeOffAnswer:
         mechanism_hash=curve.mechanism_hash,
         assumptions=_assumption_views(curve.assumptions),
     )
+
+
+def imported(answer: importing.Answer) -> schemas.ImportAnswer:
+    """Return an imported document as an API answer."""
+    return schemas.ImportAnswer.model_construct(
+        tool=answer.found.tool,
+        mechanism=answer.mechanism,
+        neighbouring_relation=answer.found.relation,
+        guarantee=None if answer.guarantee is None else guarantee(answer.guarantee),
+        guarantee_reason=answer.reason,
+        claims=[_claim_view(claim) for claim in answer.claims],
+        findings=[schemas.FindingView.of(finding) for finding in answer.findings],
+    )
+
+
+def _claim_view(claim: importing.CheckedClaim) -> schemas.CheckedClaimView:
+    """Return a claim with what is proved about it."""
+    bounds = {
+        name: None if interval is None else IntervalView.of(interval)
+        for name, interval in (
+            ("true_epsilon", claim.true_epsilon),
+            ("true_delta", claim.true_delta),
+        )
+    }
+    return schemas.CheckedClaimView.of(claim, **bounds)
 
 
 def methods() -> schemas.MethodsAnswer:

@@ -167,6 +167,8 @@ def _tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
 
     Kairouz et al. 2021, arXiv 2103.00039, appendix D: each record is in one tree.
     """
+    if relation is not NeighbouringRelation.ZERO_OUT_ONE:
+        raise event.fault("needs the neighboring_relation REPLACE_SPECIAL, as in dp_accounting")
     counts = event.field("step_counts")
     parts = counts.items() if isinstance(counts.value, list) else [counts]
     steps = max((part.whole(1, COUNT_MAX) for part in parts), default=1)

@@ -35,7 +35,10 @@ CODES: Final[dict[str, tuple[Severity, str]]] = {
     "local-sensitivity": (Severity.ERROR, "Two clipped updates differ by twice the norm"),
     "classical-gaussian": (Severity.ERROR, "The classical Gaussian formula is used for ε ≥ 1"),
     "per-round-budget": (Severity.WARNING, "ε is per round, not of the run"),
-    "adaptive-clip-count": (Severity.ERROR, "The noisy count of clipped records is not charged"),
+    "adaptive-clip-count": (
+        Severity.ERROR,
+        "The noisy count of clipped records is charged too little",
+    ),
     "weighted-average": (Severity.WARNING, "A weighted average has a larger sensitivity"),
     "client-count-mismatch": (Severity.ERROR, "Fewer clients are averaged than planned"),
     "release-budget": (Severity.ERROR, "The ε of the released values is not in `epsilon`"),

@@ -15,7 +15,14 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
-from accountant_service.importing.runs import read_delta, read_epsilon, read_noise, read_size
+from accountant_service.importing.runs import (
+    DELTA_MIN,
+    EPSILON_MAX,
+    read_delta,
+    read_epsilon,
+    read_noise,
+    read_size,
+)
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
 
 _LOCAL: Final = ("clipping_norm", "sensitivity", "epsilon", "delta")
@@ -104,9 +111,9 @@ def _read_local(config: Part) -> Imported:
     The server sees each update, so that any two clipped updates are neighbours: replace-one.
     """
     clip, sensitivity = (_field(config, name) for name in ("clipping_norm", "sensitivity"))
-    epsilon, delta = _field(config, "epsilon"), read_delta(_field(config, "delta"))
-    claimed = read_epsilon(epsilon)
-    assert claimed is not None and delta is not None
+    epsilon = _field(config, "epsilon")
+    claimed = epsilon.number(0.0, EPSILON_MAX, above=True)
+    delta = _field(config, "delta").number(DELTA_MIN, 1.0)
     norm, width = _positive(clip), _positive(sensitivity)
     rounds = read_size(_find(config, *_ROUNDS))
     findings = (
@@ -248,7 +255,7 @@ _WEIGHTED: Final = Finding(
     "FedAvg weights updates by their clients' numbers of examples, and the noise is that of equal "
     "weights: a client with the share w of the examples of a round changes the average by up to "
     "w·C, not by C/n",
-    "the cost below holds if all clients have the same number of examples, or the weights are equal",
+    "the cost below holds if all clients have the same number of examples or the same weight",
 )
 
 

@@ -15,12 +15,12 @@ from accountant_service.importing import flower
 from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
-from accountant_service.importing.runs import read_epsilon, read_size
+from accountant_service.importing.runs import EPSILON_MAX, read_delta, read_epsilon, read_size
 
 _FILTERS: Final = "task_result_filters"
 _SVT_DEFAULTS: Final = {"fraction": 0.1, "epsilon": 0.1, "noise_var": 0.1}  # of the constructor
 _HEURISTICS: Final = {
-    "PercentilePrivacy": "shares the components above a percentile and clips them; it adds no noise",
+    "PercentilePrivacy": "shares what is above a percentile and clips it; it adds no noise",
     "GaussianPrivacy": (
         "adds noise in proportion to a percentile of the update itself, which it does not clip"
     ),
@@ -49,6 +49,7 @@ def read(document: Part, facts: Facts) -> Imported:
     if not filters:
         raise document.fault(f"has no privacy filter: one of {', '.join(_NAMES)}")
     rounds = read_size(document.find("num_rounds")) or 1
+    delta = facts.delta or read_delta(document.find("delta"))
     findings = tuple(_heuristic(each) for each in filters if _name(each.value) in _HEURISTICS)
     noisy = [each for each in filters if _name(each.value) not in _HEURISTICS]
     if not noisy:
@@ -59,7 +60,7 @@ def read(document: Part, facts: Facts) -> Imported:
         if _name(last.value) == "SVTPrivacy"
         else _read_local(last, rounds)
     )
-    return replace(found, findings=(*findings, *found.findings))
+    return replace(found, delta=found.delta or delta, findings=(*findings, *found.findings))
 
 
 def _filters(document: Part) -> list[Part]:
@@ -110,8 +111,7 @@ def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
     arguments = _arguments(part)
     given = {**_SVT_DEFAULTS, **arguments.fields()}
     epsilon = Part(given["epsilon"], f"{arguments.pointer}/epsilon")
-    selection = read_epsilon(epsilon)
-    assert selection is not None
+    selection = epsilon.number(0.0, EPSILON_MAX, above=True)
     release = read_epsilon(arguments.find("epsilon_release"))
     parameters = read_size(document.find("parameters") or arguments.find("parameters"))
     claim = Claim(selection, None, epsilon.pointer)

@@ -1,8 +1,7 @@
 """Opacus: an accountant's state or history, and the arguments of `make_private`.
 
-Opacus 1.5.4 (commit 4d0ebc84): `make_private` sets the sample rate to 1/len(data_loader), and its
-accountant records the optimizer's noise multiplier at every step. With `clipping="adaptive"` the
-optimizer's noise multiplier is the larger one of the sum alone, so the noisy count is not charged.
+Opacus 1.6.0: `make_private` sets the sample rate to 1/len(data_loader), and its accountant records
+the noise multiplier and that rate at every step.
 """
 
 from __future__ import annotations
@@ -172,7 +171,8 @@ def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
     """Return the runs with the noisy count of unclipped records charged, if there is one.
 
     With a noise multiplier z and a count of standard deviation s, the sum has the noise multiplier
-    z′ = (z⁻² − (2s)⁻²)^(−1/2). The accountant charges z′ alone; a record changes the count by 1.
+    (z⁻² − (2s)⁻²)^(−1/2). By Andrew et al., arXiv 1905.03871v5, Theorem 1, both cost what z costs,
+    if a record changes the count by ½. Opacus counts 0 and 1: it changes by 1.
     """
     clipping = arguments.find("clipping")
     if clipping is None or clipping.value != "adaptive" or found.mechanism is None:
@@ -196,16 +196,19 @@ def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
         )
     total = (of_sum**-2 + deviation**-2) ** -0.5
     message = (
-        f"the accountant charges the noise multiplier {of_sum:.6g} of the sum, and neither the "
-        f"noisy count (standard deviation {deviation:g}) nor the {noise:g} that was asked for"
+        f"the accountant charges the noise multiplier {noise:g} (before Opacus 1.6, {of_sum:.6g}), "
+        f"as if a record changed the count of unclipped records, whose noise is {deviation:g}, by "
+        "½; it changes by 1"
     )
-    instead = f"sum and count together are as private as a noise multiplier of {total:.6g}"
+    instead = (
+        f"sum and count, if clipping norms are published, cost a noise multiplier of {total:.6g}"
+    )
     return replace(
         found,
         mechanism=Node(
             "repeated", arguments.pointer, {"count": fields["steps"], "mechanism": step}
         ),
-        accounted=found.mechanism.but(noise_multiplier=of_sum),
+        accounted=found.accounted or found.mechanism,
         findings=(
             *found.findings,
             Finding("adaptive-clip-count", clipping.pointer, message, instead),

@@ -12,6 +12,8 @@ from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Facts, Imported, Node
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
 
+DELTA_MIN: Final = 1e-50
+EPSILON_MAX: Final = 1e6
 _EPOCHS_MAX: Final = 1e6
 _RATE_TOLERANCE: Final = 1e-6  # relative; rates are often printed with few digits
 
@@ -32,12 +34,12 @@ def read_size(part: Part | None) -> int | None:
 
 def read_delta(part: Part | None) -> float | None:
     """Return δ; None if it is not given."""
-    return None if part is None else part.number(1e-50, 1.0)
+    return None if part is None else part.number(DELTA_MIN, 1.0)
 
 
 def read_epsilon(part: Part | None) -> float | None:
     """Return a claimed or a target ε; None if it is not given."""
-    return None if part is None else part.number(0.0, 1e6, above=True)
+    return None if part is None else part.number(0.0, EPSILON_MAX, above=True)
 
 
 def read_epochs(part: Part) -> float:
@@ -126,7 +128,8 @@ def _redraw(node: Node, sampling: str, sizes: tuple[int | None, int | None]) -> 
         if sampling == "fixed_size" and size and batch:
             fixed = {"dataset_size": size, "batch_size": batch, "sample_rate": None}
             return node.but(sampling=sampling, **fixed)
-        return node.but(sampling=sampling)
+        everything = {"sample_rate": 1.0} if sampling == "none" else {}
+        return node.but(sampling=sampling, **everything)
     if node.kind == "poisson_sampled" and sampling == "none":
         inner: Node = node.fields["mechanism"]
         return inner

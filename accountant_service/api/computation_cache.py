@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from accountant_service import calculator, importing, solver
-from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems, schemas, views
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
 from accountant_service.api.schemas import UnreadBody
@@ -80,18 +79,12 @@ def _compute_delta(question: schemas.DeltaRequest) -> schemas.GuaranteeView:
 
 
 def _solve(
-    solve: Callable[[DpSgd, solver.Target], solver.Solution],
+    solve: Callable[[DpSgd, solver.SolverTarget], solver.Solution],
     view: Callable[[solver.Solution], BaseModel],
     question: schemas._RunRequest,
 ) -> BaseModel:
     """Solve for the unknown parameter of a run, and return the solution as an API answer."""
-    target = solver.Target(
-        ACCOUNTANTS[question.method],
-        question.neighbouring_relation,
-        question.epsilon,
-        question.delta,
-    )
-    return view(solve(question.run(), target))
+    return view(solve(question.run(), question.target()))
 
 
 def _compare(question: schemas.CompareRequest) -> schemas.CompareAnswer:

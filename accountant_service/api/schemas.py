@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -16,7 +17,7 @@ from pydantic import (
 )
 from pydantic.config import JsonDict, JsonValue
 
-from accountant_service import importing, mechanisms
+from accountant_service import importing, mechanisms, risk, solver
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
@@ -123,11 +124,35 @@ class DeltaRequest(_CertifiedRequest):
     method: MethodField = DEFAULT_METHOD
 
 
-class _RunRequest(_RelationRequest):
-    """A DP-SGD run with one unknown parameter, and a target (ε, δ)."""
+_TARGETS: Final = ("epsilon", "advantage", "attack_success", "true_positive_rate", "mu")
+_QUALIFIERS: Final = {
+    "delta": ("epsilon", "mu"),
+    "prior": ("attack_success",),
+    "false_positive_rate": ("true_positive_rate",),
+}
+_RiskField = Annotated[
+    float | None, Field(gt=0, lt=1, description="largest value allowed, instead of `epsilon`")
+]
 
-    epsilon: TargetField
-    delta: DeltaField
+
+class _RunRequest(_RelationRequest):
+    """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
+
+    epsilon: Annotated[TargetField | None, Field(description="target ε, with `delta`")] = None
+    delta: Annotated[
+        DeltaField | None, Field(description="δ of the target; with `mu`, the slack allowed")
+    ] = None
+    advantage: _RiskField = None
+    attack_success: _RiskField = None
+    prior: Annotated[
+        float | None,
+        Field(ge=1e-9, le=1 - 1e-9, description="with `attack_success`; 0.5 by default"),
+    ] = None
+    true_positive_rate: _RiskField = None
+    false_positive_rate: Annotated[
+        float | None, Field(ge=1e-12, le=0.999, description="with `true_positive_rate`")
+    ] = None
+    mu: Annotated[float | None, Field(gt=0, le=1000, description="Gaussian DP")] = None
     method: MethodField = DEFAULT_METHOD
     sampling: Sampling = "poisson"
     sample_rate: float | None = None
@@ -138,6 +163,52 @@ class _RunRequest(_RelationRequest):
 
     solved_for: ClassVar[str]
     placeholder: ClassVar[float]
+
+    def target(self) -> solver.SolverTarget:
+        """Return what the run must satisfy.
+
+        Raises:
+            MechanismError: there is not exactly one target, or it is incomplete.
+        """
+        given = {name for name in _TARGETS if getattr(self, name) is not None}
+        if len(given) != 1:
+            raise MechanismError(
+                ("", "must have exactly one target: " + ", ".join(_TARGETS) + f", not {len(given)}")
+            )
+        (name,) = given
+        for other, allowed in _QUALIFIERS.items():
+            if getattr(self, other) is not None and name not in allowed:
+                raise MechanismError((f"/{other}", "belongs to " + " or ".join(allowed)))
+        if name == "epsilon":
+            if self.epsilon is None or self.delta is None:
+                raise MechanismError(("/delta", "is required with epsilon"))
+            accountant = ACCOUNTANTS[self.method]
+            relation = self.neighbouring_relation
+            return solver.Target(accountant, relation, self.epsilon, self.delta)
+        if self.method != DEFAULT_METHOD:
+            raise MechanismError(("/method", f"must be {DEFAULT_METHOD} for a risk"))
+        return self._risk_target(name)
+
+    def _risk_target(self, name: str) -> solver.RiskTarget:
+        """Return the target of a risk.
+
+        Raises:
+            MechanismError: the risk is not above that of guessing.
+        """
+        measures: dict[str, Callable[[], risk.RiskMeasure]] = {
+            "advantage": risk.Advantage,
+            "attack_success": lambda: risk.AttackSuccess(self.prior or 0.5),
+            "true_positive_rate": lambda: risk.TruePositiveRate(self.false_positive_rate or 0.0),
+            "mu": lambda: risk.GaussianMu(self.delta or 0.0),
+        }
+        if name == "true_positive_rate" and self.false_positive_rate is None:
+            raise MechanismError(("/false_positive_rate", "is required with true_positive_rate"))
+        measure, limit = measures[name](), float(getattr(self, name))
+        if limit <= measure.least():
+            raise MechanismError(
+                (f"/{name}", f"must be above {measure.least():g}, which guessing achieves")
+            )
+        return solver.RiskTarget(measure, self.neighbouring_relation, limit)
 
     def run(self) -> DpSgd:
         """Return the run with a placeholder value for the unknown parameter."""
@@ -158,6 +229,7 @@ class _RunRequest(_RelationRequest):
             raise MechanismError(
                 (f"/{self.solved_for}", "is the parameter to solve for: leave it out")
             )
+        self.target()
         self.run()
         return self
 
@@ -433,18 +505,30 @@ class GuaranteeView(_Answer):
     accountant_version: str
 
 
+class RiskView(_Answer):
+    """Proved bounds of the risk that was solved for.
+
+    `mu` with `delta`: the run is (ε, δ_μ(ε) + delta)-DP at every ε, δ_μ that of the Gaussian
+    mechanism, so that no attack's true-positive rate exceeds that against it by more than `delta`.
+    """
+
+    lower: float
+    upper: float
+
+
 class NoiseMultiplierAnswer(_Answer):
     """The least noise multiplier that meets the target, with its guarantee."""
 
     noise_multiplier: float
     guarantee: GuaranteeView
+    risk: RiskView | None = None
 
 
 class UndecidedView(_Answer):
     """An undecided next step: neither proved to meet the target nor proved to miss it."""
 
     margin: float = Field(
-        description="largest possible difference between its true ε and the target"
+        description="largest possible difference between its true ε, or risk, and the target"
     )
 
 
@@ -454,6 +538,7 @@ class StepsAnswer(_Answer):
     steps: Annotated[int, Field(le=COUNT_MAX)]
     guarantee: GuaranteeView
     next: GuaranteeView
+    risk: RiskView | None = None
     undecided: UndecidedView | None = Field(
         default=None,
         description="set if the proved interval of `next` contains the target; null if `next` is "
@@ -466,6 +551,7 @@ class SampleRateAnswer(_Answer):
 
     sample_rate: float
     guarantee: GuaranteeView
+    risk: RiskView | None = None
 
 
 class InapplicableView(_Answer):
@@ -620,7 +706,11 @@ EXAMPLES: Final[JsonDict] = {
     "AssumptionView": {"statement": "q < 1/σ", "holds": True, "source": "papers/001, Theorem 3"},
     "CertifiedEpsilon": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
     "CertifiedDelta": {"delta_lower": 9.99e-06, "delta_upper": 1e-05},
-    "NoiseMultiplierAnswer": {"noise_multiplier": 0.9593, "guarantee": _GUARANTEE},
+    "NoiseMultiplierAnswer": {
+        "noise_multiplier": 0.9593,
+        "guarantee": _GUARANTEE,
+        "risk": None,
+    },
     "StepsAnswer": {
         "steps": 1724,
         "guarantee": _GUARANTEE,
@@ -628,7 +718,12 @@ EXAMPLES: Final[JsonDict] = {
         "undecided": None,
     },
     "UndecidedView": {"margin": 2e-9},
-    "SampleRateAnswer": {"sample_rate": 0.01, "guarantee": _GUARANTEE},
+    "RiskView": {"lower": 0.0999999, "upper": 0.1},
+    "SampleRateAnswer": {
+        "sample_rate": 0.01,
+        "guarantee": _GUARANTEE,
+        "risk": None,
+    },
     "InapplicableView": {
         "method": "mma",
         "code": "method-not-applicable",

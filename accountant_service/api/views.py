@@ -56,10 +56,17 @@ def _certified_interval_view(claim: Guarantee) -> CertifiedEpsilon | CertifiedDe
     return CertifiedDelta.model_construct(delta_lower=lower, delta_upper=upper)
 
 
+def _risk_view(solved: Solution) -> schemas.RiskView | None:
+    """Return the bounds of the risk that was solved for, if it was one."""
+    return None if solved.risk is None else schemas.RiskView.of(solved.risk)
+
+
 def noise_multiplier(solved: Solution) -> schemas.NoiseMultiplierAnswer:
     """Return the least noise multiplier, with its guarantee, as an API answer."""
     return schemas.NoiseMultiplierAnswer.model_construct(
-        noise_multiplier=solved.value, guarantee=guarantee(solved.guarantee)
+        noise_multiplier=solved.value,
+        guarantee=guarantee(solved.guarantee),
+        risk=_risk_view(solved),
     )
 
 
@@ -71,6 +78,7 @@ def steps(solved: Solution) -> schemas.StepsAnswer:
         steps=int(solved.value),
         guarantee=guarantee(solved.guarantee),
         next=guarantee(solved.next),
+        risk=_risk_view(solved),
         undecided=None if margin is None else schemas.UndecidedView.model_construct(margin=margin),
     )
 
@@ -78,7 +86,9 @@ def steps(solved: Solution) -> schemas.StepsAnswer:
 def sample_rate(solved: Solution) -> schemas.SampleRateAnswer:
     """Return the largest sample rate, with its guarantee, as an API answer."""
     return schemas.SampleRateAnswer.model_construct(
-        sample_rate=solved.value, guarantee=guarantee(solved.guarantee)
+        sample_rate=solved.value,
+        guarantee=guarantee(solved.guarantee),
+        risk=_risk_view(solved),
     )
 
 

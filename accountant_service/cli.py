@@ -388,13 +388,13 @@ def _print_answer(answer: Json) -> None:
         mark = "[green]✓[/]" if assumption["holds"] else "[red]✗[/]"
         table.add_row("assumes", f"{mark} {assumption['statement']}")
     if "next" in answer:
-        table.add_row(
-            "one step more", f"ε = {number_format.round_up(answer['next']['epsilon'], 10)}"
-        )
+        solved_for = "δ" if answer["risk"] else "ε"
+        following = answer["next"]["delta" if answer["risk"] else "epsilon"]
+        table.add_row("one step more", f"{solved_for} = {number_format.round_up(following, 10)}")
         if answer["undecided"]:
             margin = number_format.round_up(answer["undecided"]["margin"], 2)
             table.add_row(
-                "undecided", f"one step more may fit: its ε is within {margin} of the target"
+                "undecided", f"one step more may fit: it is within {margin} of the target"
             )
     console.print(table)
 

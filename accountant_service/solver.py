@@ -40,7 +40,7 @@ _FINER_TOLERANCES: Final = (1e-6, 1e-8, 1e-9)  # to decide whether one step more
 
 
 class SolverTarget(ABC):
-    """What a solved run must satisfy.
+    """Base class of what a solved run must satisfy.
 
     Attributes:
         relation: the neighbouring relation.

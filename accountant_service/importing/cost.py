@@ -40,7 +40,7 @@ class CheckedClaim:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an imported document costs, and what is wrong in it.
+    """The cost of an imported document, its claims, and the findings.
 
     Attributes:
         found: what the document says; its noise is solved for if the document does not say it.

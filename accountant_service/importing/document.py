@@ -33,7 +33,7 @@ def parse_text(text: str) -> Json:
     `Name(first=1)` becomes `{"class_name": "Name", "first": 1}`.
 
     Raises:
-        DocumentError: the text is none of them, or too large.
+        DocumentError: the text is in no known form, or too large.
     """
     if len(text) > TEXT_MAX:
         raise DocumentError(("", f"must be at most {TEXT_MAX} characters long"))

@@ -14,7 +14,14 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
-from accountant_service.importing.runs import read_delta, read_epsilon, read_noise
+from accountant_service.importing.runs import (
+    check_rate,
+    draw_as,
+    poisson_run,
+    read_delta,
+    read_epsilon,
+    read_noise,
+)
 from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
 
 RELATIONS: Final = {
@@ -54,18 +61,31 @@ def read(document: Part, facts: Facts) -> Imported:
     relation = RELATIONS[given.choice(RELATIONS)] if given else facts.relation
     findings = () if relation else (_RELATION_NOT_STATED,)
     relation = relation or NeighbouringRelation.ADD_OR_REMOVE_ONE
+    at = document.pointer
     delta = read_delta(wrapper.find("delta", "target_delta")) if wrapper else None
     claimed = wrapper.find("epsilon", "target_epsilon") if wrapper else None
     epsilon = read_epsilon(claimed)
-    return Imported(
+    found = Imported(
         "a dp_accounting event",
-        read_event(document, relation),
+        _as_run(read_event(document, relation)),
         relation,
         delta,
         claims=(Claim(epsilon, delta, claimed.pointer),) if claimed and epsilon else (),
         findings=findings,
         dataset_size=facts.dataset_size,
     )
+    return draw_as(check_rate(found, facts), facts.sampling, facts, at)
+
+
+def _as_run(node: Node) -> Node:
+    """Return repeated Poisson-sampled Gaussian noise as a run, which has the same meaning."""
+    sampled = node.fields.get("mechanism")
+    if node.kind != "repeated" or sampled.kind != "poisson_sampled":
+        return node
+    noise, rate = sampled.fields["mechanism"], sampled.fields["sample_rate"]
+    if noise.kind != "gaussian":
+        return node
+    return poisson_run(node.pointer, noise.fields["noise_multiplier"], rate, node.fields["count"])
 
 
 _RELATION_NOT_STATED: Final = Finding(

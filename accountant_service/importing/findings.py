@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Severity(StrEnum):
-    """How much a finding matters.
+    """The severity of a finding.
 
     An error makes a claim false or leaves nothing proved; a warning names something that the claim
     rests on and that the document does not establish; a note is for information.

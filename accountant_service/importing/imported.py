@@ -1,4 +1,4 @@
-"""What an importer finds in a document: the mechanism, the claims, and first findings."""
+"""Models of an imported document: the mechanism, the claims and the facts around it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What a document says.
+    """The content of a document.
 
     Attributes:
         tool: the tool and the kind of document, in words.
@@ -108,7 +108,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the document does not say, from who gives it.
+    """Facts that the document does not state, from the caller.
 
     Attributes:
         dataset_size: number of records.

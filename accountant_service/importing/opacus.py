@@ -12,18 +12,15 @@ from typing import Final
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing.document import Json, Part
 from accountant_service.importing.findings import Finding
-from accountant_service.importing.imported import Claim, Facts, Imported, Node
+from accountant_service.importing.imported import Facts, Imported, Node
 from accountant_service.importing.runs import (
-    batches_per_epoch,
     check_rate,
     draw_as,
     poisson_run,
+    read_claims,
     read_delta,
-    read_epochs,
-    read_epsilon,
     read_noise,
-    read_size,
-    whole_steps,
+    read_run,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX
 
@@ -73,17 +70,10 @@ def _read_history(history: Part, method: str | None, outer: Part | None, facts: 
         facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
         delta=delta,
         method=method,
-        claims=_claims(outer, delta),
+        claims=read_claims(outer, delta),
         dataset_size=facts.dataset_size,
     )
     return draw_as(check_rate(found, facts), facts.sampling, facts, history.pointer)
-
-
-def _claims(outer: Part | None, delta: float | None) -> tuple[Claim, ...]:
-    """Return the ε that a document claims."""
-    claimed = outer.find("epsilon", "target_epsilon") if outer else None
-    epsilon = read_epsilon(claimed)
-    return () if claimed is None or epsilon is None else (Claim(epsilon, delta, claimed.pointer),)
 
 
 def _read_entry(entry: Part) -> Node:
@@ -99,72 +89,10 @@ def _read_entry(entry: Part) -> Node:
 
 def _read_arguments(arguments: Part, facts: Facts) -> Imported:
     """Read the arguments of `make_private` or `make_private_with_epsilon`."""
-    size = read_size(arguments.find("dataset_size", "train_size")) or facts.dataset_size
-    batch = read_size(arguments.find("batch_size")) or facts.batch_size
-    drop_last = arguments.find("drop_last")
-    per_epoch = None
-    if size is not None and batch is not None:
-        if batch > size:
-            raise arguments.field("batch_size").fault(f"must be at most the {size} records")
-        per_epoch = batches_per_epoch(
-            size, batch, drop_last=drop_last is not None and drop_last.flag()
-        )
-    rate = _rate(arguments, per_epoch)
-    noise = arguments.find("noise_multiplier", "sigma")
-    delta = read_delta(arguments.find("target_delta", "delta"))
-    claims = _claims(arguments, delta)
     method = arguments.find("accountant")
-    run = poisson_run(
-        arguments.pointer,
-        None if noise is None else read_noise(noise),
-        rate,
-        _steps(arguments, per_epoch, rate),
-    )
-    if noise is None and not claims:
-        raise arguments.field("noise_multiplier").fault("is required")
-    found = Imported(
-        "arguments of Opacus' make_private",
-        run,
-        facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
-        delta=delta,
-        target=claims[0].epsilon if noise is None else None,
-        method=METHODS[method.choice(METHODS) if method else "prv"],
-        claims=claims,
-        dataset_size=size,
-    )
-    known = Facts(size, batch)
-    sampling, pointer = _sampling(arguments, facts)
-    found = draw_as(check_rate(found, known), sampling, known, pointer)
+    found = read_run(arguments, facts, "arguments of Opacus' make_private", by_loader=True)
+    found = replace(found, method=METHODS[method.choice(METHODS) if method else "prv"])
     return _charge_adaptive_clipping(found, arguments)
-
-
-def _rate(arguments: Part, per_epoch: int | None) -> float:
-    """Return the sample rate: given, or one over the number of batches in an epoch."""
-    given = arguments.find("sample_rate")
-    if given is not None:
-        return given.number(0.0, 1.0)
-    if per_epoch is None:
-        arguments.field("sample_rate")
-    return 1.0 / (per_epoch or 1)
-
-
-def _steps(arguments: Part, per_epoch: int | None, rate: float) -> int:
-    """Return the number of steps: given, or that of the epochs."""
-    given = arguments.find("steps")
-    if given is not None:
-        return given.whole(0, COUNT_MAX)
-    epochs = read_epochs(arguments.field("epochs"))
-    return whole_steps(epochs, per_epoch or max(1, round(1 / max(rate, 1e-12))))
-
-
-def _sampling(arguments: Part, facts: Facts) -> tuple[str | None, str]:
-    """Return how batches are drawn, and where the document says so."""
-    given = arguments.find("poisson_sampling")
-    if facts.sampling is not None:
-        return facts.sampling, given.pointer if given else arguments.pointer
-    if given is not None and not given.flag():
-        return "shuffled", given.pointer
-    return None, arguments.pointer
 
 
 def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:

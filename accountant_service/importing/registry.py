@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from accountant_service.importing import dp_event, flower, jax_privacy, nvflare, opacus
+from accountant_service.importing import dp_event, flower, jax_privacy, nvflare, opacus, plain_run
 from accountant_service.importing.document import (
     DocumentError,
     Json,
@@ -39,6 +39,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     "nvflare": Format("the filters of an NVFlare job", nvflare.detect, nvflare.read),
     "flower": Format("a mod or strategy of Flower", flower.detect, flower.read),
     "opacus": Format("an accountant or arguments of Opacus", opacus.detect, opacus.read),
+    "run": Format("a training run: noise, sizes, steps", plain_run.detect, plain_run.read),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing.document import Part
 from accountant_service.importing.findings import Finding
-from accountant_service.importing.imported import Facts, Imported, Node
+from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
 
 DELTA_MIN: Final = 1e-50
@@ -59,9 +59,83 @@ def poisson_run(pointer: str, noise: float | None, rate: float, steps: int) -> N
     return Node("dp_sgd", pointer, {**known, "sample_rate": rate, "steps": steps})
 
 
-def whole_steps(epochs: float, per_epoch: int) -> int:
-    """Return the number of steps in some epochs, rounded up."""
-    return math.ceil(epochs * per_epoch - 1e-9)
+def read_claims(part: Part | None, delta: float | None) -> tuple[Claim, ...]:
+    """Return the ε that a document claims."""
+    claimed = part.find("epsilon", "target_epsilon") if part else None
+    epsilon = read_epsilon(claimed)
+    return () if claimed is None or epsilon is None else (Claim(epsilon, delta, claimed.pointer),)
+
+
+def read_run(run: Part, facts: Facts, tool: str, *, by_loader: bool) -> Imported:
+    """Read a run: noise, sizes or a rate, and steps or epochs.
+
+    Args:
+        run: the object.
+        facts: what the document does not say.
+        tool: the document in words.
+        by_loader: whether the sample rate is one over the number of batches of a data loader,
+            and not the batch size over the number of records.
+    """
+    size = read_size(run.find("dataset_size", "train_size")) or facts.dataset_size
+    batch = read_size(run.find("batch_size")) or facts.batch_size
+    per_epoch = None
+    if size is not None and batch is not None:
+        if batch > size:
+            raise run.field("batch_size").fault(f"must be at most the {size} records")
+        per_epoch = size / batch
+    if per_epoch is not None and by_loader:
+        drop_last = run.find("drop_last")
+        per_epoch = batches_per_epoch(
+            size or 1, batch or 1, drop_last=drop_last is not None and drop_last.flag()
+        )
+    rate, noise = _read_rate(run, per_epoch), run.find("noise_multiplier", "sigma")
+    steps = _read_steps(run, per_epoch or 1 / max(rate, 1e-12))
+    delta = read_delta(run.find("target_delta", "delta"))
+    claims = read_claims(run, delta)
+    if noise is None and not claims:
+        run.field("noise_multiplier")
+    found = Imported(
+        tool,
+        poisson_run(run.pointer, None if noise is None else read_noise(noise), rate, steps),
+        facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
+        delta=delta,
+        target=claims[0].epsilon if noise is None else None,
+        claims=claims,
+        dataset_size=size,
+    )
+    known = Facts(size, batch)
+    sampling, pointer = _read_sampling(run, facts)
+    return draw_as(check_rate(found, known), sampling, known, pointer)
+
+
+def _read_rate(run: Part, per_epoch: float | None) -> float:
+    """Return the sample rate: given, or one over the number of batches in an epoch."""
+    given = run.find("sample_rate")
+    if given is None and per_epoch is not None:
+        return 1.0 / per_epoch
+    return run.field("sample_rate").number(0.0, 1.0)
+
+
+def _read_steps(run: Part, per_epoch: float) -> int:
+    """Return the number of steps: given, or that of the epochs, rounded up."""
+    given = run.find("steps")
+    if given is not None:
+        return given.whole(0, COUNT_MAX)
+    steps = math.ceil(read_epochs(run.field("epochs")) * per_epoch * (1 - 1e-12))
+    if steps > COUNT_MAX:
+        raise run.field("epochs").fault(f"must be at most {COUNT_MAX:g} steps")
+    return steps
+
+
+def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
+    """Return how batches are drawn, and where the document says so."""
+    given, flag = run.find("sampling"), run.find("poisson_sampling")
+    pointer = next((each.pointer for each in (given, flag) if each is not None), run.pointer)
+    if facts.sampling is not None:
+        return facts.sampling, pointer
+    if given is not None:
+        return given.choice(("poisson", "shuffled", "fixed_size", "none")), pointer
+    return ("shuffled" if flag is not None and not flag.flag() else None), pointer
 
 
 def draw_as(found: Imported, sampling: str | None, facts: Facts, pointer: str) -> Imported:

@@ -46,7 +46,6 @@ CODES: Final[dict[str, tuple[Severity, str]]] = {
     "delta-too-large": (Severity.WARNING, "δ is not below 1/N"),
     "relation-not-stated": (Severity.NOTE, "The neighbouring relation is not stated"),
     "noise-chosen": (Severity.NOTE, "The noise is chosen for a target ε"),
-    "field-ignored": (Severity.NOTE, "Some fields were not used"),
 }
 
 

@@ -108,7 +108,8 @@ def _positive(part: Part) -> float:
 def _read_local(config: Part) -> Imported:
     """Read a `LocalDpMod`, which adds noise to a clipped update.
 
-    The standard deviation of the noise is sensitivity·√(2·log(1.25/δ))/ε. The server sees each update, so that any two clipped updates are neighbours: replace-one.
+    The standard deviation of the noise is sensitivity·√(2·log(1.25/δ))/ε. The server sees each
+    update, so that any two clipped updates are neighbours: replace-one.
     """
     clip, sensitivity = (_field(config, name) for name in ("clipping_norm", "sensitivity"))
     epsilon = _field(config, "epsilon")
@@ -269,9 +270,9 @@ def _charge_count(config: Part, noise: float, sampled: int) -> float:
     """Return the noise multiplier of sum and noisy count together, if clients come and go.
 
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
-    et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that takes
-    another's place changes the sum by 2C and the count by 1, so z holds; one that comes or goes
-    changes them by C and 1, which costs z⁻² + ¾·s⁻².
+    et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that
+    takes another's place changes the sum by 2C and the count by 1, so z holds; one that comes or
+    goes changes them by C and 1, which costs z⁻² + ¾·s⁻².
     """
     part = _find(config, "clipped_count_stddev")
     deviation = _positive(part) if part else sampled / 20

@@ -79,6 +79,10 @@ class SolverTarget(ABC):
         """Return proved bounds of the risk, if the target is a risk."""
         return None
 
+    @abstractmethod
+    def at_tolerance(self, tolerance: float) -> SolverTarget:
+        """Return the same target with another tolerance."""
+
     def guide(self) -> Target | None:
         """Return a target that is fast to solve for and has about the same solution, or None."""
         return None
@@ -128,6 +132,10 @@ class Target(SolverTarget):
             return None  # only an upper bound is proved, at any tolerance
         return max(self.epsilon - proved.lower, proved.upper - self.epsilon)
 
+    def at_tolerance(self, tolerance: float) -> Target:
+        """Return the same target with another tolerance."""
+        return replace(self, tolerance=tolerance)
+
     def guide(self) -> Target | None:
         """Return the target by fast Rényi accounting, for the default method."""
         if self.accountant.name != DEFAULT_METHOD:
@@ -158,6 +166,10 @@ class RiskTarget(SolverTarget):
     def guarantee(self, run: DpSgd) -> Guarantee:
         """Return the (ε, δ) that bounds the risk."""
         return self.measure.guarantee(self.question(run))
+
+    def at_tolerance(self, tolerance: float) -> RiskTarget:
+        """Return the same target with another tolerance."""
+        return replace(self, tolerance=tolerance)
 
     def risk(self, run: DpSgd) -> Interval:
         """Return proved bounds of the risk."""
@@ -278,7 +290,7 @@ def steps(run: DpSgd, target: SolverTarget) -> Solution:
     for tolerance in _FINER_TOLERANCES:
         if found.undecided is None:
             break
-        found, coarser = _decide_next_step(run, replace(target, tolerance=tolerance), found), found
+        found, coarser = _decide_next_step(run, target.at_tolerance(tolerance), found), found
         if found.undecided is not None and found.undecided > 0.5 * (coarser.undecided or 0.0):
             break  # a finer tolerance does not narrow the interval further
     return found

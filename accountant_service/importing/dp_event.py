@@ -80,7 +80,9 @@ def read(document: Part, facts: Facts) -> Imported:
 def _as_run(node: Node) -> Node:
     """Return repeated Poisson-sampled Gaussian noise as a run, which has the same meaning."""
     sampled = node.fields.get("mechanism")
-    if node.kind != "repeated" or sampled.kind != "poisson_sampled":
+    if not isinstance(sampled, Node) or sampled.kind != "poisson_sampled":
+        return node
+    if node.kind != "repeated":
         return node
     noise, rate = sampled.fields["mechanism"], sampled.fields["sample_rate"]
     if noise.kind != "gaussian":

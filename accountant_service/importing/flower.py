@@ -16,6 +16,7 @@ from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.importing.runs import (
+    DELTA_MAX,
     DELTA_MIN,
     EPSILON_MAX,
     read_delta,
@@ -114,7 +115,7 @@ def _read_local(config: Part) -> Imported:
     clip, sensitivity = (_field(config, name) for name in ("clipping_norm", "sensitivity"))
     epsilon = _field(config, "epsilon")
     claimed = epsilon.number(0.0, EPSILON_MAX, above=True)
-    delta = _field(config, "delta").number(DELTA_MIN, 1.0)
+    delta = _field(config, "delta").number(DELTA_MIN, DELTA_MAX)
     norm, width = _positive(clip), _positive(sensitivity)
     rounds = read_size(_find(config, *_ROUNDS))
     findings = (

@@ -113,6 +113,7 @@ def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
     epsilon = Part(given["epsilon"], f"{arguments.pointer}/epsilon")
     selection = epsilon.number(0.0, EPSILON_MAX, above=True)
     release = read_epsilon(arguments.find("epsilon_release"))
+    per_value = Part(given["noise_var"], f"{arguments.pointer}/noise_var").number(0.0, EPSILON_MAX)
     parameters = read_size(document.find("parameters") or arguments.find("parameters"))
     claim = Claim(selection, None, epsilon.pointer)
     if release is None and parameters is None:
@@ -120,13 +121,12 @@ def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
             "release-budget",
             arguments.pointer,
             f"epsilon = {selection:g} is the budget of the selection; the released values have "
-            f"that of noise_var = {given['noise_var']:g} for each released parameter",
+            f"that of noise_var = {per_value:g} for each released parameter",
             "state the number of parameters of the model, or set epsilon_release",
         )
         return Imported("NVFlare's SVTPrivacy filter", None, claims=(claim,), findings=(finding,))
     if release is None:
         fraction = Part(given["fraction"], f"{arguments.pointer}/fraction").number(0.0, 1.0)
-        per_value = Part(given["noise_var"], f"{arguments.pointer}/noise_var").number(0.0, 1e6)
         release = min(parameters or 1, math.ceil((parameters or 1) * fraction)) * per_value
     total = selection + release
     finding = Finding(

@@ -13,6 +13,7 @@ from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
 
 DELTA_MIN: Final = 1e-50
+DELTA_MAX: Final = 1 - 1e-9
 EPSILON_MAX: Final = 1e6
 _EPOCHS_MAX: Final = 1e6
 _RATE_TOLERANCE: Final = 1e-6  # relative; rates are often printed with few digits
@@ -34,7 +35,7 @@ def read_size(part: Part | None) -> int | None:
 
 def read_delta(part: Part | None) -> float | None:
     """Return δ; None if it is not given."""
-    return None if part is None else part.number(DELTA_MIN, 1.0)
+    return None if part is None else part.number(DELTA_MIN, DELTA_MAX)
 
 
 def read_epsilon(part: Part | None) -> float | None:

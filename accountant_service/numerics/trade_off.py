@@ -125,7 +125,8 @@ def trade_off(
 
     def upper(at: Array) -> Array:
         """Return an upper bound of the trade-off function at each rate."""
-        return np.minimum(np.interp(at, hull[:, 0], hull[:, 1]) + _SLACK, 1.0)
+        found: Array = np.minimum(np.interp(at, hull[:, 0], hull[:, 1]) + _SLACK, 1.0)
+        return found
 
     mu, error = _nearest_gaussian(lower, upper)
     low, high = lower(rates), upper(rates)

@@ -391,6 +391,7 @@ def test_sizes_are_limited() -> None:
         ({"task_result_filters": [{"filters": [3]}]},
          "/document/task_result_filters/0/filters/0"),
         ({"path": "SVTPrivacy", "args": [1]}, "/document/args"),
+        ({"path": "SVTPrivacy", "args": {"noise_var": []}}, "/document/args/noise_var"),
         ({"num_sampled_clients": 3, "noise_multiplier": 1}, "/document/num_rounds"),
     ],
 )  # fmt: skip

@@ -352,7 +352,9 @@ class ImportRequest(_StrictModel):
     format: Annotated[
         str | None,
         PlainValidator(_check_format),
-        WithJsonSchema({"enum": [*importing.FORMATS, None]}),
+        WithJsonSchema(
+            {"anyOf": [{"type": "string", "enum": list(importing.FORMATS)}, {"type": "null"}]}
+        ),
         Field(description="without it, the format is found from the document"),
     ] = None
     delta: Annotated[

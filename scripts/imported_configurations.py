@@ -110,7 +110,7 @@ def render_table(rows: list[Row]) -> Iterator[str]:
     )
     counts = Counter(code for row in rows for code in set(row.errors))
     yield "| error | configurations |\n|---|---|\n"
-    for code, count in counts.most_common():
+    for code, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         yield f"| {CODES[code][1]} (`{code}`) | {count} |\n"
     yield "\n| configuration | δ | proved ε | claimed ε | findings |\n|---|---|---|---|---|\n"
     for row in rows:

@@ -225,6 +225,7 @@ def test_adaptive_clipping_leaves_the_count_uncharged() -> None:
     assert answer.guarantee is not None
     assert answer.guarantee.epsilon == pytest.approx(exact.epsilon, rel=1e-9)
     assert codes(answer) >= {"adaptive-clip-count", "accountant-refuted"}
+    assert finding(answer, "adaptive-clip-count").instead.endswith(f"{total:.6g}")
 
 
 def test_noise_that_the_tool_chooses_is_solved_for() -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import ledger_cli, number_format
+from accountant_service import import_cli, ledger_cli, number_format
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
@@ -42,6 +42,9 @@ app.add_typer(ledger_cli.ledger, name="ledger")
 app.add_typer(ledger_cli.caps, name="caps")
 app.add_typer(ledger_cli.db, name="db")
 app.command("verify")(ledger_cli.verify_certificate)
+app.command("import", epilog="Example: accountant import history.json -d 1e-5")(
+    import_cli.import_document
+)
 
 Json = dict[str, Any]
 
@@ -53,6 +56,11 @@ def _option(
 ) -> tuple[Any, Any]:
     """Return a command-line option: its type and default, with help text and flags."""
     return type_, typer.Option(default, *flags, help=text, rich_help_panel=panel)
+
+
+def _risk_option(text: str) -> tuple[Any, Any]:
+    """Return an option of a risk that a run is solved for, instead of ε and δ."""
+    return _option(float | None, None, text, panel="A risk instead of ε and δ")
 
 
 _run_option: Final = partial(_option, panel="The run")
@@ -104,11 +112,30 @@ _OPTIONS: Final = {
     "tolerance": _option(
         float | None, None, "Largest relative width of the proved interval, such as 1e-6."
     ),
+    "advantage": _risk_option("Largest membership advantage, such as 0.1."),
+    "attack_success": _risk_option("Largest success of guessing membership, such as 0.6."),
+    "prior": _risk_option("With --attack-success: probability of membership; 0.5 by default."),
+    "true_positive_rate": _risk_option("Largest rate, with --false-positive-rate."),
+    "false_positive_rate": _risk_option("With --true-positive-rate, such as 0.001."),
+    "mu": _risk_option("Gaussian DP, up to --delta if that is given."),
     "as_json": _option(bool, False, "Print the API's JSON answer.", "--json"),
 }
 _SHAPE: Final = ("dataset_size", "batch_size", "epochs", "sampling")
 _RUN: Final = ("noise_multiplier", "sample_rate", "steps", *_SHAPE)
 _MECHANISM: Final = (*_RUN, "mechanism")
+_RISK: Final = (
+    "advantage",
+    "attack_success",
+    "prior",
+    "true_positive_rate",
+    "false_positive_rate",
+    "mu",
+)
+_TARGET: Final = ("epsilon", "delta", *_RISK)
+_TARGET_OPTIONS: Final = {  # of commands that also take a risk as the target
+    "epsilon": _option(float | None, None, "Target ε, such as 2; with --delta.", "--epsilon", "-E"),
+    "delta": _option(float | None, None, "δ, such as 1e-5.", "--delta", "-d"),
+}
 _CLAIM: Final = ("method", "neighbouring_relation")
 
 
@@ -144,16 +171,15 @@ _COMMANDS: Final = (
     ),
     _Command(
         "noise-multiplier",
-        "Find the least noise multiplier with which a run stays within ε at δ.",
-        ("epsilon", "delta", "sample_rate", "steps", *_SHAPE, *_CLAIM),
+        "Find the least noise multiplier with which a run stays within ε at δ, or a risk.",
+        (*_TARGET, "sample_rate", "steps", *_SHAPE, *_CLAIM),
         "-q 0.01 -t 1000 -E 2 -d 1e-5",
     ),
     _Command(
         "steps",
-        "Find the largest number of steps with which a run stays within ε at δ.",
+        "Find the largest number of steps with which a run stays within ε at δ, or a risk.",
         (
-            "epsilon",
-            "delta",
+            *_TARGET,
             "noise_multiplier",
             "sample_rate",
             "dataset_size",
@@ -162,6 +188,12 @@ _COMMANDS: Final = (
             *_CLAIM,
         ),
         "-q 0.01 -s 1.1 -E 2 -d 1e-5",
+    ),
+    _Command(
+        "sample-rate",
+        "Find the largest sample rate with which a run stays within ε at δ, or a risk.",
+        (*_TARGET, "noise_multiplier", "steps", *_CLAIM),
+        "-s 1.1 -t 1000 -E 2 -d 1e-5",
     ),
     _Command(
         "compare",
@@ -185,7 +217,8 @@ def _add_command(command: _Command) -> None:
         else:
             _print_answer(answer)
 
-    types = {name: _OPTIONS[name] for name in (*command.options, "as_json")}
+    options = _OPTIONS | (_TARGET_OPTIONS if "advantage" in command.options else {})
+    types = {name: options[name] for name in (*command.options, "as_json")}
     run.__annotations__ = {name: type_ for name, (type_, _) in types.items()}
     run.__signature__ = Signature(  # type: ignore[attr-defined]
         [
@@ -332,6 +365,15 @@ def _print_answer(answer: Json) -> None:
             "noise multiplier",
             f"[bold]{number_format.round_up(answer['noise_multiplier'], 10)}[/]",
         )
+    if "sample_rate" in answer:
+        shown = number_format.round_down(answer["sample_rate"], 10)
+        table.add_row("sample rate", f"[bold]{shown}[/]")
+    if answer.get("risk"):
+        low, high = (
+            number_format.round_down(answer["risk"]["lower"]),
+            number_format.round_up(answer["risk"]["upper"], 10),
+        )
+        table.add_row("risk", f"between {low} and {high}")
     if "steps" in answer:
         table.add_row("steps", f"[bold]{answer['steps']}[/]")
     claim = answer.get("guarantee", answer)
@@ -346,13 +388,13 @@ def _print_answer(answer: Json) -> None:
         mark = "[green]✓[/]" if assumption["holds"] else "[red]✗[/]"
         table.add_row("assumes", f"{mark} {assumption['statement']}")
     if "next" in answer:
-        table.add_row(
-            "one step more", f"ε = {number_format.round_up(answer['next']['epsilon'], 10)}"
-        )
+        solved_for = "δ" if answer["risk"] else "ε"
+        following = answer["next"]["delta" if answer["risk"] else "epsilon"]
+        table.add_row("one step more", f"{solved_for} = {number_format.round_up(following, 10)}")
         if answer["undecided"]:
             margin = number_format.round_up(answer["undecided"]["margin"], 2)
             table.add_row(
-                "undecided", f"one step more may fit: its ε is within {margin} of the target"
+                "undecided", f"one step more may fit: it is within {margin} of the target"
             )
     console.print(table)
 

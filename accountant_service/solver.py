@@ -1,12 +1,14 @@
-"""Solve for a run's noise multiplier, number of steps or sample rate within (ε, δ).
+"""Solve for a run's noise multiplier, number of steps or sample rate within a target.
 
-The guarantee at every returned value is computed and satisfies ε ≤ target. A returned step count
-meets the target; one step more misses it, or is undecided: its proved interval contains the target.
+A target is (ε, δ), or the largest risk allowed. The guarantee or risk at every returned value is
+computed and satisfies the target. A returned step count meets the target; one step more misses it,
+or is undecided: its proved interval contains the target.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,18 +28,72 @@ from accountant_service.errors import (
     TooExpensiveError,
     UnreachableTargetError,
 )
-from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation
 from accountant_service.mechanisms import DpSgd, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN, RATE_MIN
 from accountant_service.numerics.floats import search
+from accountant_service.risk import RiskMeasure
 
 _RELATIVE_WIDTH: Final = 1e-6  # largest relative distance of a solution from the exact boundary
 _GUESS_WIDTH: Final = 1e-2
 _FINER_TOLERANCES: Final = (1e-6, 1e-8, 1e-9)  # to decide whether one step more fits
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class SolverTarget(ABC):
+    """Base class of what a solved run must satisfy.
+
+    Attributes:
+        relation: the neighbouring relation.
+        tolerance: relative width that proved intervals should have.
+    """
+
+    relation: NeighbouringRelation
+    tolerance: float
+
+    @abstractmethod
+    def log_ratio(self, run: DpSgd) -> float:
+        """Return the log of the run's cost over the target: at most 0 if the run meets the target.
+
+        It is infinite if the run has no finite cost or is too expensive to account for: the search
+        treats such a run as one that misses the target.
+        """
+
+    @abstractmethod
+    def guarantee(self, run: DpSgd) -> Guarantee:
+        """Return the guarantee to show for a run."""
+
+    @abstractmethod
+    def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
+        """Return how far the true cost of a run may be from the target, or None if it misses it.
+
+        Args:
+            run: with one step more than the solution.
+            following: its guarantee.
+        """
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Return the target in words."""
+
+    def risk(self, run: DpSgd) -> Interval | None:  # noqa: ARG002
+        """Return proved bounds of the risk, if the target is a risk."""
+        return None
+
+    @abstractmethod
+    def at_tolerance(self, tolerance: float) -> SolverTarget:
+        """Return the same target with another tolerance."""
+
+    def guide(self) -> Target | None:
+        """Return a target that is fast to solve for and has about the same solution, or None."""
+        return None
+
+    def question(self, run: DpSgd) -> Question:
+        """Return the question about a run, under the target's relation and tolerance."""
+        return Question(canonical_form(run), self.relation, self.tolerance)
+
+
+@dataclass(frozen=True)
+class Target(SolverTarget):
     """The (ε, δ) that the solved run must satisfy, and the method that accounts for it.
 
     Attributes:
@@ -58,28 +114,97 @@ class Target:
         """Return the run's guarantee at the target's δ, checked against the certified interval."""
         return referee.epsilon(self.accountant, self.question(run), self.delta)
 
-    def log_epsilon_ratio(self, run: DpSgd) -> float:
-        """Return log(ε of the run / target ε); at most 0 if the run meets the target.
-
-        It is infinite if no ε is finite or the run is too expensive to account for: the search
-        treats such a run as one that misses the target.
-        """
+    def log_ratio(self, run: DpSgd) -> float:
+        """Return log(ε of the run / target ε)."""
         try:
             epsilon = self.accountant.epsilon(self.question(run), self.delta).epsilon
         except (NoFiniteEpsilonError, TooExpensiveError):
             return math.inf
-        difference = _log(epsilon) - _log(self.epsilon)
-        # the sign is that of the exact comparison, not of a difference of rounded logarithms
-        return min(difference, 0.0) if epsilon <= self.epsilon else max(difference, 5e-324)
+        return _log_ratio(epsilon, self.epsilon)
 
-    def question(self, run: DpSgd) -> Question:
-        """Return the question about a run, under the target's relation and tolerance."""
-        return Question(canonical_form(run), self.relation, self.tolerance)
+    def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
+        """Return how far the true ε may be from the target, or None if it misses it."""
+        proved = following.certified
+        is_default = self.accountant.name == DEFAULT_METHOD
+        if not is_default or proved is None or proved.lower > self.epsilon:
+            return None
+        if not self.question(run).is_attained:
+            return None  # only an upper bound is proved, at any tolerance
+        return max(self.epsilon - proved.lower, proved.upper - self.epsilon)
+
+    def at_tolerance(self, tolerance: float) -> Target:
+        """Return the same target with another tolerance."""
+        return replace(self, tolerance=tolerance)
+
+    def guide(self) -> Target | None:
+        """Return the target by fast Rényi accounting, for the default method."""
+        if self.accountant.name != DEFAULT_METHOD:
+            return None
+        return replace(self, accountant=ACCOUNTANTS["subsampled_rdp"])
+
+    def __str__(self) -> str:
+        """Return ε, δ and the method."""
+        return f"ε = {self.epsilon:g} at δ = {self.delta:g} with {self.accountant.name}"
 
 
-def _log(epsilon: float) -> float:
-    """Return log ε; an ε of 0 counts as 1e-30, far below any target."""
-    return math.log(max(epsilon, 1e-30))
+@dataclass(frozen=True)
+class RiskTarget(SolverTarget):
+    """The largest risk that the solved run may have, by the default method.
+
+    Attributes:
+        measure: the measure of risk.
+        relation: the neighbouring relation.
+        limit: largest risk allowed, above that of guessing.
+        tolerance: relative width that proved intervals should have.
+    """
+
+    measure: RiskMeasure
+    relation: NeighbouringRelation
+    limit: float
+    tolerance: float = TOLERANCE
+
+    def guarantee(self, run: DpSgd) -> Guarantee:
+        """Return the (ε, δ) that bounds the risk."""
+        return self.measure.guarantee(self.question(run))
+
+    def at_tolerance(self, tolerance: float) -> RiskTarget:
+        """Return the same target with another tolerance."""
+        return replace(self, tolerance=tolerance)
+
+    def risk(self, run: DpSgd) -> Interval:
+        """Return proved bounds of the risk."""
+        return self.measure.risk(self.question(run))
+
+    def log_ratio(self, run: DpSgd) -> float:
+        """Return the log of the run's risk over the target's, both above that of guessing."""
+        try:
+            upper = self.risk(run).upper
+        except (NoFiniteEpsilonError, TooExpensiveError):
+            return math.inf
+        ratio = _log_ratio(self.measure.excess(upper), self.measure.excess(self.limit))
+        return min(ratio, 0.0) if upper <= self.limit else max(ratio, 5e-324)
+
+    def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:  # noqa: ARG002
+        """Return how far the true risk may be from the limit, or None if it exceeds it."""
+        proved = self.risk(run)
+        if proved.lower > self.limit or not self.question(run).is_attained:
+            return None
+        return max(self.limit - proved.lower, proved.upper - self.limit)
+
+    def __str__(self) -> str:
+        """Return the measure and the limit."""
+        return f"{self.measure.name} = {self.limit:g}"
+
+
+def _log_ratio(cost: float, limit: float) -> float:
+    """Return the log of a cost over its limit; its sign is that of the exact comparison."""
+    difference = _log(cost) - _log(limit)
+    return min(difference, 0.0) if cost <= limit else max(difference, 5e-324)
+
+
+def _log(cost: float) -> float:
+    """Return the logarithm; a cost of 0 counts as 1e-30, far below any target."""
+    return math.log(max(cost, 1e-30))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +215,7 @@ class Solution:
         value: noise multiplier, number of steps or sample rate.
         guarantee: the guarantee at that value; it satisfies the target.
         next: for steps, the guarantee of one step more; it is not proved to satisfy the target.
+        risk: proved bounds of the risk at that value, if the target is a risk.
         undecided: for steps, the largest possible distance from the target to the true ε of one
             step more, if its proved interval contains the target; None if one step more is proved
             to miss the target.
@@ -99,16 +225,17 @@ class Solution:
     guarantee: Guarantee
     next: Guarantee | None = None
     undecided: float | None = None
+    risk: Interval | None = None
 
 
-def noise_multiplier(run: DpSgd, target: Target) -> Solution:
-    """Return the least noise multiplier with which the method's ε meets the target.
+def noise_multiplier(run: DpSgd, target: SolverTarget) -> Solution:
+    """Return the least noise multiplier that meets the target.
 
     Its relative distance from the exact boundary is at most 1e-6.
 
     Args:
         run: the run; its noise multiplier is ignored.
-        target: ε, δ and the accountant.
+        target: what the run must satisfy.
 
     Raises:
         UnreachableTargetError: the run misses the target even with the largest noise multiplier.
@@ -118,17 +245,22 @@ def noise_multiplier(run: DpSgd, target: Target) -> Solution:
         return replace(run, noise_multiplier=sigma)
 
     sigma = _solve(with_noise, target, 1.0, NOISE_MAX, NOISE_MIN, "noise multiplier")
-    return Solution(sigma, target.guarantee(with_noise(sigma)))
+    return _solution(sigma, with_noise(sigma), target)
 
 
-def sample_rate(run: DpSgd, target: Target) -> Solution:
-    """Return the largest sample rate with which the method's ε meets the target.
+def _solution(value: float, run: DpSgd, target: SolverTarget) -> Solution:
+    """Return a solved value with the guarantee and the risk of its run."""
+    return Solution(value, target.guarantee(run), risk=target.risk(run))
+
+
+def sample_rate(run: DpSgd, target: SolverTarget) -> Solution:
+    """Return the largest sample rate that meets the target.
 
     Its relative distance from the exact boundary is at most 1e-6.
 
     Args:
         run: the run, given by `sample_rate` and `steps`; its rate is ignored.
-        target: ε, δ and the accountant.
+        target: what the run must satisfy.
 
     Raises:
         UnreachableTargetError: the run misses the target even with the smallest sample rate.
@@ -138,27 +270,27 @@ def sample_rate(run: DpSgd, target: Target) -> Solution:
         return replace(run, sample_rate=rate)
 
     rate = _solve(with_rate, target, 0.01, RATE_MIN, 1.0, "sample rate")
-    return Solution(rate, target.guarantee(with_rate(rate)))
+    return _solution(rate, with_rate(rate), target)
 
 
-def steps(run: DpSgd, target: Target) -> Solution:
-    """Return the largest number of steps with which the method's ε meets the target.
+def steps(run: DpSgd, target: SolverTarget) -> Solution:
+    """Return the largest number of steps that meets the target.
 
     One step more misses it, or is undecided even at the finest useful tolerance.
 
     Args:
         run: the run; its step count is ignored.
-        target: ε, δ and the accountant.
+        target: what the run must satisfy.
 
     Raises:
         UnreachableTargetError: every number of steps up to the limit meets the target.
     """
-    guess = _estimate_by_renyi(target, lambda guide: _largest_step_count(run, guide, 1))
+    guess = _estimate(target, lambda guide: _largest_step_count(run, guide, 1))
     found = _solve_steps(run, target, int(guess or 1))
     for tolerance in _FINER_TOLERANCES:
         if found.undecided is None:
             break
-        found, coarser = _decide_next_step(run, replace(target, tolerance=tolerance), found), found
+        found, coarser = _decide_next_step(run, target.at_tolerance(tolerance), found), found
         if found.undecided is not None and found.undecided > 0.5 * (coarser.undecided or 0.0):
             break  # a finer tolerance does not narrow the interval further
     return found
@@ -169,47 +301,40 @@ def _with_steps(run: DpSgd, count: int) -> DpSgd:
     return replace(run, steps=count, epochs=None)
 
 
-def _largest_step_count(run: DpSgd, target: Target, start: int) -> int | None:
+def _largest_step_count(run: DpSgd, target: SolverTarget, start: int) -> int | None:
     """Return the most steps that meet the target; None if any number of steps does."""
     return search.find_largest_integer(
-        lambda n: target.log_epsilon_ratio(_with_steps(run, n)), COUNT_MAX, start
+        lambda n: target.log_ratio(_with_steps(run, n)), COUNT_MAX, start
     )
 
 
-def _solve_steps(run: DpSgd, target: Target, start: int) -> Solution:
+def _solve_steps(run: DpSgd, target: SolverTarget, start: int) -> Solution:
     """Return the most steps that meet the target, accounted at the target's own tolerance."""
     count = _largest_step_count(run, target, min(COUNT_MAX, max(1, start)))
     if count is None:
         raise UnreachableTargetError(
-            f"even {COUNT_MAX} steps cost no more than ε = {target.epsilon:g}: ask for a smaller ε"
+            f"even {COUNT_MAX} steps cost no more than {target}: ask for less"
         )
-    fits, following = (target.guarantee(_with_steps(run, n)) for n in (count, count + 1))
-    return Solution(count, fits, following, _undecided_margin(target, run, following))
+    solved, longer = (_with_steps(run, n) for n in (count, count + 1))
+    following = target.guarantee(longer)
+    margin = target.undecided_margin(longer, following)
+    return replace(_solution(count, solved, target), next=following, undecided=margin)
 
 
-def _decide_next_step(run: DpSgd, finer: Target, found: Solution) -> Solution:
+def _decide_next_step(run: DpSgd, finer: SolverTarget, found: Solution) -> Solution:
     """Account for one more step at a finer tolerance, and return the updated solution."""
     count = int(found.value) + 1
-    following = finer.guarantee(_with_steps(run, count))
-    if following.epsilon <= finer.epsilon:
+    longer = _with_steps(run, count)
+    if finer.log_ratio(longer) <= 0:
         return _solve_steps(run, finer, count)
-    return replace(found, next=following, undecided=_undecided_margin(finer, run, following))
-
-
-def _undecided_margin(target: Target, run: DpSgd, following: Guarantee) -> float | None:
-    """Return the distance to the target within which one more step is undecided, or None."""
-    proved = following.certified
-    is_default = target.accountant.name == DEFAULT_METHOD
-    if not is_default or proved is None or proved.lower > target.epsilon:
-        return None
-    if not target.question(run).is_attained:
-        return None  # only an upper bound is proved, at any tolerance
-    return max(target.epsilon - proved.lower, proved.upper - target.epsilon)
+    following = finer.guarantee(longer)
+    margin = finer.undecided_margin(longer, following)
+    return replace(found, next=following, undecided=margin)
 
 
 def _solve(
     with_value: Callable[[float], DpSgd],
-    target: Target,
+    target: SolverTarget,
     start: float,
     most_private: float,
     least_private: float,
@@ -219,10 +344,10 @@ def _solve(
     """Return the least private value that meets the target, by a bracketing search from `start`."""
 
     @cache  # the final search evaluates the bracket's ends again
-    def log_epsilon_ratio(value: float) -> float:
-        return target.log_epsilon_ratio(with_value(value))
+    def log_ratio(value: float) -> float:
+        return target.log_ratio(with_value(value))
 
-    guess = _estimate_by_renyi(
+    guess = _estimate(
         target,
         lambda guide: _solve(
             with_value, guide, start, most_private, least_private, quantity, _GUESS_WIDTH
@@ -230,34 +355,32 @@ def _solve(
     )
     fit = unfit = start = guess or start
     ratio = 1.1 if guess else 4.0
-    if log_epsilon_ratio(start) <= 0:
-        while log_epsilon_ratio(unfit := _step_towards(least_private, fit, ratio)) <= 0:
+    if log_ratio(start) <= 0:
+        while log_ratio(unfit := _step_towards(least_private, fit, ratio)) <= 0:
             if unfit == least_private:
                 return least_private
             fit, ratio = unfit, 4.0
     else:
-        while log_epsilon_ratio(fit := _step_towards(most_private, unfit, ratio)) > 0:
+        while log_ratio(fit := _step_towards(most_private, unfit, ratio)) > 0:
             if fit == most_private:
                 # raises its own error if that is too expensive
                 target.guarantee(with_value(most_private))
                 low, high = sorted((most_private, least_private))
                 raise UnreachableTargetError(
-                    f"no {quantity} between {low:g} and {high:g} reaches "
-                    f"ε = {target.epsilon:g} at δ = {target.delta:g} with "
-                    f"{target.accountant.name}: allow a larger ε or δ, or fewer steps"
+                    f"no {quantity} between {low:g} and {high:g} reaches {target}: allow more, "
+                    "or fewer steps"
                 )
             unfit, ratio = fit, 4.0
     return search.find_boundary(
-        log_epsilon_ratio, feasible=fit, infeasible=unfit, relative_width=relative_width
+        log_ratio, feasible=fit, infeasible=unfit, relative_width=relative_width
     )
 
 
-def _estimate_by_renyi(target: Target, solve: Callable[[Target], float | None]) -> float | None:
-    """Return the solution by Rényi accounting, a fast first guess; None if there is none."""
-    if target.accountant.name != DEFAULT_METHOD:
-        return None
+def _estimate(target: SolverTarget, solve: Callable[[SolverTarget], float | None]) -> float | None:
+    """Return the solution for the target's fast guide, or None."""
+    guide = target.guide()
     try:
-        return solve(replace(target, accountant=ACCOUNTANTS["subsampled_rdp"]))
+        return None if guide is None else solve(guide)
     except AccountingError:
         return None
 

@@ -52,6 +52,15 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("POST", "/v1/trade-off", {"mechanism": RUN, "prior": 0.5, "points": 3}),
     (
         "POST",
+        "/v1/import",
+        {
+            "document": {"history": [[1.1, 0.01, 1000]], "mechanism": "rdp"},
+            "delta": 1e-5,
+            "epsilon": 1.2,
+        },
+    ),
+    (
+        "POST",
         "/v1/batch",
         {"requests": [{"path": "/v1/epsilon", "body": {"mechanism": RUN, "delta": 1e-5}}]},
     ),

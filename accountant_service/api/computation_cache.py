@@ -19,8 +19,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from accountant_service import calculator, solver
-from accountant_service.accountants import ACCOUNTANTS
+from accountant_service import calculator, importing, solver
 from accountant_service.api import problems, schemas, views
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
 from accountant_service.api.schemas import UnreadBody
@@ -80,18 +79,12 @@ def _compute_delta(question: schemas.DeltaRequest) -> schemas.GuaranteeView:
 
 
 def _solve(
-    solve: Callable[[DpSgd, solver.Target], solver.Solution],
+    solve: Callable[[DpSgd, solver.SolverTarget], solver.Solution],
     view: Callable[[solver.Solution], BaseModel],
     question: schemas._RunRequest,
 ) -> BaseModel:
     """Solve for the unknown parameter of a run, and return the solution as an API answer."""
-    target = solver.Target(
-        ACCOUNTANTS[question.method],
-        question.neighbouring_relation,
-        question.epsilon,
-        question.delta,
-    )
-    return view(solve(question.run(), target))
+    return view(solve(question.run(), question.target()))
 
 
 def _compare(question: schemas.CompareRequest) -> schemas.CompareAnswer:
@@ -127,6 +120,16 @@ def _compute_trade_off(question: schemas.TradeOffRequest) -> schemas.TradeOffAns
         question.mechanism, question.prior, question.points, question.neighbouring_relation
     )
     return views.trade_off(found, question.prior)
+
+
+def _import(question: schemas.ImportRequest) -> schemas.ImportAnswer:
+    """Answer a request to import a document of another tool."""
+    return views.imported(importing.account_for(question.read()))
+
+
+def _import_cache_key(question: schemas.ImportRequest) -> Hashable:
+    """Return the cache key of an imported document: the hash of the request."""
+    return hashlib.sha256(to_json(question)).digest()
 
 
 def _cache_key(question: BaseModel) -> Hashable:
@@ -183,6 +186,7 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "/v1/trade-off": Endpoint(
         schemas.TradeOffRequest, schemas.TradeOffAnswer, _cache_key, _compute_trade_off
     ),
+    "/v1/import": Endpoint(schemas.ImportRequest, schemas.ImportAnswer, _import_cache_key, _import),
 }
 
 

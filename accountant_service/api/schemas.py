@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -16,7 +17,7 @@ from pydantic import (
 )
 from pydantic.config import JsonDict, JsonValue
 
-from accountant_service import mechanisms
+from accountant_service import importing, mechanisms, risk, solver
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
@@ -29,6 +30,13 @@ def _check_method(name: object) -> str:
     """Return the name of a known accounting method, or raise."""
     if not isinstance(name, str) or name not in ACCOUNTANTS:
         raise ValueError("must be one of " + ", ".join(ACCOUNTANTS))
+    return name
+
+
+def _check_format(name: object) -> str | None:
+    """Return the name of a format that can be imported, or None; or raise."""
+    if name is not None and (not isinstance(name, str) or name not in importing.FORMATS):
+        raise ValueError("must be one of " + ", ".join(importing.FORMATS))
     return name
 
 
@@ -116,11 +124,35 @@ class DeltaRequest(_CertifiedRequest):
     method: MethodField = DEFAULT_METHOD
 
 
-class _RunRequest(_RelationRequest):
-    """A DP-SGD run with one unknown parameter, and a target (ε, δ)."""
+_TARGETS: Final = ("epsilon", "advantage", "attack_success", "true_positive_rate", "mu")
+_QUALIFIERS: Final = {
+    "delta": ("epsilon", "mu"),
+    "prior": ("attack_success",),
+    "false_positive_rate": ("true_positive_rate",),
+}
+_RiskField = Annotated[
+    float | None, Field(gt=0, lt=1, description="largest value allowed, instead of `epsilon`")
+]
 
-    epsilon: TargetField
-    delta: DeltaField
+
+class _RunRequest(_RelationRequest):
+    """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
+
+    epsilon: Annotated[TargetField | None, Field(description="target ε, with `delta`")] = None
+    delta: Annotated[
+        DeltaField | None, Field(description="δ of the target; with `mu`, the slack allowed")
+    ] = None
+    advantage: _RiskField = None
+    attack_success: _RiskField = None
+    prior: Annotated[
+        float | None,
+        Field(ge=1e-9, le=1 - 1e-9, description="with `attack_success`; 0.5 by default"),
+    ] = None
+    true_positive_rate: _RiskField = None
+    false_positive_rate: Annotated[
+        float | None, Field(ge=1e-12, le=0.999, description="with `true_positive_rate`")
+    ] = None
+    mu: Annotated[float | None, Field(gt=0, le=1000, description="Gaussian DP")] = None
     method: MethodField = DEFAULT_METHOD
     sampling: Sampling = "poisson"
     sample_rate: float | None = None
@@ -131,6 +163,52 @@ class _RunRequest(_RelationRequest):
 
     solved_for: ClassVar[str]
     placeholder: ClassVar[float]
+
+    def target(self) -> solver.SolverTarget:
+        """Return what the run must satisfy.
+
+        Raises:
+            MechanismError: there is not exactly one target, or it is incomplete.
+        """
+        given = {name for name in _TARGETS if getattr(self, name) is not None}
+        if len(given) != 1:
+            raise MechanismError(
+                ("", "must have exactly one target: " + ", ".join(_TARGETS) + f", not {len(given)}")
+            )
+        (name,) = given
+        for other, allowed in _QUALIFIERS.items():
+            if getattr(self, other) is not None and name not in allowed:
+                raise MechanismError((f"/{other}", "belongs to " + " or ".join(allowed)))
+        if name == "epsilon":
+            if self.epsilon is None or self.delta is None:
+                raise MechanismError(("/delta", "is required with epsilon"))
+            accountant = ACCOUNTANTS[self.method]
+            relation = self.neighbouring_relation
+            return solver.Target(accountant, relation, self.epsilon, self.delta)
+        if self.method != DEFAULT_METHOD:
+            raise MechanismError(("/method", f"must be {DEFAULT_METHOD} for a risk"))
+        return self._risk_target(name)
+
+    def _risk_target(self, name: str) -> solver.RiskTarget:
+        """Return the target of a risk.
+
+        Raises:
+            MechanismError: the risk is not above that of guessing.
+        """
+        measures: dict[str, Callable[[], risk.RiskMeasure]] = {
+            "advantage": risk.Advantage,
+            "attack_success": lambda: risk.AttackSuccess(self.prior or 0.5),
+            "true_positive_rate": lambda: risk.TruePositiveRate(self.false_positive_rate or 0.0),
+            "mu": lambda: risk.GaussianMu(self.delta or 0.0),
+        }
+        if name == "true_positive_rate" and self.false_positive_rate is None:
+            raise MechanismError(("/false_positive_rate", "is required with true_positive_rate"))
+        measure, limit = measures[name](), float(getattr(self, name))
+        if limit <= measure.least():
+            raise MechanismError(
+                (f"/{name}", f"must be above {measure.least():g}, which guessing achieves")
+            )
+        return solver.RiskTarget(measure, self.neighbouring_relation, limit)
 
     def run(self) -> DpSgd:
         """Return the run with a placeholder value for the unknown parameter."""
@@ -151,6 +229,7 @@ class _RunRequest(_RelationRequest):
             raise MechanismError(
                 (f"/{self.solved_for}", "is the parameter to solve for: leave it out")
             )
+        self.target()
         self.run()
         return self
 
@@ -249,6 +328,75 @@ class TradeOffRequest(_RelationRequest):
     mechanism: MechanismField
     prior: Annotated[float, Field(ge=1e-9, le=1 - 1e-9)] = 0.5
     points: Annotated[int, Field(ge=2, le=1000)] = 101
+
+
+class ImportRequest(_StrictModel):
+    """Import a configuration or a history of another tool, with its cost and a lint."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "document": {"history": [[1.1, 0.01, 1000]], "mechanism": "rdp"},
+                    "delta": 1e-5,
+                    "dataset_size": 60000,
+                    "batch_size": 600,
+                }
+            ]
+        }
+    )
+    document: Annotated[
+        str | dict[str, Any] | list[Any],
+        Field(description="the document: JSON, or text that is JSON, TOML or a Python `repr`"),
+    ]
+    format: Annotated[
+        str | None,
+        PlainValidator(_check_format),
+        WithJsonSchema(
+            {"anyOf": [{"type": "string", "enum": list(importing.FORMATS)}, {"type": "null"}]}
+        ),
+        Field(description="without it, the format is found from the document"),
+    ] = None
+    delta: Annotated[
+        DeltaField | None, Field(description="δ; required if the document names none")
+    ] = None
+    epsilon: Annotated[TargetField | None, Field(description="an ε that is claimed")] = None
+    dataset_size: Annotated[int | None, Field(ge=1, le=COUNT_MAX)] = None
+    batch_size: Annotated[int | None, Field(ge=1, le=COUNT_MAX)] = None
+    sampling: Annotated[
+        Literal["poisson", "fixed_size", "shuffled", "none"] | None,
+        Field(description="how batches are drawn, if the tool's accountant assumes otherwise"),
+    ] = None
+    neighbouring_relation: Annotated[
+        NeighbouringRelation | None,
+        Field(strict=False, description="if the document does not say"),
+    ] = None
+
+    def read(self) -> importing.Imported:
+        """Return what the document says."""
+        facts = importing.Facts(
+            self.dataset_size,
+            self.batch_size,
+            self.sampling,
+            self.epsilon,
+            self.delta,
+            self.neighbouring_relation,
+        )
+        return importing.read_document(self.document, facts, self.format)
+
+    @model_validator(mode="after")
+    def _check_document(self) -> ImportRequest:
+        """Check that the document can be read, and that it or the request names δ."""
+        try:
+            found = self.read()
+            importing.require_valid(found)
+        except importing.DocumentError as error:
+            raise MechanismError(
+                *(("/document" + pointer, message) for pointer, message in error.faults)
+            ) from None
+        if found.delta is None and found.mechanism is not None:
+            raise MechanismError(("/delta", "is required: the document names no δ"))
+        return self
 
 
 class BatchItem(_StrictModel):
@@ -359,18 +507,30 @@ class GuaranteeView(_Answer):
     accountant_version: str
 
 
+class RiskView(_Answer):
+    """Proved bounds of the risk that was solved for.
+
+    `mu` with `delta`: the run is (ε, δ_μ(ε) + delta)-DP at every ε, δ_μ that of the Gaussian
+    mechanism, so that no attack's true-positive rate exceeds that against it by more than `delta`.
+    """
+
+    lower: float
+    upper: float
+
+
 class NoiseMultiplierAnswer(_Answer):
     """The least noise multiplier that meets the target, with its guarantee."""
 
     noise_multiplier: float
     guarantee: GuaranteeView
+    risk: RiskView | None = None
 
 
 class UndecidedView(_Answer):
     """An undecided next step: neither proved to meet the target nor proved to miss it."""
 
     margin: float = Field(
-        description="largest possible difference between its true ε and the target"
+        description="largest possible difference between its true ε, or risk, and the target"
     )
 
 
@@ -380,6 +540,7 @@ class StepsAnswer(_Answer):
     steps: Annotated[int, Field(le=COUNT_MAX)]
     guarantee: GuaranteeView
     next: GuaranteeView
+    risk: RiskView | None = None
     undecided: UndecidedView | None = Field(
         default=None,
         description="set if the proved interval of `next` contains the target; null if `next` is "
@@ -392,6 +553,7 @@ class SampleRateAnswer(_Answer):
 
     sample_rate: float
     guarantee: GuaranteeView
+    risk: RiskView | None = None
 
 
 class InapplicableView(_Answer):
@@ -464,6 +626,41 @@ class TradeOffAnswer(_Answer):
     assumptions: list[AssumptionView]
 
 
+class FindingView(_Answer):
+    """Something wrong, or worth knowing, in an imported document."""
+
+    code: str
+    severity: Annotated[importing.Severity, Field(strict=False)]
+    pointer: str = Field(description="JSON pointer into the document")
+    message: str
+    instead: str = Field(description="what is true instead, or what to do")
+
+
+class CheckedClaimView(_Answer):
+    """An (ε, δ) that is claimed, and what is proved about it."""
+
+    pointer: str
+    epsilon: float
+    delta: float
+    status: Annotated[Status, Field(strict=False)]
+    true_epsilon: IntervalView | None = Field(description="proved bounds of ε at the claimed δ")
+    true_delta: IntervalView | None = Field(
+        description="proved bounds of δ at the claimed ε, if the claim is refuted"
+    )
+
+
+class ImportAnswer(_Answer):
+    """An imported document: its mechanism, what that costs, its claims and the findings."""
+
+    tool: str
+    mechanism: dict[str, Any] | None
+    neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)]
+    guarantee: GuaranteeView | None
+    guarantee_reason: str | None
+    claims: list[CheckedClaimView]
+    findings: list[FindingView]
+
+
 class MethodView(_Answer):
     """An accounting method."""
 
@@ -511,7 +708,11 @@ EXAMPLES: Final[JsonDict] = {
     "AssumptionView": {"statement": "q < 1/σ", "holds": True, "source": "papers/001, Theorem 3"},
     "CertifiedEpsilon": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
     "CertifiedDelta": {"delta_lower": 9.99e-06, "delta_upper": 1e-05},
-    "NoiseMultiplierAnswer": {"noise_multiplier": 0.9593, "guarantee": _GUARANTEE},
+    "NoiseMultiplierAnswer": {
+        "noise_multiplier": 0.9593,
+        "guarantee": _GUARANTEE,
+        "risk": None,
+    },
     "StepsAnswer": {
         "steps": 1724,
         "guarantee": _GUARANTEE,
@@ -519,7 +720,12 @@ EXAMPLES: Final[JsonDict] = {
         "undecided": None,
     },
     "UndecidedView": {"margin": 2e-9},
-    "SampleRateAnswer": {"sample_rate": 0.01, "guarantee": _GUARANTEE},
+    "RiskView": {"lower": 0.0999999, "upper": 0.1},
+    "SampleRateAnswer": {
+        "sample_rate": 0.01,
+        "guarantee": _GUARANTEE,
+        "risk": None,
+    },
     "InapplicableView": {
         "method": "mma",
         "code": "method-not-applicable",
@@ -547,6 +753,31 @@ EXAMPLES: Final[JsonDict] = {
         "mechanism_hash": "sha256:" + 64 * "0",
         "assumptions": _ASSUMPTIONS,
     },
+    "FindingView": {
+        "code": "delta-too-large",
+        "severity": "warning",
+        "pointer": "",
+        "message": "δ = 0.001 is not below 1/N = 0.001",
+        "instead": "choose δ well below 0.001",
+    },
+    "CheckedClaimView": {
+        "pointer": "/epsilon",
+        "epsilon": 1.0,
+        "delta": 1e-05,
+        "status": "refuted",
+        "true_epsilon": {"lower": 1.51536, "upper": 1.51537},
+        "true_delta": {"lower": 0.0008, "upper": 0.0009},
+    },
+    "ImportAnswer": {
+        "tool": "an Opacus accountant's history",
+        "mechanism": _RUN,
+        "neighbouring_relation": "add_or_remove_one",
+        "guarantee": _GUARANTEE,
+        "guarantee_reason": None,
+        "claims": [],
+        "findings": [],
+    },
+    "Severity": "error",
     "MethodView": {
         "method": "zcdp",
         "title": "Zero-concentrated DP",

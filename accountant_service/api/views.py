@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from accountant_service import importing
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api import schemas
 from accountant_service.api.schemas import (
@@ -55,10 +56,17 @@ def _certified_interval_view(claim: Guarantee) -> CertifiedEpsilon | CertifiedDe
     return CertifiedDelta.model_construct(delta_lower=lower, delta_upper=upper)
 
 
+def _risk_view(solved: Solution) -> schemas.RiskView | None:
+    """Return the bounds of the risk that was solved for, if it was one."""
+    return None if solved.risk is None else schemas.RiskView.of(solved.risk)
+
+
 def noise_multiplier(solved: Solution) -> schemas.NoiseMultiplierAnswer:
     """Return the least noise multiplier, with its guarantee, as an API answer."""
     return schemas.NoiseMultiplierAnswer.model_construct(
-        noise_multiplier=solved.value, guarantee=guarantee(solved.guarantee)
+        noise_multiplier=solved.value,
+        guarantee=guarantee(solved.guarantee),
+        risk=_risk_view(solved),
     )
 
 
@@ -70,6 +78,7 @@ def steps(solved: Solution) -> schemas.StepsAnswer:
         steps=int(solved.value),
         guarantee=guarantee(solved.guarantee),
         next=guarantee(solved.next),
+        risk=_risk_view(solved),
         undecided=None if margin is None else schemas.UndecidedView.model_construct(margin=margin),
     )
 
@@ -77,7 +86,9 @@ def steps(solved: Solution) -> schemas.StepsAnswer:
 def sample_rate(solved: Solution) -> schemas.SampleRateAnswer:
     """Return the largest sample rate, with its guarantee, as an API answer."""
     return schemas.SampleRateAnswer.model_construct(
-        sample_rate=solved.value, guarantee=guarantee(solved.guarantee)
+        sample_rate=solved.value,
+        guarantee=guarantee(solved.guarantee),
+        risk=_risk_view(solved),
     )
 
 
@@ -137,6 +148,31 @@ def trade_off(curve: TradeOff, prior: float) -> schemas.TradeOffAnswer:
         mechanism_hash=curve.mechanism_hash,
         assumptions=_assumption_views(curve.assumptions),
     )
+
+
+def imported(answer: importing.Answer) -> schemas.ImportAnswer:
+    """Return an imported document as an API answer."""
+    return schemas.ImportAnswer.model_construct(
+        tool=answer.found.tool,
+        mechanism=answer.mechanism,
+        neighbouring_relation=answer.found.relation,
+        guarantee=None if answer.guarantee is None else guarantee(answer.guarantee),
+        guarantee_reason=answer.reason,
+        claims=[_claim_view(claim) for claim in answer.claims],
+        findings=[schemas.FindingView.of(finding) for finding in answer.findings],
+    )
+
+
+def _claim_view(claim: importing.CheckedClaim) -> schemas.CheckedClaimView:
+    """Return a claim with what is proved about it."""
+    bounds = {
+        name: None if interval is None else IntervalView.of(interval)
+        for name, interval in (
+            ("true_epsilon", claim.true_epsilon),
+            ("true_delta", claim.true_delta),
+        )
+    }
+    return schemas.CheckedClaimView.of(claim, **bounds)
 
 
 def methods() -> schemas.MethodsAnswer:

@@ -13,7 +13,7 @@ bound. Both are exact at the ε and thresholds used, and second-order close betw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from accountant_service.numerics.engines.line_integral import EvaluatedIntegral
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.bounds import check_bounds
 from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws import gaussian
 from accountant_service.numerics.laws.dominating_pair import Composition, Direction
 from accountant_service.numerics.privacy_profile import bounds_near
 
@@ -31,6 +32,8 @@ _NARROW: Final = 1e-4  # relative width of δ at which no other tilt is tried
 _WORK_MAX: Final = 12  # line integrals for each direction
 _LATTICE_WORK: Final = 4  # a lattice costs at least as much as this many line integrals
 _SLACK: Final = 1e-12  # for the rounding of lines and chords
+_MU_WIDTH: Final = 1e-7  # relative width of the bracket around μ
+_MU_MIN: Final = 1e-9
 _PROBITS: Final = np.linspace(-8.0, 8.0, 16001)  # where the Gaussian trade-off is compared
 
 
@@ -118,6 +121,22 @@ def trade_off(
         best: Array = np.maximum(steep.max(axis=1), flat.max(axis=1)) * (1 - _SLACK) - _SLACK
         return np.clip(best, 0.0, 1.0)
 
+    hull = _attack_hull(removing, adding) if attained else np.array([[0.0, 1.0], [1.0, 0.0]])
+
+    def upper(at: Array) -> Array:
+        """Return an upper bound of the trade-off function at each rate."""
+        found: Array = np.minimum(np.interp(at, hull[:, 0], hull[:, 1]) + _SLACK, 1.0)
+        return found
+
+    mu, error = _nearest_gaussian(lower, upper)
+    low, high = lower(rates), upper(rates)
+    for least, most in zip(low, high, strict=True):
+        check_bounds(float(least), float(most) + _SLACK)
+    return TradeOff(low, np.maximum(high, low), mu, error)
+
+
+def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
+    """Return the error rates of the best attacks: the hull of their points, by increasing rate."""
     # the event of "adding" clears the record: its Q is a false negative, its P a true one
     points = np.concatenate(
         [
@@ -125,17 +144,89 @@ def trade_off(
             np.stack([1 - adding.true_positives, adding.false_positives], axis=1),
         ]
     )
-    hull = _lower_hull(points if attained else np.array([[0.0, 1.0], [1.0, 0.0]]))
+    return _lower_hull(points)
 
-    def upper(at: Array) -> Array:
-        """Return an upper bound of the trade-off function at each rate."""
-        return np.minimum(np.interp(at, hull[:, 0], hull[:, 1]) + _SLACK, 1.0)
 
-    mu, error = _nearest_gaussian(lower, upper)
-    low, high = lower(rates), upper(rates)
-    for least, most in zip(low, high, strict=True):
-        check_bounds(float(least), float(most) + _SLACK)
-    return TradeOff(low, np.maximum(high, low), mu, error)
+def true_positive_rate(
+    removing: DirectionCurve, adding: DirectionCurve, false_positive_rate: float
+) -> tuple[float, float, float]:
+    """Bound the largest true-positive rate of attacks with a false-positive rate.
+
+    Args:
+        removing: δ and attacks of the direction "removing".
+        adding: δ and attacks of the direction "adding".
+        false_positive_rate: in (0, 1).
+
+    Returns:
+        The ε of the best line, the upper bound that it gives, and a lower bound from the attacks.
+    """
+    rate = false_positive_rate
+    steep = removing.upper + np.exp(removing.epsilons) * rate
+    flat = 1 - np.exp(-adding.epsilons) * (1 - adding.upper - rate)
+    lines = np.concatenate([steep, flat])
+    best = int(np.argmin(lines))
+    upper = min(1.0, float(lines[best]) * (1 + _SLACK) + _SLACK)
+    epsilon = float(np.concatenate([removing.epsilons, adding.epsilons])[best])
+    hull = _attack_hull(removing, adding)
+    lower = 1 - float(np.interp(rate, hull[:, 0], hull[:, 1])) - _SLACK
+    return epsilon, upper, max(0.0, lower)
+
+
+def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> tuple[float, float]:
+    """Bound the least μ with δ(ε) ≤ δ_μ(ε) + slack at every ε ≥ 0, in both directions.
+
+    δ and δ_μ are convex functions of x = e^ε, and δ is decreasing. Between two points of the grid δ
+    is below the chord of its upper bounds, and δ_μ above its tangents; after the last point δ must
+    be within the slack. At the points themselves lower bounds of δ give a lower bound of μ.
+
+    Args:
+        curves: δ of each direction on a grid that begins at 0.
+        slack: above 0.
+        largest: a μ that is large enough.
+
+    Returns:
+        A lower and an upper bound; the upper one is infinite if none up to `largest` is proved.
+    """
+
+    def is_proved(mu: float) -> bool:
+        """Return whether δ ≤ δ_μ + slack is proved at every ε."""
+        return all(_is_below_gaussian(curve, mu, slack) for curve in curves)
+
+    def is_possible(mu: float) -> bool:
+        """Return whether no point of the grid refutes δ ≤ δ_μ + slack."""
+        return all(
+            bool((curve.lower <= np.exp(gaussian.log_delta(curve.epsilons, mu)) + slack).all())
+            for curve in curves
+        )
+
+    upper = _least_satisfying(is_proved, largest)[1] if is_proved(largest) else np.inf
+    return _least_satisfying(is_possible, largest)[0], upper
+
+
+def _least_satisfying(holds: Callable[[float], bool], largest: float) -> tuple[float, float]:
+    """Return a bracket of the least μ with a property that larger ones have, by bisection."""
+    low, high = 0.0, largest
+    while high - low > _MU_WIDTH * high and high > _MU_MIN:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low, high
+
+
+def _is_below_gaussian(curve: DirectionCurve, mu: float, slack: float) -> bool:
+    """Return whether the chords of δ are below the tangents of δ_μ plus the slack."""
+    x, most = np.exp(curve.epsilons), np.minimum.accumulate(curve.upper) * (1 + _SLACK)
+    least = np.exp(gaussian.log_delta(curve.epsilons, mu)) * (1 - rounding.MARGIN) + slack
+    slope = -special.ndtr(-0.5 * mu - curve.epsilons / mu)  # of δ_μ as a function of x
+    if most[-1] > slack or (most > least).any():
+        return False
+    width = np.diff(x)
+    # where the tangents of the two ends meet, as a distance from the left end
+    drop = least[:-1] - (least[1:] - slope[1:] * width)
+    bend = slope[1:] - slope[:-1]
+    meet = np.clip(drop / np.where(bend > 0, bend, 1.0), 0.0, width)
+    chord = most[:-1] + np.diff(most) / width * meet
+    tangent = np.maximum(least[:-1] + slope[:-1] * meet, least[1:] - slope[1:] * (width - meet))
+    return bool((chord <= tangent).all())
 
 
 def _lower_hull(points: Array) -> Array:

@@ -1,0 +1,163 @@
+"""The command `accountant import`: a document of another tool, its cost and a lint."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from accountant_service import importing, number_format
+from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.problems import of_error
+from accountant_service.errors import AccountingError
+from accountant_service.guarantee import NeighbouringRelation
+
+Json = dict[str, Any]
+
+_COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_ENDPOINT: Final = "/v1/import"
+
+
+def import_document(
+    file: Annotated[
+        str, typer.Argument(help="The document: JSON, TOML or a Python repr; - is standard input.")
+    ],
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", help="One of " + ", ".join(importing.FORMATS) + "; else found."),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option("--delta", "-d", help="δ, if the document names none.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", "-E", help="An ε that is claimed.")
+    ] = None,
+    dataset_size: Annotated[
+        int | None, typer.Option("--dataset-size", "-n", help="Number of records.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", "-b", help="Expected batch size.")
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(help="How batches are drawn: poisson, fixed_size, shuffled, none."),
+    ] = None,
+    neighbouring_relation: Annotated[
+        str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the mechanism to this file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the API's JSON answer.")] = False,
+) -> None:
+    """Import a configuration or history of another tool: its mechanism, its cost and a lint.
+
+    The exit status is 1 if the lint finds an error, and 2 if the document cannot be read.
+    """
+    body = {
+        "document": _read(file),
+        "format": format_name,
+        "delta": delta,
+        "epsilon": epsilon,
+        "dataset_size": dataset_size,
+        "batch_size": batch_size,
+        "sampling": sampling,
+        "neighbouring_relation": neighbouring_relation,
+    }
+    answer = _answer({name: value for name, value in body.items() if value is not None})
+    if output is not None:
+        _write_mechanism(output, answer)
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+    else:
+        _print(answer)
+    if any(finding["severity"] == "error" for finding in answer["findings"]):
+        raise typer.Exit(1)
+
+
+def _read(file: str) -> str:
+    """Return the text of a file, or of standard input; binary files are refused by the parser."""
+    try:
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be read: {error}", param_hint="FILE") from None
+    return raw[: 4 * importing.TEXT_MAX + 4].decode("utf-8", errors="surrogateescape")
+
+
+def _answer(body: Json) -> Json:
+    """Return the API's answer, or print the problem and exit with code 2."""
+    endpoint = ENDPOINTS[_ENDPOINT]
+    try:
+        request = endpoint.request.model_validate(body)
+        return endpoint.answer(request).model_dump(mode="json")
+    except (ValidationError, AccountingError) as error:
+        problem = of_error(error)
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
+    for fault in problem.get("errors") or [{"pointer": "", "message": problem["detail"]}]:
+        console.print("  " + escape(f"{_place(fault['pointer'])} {fault['message']}"))
+    raise typer.Exit(2)
+
+
+def _place(pointer: str) -> str:
+    """Return the option for a pointer of the request, or a pointer into the document."""
+    if pointer.startswith("/document"):
+        return pointer.removeprefix("/document") or "the document"
+    return "--" + pointer.removeprefix("/").replace("_", "-")
+
+
+def _write_mechanism(output: Path, answer: Json) -> None:
+    """Write the mechanism to a file for `accountant epsilon -m @FILE`."""
+    if answer["mechanism"] is None:
+        raise typer.BadParameter(
+            f"nothing to write: {answer['guarantee_reason']}", param_hint="--output"
+        )
+    try:
+        output.write_text(json.dumps(answer["mechanism"], indent=2) + "\n")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be written: {error}", param_hint="--output") from None
+
+
+def _print(answer: Json) -> None:
+    """Print what was imported, its cost, the claims and the findings."""
+    console = Console(highlight=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("imported", escape(answer["tool"]))
+    if answer["mechanism"] is not None:
+        table.add_row("mechanism", escape(json.dumps(answer["mechanism"])))
+        table.add_row("neighbours", answer["neighbouring_relation"])
+    table.add_row("cost", _describe_cost(answer))
+    for claim in answer["claims"]:
+        table.add_row(
+            "claim", f"ε = {claim['epsilon']:g} at δ = {claim['delta']:g}: {claim['status']}"
+        )
+    console.print(table)
+    for finding in answer["findings"]:
+        colour = _COLOURS[finding["severity"]]
+        console.print(
+            f"[{colour}]{finding['severity']}[/] {finding['code']} [dim]{finding['pointer']}[/]"
+        )
+        for text in (finding["message"], finding["instead"]):
+            if text:
+                console.print("    " + escape(text))
+
+
+def _describe_cost(answer: Json) -> str:
+    """Return the guarantee in words, rounded outward, or why there is none."""
+    claim = answer["guarantee"]
+    if claim is None:
+        return f"none: {escape(answer['guarantee_reason'])}"
+    text = f"ε ≤ {number_format.round_up(claim['epsilon'])} at δ = {claim['delta']:g}"
+    if claim["certified"] is not None:
+        low = number_format.round_down(claim["certified"]["epsilon_lower"])
+        text = f"{low} ≤ {text}"
+    return f"[bold]{text}[/], {claim['status']}"

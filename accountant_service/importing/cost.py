@@ -1,0 +1,242 @@
+"""The certified cost of an imported mechanism, and which claims about it hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from accountant_service import calculator, mechanisms, number_format, solver
+from accountant_service.accountants import ACCOUNTANTS
+from accountant_service.errors import AccountingError, BoundsContradictError
+from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
+from accountant_service.importing.document import DocumentError
+from accountant_service.importing.findings import Finding
+from accountant_service.importing.imported import Claim, Imported, Node
+from accountant_service.mechanisms import DpSgd, Mechanism, MechanismError
+
+_LOOSE: Final = 1.05  # a claim above this multiple of the proved ε is worth a note
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedClaim:
+    """A claim of the document, and what is proved about it.
+
+    Attributes:
+        pointer: where it is claimed.
+        epsilon: the claimed ε.
+        delta: the claimed δ.
+        status: proven, refuted, or an estimate if neither is proved.
+        true_epsilon: proved bounds of ε at the claimed δ, if there are any.
+        true_delta: proved bounds of δ at the claimed ε, if there are any.
+    """
+
+    pointer: str
+    epsilon: float
+    delta: float
+    status: Status
+    true_epsilon: Interval | None
+    true_delta: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The cost of an imported document, its claims, and the findings.
+
+    Attributes:
+        found: what the document says; its noise is solved for if the document does not say it.
+        mechanism: the mechanism's JSON; None if there is no guarantee at all.
+        guarantee: ε at δ; None if there is none.
+        reason: why there is none.
+        claims: each with its status.
+        findings: all, errors first.
+    """
+
+    found: Imported
+    mechanism: dict[str, Any] | None
+    guarantee: Guarantee | None
+    reason: str | None
+    claims: tuple[CheckedClaim, ...]
+    findings: tuple[Finding, ...]
+
+
+def account_for(found: Imported) -> Answer:
+    """Return the certified cost of what a document describes, and the findings.
+
+    Args:
+        found: as checked by `require_valid`, with δ.
+    """
+    if found.mechanism is None or found.delta is None:
+        nothing = "no mechanism with a guarantee is described"
+        return Answer(found, None, None, nothing, (), _sorted(found.findings))
+    found = _solve_for_noise(found, found.delta)
+    mechanism, delta = found.mechanism, found.delta
+    assert mechanism is not None
+    assert delta is not None
+    guarantee, reason = _guarantee(mechanism, found.relation, delta)
+    claims, findings = [], list(found.findings)
+    for claim in found.claims:
+        checked = _check(claim, found)
+        claims.append(checked)
+        findings += _claim_findings(checked)
+    findings += _accountant_findings(found, guarantee)
+    return Answer(found, mechanism.to_json(), guarantee, reason, tuple(claims), _sorted(findings))
+
+
+def require_valid(found: Imported) -> None:
+    """Check that the mechanism and its claims are within the limits of this service.
+
+    Raises:
+        DocumentError: they are not; the error points into the document.
+    """
+    placeholder = {} if found.target is None else {"noise_multiplier": 1.0}
+    claimed = [claim.mechanism for claim in found.claims]
+    for node in (found.mechanism, found.accounted, *claimed):
+        if node is not None:
+            _read(node.but(**placeholder))
+
+
+def _sorted(findings: Any) -> tuple[Finding, ...]:
+    """Return findings with errors first."""
+    order = ["error", "warning", "note"]
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
+
+
+def _read(node: Node) -> Mechanism:
+    """Return a node's mechanism.
+
+    Raises:
+        DocumentError: it is not valid here; the error points into the document.
+    """
+    try:
+        return mechanisms.from_json(node.to_json())
+    except MechanismError as error:
+        faults = [
+            (node.source_of(pointer), f"as {node.kind}{pointer}: {message}")
+            for pointer, message in error.faults
+        ]
+        raise DocumentError(*faults) from None
+
+
+def _solve_for_noise(found: Imported, delta: float) -> Imported:
+    """Return what is found with the least noise that reaches the target, if it is not stated.
+
+    It is the noise for which the tool's own method finds the target, for what the tool accounts.
+    """
+    if found.target is None or found.mechanism is None:
+        return found
+    accounted = found.accounted or found.mechanism
+    run = _read(accounted.but(noise_multiplier=1.0))
+    assert isinstance(run, DpSgd)
+    target = solver.Target(
+        ACCOUNTANTS[found.method or "pld"], _accounted_relation(found), found.target, delta
+    )
+    noise = solver.noise_multiplier(run, target).value
+    finding = Finding(
+        "noise-chosen",
+        accounted.pointer,
+        f"the tool chooses the noise for ε = {found.target:g} at δ = {delta:g}",
+        f"the least noise multiplier by {target.accountant.name} is {noise:.6g}",
+    )
+    return replace(
+        found,
+        mechanism=found.mechanism.but(noise_multiplier=noise),
+        accounted=found.accounted and found.accounted.but(noise_multiplier=noise),
+        findings=(*found.findings, finding),
+    )
+
+
+def _accounted_relation(found: Imported) -> NeighbouringRelation:
+    """Return the relation of the tool's accountant; that of shuffled batches is ours."""
+    return NeighbouringRelation.ADD_OR_REMOVE_ONE if found.accounted else found.relation
+
+
+def _guarantee(
+    node: Node, relation: NeighbouringRelation, delta: float
+) -> tuple[Guarantee | None, str | None]:
+    """Return the certified guarantee, else a proved one, else the reason why there is none."""
+    mechanism = _read(node)
+    try:
+        return calculator.epsilon(mechanism, delta, relation=relation), None
+    except BoundsContradictError:
+        raise
+    except AccountingError as error:
+        try:
+            return calculator.prove_epsilon(mechanism, relation, delta), None
+        except AccountingError:
+            return None, error.detail
+
+
+def _check(claim: Claim, found: Imported) -> CheckedClaim:
+    """Return a claim with what is proved about it."""
+    node, delta = claim.mechanism or found.mechanism, claim.delta or found.delta
+    assert node is not None
+    assert delta is not None
+    relation = claim.relation or found.relation
+    proved, _ = _guarantee(node, relation, delta)
+    epsilon = proved.certified if proved else None
+    upper = proved.epsilon if proved else None
+    status = Status.ESTIMATE
+    if upper is not None and upper <= claim.epsilon and proved and proved.status is Status.PROVEN:
+        status = Status.PROVEN
+    elif epsilon is not None and claim.epsilon < epsilon.lower:
+        status = Status.REFUTED
+    interval = epsilon or (Interval(0.0, upper) if upper is not None else None)
+    true_delta = _delta_at(node, relation, claim.epsilon) if status is Status.REFUTED else None
+    return CheckedClaim(claim.pointer, claim.epsilon, delta, status, interval, true_delta)
+
+
+def _delta_at(node: Node, relation: NeighbouringRelation, epsilon: float) -> Interval | None:
+    """Return proved bounds of δ at ε, if there are any."""
+    try:
+        return calculator.delta(_read(node), epsilon, relation=relation).certified
+    except BoundsContradictError:
+        raise
+    except AccountingError:
+        return None
+
+
+def _claim_findings(claim: CheckedClaim) -> list[Finding]:
+    """Return what is wrong with a claim."""
+    bounds, text = claim.true_epsilon, f"ε = {claim.epsilon:g} at δ = {claim.delta:g}"
+    if claim.status is Status.REFUTED and bounds is not None:
+        instead = f"{_between('ε', bounds)} at δ = {claim.delta:g}"
+        if claim.true_delta is not None:
+            instead += f"; {_between('δ', claim.true_delta)} at ε = {claim.epsilon:g}"
+        return [Finding("claim-refuted", claim.pointer, f"{text} is claimed", instead)]
+    if bounds is None:
+        return [Finding("claim-not-proven", claim.pointer, f"{text} is claimed", "nothing proved")]
+    if claim.status is Status.ESTIMATE:
+        instead = f"proved: ε ≤ {number_format.round_up(bounds.upper)} at δ = {claim.delta:g}"
+        return [Finding("claim-not-proven", claim.pointer, f"{text} is claimed", instead)]
+    if claim.epsilon > _LOOSE * bounds.upper:
+        instead = f"ε ≤ {number_format.round_up(bounds.upper)} is proved"
+        return [Finding("claim-loose", claim.pointer, f"{text} is claimed", instead)]
+    return []
+
+
+def _between(symbol: str, bounds: Interval) -> str:
+    """Return bounds in words, rounded outward."""
+    low, high = number_format.round_down(bounds.lower, 4), number_format.round_up(bounds.upper, 4)
+    return f"{symbol} is between {low} and {high}"
+
+
+def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Finding]:
+    """Return whether the tool's accounting method reports less than is true, or far more."""
+    accounted = found.accounted or found.mechanism
+    if found.method is None or proved is None or accounted is None or found.delta is None:
+        return []
+    relation = _accounted_relation(found)
+    try:
+        reported = calculator.epsilon(_read(accounted), found.delta, found.method, relation)
+    except BoundsContradictError:
+        raise
+    except AccountingError:
+        return []
+    pointer, text = accounted.pointer, f"{found.method} reports ε = {reported.epsilon:.5g}"
+    if proved.certified is not None and reported.epsilon < proved.certified.lower:
+        instead = f"{_between('ε', proved.certified)} at δ = {found.delta:g}"
+        return [Finding("accountant-refuted", pointer, text, instead)]
+    if not found.claims and reported.epsilon > _LOOSE * proved.epsilon:
+        instead = f"ε ≤ {number_format.round_up(proved.epsilon)} is proved"
+        return [Finding("claim-loose", pointer, text, instead)]
+    return []

@@ -1,0 +1,250 @@
+"""A document of another tool: its text, and its values with their JSON pointers.
+
+Text is JSON, TOML or a Python expression of constructors and literals, such as a `repr`. The
+expression is parsed and never evaluated. Sizes are checked before anything else is.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from accountant_service.mechanisms import MechanismError
+
+Json = Any  # a parsed JSON document
+
+TEXT_MAX: Final = 4_000_000  # characters of a document
+DEPTH_MAX: Final = 64  # nested values
+VALUES_MAX: Final = 100_000  # values in one document
+CLASS_NAME: Final = "class_name"  # the field that names the constructor of an object
+
+
+class DocumentError(MechanismError):
+    """A document that cannot be imported, with the JSON pointer of each fault."""
+
+
+def parse_text(text: str) -> Json:
+    """Return the value of a text: JSON, TOML or a Python expression; the first that can be read.
+
+    `Name(first=1)` becomes `{"class_name": "Name", "first": 1}`.
+
+    Raises:
+        DocumentError: the text is in no known form, or too large.
+    """
+    if len(text) > TEXT_MAX:
+        raise DocumentError(("", f"must be at most {TEXT_MAX} characters long"))
+    if text.startswith(("PK\x03\x04", "\x80")):
+        raise DocumentError(("", _BINARY))
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return _parse_expression(text)
+
+
+_BINARY: Final = (
+    "is a binary checkpoint, which is not read because it could run code. Save the accountant as "
+    'JSON: python -c "import json, torch; print(json.dumps(torch.load('
+    "'checkpoint.pt', weights_only=True)['privacy_accountant_state_dict']))\" > history.json"
+)
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and infinities, which JSON does not have."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def _parse_expression(text: str) -> Json:
+    """Return the value of a Python expression of constructors and literals; nothing is evaluated.
+
+    Raises:
+        DocumentError: the text is no such expression.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        expected = "must be JSON, TOML, or a Python expression such as a repr"
+        raise DocumentError(("", expected)) from None
+    return _convert(tree.body, "", DEPTH_MAX)
+
+
+def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
+    """Return the JSON value of one part of an expression.
+
+    Raises:
+        DocumentError: the part is neither a literal nor a constructor, or nested too deep.
+    """
+    if depth == 0:
+        raise DocumentError((pointer, f"must be nested at most {DEPTH_MAX} deep"))
+
+    def inner(child: ast.expr, step: str | int) -> Json:
+        return _convert(child, f"{pointer}/{step}", depth - 1)
+
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [inner(item, i) for i, item in enumerate(items)]
+        case ast.Dict(keys=keys, values=values):
+            names = [_key(key, pointer) for key in keys]
+            return {n: inner(value, n) for n, value in zip(names, values, strict=True)}
+        case ast.Call(func=func, args=args, keywords=keywords):
+            return _convert_call(_constructor(func, pointer), args, keywords, inner)
+        case ast.Attribute(attr=name) | ast.Name(id="inf" as name):  # a member of an enumeration
+            return name
+        case _:
+            raise DocumentError((pointer, "must be a literal or a constructor; no code is run"))
+
+
+def _convert_call(name: str, args: list[ast.expr], keywords: list[ast.keyword], inner: Any) -> Json:
+    """Return the JSON value of a constructor's call; `array` and `OrderedDict` are their values."""
+    if name in {"array", "asarray", "OrderedDict", "dict", "deque"} and args:
+        found = inner(args[0], 0)
+        is_pairs = name in {"OrderedDict", "dict"} and isinstance(found, list)
+        return {str(pair[0]): pair[1] for pair in found if _is_pair(pair)} if is_pairs else found
+    values = {str(keyword.arg): inner(keyword.value, str(keyword.arg)) for keyword in keywords}
+    positional = {str(i): inner(arg, i) for i, arg in enumerate(args)}
+    return {CLASS_NAME: name} | positional | values
+
+
+def _is_pair(value: Json) -> bool:
+    """Return whether a value is a list of two."""
+    return isinstance(value, list) and len(value) == 2
+
+
+def _constructor(func: ast.expr, pointer: str) -> str:
+    """Return the name of a constructor, without the modules before it."""
+    match func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            raise DocumentError((pointer, "must be a constructor with a name"))
+
+
+def _key(node: ast.expr | None, pointer: str) -> str:
+    """Return the key of a dictionary, which must be a string."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise DocumentError((pointer, "must have strings as keys"))
+
+
+def require_bounded(document: Json) -> None:
+    """Raise DocumentError if a document has too many values or is nested too deep; no recursion."""
+    waiting, values = [(document, 1)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        values += 1
+        if depth > DEPTH_MAX or values + len(waiting) > VALUES_MAX:
+            limit = f"must hold at most {VALUES_MAX} values, nested at most {DEPTH_MAX} deep"
+            raise DocumentError(("", limit))
+        if isinstance(value, dict):
+            waiting += [(child, depth + 1) for child in value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += [(child, depth + 1) for child in value]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A value of a document and its JSON pointer.
+
+    Attributes:
+        value: parsed JSON.
+        pointer: where it is in the document.
+    """
+
+    value: Json
+    pointer: str = ""
+
+    def fault(self, message: str) -> DocumentError:
+        """Return the error that this value is not what it must be."""
+        return DocumentError((self.pointer, message))
+
+    @property
+    def class_name(self) -> str | None:
+        """The constructor's name, if the value is an object that has one."""
+        name = self.value.get(CLASS_NAME) if isinstance(self.value, dict) else None
+        return name if isinstance(name, str) else None
+
+    def find(self, *names: str) -> Part | None:
+        """Return the first field of these names that is present and not null, or None."""
+        value = self.fields()
+        for name in names:
+            if value.get(name) is not None:
+                escaped = name.replace("~", "~0").replace("/", "~1")
+                return Part(value[name], f"{self.pointer}/{escaped}")
+        return None
+
+    def field(self, *names: str) -> Part:
+        """Return the first field of these names.
+
+        Raises:
+            DocumentError: there is none.
+        """
+        found = self.find(*names)
+        if found is None:
+            raise DocumentError((f"{self.pointer}/{names[0]}", "is required"))
+        return found
+
+    def fields(self) -> dict[str, Json]:
+        """Return the value as an object."""
+        if not isinstance(self.value, dict):
+            raise self.fault("must be an object")
+        return self.value
+
+    def items(self) -> list[Part]:
+        """Return the items of a list."""
+        if not isinstance(self.value, list | tuple):
+            raise self.fault("must be a list")
+        return [Part(item, f"{self.pointer}/{i}") for i, item in enumerate(self.value)]
+
+    def number(self, low: float, high: float, *, above: bool = False) -> float:
+        """Return the value as a number from `low` to `high`; `above` excludes `low` itself."""
+        value, sign = self.value, ">" if above else "≥"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high or (above and value == low):
+            raise self.fault(f"must be a number {sign} {low:g} and ≤ {high:g}")
+        return float(value)
+
+    def whole(self, low: int, high: int) -> int:
+        """Return the value as a whole number from `low` to `high`."""
+        value = self.value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high or value % 1:
+            raise self.fault(f"must be a whole number ≥ {low} and ≤ {high:g}")
+        return int(value)
+
+    def choice(self, options: Iterable[str]) -> str:
+        """Return the value as one of some strings."""
+        allowed = list(options)
+        if self.value not in allowed:
+            raise self.fault("must be one of " + ", ".join(allowed))
+        return str(self.value)
+
+    def flag(self) -> bool:
+        """Return the value as true or false."""
+        if not isinstance(self.value, bool):
+            raise self.fault("must be true or false")
+        return self.value
+
+    def named_arguments(self, names: Iterable[str]) -> Part:
+        """Return the object with its positional arguments under these names.
+
+        Raises:
+            DocumentError: it has more positional arguments than names, or one of them twice.
+        """
+        value = dict(self.fields())
+        for i, name in enumerate(names):
+            if (argument := value.pop(str(i), None)) is not None:
+                if name in value:
+                    raise DocumentError((f"{self.pointer}/{name}", "is given twice"))
+                value[name] = argument
+        return Part(value, self.pointer)

@@ -1,0 +1,127 @@
+"""Models of an imported document: the mechanism, the claims and the facts around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.importing.findings import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A mechanism of this service, and the part of the document that it stands for.
+
+    Attributes:
+        kind: the mechanism's kind.
+        pointer: JSON pointer of the part of the document.
+        fields: the mechanism's fields: numbers, strings, lists of numbers, nodes, lists of nodes.
+    """
+
+    kind: str
+    pointer: str
+    fields: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the mechanism's JSON."""
+        return {"kind": self.kind} | {name: _to_json(value) for name, value in self.fields.items()}
+
+    def source_of(self, pointer: str) -> str:
+        """Return the part of the document that a pointer into the mechanism's JSON stands for."""
+        inner: Any = self
+        found = self.pointer
+        for step in pointer.split("/")[1:]:
+            if isinstance(inner, Node):
+                inner = inner.fields.get(step)
+            elif isinstance(inner, list) and step.isdigit() and int(step) < len(inner):
+                inner = inner[int(step)]
+            else:
+                break
+            found = inner.pointer if isinstance(inner, Node) else found
+        return found
+
+    def but(self, **fields: Any) -> Node:
+        """Return the node with some fields changed; None removes a field."""
+        changed = {**self.fields, **fields}
+        return replace(
+            self, fields={name: value for name, value in changed.items() if value is not None}
+        )
+
+
+def _to_json(value: Any) -> Any:
+    """Return the JSON of a field's value."""
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
+    return value.to_json() if isinstance(value, Node) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An (ε, δ) that the document, or who gives it, claims.
+
+    Attributes:
+        epsilon: the claimed ε.
+        delta: the claimed δ; None means the δ of the whole answer.
+        pointer: where it is claimed.
+        mechanism: what it is claimed of, if not of the whole mechanism.
+        relation: the neighbouring relation of the claim, if not that of the whole mechanism.
+    """
+
+    epsilon: float
+    delta: float | None
+    pointer: str
+    mechanism: Node | None = None
+    relation: NeighbouringRelation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The content of a document.
+
+    Attributes:
+        tool: the tool and the kind of document, in words.
+        mechanism: what is run; None if it has no guarantee at all. A `dp_sgd` node without
+            `noise_multiplier` has the noise that reaches `target`.
+        relation: the neighbouring relation of the claims.
+        delta: δ that the document names.
+        target: ε that the tool chooses the noise for.
+        method: our name of the accounting method that the tool uses.
+        accounted: what the tool accounts for, if that is not what is run.
+        claims: what is claimed.
+        findings: what the parser has found wrong.
+        dataset_size: number of records.
+    """
+
+    tool: str
+    mechanism: Node | None
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    delta: float | None = None
+    target: float | None = None
+    method: str | None = None
+    accounted: Node | None = None
+    claims: tuple[Claim, ...] = ()
+    findings: tuple[Finding, ...] = field(default=())
+    dataset_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts that the document does not state, from the caller.
+
+    Attributes:
+        dataset_size: number of records.
+        batch_size: expected number of records in a batch.
+        sampling: how batches are drawn.
+        epsilon: the claimed ε.
+        delta: δ.
+        relation: the neighbouring relation.
+    """
+
+    dataset_size: int | None = None
+    batch_size: int | None = None
+    sampling: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    relation: NeighbouringRelation | None = None

@@ -1,0 +1,146 @@
+"""NVFlare: the filters on what a client sends, from a job's configuration or by themselves.
+
+NVFlare at commit f3b7c1bf: `app_common/filters/svt_privacy.py` and `percentile_privacy.py`. FLIP's
+`LocalDifferentialPrivacy` (londonaicentre/FLIP pull request 1146) is Flower's `LocalDpMod`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.importing import flower
+from accountant_service.importing.document import CLASS_NAME, Json, Part
+from accountant_service.importing.findings import Finding
+from accountant_service.importing.imported import Claim, Facts, Imported, Node
+from accountant_service.importing.runs import EPSILON_MAX, read_delta, read_epsilon, read_size
+
+_FILTERS: Final = "task_result_filters"
+_SVT_DEFAULTS: Final = {"fraction": 0.1, "epsilon": 0.1, "noise_var": 0.1}  # of the constructor
+_HEURISTICS: Final = {
+    "PercentilePrivacy": "shares what is above a percentile and clips it; it adds no noise",
+    "GaussianPrivacy": (
+        "adds noise in proportion to a percentile of the update itself, which it does not clip"
+    ),
+    "ExcludeVars": "leaves out some variables; it adds no noise",
+    "StatisticsPrivacyFilter": "hides small counts; its noise has no stated sensitivity",
+}
+_LOCAL: Final = "LocalDifferentialPrivacy"
+_NAMES: Final = ("SVTPrivacy", _LOCAL, *_HEURISTICS)
+
+
+def detect(document: Json) -> bool:
+    """Return whether a document is a job's configuration or one filter."""
+    if not isinstance(document, dict):
+        return False
+    return _FILTERS in document or "scopes" in document or _name(document) in _NAMES
+
+
+def _name(document: dict[str, Json]) -> str:
+    """Return the name of a filter's class, without the modules before it."""
+    return str(document.get("path", document.get(CLASS_NAME, ""))).rsplit(".", 1)[-1]
+
+
+def read(document: Part, facts: Facts) -> Imported:
+    """Read a configuration: the filters on results, which a client sends."""
+    filters = [each for each in _filters(document) if _name(each.value) in _NAMES]
+    if not filters:
+        raise document.fault(f"has no privacy filter: one of {', '.join(_NAMES)}")
+    rounds = read_size(document.find("num_rounds")) or 1
+    delta = facts.delta or read_delta(document.find("delta"))
+    findings = tuple(_heuristic(each) for each in filters if _name(each.value) in _HEURISTICS)
+    noisy = [each for each in filters if _name(each.value) not in _HEURISTICS]
+    if not noisy:
+        return Imported("an NVFlare configuration", None, findings=findings)
+    last = noisy[-1]  # what comes before is post-processed
+    found = (
+        _read_svt(last, document, rounds)
+        if _name(last.value) == "SVTPrivacy"
+        else _read_local(last, rounds)
+    )
+    return replace(found, delta=found.delta or delta, findings=(*findings, *found.findings))
+
+
+def _filters(document: Part) -> list[Part]:
+    """Return all filters on results, of all scopes and tasks."""
+    if _name(document.value) in _NAMES:
+        return [document]
+    scopes = document.find("scopes")
+    holders = scopes.items() if scopes else [document]
+    entries = [each for h in holders if (f := h.find(_FILTERS)) for each in f.items()]
+    nested = [inner for each in entries if (f := each.find("filters")) for inner in f.items()]
+    found = [*nested, *(each for each in entries if each.find("filters") is None)]
+    for each in found:
+        if not isinstance(each.value, dict):
+            raise each.fault("must be an object")
+    return found
+
+
+def _heuristic(part: Part) -> Finding:
+    """Return that a filter has no guarantee."""
+    name = _name(part.value)
+    return Finding(
+        "no-guarantee",
+        part.pointer,
+        f"{name} {_HEURISTICS[name]}: it is not differentially private at any ε",
+        "clip each update to a norm C and add Gaussian noise in proportion to C",
+    )
+
+
+def _arguments(part: Part) -> Part:
+    """Return a filter's arguments: its `args`, or its own fields."""
+    return part.find("args") or part
+
+
+def _read_local(part: Part, rounds: int) -> Imported:
+    """Read FLIP's filter, which clips and adds noise as Flower's mod does."""
+    arguments = _arguments(part)
+    value = {**arguments.fields(), "num_rounds": rounds}
+    found = flower.read(Part(value, arguments.pointer), Facts())
+    return replace(found, tool="FLIP's LocalDifferentialPrivacy filter")
+
+
+def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
+    """Read the sparse-vector filter: ε for the selection, and as much as is set for the release.
+
+    The released values have the budget `epsilon_release`; by default it is the number of released
+    values times `noise_var`.
+    """
+    arguments = _arguments(part)
+    given = {**_SVT_DEFAULTS, **arguments.fields()}
+    epsilon = Part(given["epsilon"], f"{arguments.pointer}/epsilon")
+    selection = epsilon.number(0.0, EPSILON_MAX, above=True)
+    release = read_epsilon(arguments.find("epsilon_release"))
+    per_value = Part(given["noise_var"], f"{arguments.pointer}/noise_var").number(0.0, EPSILON_MAX)
+    parameters = read_size(document.find("parameters") or arguments.find("parameters"))
+    claim = Claim(selection, None, epsilon.pointer)
+    if release is None and parameters is None:
+        finding = Finding(
+            "release-budget",
+            arguments.pointer,
+            f"epsilon = {selection:g} is the budget of the selection; the released values have "
+            f"that of noise_var = {per_value:g} for each released parameter",
+            "state the number of parameters of the model, or set epsilon_release",
+        )
+        return Imported("NVFlare's SVTPrivacy filter", None, claims=(claim,), findings=(finding,))
+    if release is None:
+        fraction = Part(given["fraction"], f"{arguments.pointer}/fraction").number(0.0, 1.0)
+        release = min(parameters or 1, math.ceil((parameters or 1) * fraction)) * per_value
+    total = selection + release
+    finding = Finding(
+        "release-budget",
+        arguments.pointer,
+        f"epsilon = {selection:g} is the budget of the selection only; the released values have "
+        f"{release:g} more",
+        f"one message is {total:g}-DP, and {rounds} of them {rounds * total:g}-DP",
+    )
+    message = Node("approximate_dp", arguments.pointer, {"epsilon": total, "delta": 0.0})
+    return Imported(
+        "NVFlare's SVTPrivacy filter",
+        Node("repeated", part.pointer, {"count": rounds, "mechanism": message}),
+        NeighbouringRelation.REPLACE_ONE,
+        claims=(replace(claim, mechanism=message),),
+        findings=(finding,),
+    )

@@ -1,0 +1,144 @@
+"""Opacus: an accountant's state or history, and the arguments of `make_private`.
+
+Opacus 1.6.0: `make_private` sets the sample rate to 1/len(data_loader), and its accountant records
+the noise multiplier and that rate at every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.importing.document import Json, Part
+from accountant_service.importing.findings import Finding
+from accountant_service.importing.imported import Facts, Imported, Node
+from accountant_service.importing.runs import (
+    check_rate,
+    draw_as,
+    poisson_run,
+    read_claims,
+    read_delta,
+    read_noise,
+    read_run,
+)
+from accountant_service.mechanisms.codec import COUNT_MAX
+
+METHODS: Final = {"rdp": "subsampled_rdp", "gdp": "gdp_clt", "prv": "pld"}
+_HISTORY_MAX: Final = 5000
+_CHECKPOINT: Final = "privacy_accountant_state_dict"
+_ARGUMENTS: Final = {
+    "max_grad_norm", "max_per_sample_grad_norm", "poisson_sampling", "target_epsilon",
+}  # fmt: skip
+
+
+def detect(document: Json) -> bool:
+    """Return whether a document is an accountant's history or the arguments of `make_private`."""
+    if isinstance(document, dict):
+        return bool(_ARGUMENTS & document.keys()) or any(
+            name in document for name in ("history", _CHECKPOINT)
+        )
+    return isinstance(document, list) and all(
+        isinstance(entry, list) and len(entry) == 3 for entry in document
+    )
+
+
+def read(document: Part, facts: Facts) -> Imported:
+    """Read an accountant's history, or the arguments of `make_private`."""
+    if isinstance(document.value, dict):
+        state = document.find(_CHECKPOINT) or document
+        if state.find("history") is None:
+            return _read_arguments(document, facts)
+        name = state.field("mechanism").choice(METHODS) if state.find("mechanism") else None
+        return _read_history(state.field("history"), METHODS.get(name or ""), document, facts)
+    return _read_history(document, None, None, facts)
+
+
+def _read_history(history: Part, method: str | None, outer: Part | None, facts: Facts) -> Imported:
+    """Read the entries (noise multiplier, sample rate, steps) of a history."""
+    entries = history.items()
+    if not 1 <= len(entries) <= _HISTORY_MAX:
+        raise history.fault(f"must have 1 to {_HISTORY_MAX} entries")
+    runs = [_read_entry(entry) for entry in entries]
+    mechanism = (
+        runs[0] if len(runs) == 1 else Node("composed", history.pointer, {"mechanisms": runs})
+    )
+    delta = read_delta(outer.find("delta", "target_delta")) if outer else None
+    found = Imported(
+        "an Opacus accountant's history",
+        mechanism,
+        facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
+        delta=delta,
+        method=method,
+        claims=read_claims(outer, delta),
+        dataset_size=facts.dataset_size,
+    )
+    return draw_as(check_rate(found, facts), facts.sampling, facts, history.pointer)
+
+
+def _read_entry(entry: Part) -> Node:
+    """Read one entry of a history."""
+    parts = entry.items()
+    if len(parts) != 3:
+        raise entry.fault("must be [noise multiplier, sample rate, steps]")
+    noise, rate, steps = parts
+    return poisson_run(
+        entry.pointer, read_noise(noise), rate.number(0.0, 1.0), steps.whole(0, COUNT_MAX)
+    )
+
+
+def _read_arguments(arguments: Part, facts: Facts) -> Imported:
+    """Read the arguments of `make_private` or `make_private_with_epsilon`."""
+    method = arguments.find("accountant")
+    found = read_run(arguments, facts, "arguments of Opacus' make_private", by_loader=True)
+    found = replace(found, method=METHODS[method.choice(METHODS) if method else "prv"])
+    return _charge_adaptive_clipping(found, arguments)
+
+
+def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
+    """Return the runs with the noisy count of unclipped records charged, if there is one.
+
+    With a noise multiplier z and a count of standard deviation s, the sum has the noise multiplier
+    (z⁻² − (2s)⁻²)^(−1/2). By Andrew et al., arXiv 1905.03871v5, Theorem 1, both cost what z costs,
+    if a record changes the count by ½. Opacus counts 0 and 1: it changes by 1.
+    """
+    clipping = arguments.find("clipping")
+    if clipping is None or clipping.value != "adaptive" or found.mechanism is None:
+        return found
+    given = arguments.field("noise_multiplier", "sigma")
+    noise, deviation = read_noise(given), read_noise(arguments.field("unclipped_num_std"))
+    if noise >= 2 * deviation:
+        raise arguments.field("unclipped_num_std").fault("must be more than half the noise")
+    of_sum = (noise**-2 - (2 * deviation) ** -2) ** -0.5
+    pair = [
+        Node("gaussian", given.pointer, {"noise_multiplier": of_sum}),
+        Node("gaussian", f"{arguments.pointer}/unclipped_num_std", {"noise_multiplier": deviation}),
+    ]
+    step = Node("composed", arguments.pointer, {"mechanisms": pair})
+    fields = found.mechanism.fields
+    if fields.get("sampling", "poisson") == "poisson":
+        step = Node(
+            "poisson_sampled",
+            arguments.pointer,
+            {"sample_rate": fields["sample_rate"], "mechanism": step},
+        )
+    total = (of_sum**-2 + deviation**-2) ** -0.5
+    message = (
+        f"the accountant charges the noise multiplier {noise:g} (before Opacus 1.6, {of_sum:.6g}), "
+        f"as if a record changed the count of unclipped records, whose noise is {deviation:g}, by "
+        "½; it changes by 1"
+    )
+    instead = (
+        f"sum and count, if clipping norms are published, cost a noise multiplier of {total:.6g}"
+    )
+    return replace(
+        found,
+        mechanism=Node(
+            "repeated", arguments.pointer, {"count": fields["steps"], "mechanism": step}
+        ),
+        accounted=found.accounted or found.mechanism,
+        findings=(
+            *found.findings,
+            Finding("adaptive-clip-count", clipping.pointer, message, instead),
+        ),
+    )

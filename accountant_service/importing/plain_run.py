@@ -1,0 +1,29 @@
+"""A training run in the words of papers: noise multiplier, batch and data size, steps or epochs.
+
+The sample rate is the batch size over the number of records.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from accountant_service.importing.document import Json, Part
+from accountant_service.importing.imported import Facts, Imported
+from accountant_service.importing.runs import read_run
+
+_NOISE: Final = {"noise_multiplier", "sigma", "epsilon"}
+_LENGTH: Final = {"steps", "epochs"}
+
+
+def detect(document: Json) -> bool:
+    """Return whether a document has noise, or ε, and a length."""
+    return (
+        isinstance(document, dict)
+        and bool(_NOISE & document.keys())
+        and bool(_LENGTH & document.keys())
+    )
+
+
+def read(document: Part, facts: Facts) -> Imported:
+    """Read a run."""
+    return read_run(document, facts, "a training run", by_loader=False)

@@ -1,0 +1,236 @@
+"""Measures of risk that a run may be solved for: what the best membership attacker achieves.
+
+All follow from δ(ε) in the two directions, δ of "removing" and δ′ of "adding". With P the record
+present and Q absent, a test has the false-positive rate Q(A) and the true-positive rate P(A).
+
+    advantage            max TPR − FPR = δ(0)
+    attack success       best guess at prior π: m + (1 − m)·δ(log(m/(1 − m))), m = max(π, 1 − π);
+                         δ for π ≤ ½, δ′ above
+    TPR at an FPR α      at most δ(ε) + e^ε·α and 1 − e^{−ε}(1 − δ′(ε) − α), for every ε ≥ 0
+    μ up to a slack s    δ(ε) and δ′(ε) ≤ δ_μ(ε) + s for every ε ≥ 0, δ_μ of the Gaussian mechanism:
+                         the trade-off function is at least G_μ(α) − s at every α
+
+The last is what is claimed for μ. Without a slack, a sampled run is μ-GDP only at the μ = √(Σ T/σ²)
+of the same run without sampling: with probability q^T the record is in every batch, and then the
+tail of the loss is that of the unsampled run. Upper ends are rounded up, lower ends down.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD, Question
+from accountant_service.accountants.base import report_contradictions
+from accountant_service.accountants.pld import dominating_pairs
+from accountant_service.errors import MethodNotApplicableError
+from accountant_service.guarantee import Guarantee, Interval
+from accountant_service.numerics import trade_off as enclosure
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
+
+_POINTS: Final = 65  # values of ε on each of two grids for a true-positive rate
+_MU_POINTS: Final = 513
+_FLATTEST: Final = 12.0  # the largest ε tried for large false-positive rates
+_NARROW: Final = 1e-3  # relative width of δ at which no other engine is tried
+_NEGLIGIBLE: Final = 1e-9  # a δ below which none is tried either
+_EPSILON_MAX: Final = 600.0  # e^ε is a double
+
+
+class RiskMeasure(ABC):
+    """A measure of risk.
+
+    Attributes:
+        name: its name in the API.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def bounds(self, question: Question) -> Interval:
+        """Return proved bounds of the risk of a mechanism that releases something."""
+
+    def proof_epsilon(self, question: Question) -> float:  # noqa: ARG002
+        """Return the ε whose δ bounds the risk: 0, for the membership advantage."""
+        return 0.0
+
+    @abstractmethod
+    def least(self) -> float:
+        """Return the risk if nothing is released."""
+
+    def excess(self, value: float) -> float:
+        """Return how far a risk is above that of guessing."""
+        return value - self.least()
+
+    def risk(self, question: Question) -> Interval:
+        """Return proved bounds of the risk of a mechanism.
+
+        Raises:
+            AccountingError: no dominating pair is proved, or the work limit is exceeded.
+        """
+        ACCOUNTANTS[DEFAULT_METHOD].check_assumptions(question)
+        if not question.form.atom_counts:
+            return Interval(self.least(), self.least())
+        with report_contradictions(question, self.name):
+            found = self.bounds(question)
+        return Interval(found.lower if question.is_attained else self.least(), found.upper)
+
+    def guarantee(self, question: Question) -> Guarantee:
+        """Return the (ε, δ) that bounds the risk."""
+        return ACCOUNTANTS[DEFAULT_METHOD].delta(question, self.proof_epsilon(question))
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage(RiskMeasure):
+    """Membership advantage: the total variation distance, δ(0)."""
+
+    name: ClassVar = "advantage"
+
+    def least(self) -> float:
+        """Return 0."""
+        return 0.0
+
+    def bounds(self, question: Question) -> Interval:
+        """Return bounds of δ(0)."""
+        return _delta(question, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AttackSuccess(RiskMeasure):
+    """The probability that the best guess of membership is right.
+
+    Attributes:
+        prior: probability that the record is present.
+    """
+
+    name: ClassVar = "attack_success"
+    prior: float
+
+    def least(self) -> float:
+        """Return the success of always guessing the likelier."""
+        return max(self.prior, 1 - self.prior)
+
+    def proof_epsilon(self, question: Question) -> float:  # noqa: ARG002
+        """Return the log odds of the prior."""
+        return abs(math.log((1 - self.prior) / self.prior))
+
+    def bounds(self, question: Question) -> Interval:
+        """Return bounds by the δ of the prior's direction."""
+        epsilon = self.proof_epsilon(question)
+        direction = DIRECTIONS[0] if self.prior <= 0.5 else DIRECTIONS[1]
+        curve = enclosure.direction_curve(
+            dominating_pairs(question), direction, np.array([epsilon])
+        )
+        lower, upper = float(curve.lower[0]), float(curve.upper[0])
+        if self.prior <= 0.5 or (upper > _NEGLIGIBLE and upper - lower > _NARROW * upper):
+            upper = _delta(question, epsilon).upper  # at least that of either direction
+        low, high = (self.least() + (1 - self.least()) * delta for delta in (lower, upper))
+        high = max(low, high)
+        return Interval(max(self.least(), rounding.down(low)), min(1.0, rounding.up(high)))
+
+
+@dataclass(frozen=True, slots=True)
+class TruePositiveRate(RiskMeasure):
+    """The largest true-positive rate of an attack with a given false-positive rate.
+
+    Attributes:
+        false_positive_rate: in (0, 1).
+    """
+
+    name: ClassVar = "true_positive_rate"
+    false_positive_rate: float
+
+    def least(self) -> float:
+        """Return the false-positive rate: a coin's true-positive rate."""
+        return self.false_positive_rate
+
+    def proof_epsilon(self, question: Question) -> float:
+        """Return the ε whose line bounds the rate best."""
+        return self._search(question)[0]
+
+    def bounds(self, question: Question) -> Interval:
+        """Return bounds by the lines of δ and the attacks at their ε."""
+        _, upper, lower = self._search(question)
+        return Interval(min(lower, upper), upper)
+
+    def _search(self, question: Question) -> tuple[float, float, float]:
+        """Return the best ε, and upper and lower bounds of the rate, from two grids."""
+        steepest = min(-math.log(self.false_positive_rate), _EPSILON_MAX)
+        grid = np.union1d(*(np.linspace(0.0, most, _POINTS) for most in (steepest, _FLATTEST)))
+        first = self._search_on(question, grid)
+        width = max(steepest, _FLATTEST) / (_POINTS - 1)
+        near = np.linspace(max(0.0, first[0] - width), first[0] + width, _POINTS)
+        second = self._search_on(question, near)
+        epsilon, upper, _ = min(first, second, key=lambda found: found[1])
+        return epsilon, upper, max(first[2], second[2])
+
+    def _search_on(self, question: Question, grid: Array) -> tuple[float, float, float]:
+        """Return the best ε of a grid, and upper and lower bounds of the rate."""
+        return enclosure.true_positive_rate(
+            *_both_directions(question, grid), self.false_positive_rate
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianMu(RiskMeasure):
+    """The least μ of Gaussian differential privacy, up to a slack.
+
+    Attributes:
+        slack: s in f ≥ G_μ − s; 0 for μ-GDP at all rates.
+    """
+
+    name: ClassVar = "mu"
+    slack: float = 0.0
+
+    def least(self) -> float:
+        """Return 0."""
+        return 0.0
+
+    def bounds(self, question: Question) -> Interval:
+        """Return bounds of μ: at most that without sampling, and exactly that without slack."""
+        exact = _unsampled_mu(question)
+        if self.slack == 0.0:
+            return Interval(rounding.down(exact), rounding.up(exact))
+        accountant = ACCOUNTANTS[DEFAULT_METHOD]
+        largest = min(accountant.epsilon(question, self.slack / 2).epsilon, _EPSILON_MAX)
+        grid = np.linspace(0.0, max(largest, 1e-6), _MU_POINTS)
+        low, high = enclosure.least_mu(_both_directions(question, grid), self.slack, exact)
+        return Interval(low, min(high, rounding.up(exact)))
+
+
+def _both_directions(
+    question: Question, grid: Array
+) -> tuple[enclosure.DirectionCurve, enclosure.DirectionCurve]:
+    """Return bounds of δ at each ε of a grid, removing and adding."""
+    removing, adding = (
+        enclosure.direction_curve(dominating_pairs(question), direction, grid)
+        for direction in DIRECTIONS
+    )
+    return removing, adding
+
+
+def _delta(question: Question, epsilon: float) -> Interval:
+    """Return the proved interval around δ at ε."""
+    bound = ACCOUNTANTS[DEFAULT_METHOD].delta_bound(question, epsilon)
+    assert bound.interval is not None
+    return Interval(bound.interval.lower, min(1.0, bound.interval.upper))
+
+
+def _unsampled_mu(question: Question) -> float:
+    """Return μ = √(Σ T/σ²) of the releases, as if they used all the data.
+
+    Raises:
+        MethodNotApplicableError: a release is not Gaussian, or is of fixed size under replace-one.
+    """
+    for group in question.release_groups:
+        if group.atom.noise != "gaussian":
+            raise MethodNotApplicableError(
+                f"mu without delta needs Gaussian releases, not {group.atom.noise}",
+                group.atom.pointer,
+            )
+    return math.sqrt(math.fsum(g.count / g.sigma**2 for g in question.release_groups))

@@ -1,0 +1,140 @@
+"""Import every configuration of `docs/imported-configurations.jsonl` and write the page's table.
+
+python -m scripts.imported_configurations           # prints the table
+python -m scripts.imported_configurations --write   # writes it into the page
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from accountant_service import number_format
+from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.problems import of_error
+from accountant_service.importing import CODES
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+DATA: Final = DOCS / "imported-configurations.jsonl"
+PAGE: Final = DOCS / "imported-configurations.md"
+MARKS: Final = ("<!-- begin table -->\n", "<!-- end table -->\n")
+_QUIET: Final = {"noise-chosen", "relation-not-stated", "claim-loose"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A configuration and the answer to its import.
+
+    Attributes:
+        entry: the line of the data file.
+        answer: the API's answer, or its problem if the document is refused.
+    """
+
+    entry: dict[str, Any]
+    answer: dict[str, Any]
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the document is refused."""
+        return "findings" not in self.answer
+
+    @property
+    def errors(self) -> list[str]:
+        """The codes of the lint's errors."""
+        if self.is_refused:
+            return []
+        findings = self.answer["findings"]
+        return [each["code"] for each in findings if each["severity"] == "error"]
+
+
+def read_entries() -> list[dict[str, Any]]:
+    """Return all configurations."""
+    return [json.loads(line) for line in DATA.read_text().splitlines()]
+
+
+def import_entry(entry: dict[str, Any]) -> Row:
+    """Import one configuration."""
+    endpoint = ENDPOINTS["/v1/import"]
+    body = {"document": entry["document"], "format": entry.get("format"), **entry.get("facts", {})}
+    try:
+        answer = endpoint.answer(endpoint.request.model_validate(body))
+    except ValidationError as error:
+        return Row(entry, of_error(error))
+    return Row(entry, answer.model_dump(mode="json"))
+
+
+def describe_source(source: dict[str, str]) -> str:
+    """Return a link to a file at a commit, or a publication and its section."""
+    if "publication" in source:
+        return f"{source['publication']}, {source['section']}"
+    name = source["path"].rsplit("/", 1)[-1]
+    address = f"https://github.com/{source['repository']}/blob/{source['commit']}/{source['path']}"
+    return f"[{source['repository']}: {name}]({address})"
+
+
+def describe_cost(row: Row) -> str:
+    """Return the proved ε, rounded outward, or why there is none."""
+    if row.is_refused:
+        return "refused: " + row.answer["errors"][0]["message"]
+    claim = row.answer["guarantee"]
+    if claim is None:
+        return "none"
+    upper = number_format.round_up(claim["epsilon"], 5)
+    if claim["certified"] is None or claim["certified"]["epsilon_lower"] == 0:
+        return f"≤ {upper}"
+    return f"{number_format.round_down(claim['certified']['epsilon_lower'], 5)} – {upper}"
+
+
+def describe_claims(row: Row) -> str:
+    """Return the claimed ε with its status."""
+    claims = [] if row.is_refused else row.answer["claims"]
+    return "<br>".join(f"{c['epsilon']:.6g}: {c['status']}" for c in claims)
+
+
+def render_table(rows: list[Row]) -> Iterator[str]:
+    """Yield the summary and the table."""
+    wrong = [row for row in rows if row.errors]
+    refuted = [row for row in rows if "claim-refuted" in row.errors]
+    refused = [row for row in rows if row.is_refused]
+    yield (
+        f"{len(rows)} configurations: {len(wrong)} have errors, {len(refuted)} of them a claimed ε "
+        f"that is refuted; {len(refused)} are refused.\n\n"
+    )
+    counts = Counter(code for row in rows for code in set(row.errors))
+    yield "| error | configurations |\n|---|---|\n"
+    for code, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        yield f"| {CODES[code][1]} (`{code}`) | {count} |\n"
+    yield "\n| configuration | δ | proved ε | claimed ε | findings |\n|---|---|---|---|---|\n"
+    for row in rows:
+        guarantee = None if row.is_refused else row.answer["guarantee"]
+        delta = "" if guarantee is None else number_format.round_nearest(guarantee["delta"], 3)
+        found = [] if row.is_refused else [f["code"] for f in row.answer["findings"]]
+        shown = "<br>".join(f"`{code}`" for code in found if code not in _QUIET)
+        remark = row.entry.get("remark", "")
+        cell = f"{row.entry['name']}<br>{describe_source(row.entry['source'])}"
+        cell += f"<br>{remark}" if remark else ""
+        yield f"| {cell} | {delta} | {describe_cost(row)} | {describe_claims(row)} | {shown} |\n"
+
+
+def main() -> None:
+    """Print the table, or write it into the page."""
+    table = "".join(render_table([import_entry(entry) for entry in read_entries()]))
+    if "--write" not in sys.argv:
+        print(table)
+        return
+    begin, end = MARKS
+    page = PAGE.read_text()
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    PAGE.write_text(pattern.sub(lambda _: begin + "\n" + table + "\n" + end, page))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Solving for a risk: closed forms, one sampled step, the safe side, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from scipy.stats import norm
+
+from accountant_service import mechanisms, solver
+from accountant_service.accountants import Question
+from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.problems import of_error
+from accountant_service.errors import UnreachableTargetError
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.mechanisms import DpSgd
+from accountant_service.numerics.laws import gaussian
+from accountant_service.risk import (
+    Advantage,
+    AttackSuccess,
+    GaussianMu,
+    RiskMeasure,
+    TruePositiveRate,
+)
+
+ADDED = NeighbouringRelation.ADD_OR_REMOVE_ONE
+RUN = DpSgd(1.1, sample_rate=0.01, steps=1000)
+MEASURES = [
+    (Advantage(), 0.1),
+    (AttackSuccess(0.5), 0.6),
+    (AttackSuccess(0.8), 0.85),
+    (TruePositiveRate(0.001), 0.01),
+    (GaussianMu(1e-5), 0.4),
+]
+
+
+def question(run: DpSgd, relation: NeighbouringRelation = ADDED) -> Question:
+    return Question(mechanisms.canonical_form(run), relation)
+
+
+def success(prior: float, mu: float) -> float:
+    """Return the best guess's success against a Gaussian mechanism, by direct minimisation."""
+    threshold = mu / 2 + math.log((1 - prior) / prior) / mu
+    return float(prior * norm.sf(threshold - mu) + (1 - prior) * norm.cdf(threshold))
+
+
+@pytest.mark.parametrize("mu", [0.05, 1.0, 3.0])
+def test_the_risks_of_a_gaussian_mechanism_have_closed_forms(mu: float) -> None:
+    one = question(DpSgd(2 / mu, steps=4, sample_rate=1.0, sampling="none"))
+    exact: list[tuple[RiskMeasure, float]] = [
+        (Advantage(), 2 * norm.cdf(mu / 2) - 1),
+        *((AttackSuccess(p), success(p, mu)) for p in (0.01, 0.3, 0.5, 0.9)),
+        *(
+            (TruePositiveRate(a), norm.cdf(norm.ppf(a) + mu))
+            for a in (1e-6, 0.001, 0.1, 0.5, 0.9, 0.999)
+        ),
+        (GaussianMu(), mu),
+    ]
+    for measure, value in exact:
+        found = measure.risk(one)
+        assert found.lower <= value * (1 + 1e-12), measure
+        assert value * (1 - 1e-12) <= found.upper, measure
+        width = found.upper - found.lower
+        assert width <= 5e-3 * measure.excess(found.upper) + 1e-9, measure
+    slack = GaussianMu(1e-6).risk(one)
+    assert slack.upper <= mu * (1 + 1e-9)
+    assert slack.upper > 0.99 * mu
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(0.1, 0.7), (0.5, 2.0)])
+def test_the_risks_of_one_sampled_step_have_closed_forms(rate: float, sigma: float) -> None:
+    one = question(DpSgd(sigma, sample_rate=rate, steps=1))
+    for alpha in (1e-5, 0.01, 0.6):
+        value = (1 - rate) * alpha + rate * norm.cdf(norm.ppf(alpha) + 1 / sigma)
+        found = TruePositiveRate(alpha).risk(one)
+        # a grid of ε resolves this to second order
+        assert found.lower <= value <= found.upper
+        assert found.upper - found.lower < 1e-3 * value
+    advantage = rate * (2 * norm.cdf(0.5 / sigma) - 1)
+    found = Advantage().risk(one)
+    assert found.lower <= advantage <= found.upper
+
+
+def removed_delta(epsilon: Any, rate: float, sigma: float) -> Any:
+    """Return δ(ε) of one sampled Gaussian step when a record is removed, for ε ≥ 0."""
+    # P = (1 − q)N(0) + qN(1/σ): E(P − e^ε Q)₊ = q·δ_Gauss at log((e^ε − 1 + q)/q)
+    shifted = np.log((np.exp(epsilon) - 1 + rate) / rate)
+    return rate * np.exp(gaussian.log_delta(shifted, 1 / sigma))
+
+
+def test_mu_holds_at_every_epsilon_and_a_smaller_one_does_not() -> None:
+    rate, sigma, slack = 0.3, 1.0, 1e-4
+    found = GaussianMu(slack).risk(question(DpSgd(sigma, sample_rate=rate, steps=1)))
+    epsilons = np.linspace(0, 20, 20_001)
+    exact = removed_delta(epsilons, rate, sigma)
+
+    def excess(mu: float) -> float:
+        return float((exact - np.exp(gaussian.log_delta(epsilons, mu)) - slack).max())
+
+    assert excess(found.upper) <= 1e-12
+    assert excess(found.lower * (1 - 1e-3)) > 0
+    assert found.upper < 1.001 * found.lower
+
+
+def test_without_slack_mu_is_that_without_sampling() -> None:
+    """A smaller μ is refuted far in the tail, where the record is in every batch."""
+    sampled = DpSgd(1.0, sample_rate=0.3, steps=1)
+    found = GaussianMu().risk(question(sampled))
+    assert found.lower < 1.0 < found.upper
+    shifted = 60.0 + math.log((1 - 0.7 * math.exp(-60)) / 0.3)
+    log_tail = math.log(0.3) + float(gaussian.log_delta(shifted, 1.0))
+    assert log_tail > float(gaussian.log_delta(60.0, 0.97))
+    assert log_tail < float(gaussian.log_delta(60.0, found.upper))
+
+
+@pytest.mark.parametrize(("measure", "limit"), MEASURES, ids=lambda each: str(each))
+def test_a_solved_noise_meets_the_target_and_less_noise_does_not(
+    measure: RiskMeasure, limit: float
+) -> None:
+    target = solver.RiskTarget(measure, ADDED, limit)
+    found = solver.noise_multiplier(RUN, target)
+    again = measure.risk(question(replace(RUN, noise_multiplier=found.value)))
+    assert again == found.risk
+    assert again.upper <= limit
+    less = measure.risk(question(replace(RUN, noise_multiplier=found.value * (1 - 1e-3))))
+    assert less.lower > limit
+
+
+def test_solved_steps_and_rates_meet_the_target_and_more_do_not() -> None:
+    target = solver.RiskTarget(AttackSuccess(0.5), ADDED, 0.6)
+    steps = solver.steps(RUN, target)
+    assert steps.risk is not None
+    assert steps.risk.upper <= 0.6
+    assert steps.undecided is None
+    longer = AttackSuccess(0.5).risk(question(replace(RUN, steps=int(steps.value) + 1)))
+    assert longer.lower > 0.6
+    rate = solver.sample_rate(RUN, target)
+    assert AttackSuccess(0.5).risk(question(replace(RUN, sample_rate=rate.value))).upper <= 0.6
+    more = AttackSuccess(0.5).risk(question(replace(RUN, sample_rate=rate.value * 1.001)))
+    assert more.lower > 0.6
+
+
+def test_nothing_released_has_the_risk_of_guessing() -> None:
+    nothing = question(DpSgd(1.0, sample_rate=0.5, steps=0))
+    for measure, _ in MEASURES:
+        assert measure.risk(nothing).upper == measure.least()
+
+
+def test_a_pair_that_only_dominates_gives_no_lower_bound() -> None:
+    shuffled = DpSgd(2.0, sample_rate=0.1, steps=10, sampling="shuffled")
+    for measure in (Advantage(), TruePositiveRate(0.01), AttackSuccess(0.5)):
+        found = measure.risk(question(shuffled, NeighbouringRelation.ZERO_OUT_ONE))
+        assert found.lower == measure.least() < found.upper
+
+
+def test_a_risk_out_of_reach_is_reported() -> None:
+    target = solver.RiskTarget(GaussianMu(), ADDED, 1e-6)
+    with pytest.raises(UnreachableTargetError, match="mu = 1e-06"):
+        solver.noise_multiplier(RUN, target)
+
+
+@pytest.mark.parametrize(
+    ("target", "pointer"),
+    [
+        ({}, ""),
+        ({"epsilon": 1.0}, "/delta"),
+        ({"delta": 1e-5}, ""),
+        ({"advantage": 0.1, "mu": 1.0}, ""),
+        ({"advantage": 0.1, "prior": 0.5}, "/prior"),
+        ({"advantage": 0.1, "delta": 1e-5}, "/delta"),
+        ({"advantage": 0.1, "method": "mma"}, "/method"),
+        ({"advantage": 0}, "/advantage"),
+        ({"advantage": 1}, "/advantage"),
+        ({"attack_success": 0.5}, "/attack_success"),
+        ({"attack_success": 0.8, "prior": 0.9}, "/attack_success"),
+        ({"true_positive_rate": 0.1}, "/false_positive_rate"),
+        ({"true_positive_rate": 0.1, "false_positive_rate": 0.1}, "/true_positive_rate"),
+        ({"true_positive_rate": 0.1, "false_positive_rate": 0}, "/false_positive_rate"),
+        ({"mu": 0}, "/mu"),
+    ],
+)
+def test_a_bad_target_is_named(target: dict[str, Any], pointer: str) -> None:
+    body = {"sample_rate": 0.01, "steps": 1000, **target}
+    with pytest.raises(ValidationError) as refused:
+        ENDPOINTS["/v1/noise-multiplier"].request.model_validate(body)
+    assert [each["pointer"] for each in of_error(refused.value)["errors"]] == [pointer]

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
+from accountant_service.accountants import release_laws
+from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.errors import (
     BoundsContradictError,
     MethodNotApplicableError,
@@ -52,32 +54,6 @@ _DIVISOR: Final = Assumption(
     True,
     "arXiv 2605.15648; opacus issues 571 and 819",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseGroup:
-    """Equal releases of a mechanism, with the noise and sample rate that accountants use.
-
-    Attributes:
-        atom: the release.
-        count: number of such releases, at least 1.
-        sigma: effective noise multiplier: noise over the sensitivity under the neighbouring
-            relation.
-        rate: probability that a given record takes part in one release.
-    """
-
-    atom: Atom
-    count: int
-    sigma: float
-    rate: float
-
-    def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
-        """Return whether one record of such a sample is replaced between neighbouring datasets.
-
-        `sigma` is then that of the distance 2C between the record and its replacement.
-        """
-        replaced = relation is NeighbouringRelation.REPLACE_ONE
-        return replaced and self.atom.sampling == sampling and self.rate < 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +143,8 @@ def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> fl
 
 def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
     """Return whether two neighbouring datasets attain the dominating pair of one release."""
+    if not release_laws.is_attained(atom.noise):
+        return False
     if atom.sampling == "poisson":
         return atom.sample_rate >= RATE_MIN
     if relation is NeighbouringRelation.REPLACE_ONE and atom.sampling == "fixed_size":
@@ -455,8 +433,13 @@ def require_noise(method: str, question: Question, allowed: Sequence[str]) -> No
     for atom, _ in question.form.atom_counts:
         if atom.noise not in allowed:
             raise MethodNotApplicableError(
-                f"{method} has no formula for {atom.noise} noise", atom.pointer
+                f"{method} has no formula for {_name_noise(atom.noise)}", atom.pointer
             )
+
+
+def _name_noise(kind: str) -> str:
+    """Return the name of a kind of release in a sentence."""
+    return f"{kind} noise" if kind in ("gaussian", "laplace") else kind
 
 
 def require_single_group(method: str, question: Question) -> ReleaseGroup:

@@ -13,6 +13,7 @@ from accountant_service.mechanisms.tree import (
     Laplace,
     Mechanism,
     PoissonSampled,
+    RandomizedResponse,
     Repeated,
     Sampling,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Mechanism",
     "MechanismError",
     "PoissonSampled",
+    "RandomizedResponse",
     "Repeated",
     "Sampling",
     "canonical_form",

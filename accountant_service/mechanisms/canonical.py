@@ -11,6 +11,7 @@ distinct atom:
 * several Gaussian releases on one sample are one Gaussian release on it with
   σ = (Σ 1/σᵢ²)^(−1/2), because the releases see the same sample.
 
+A kind that is one release with parameters of its own becomes an atom with these parameters.
 A mechanism that these rules do not cover (Laplace and Gaussian releases on one sample) becomes a
 `mixture` atom, which accountants refuse with its JSON pointer.
 """
@@ -21,7 +22,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from accountant_service.canonical_json import canonical_json
@@ -37,7 +38,7 @@ from accountant_service.mechanisms.tree import (
     Repeated,
 )
 
-Noise = Literal["gaussian", "laplace", "mixture"]
+Parameter = float | str | tuple[float, ...]  # of a kind, as hashed
 AtomSampling = Literal["none", "poisson", "fixed_size", "shuffled"]
 
 
@@ -46,21 +47,24 @@ class Atom:
     """One release: a kind of noise on a kind of sample.
 
     Attributes:
-        noise: kind of noise; `mixture` is a sampled composition that no method has a formula for.
-        noise_multiplier: noise over the clip norm.
+        noise: kind of the release; `mixture` is a sampled composition that no method has a formula
+            for.
+        noise_multiplier: noise over the clip norm; 0 for a kind without it.
         sampling: how the release's records are chosen.
         sample_rate: expected fraction of the dataset in the sample; 1 without sampling.
         fixed_sizes: dataset size and batch size of a fixed-size sample.
         inner: hash of the mechanism inside a `mixture`; it only enters this atom's hash.
+        parameters: of a kind that is described by more than a noise multiplier.
         pointer: JSON pointer of the release in the tree; not compared and not hashed.
     """
 
-    noise: Noise
+    noise: str
     noise_multiplier: float
     sampling: AtomSampling = "none"
     sample_rate: float = 1.0
     fixed_sizes: tuple[int, int] | None = None
     inner: str = ""
+    parameters: tuple[Parameter, ...] = ()
     pointer: str = field(default="", compare=False)
 
     def hashed_fields(self) -> list[object]:
@@ -73,6 +77,7 @@ class Atom:
             self.sample_rate,
             sizes,
             self.inner,
+            *([list(self.parameters)] if self.parameters else []),
         ]
 
 
@@ -140,6 +145,9 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
             return _apply_sampling(atoms, "fixed_size", batch / size, (size, batch), pointer)
         case DpSgd():
             return _count_dp_sgd_atoms(mechanism, pointer)
+        case _:
+            values = tuple(getattr(mechanism, each.name) for each in fields(mechanism))
+            return {Atom(mechanism.kind, 0.0, parameters=values, pointer=pointer): 1}
 
 
 def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
@@ -187,13 +195,16 @@ def _apply_sampling(
     merged = _merge_gaussians(present)
     if merged is None:
         inner = _form_of_atoms(present).hash
-        return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer): 1}
-    if merged.sampling == "none":
-        return {Atom(merged.noise, merged.noise_multiplier, sampling, rate, sizes, "", pointer): 1}
+        return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer=pointer): 1}
     if merged.sampling == sampling == "poisson":
-        joint = max(rate * merged.sample_rate, sys.float_info.min)  # underflow: rounded up
-        return {Atom(merged.noise, merged.noise_multiplier, sampling, joint, None, "", pointer): 1}
-    return {Atom("mixture", 0.0, sampling, rate, sizes, _form_of_atoms(present).hash, pointer): 1}
+        rate = max(rate * merged.sample_rate, sys.float_info.min)  # underflow: rounded up
+    elif merged.sampling != "none":
+        inner = _form_of_atoms(present).hash
+        return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer=pointer): 1}
+    sampled = replace(
+        merged, sampling=sampling, sample_rate=rate, fixed_sizes=sizes, pointer=pointer
+    )
+    return {sampled: 1}
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:

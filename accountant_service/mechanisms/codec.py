@@ -21,6 +21,7 @@ from accountant_service.mechanisms.tree import (
     Laplace,
     Mechanism,
     PoissonSampled,
+    RandomizedResponse,
     Repeated,
 )
 
@@ -143,6 +144,10 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
         "epochs": _number_type(0.0, 1e6),
         "sampling": _choice_type("poisson", "fixed_size", "shuffled", "none"),
     },
+    RandomizedResponse: {
+        "categories": _number_type(2, COUNT_MAX, whole=True),
+        "flip_probability": _number_type(RATE_MIN, 1.0),
+    },
 }
 _KINDS: Final[Mapping[str, type]] = {str(cls.kind): cls for cls in _FIELDS}  # type: ignore[attr-defined]
 
@@ -178,6 +183,11 @@ _EXAMPLES: Final[Mapping[str, Json]] = {
         ],
     },
     "dp_sgd": {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000},
+    "randomized_response": {
+        "kind": "randomized_response",
+        "categories": 4,
+        "flip_probability": 0.6,
+    },
 }
 
 

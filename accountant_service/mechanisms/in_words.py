@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 from accountant_service.mechanisms.tree import (
@@ -48,3 +49,13 @@ def describe_step(mechanism: Mechanism) -> str:
             return describe_step(inner)
         case Composed(mechanisms):
             return f"{len(mechanisms)} mechanisms together"
+        case _:
+            values = (
+                f"{f.name} = {_shorten(getattr(mechanism, f.name))}" for f in fields(mechanism)
+            )
+            return ", ".join([mechanism.kind.replace("_", " "), *values]).replace("_", " ")
+
+
+def _shorten(value: object) -> str:
+    """Return a field's value in few characters."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

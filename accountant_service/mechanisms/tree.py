@@ -1,4 +1,4 @@
-"""The mechanism tree: seven immutable kinds of mechanism, and a shorthand for DP-SGD.
+"""The mechanism tree: immutable kinds of mechanism, and a shorthand for DP-SGD.
 
 A description says everything that an accountant may need, and nothing about how to account for it.
 The meaning of a released kind never changes: extensions are new kinds or new optional fields.
@@ -57,6 +57,18 @@ class DiagonalGaussian:
             for s, deviation in zip(self.sensitivities, self.noise_stds, strict=True)
         )
         return 1.0 / math.sqrt(math.fsum(ratios))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomizedResponse:
+    """Answers truly, or with probability `flip_probability` uniformly among all categories.
+
+    Each person sends one answer. Neighbouring datasets differ in one person's true category.
+    """
+
+    kind: ClassVar = "randomized_response"
+    categories: int
+    flip_probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +165,5 @@ Mechanism = (
     | Repeated
     | Composed
     | DpSgd
+    | RandomizedResponse
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 import numpy as np
 from scipy import special
@@ -51,8 +51,25 @@ class IntervalMasses:
 class BasePair(Protocol):
     """A pair of noise laws without and with a record, (N₀, N₁); Λ = log(dN₁/dN₀) is their loss."""
 
+    def __hash__(self) -> int:
+        """Return a hash: laws of equal releases are cached."""
+        ...
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Return whether Λ has the same law under N₁ as −Λ under N₀."""
+        ...
+
+    @property
+    def infinite_masses(self) -> tuple[float, float]:
+        """The N₀-mass of outcomes that N₁ excludes (Λ = −∞), and the N₁-mass that N₀ excludes."""
+        ...
+
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the probabilities under N₀ and N₁ that Λ lies in each (edge, next edge]."""
+        """Return the probabilities under N₀ and N₁ that Λ lies in each (edge, next edge].
+
+        The last of the edges −∞ begins the interval that holds Λ = −∞.
+        """
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
@@ -64,7 +81,10 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds of log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0."""
+        """Return upper bounds of log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0.
+
+        Outcomes at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
+        """
         ...
 
     def count_nodes(self, tilt: float) -> float:
@@ -83,6 +103,8 @@ class GaussianPair:
     μ is the sensitivity divided by the standard deviation of the noise.
     """
 
+    is_symmetric: ClassVar[bool] = True
+    infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
     mu: float
 
     def masses(self, edges: Array) -> IntervalMasses:
@@ -124,6 +146,8 @@ def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
 class LaplacePair:
     """The Laplace mechanism's pair: Λ lies within ±1/b, with an atom at either end."""
 
+    is_symmetric: ClassVar[bool] = True
+    infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
     inverse_scale: float
 
     def masses(self, edges: Array) -> IntervalMasses:
@@ -181,6 +205,7 @@ class LossCells:
         p_rounding, q_rounding: bounds on the floating-point error of each mass.
         gap_rounding: the same for `gap`.
         shrink: e^{−l} at the edge the gap was taken at.
+        infinite: the part of the last of `p` that Q excludes for certain, rounded down.
     """
 
     first: int
@@ -191,8 +216,9 @@ class LossCells:
     q_rounding: Array
     gap_rounding: Array
     shrink: Array
+    infinite: float = 0.0
 
-    def reversed(self) -> LossCells:
+    def reversed(self, infinite: float = 0.0) -> LossCells:
         """Return the cells of the other direction: P and Q swapped, every loss negated."""
         back = slice(None, None, -1)
         return LossCells(
@@ -204,6 +230,7 @@ class LossCells:
             self.p_rounding[back],
             (self.gap_rounding * self.shrink)[back],
             (1 / self.shrink)[back],
+            infinite,
         )
 
 
@@ -223,8 +250,15 @@ class ReleaseLaw(Protocol):
         """Return the total variation distance of the pair."""
         ...
 
+    def infinite_mass(self, direction: Direction) -> float:
+        """Return the P-mass of outcomes that Q excludes, rounded up: no ε covers them."""
+        ...
+
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0.
+
+        Outcomes with an infinite loss are left out.
+        """
         ...
 
     def count_nodes(self, tilt: float) -> float:
@@ -254,12 +288,29 @@ class Release:
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions: without sampling."""
-        return self.sample_rate == 1.0
+        """Return whether the loss has the same law in both directions.
+
+        Sampling breaks the symmetry.
+        """
+        return self.sample_rate == 1.0 and self.base_pair.is_symmetric
 
     def total_variation(self) -> float:
         """Return the total variation distance: the rate times that of the base pair."""
         return self.sample_rate * self.base_pair.total_variation()
+
+    def infinite_mass(self, direction: Direction) -> float:
+        """Return the P-mass of outcomes that Q excludes, rounded up.
+
+        When adding, the sample may leave the record out, so that Q excludes nothing.
+        """
+        return rounding.up(self._infinite_mass(direction))
+
+    def _infinite_mass(self, direction: Direction) -> float:
+        """Return the P-mass of outcomes that Q excludes."""
+        without_record, with_record = self.base_pair.infinite_masses
+        if direction == "removing":
+            return self.sample_rate * with_record
+        return without_record if self.sample_rate == 1.0 else 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
         """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
@@ -296,7 +347,8 @@ class Release:
             edges = lattice_points(first, count + 1, spacing, offset)
             return self._cells(first, edges, edges[:-1])
         edges = lattice_points(-first - count, count + 1, spacing, -offset)
-        return self._cells(first, edges, edges[1:]).reversed()
+        infinite = rounding.down(self._infinite_mass("adding"))
+        return self._cells(first, edges, edges[1:]).reversed(infinite)
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
         """Return the cells between edges of the loss, for the direction of removing a record.
@@ -330,6 +382,7 @@ class Release:
             masses.without_record_rounding,
             gap_rounding,
             np.exp(-anchor),
+            rounding.down(self._infinite_mass("removing")),
         )
 
     def loss(self, log_ratio: Array) -> Array:
@@ -352,6 +405,16 @@ Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their 
 def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
     """Return the directions to account for: only one if every release is symmetric."""
     return DIRECTIONS[:1] if all(each.is_symmetric for each, _ in releases) else DIRECTIONS
+
+
+def infinite_mass(releases: Composition, direction: Direction) -> float:
+    """Return an upper bound of the composition's mass of infinite loss: δ(ε) is at least that.
+
+    It is 1 − Π(1 − m)ⁿ for the masses m of the releases and their counts n.
+    """
+    masses = ((each.infinite_mass(direction), count) for each, count in releases)
+    log_finite = math.fsum(n * math.log1p(-m) if m < 1 else -math.inf for m, n in masses if m > 0)
+    return rounding.up(-math.expm1(log_finite))
 
 
 def total_variation(releases: Composition) -> float:

@@ -14,7 +14,7 @@ from accountant_service.accountants.base import DELTA_MIN, Accountant, Bound, Qu
 from accountant_service.errors import TooExpensiveError
 from accountant_service.guarantee import Assumption, Interval
 from accountant_service.numerics import certified_interval
-from accountant_service.numerics.engines import small_noise
+from accountant_service.numerics.engines import enumeration, small_noise
 from accountant_service.numerics.epsilon_curve import SECONDS_MAX, epsilon_curve
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.bounds import Bounds, check_bounds, relative_width
@@ -129,7 +129,9 @@ def _enclose_epsilon(
         return Bounds(0.0, 0.0)
     if _infinite_mass(releases) >= delta:
         return Bounds(math.inf, math.inf)
-    found = small_noise.epsilon_bounds(releases, delta)
+    found = enumeration.epsilon_bounds(releases, delta)
+    if found is None:
+        found = small_noise.epsilon_bounds(releases, delta)
     if found is not None and relative_width(found) <= question.tolerance:
         return found
     return _intersection(
@@ -140,8 +142,10 @@ def _enclose_epsilon(
 def _enclose_delta(
     question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
 ) -> Bounds:
-    """Return bounds of δ: in closed form if the noise is small, else from the engines."""
-    found = small_noise.delta_bounds(releases, epsilon)
+    """Return bounds of δ from all outcomes, the closed forms for little noise and the engines."""
+    found = enumeration.delta_bounds(releases, epsilon)
+    if found is None:
+        found = small_noise.delta_bounds(releases, epsilon)
     if found is not None and found.upper - found.lower <= question.tolerance * found.upper:
         return found
     return _intersection(
@@ -193,11 +197,15 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
     form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.
     """
     groups = question.release_groups
-    laws = [release_laws.dominating_pair(each, question.relation) for each in groups]
-    exact = [each for each, law in zip(groups, laws, strict=True) if _is_unsampled_gaussian(law)]
+    curves = [each for each in groups if release_laws.is_renyi_curve(each)]
+    alone = [each for each in groups if each not in curves]
+    laws = [release_laws.dominating_pair(each, question.relation) for each in alone]
+    exact = [each for each, law in zip(alone, laws, strict=True) if _is_unsampled_gaussian(law)]
     releases = [
-        (law, each.count) for each, law in zip(groups, laws, strict=True) if each not in exact
+        (law, each.count) for each, law in zip(alone, laws, strict=True) if each not in exact
     ]
+    if curves:
+        releases.append((release_laws.renyi_law(curves), 1))
     if releases and exact:
         releases.append((Release(GaussianPair(release_laws.unsampled_cost(exact)[0])), 1))
     return *release_laws.unsampled_cost(groups), releases

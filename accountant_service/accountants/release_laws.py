@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import Atom
-from accountant_service.numerics.laws.discrete_pairs import RandomizedResponsePair
+from accountant_service.numerics.laws.bounded_range import BoundedRangePair
+from accountant_service.numerics.laws.discrete_pairs import (
+    ApproximatePair,
+    DiscreteGaussianPair,
+    DiscreteLaplacePair,
+    RandomizedResponsePair,
+)
 from accountant_service.numerics.laws.dominating_pair import (
     BasePair,
     GaussianPair,
@@ -24,11 +30,20 @@ from accountant_service.numerics.laws.dominating_pair import (
     ReleaseLaw,
 )
 from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
+from accountant_service.numerics.laws.profile_pair import ProfilePair, RenyiPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
+from accountant_service.numerics.laws.several_records import SeveralRecordsPair
+from accountant_service.numerics.laws.truncated_poisson import truncated_poisson_law
 
 POISSON_SOURCE: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
+_CONVERSION: Final = (
+    "Canonne, Kamath & Steinke 2020, arXiv 2004.00010v7, Proposition 12; worst pair of a profile: "
+    "Zhu, Dong & Wang 2022, arXiv 2106.08567v4"
+)
+_GIVEN: Final = "the release has {} as described, and nothing else is known of it"
+_ONE_INTEGER: Final = "the noise is added to one integer, which a neighbour changes by at most Δ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,9 @@ class _Kind:
             as private as a Gaussian release of this μ and a pure one of this ε.
         is_attained: whether two neighbouring datasets have this pair, so that lower bounds hold.
         relations: under which the pair is proved.
+        samples_itself: whether `source` covers the kind's sampling.
+        is_renyi_curve: whether the releases of such kinds are added as Rényi curves, which is
+            tighter than composing their pairs.
     """
 
     law: Callable[[ReleaseGroup, NeighbouringRelation], ReleaseLaw]
@@ -77,11 +95,50 @@ class _Kind:
     unsampled_cost: Callable[[ReleaseGroup], tuple[float, float]] = lambda _: (0.0, math.inf)
     is_attained: bool = True
     relations: frozenset[NeighbouringRelation] = frozenset(NeighbouringRelation)
+    samples_itself: bool = False
+    is_renyi_curve: bool = False
 
 
 def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of one release of the group."""
     return _KINDS[group.atom.noise].law(group, relation)
+
+
+def is_renyi_curve(group: ReleaseGroup) -> bool:
+    """Return whether releases of the group are known by a Rényi curve, and not sampled."""
+    return group.rate == 1.0 and _KINDS[group.atom.noise].is_renyi_curve
+
+
+def renyi_law(groups: Sequence[ReleaseGroup]) -> ReleaseLaw:
+    """Return the dominating pair of all releases together whose Rényi curves are known."""
+    rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
+    curves = [(*g.atom.parameters, g.count) for g in groups if g.atom.noise == "rdp"]
+    return Release(RenyiPair(rho, tuple(curves)))  # type: ignore[arg-type]
+
+
+def _rho(group: ReleaseGroup) -> float:
+    """Return ρ of a zero-concentrated release."""
+    (rho,) = group.atom.parameters
+    assert isinstance(rho, float)
+    return rho
+
+
+def _renyi_release(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+    """Return the dominating pair of one release that is known by a Rényi curve."""
+    alone = renyi_law([replace(group, count=1, rate=1.0)])
+    return replace(alone, sample_rate=group.rate)  # type: ignore[type-var]
+
+
+def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+    """Return the pair of a person whose records are Poisson-sampled one by one."""
+    (records,) = group.atom.parameters
+    return Release(SeveralRecordsPair(int(records), group.rate, 1 / group.sigma))  # type: ignore[arg-type]
+
+
+def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+    """Return the pair of a Gaussian release on a Poisson sample of limited size."""
+    size, batch = group.atom.fixed_sizes or (1, 1)
+    return truncated_poisson_law(size, group.rate, batch, 1 / group.sigma)
 
 
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
@@ -102,7 +159,7 @@ def is_attained(kind: str) -> bool:
 def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str, str]:
     """Return what is assumed of a release of the group, and the source of the proof."""
     kind = _KINDS[group.atom.noise]
-    if group.rate == 1.0:
+    if group.rate == 1.0 or kind.samples_itself:
         return kind.statement, kind.source
     replaced = relation is NeighbouringRelation.REPLACE_ONE
     return kind.statement, _REPLACED if replaced else POISSON_SOURCE
@@ -111,6 +168,8 @@ def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str
 def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
     """Raise MethodNotApplicableError if a release has no proved pair under the relation."""
     name, sampling = group.atom.noise, group.atom.sampling
+    if name not in _KINDS:
+        raise MethodNotApplicableError(f"pld has no formula for {name}", group.atom.pointer)
     if relation not in _KINDS[name].relations:
         raise MethodNotApplicableError(
             f"pld has no proved dominating pair for {name} under {relation}", group.atom.pointer
@@ -119,7 +178,7 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
         _require_pair_of_sample(group, relation)
     elif sampling == "poisson":
         _require_add_or_remove(group, relation)
-    elif sampling != "none":
+    elif sampling not in ("none", "truncated_poisson"):
         raise MethodNotApplicableError(
             f"pld has no proved dominating pair for {name} with {sampling} sampling",
             group.atom.pointer,
@@ -199,6 +258,71 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         unsampled_cost=lambda group: (0.0, group.count / group.sigma),
     ),
     "randomized_response": _Kind(
-        _pair_law(RandomizedResponsePair), "Kairouz, Bonawitz & Ramage 2016, arXiv 1602.07387"
+        _pair_law(RandomizedResponsePair),
+        "Kairouz, Bonawitz & Ramage 2016, arXiv 1602.07387v3; exact by enumeration",
+        "a neighbour changes one person's true category",
+    ),
+    "discrete_laplace": _Kind(
+        _pair_law(DiscreteLaplacePair),
+        "Ghosh, Roughgarden & Sundararajan 2012, arXiv 0811.2841v3; proved in "
+        "docs/accountants/kinds.md",
+        _ONE_INTEGER,
+    ),
+    "discrete_gaussian": _Kind(
+        _pair_law(DiscreteGaussianPair),
+        "Canonne, Kamath & Steinke 2020, arXiv 2004.00010v7; proved in docs/accountants/kinds.md",
+        _ONE_INTEGER,
+    ),
+    "exponential": _Kind(
+        _pair_law(BoundedRangePair),
+        "Dong, Durfee & Rogers 2020, arXiv 1909.13830v2; worst pair proved in "
+        "docs/accountants/kinds.md",
+        "the mechanism has the bounded range ε",
+        is_attained=False,
+    ),
+    "approximate_dp": _Kind(
+        _pair_law(ApproximatePair),
+        "Kairouz, Oh & Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
+        _GIVEN.format("(ε, δ)-DP"),
+    ),
+    "gdp": _Kind(
+        _pair_law(GaussianPair),
+        "Dong, Roth & Su 2019, arXiv 1905.02383v3, Theorem 3.2",
+        _GIVEN.format("μ-GDP"),
+        unsampled_cost=lambda group: (group.count * float(group.atom.parameters[0]) ** 2, 0.0),  # type: ignore[arg-type]
+    ),
+    "zcdp": _Kind(
+        _renyi_release,
+        _CONVERSION,
+        _GIVEN.format("ρ-zCDP"),
+        is_attained=False,
+        is_renyi_curve=True,
+    ),
+    "rdp": _Kind(
+        _renyi_release,
+        _CONVERSION,
+        _GIVEN.format("the Rényi curve"),
+        is_attained=False,
+        is_renyi_curve=True,
+    ),
+    "privacy_profile": _Kind(
+        _pair_law(ProfilePair),
+        "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Proposition 8 and Theorem 9",
+        _GIVEN.format("the profile"),
+    ),
+    "user_level": _Kind(
+        _several_records_law,
+        "Ganesh 2024, arXiv 2401.10294v2, Theorem 3.1; proved in docs/accountants/kinds.md",
+        "a person has at most the stated number of records, each clipped and sampled by itself",
+        relations=frozenset([NeighbouringRelation.ADD_OR_REMOVE_ONE]),
+        samples_itself=True,
+    ),
+    "truncated_poisson_sampled": _Kind(
+        _truncated_poisson,
+        "arXiv 2508.15089; proved in docs/accountants/kinds.md",
+        "the larger of two neighbouring datasets has `dataset_size` records",
+        is_attained=False,
+        relations=frozenset([NeighbouringRelation.ADD_OR_REMOVE_ONE]),
+        samples_itself=True,
     ),
 }

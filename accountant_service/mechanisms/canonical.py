@@ -36,10 +36,12 @@ from accountant_service.mechanisms.tree import (
     Mechanism,
     PoissonSampled,
     Repeated,
+    TruncatedPoissonSampled,
+    UserLevel,
 )
 
 Parameter = float | str | tuple[float, ...]  # of a kind, as hashed
-AtomSampling = Literal["none", "poisson", "fixed_size", "shuffled"]
+AtomSampling = Literal["none", "poisson", "truncated_poisson", "fixed_size", "shuffled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Atom:
         noise_multiplier: noise over the clip norm; 0 for a kind without it.
         sampling: how the release's records are chosen.
         sample_rate: expected fraction of the dataset in the sample; 1 without sampling.
-        fixed_sizes: dataset size and batch size of a fixed-size sample.
+        fixed_sizes: dataset size and batch size of a sample of fixed or limited size.
         inner: hash of the mechanism inside a `mixture`; it only enters this atom's hash.
         parameters: of a kind that is described by more than a noise multiplier.
         pointer: JSON pointer of the release in the tree; not compared and not hashed.
@@ -125,12 +127,6 @@ def _hashed_text(document: object) -> str:
 def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
     """Return how often a mechanism makes each distinct release."""
     match mechanism:
-        case Gaussian(noise_multiplier):
-            return {Atom("gaussian", noise_multiplier, pointer=pointer): 1}
-        case Laplace(noise_multiplier):
-            return {Atom("laplace", noise_multiplier, pointer=pointer): 1}
-        case DiagonalGaussian():
-            return {Atom("gaussian", mechanism.noise_multiplier(), pointer=pointer): 1}
         case Repeated(count, inner):
             return _multiply_counts(_count_atoms(inner, f"{pointer}/mechanism"), count)
         case Composed(inners):
@@ -145,9 +141,28 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
             return _apply_sampling(atoms, "fixed_size", batch / size, (size, batch), pointer)
         case DpSgd():
             return _count_dp_sgd_atoms(mechanism, pointer)
+        case UserLevel(records, inner):
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            return {_of_user(each, records): count for each, count in atoms.items()}
+        case TruncatedPoissonSampled(size, rate, batch, inner):
+            if batch >= size or rate == 0.0:
+                return _count_atoms(PoissonSampled(rate, inner), pointer)
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            return _truncated(atoms, rate, (size, batch), pointer)
+        case _:
+            return {_release_atom(mechanism, pointer): 1}
+
+
+def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
+    """Return the atom of a kind that is one release of all the data."""
+    match mechanism:
+        case Gaussian(noise_multiplier) | Laplace(noise_multiplier):
+            return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
+        case DiagonalGaussian():
+            return Atom("gaussian", mechanism.noise_multiplier(), pointer=pointer)
         case _:
             values = tuple(getattr(mechanism, each.name) for each in fields(mechanism))
-            return {Atom(mechanism.kind, 0.0, parameters=values, pointer=pointer): 1}
+            return Atom(mechanism.kind, 0.0, parameters=values, pointer=pointer)
 
 
 def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
@@ -163,6 +178,39 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
     kind: AtomSampling = "fixed_size" if sizes else "poisson"
     sampled = step if run.sampling == "none" else _apply_sampling(step, kind, rate, sizes, pointer)
     return _multiply_counts(sampled, count)
+
+
+def _of_user(atom: Atom, records: int) -> Atom:
+    """Return a release to a person with several records, each of which may take part."""
+    if records == 1:
+        return atom
+    if atom.noise == "gaussian" and atom.sampling == "none":  # all records take part at once
+        return replace(atom, noise_multiplier=atom.noise_multiplier / records)
+    if atom.noise == "gaussian" and atom.sampling == "poisson":
+        return replace(atom, noise="user_level", parameters=(records,))
+    parameters = (*atom.parameters, records)
+    return replace(atom, noise=f"user_level of {atom.noise}", parameters=parameters)
+
+
+def _truncated(
+    atoms: Mapping[Atom, int], rate: float, sizes: tuple[int, int], pointer: str
+) -> dict[Atom, int]:
+    """Return the atoms of a mechanism that runs on a Poisson sample of limited size."""
+    present = {atom: count for atom, count in atoms.items() if count > 0}
+    merged = _merge_gaussians(present) if present else None
+    if merged is None or (merged.noise, merged.sampling) != ("gaussian", "none"):
+        inner = _form_of_atoms(present).hash
+        mixed = Atom("mixture", 0.0, "truncated_poisson", rate, sizes, inner, pointer=pointer)
+        return {mixed: 1} if present else {}
+    sampled = replace(
+        merged,
+        noise="truncated_poisson_sampled",
+        sampling="truncated_poisson",
+        sample_rate=rate,
+        fixed_sizes=sizes,
+        pointer=pointer,
+    )
+    return {sampled: 1}
 
 
 def _multiply_counts(counts: Mapping[Atom, int], factor: int) -> dict[Atom, int]:

@@ -11,6 +11,8 @@ from accountant_service.mechanisms.tree import (
     Mechanism,
     PoissonSampled,
     Repeated,
+    TruncatedPoissonSampled,
+    UserLevel,
 )
 
 
@@ -25,13 +27,17 @@ def find_dataset_size_mismatches(
         pointer: JSON pointer of the mechanism.
     """
     match mechanism:
-        case DpSgd(dataset_size=int(size)) | FixedSizeSampled(dataset_size=size):
+        case (
+            DpSgd(dataset_size=int(size))
+            | FixedSizeSampled(dataset_size=size)
+            | TruncatedPoissonSampled(dataset_size=size)
+        ):
             if size != dataset_size:
                 yield f"{pointer}/dataset_size", size
     match mechanism:
         case FixedSizeSampled(_, batch_size, inner):  # the inner mechanism runs on the sample
             yield from find_dataset_size_mismatches(batch_size, inner, f"{pointer}/mechanism")
-        case PoissonSampled(_, inner) | Repeated(_, inner):
+        case PoissonSampled(_, inner) | Repeated(_, inner) | UserLevel(_, inner):
             yield from find_dataset_size_mismatches(dataset_size, inner, f"{pointer}/mechanism")
         case Composed(mechanisms):
             for i, each in enumerate(mechanisms):

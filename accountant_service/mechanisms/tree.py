@@ -72,6 +72,116 @@ class RandomizedResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class DiscreteLaplace:
+    """Adds an integer j with probability ∝ e^{−|j|/scale} to one integer.
+
+    `sensitivity` is that of the integer under the stated neighbouring relation.
+    """
+
+    kind: ClassVar = "discrete_laplace"
+    scale: float
+    sensitivity: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteGaussian:
+    """Adds an integer j with probability ∝ e^{−j²/(2·noise_std²)} to one integer.
+
+    `sensitivity` is that of the integer under the stated neighbouring relation.
+    """
+
+    kind: ClassVar = "discrete_gaussian"
+    noise_std: float
+    sensitivity: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """A mechanism with the bounded range `epsilon` under the stated neighbouring relation.
+
+    The exponential mechanism with scores of sensitivity Δ and probabilities ∝ e^{ε·score/(2Δ)} has
+    it, or e^{ε·score/Δ} if all scores change in the same direction.
+    """
+
+    kind: ClassVar = "exponential"
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class ApproximateDp:
+    """Any release that is (ε, δ)-DP under the stated neighbouring relation."""
+
+    kind: ClassVar = "approximate_dp"
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gdp:
+    """Any release that is μ-Gaussian DP under the stated neighbouring relation."""
+
+    kind: ClassVar = "gdp"
+    mu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Zcdp:
+    """Any release that is ρ-zero-concentrated DP under the stated neighbouring relation."""
+
+    kind: ClassVar = "zcdp"
+    rho: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rdp:
+    """Any release with these Rényi divergences, at most, at these orders.
+
+    Under the stated neighbouring relation, and in both directions.
+    """
+
+    kind: ClassVar = "rdp"
+    orders: tuple[float, ...]
+    divergences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyProfile:
+    """Any release that is (ε, δ)-DP for each of these pairs under the stated relation."""
+
+    kind: ClassVar = "privacy_profile"
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UserLevel:
+    """Runs `mechanism` on data in which one person has up to `records` records.
+
+    Each record is sampled by itself, and its gradient is clipped by itself. Neighbouring datasets
+    differ in all records of one person.
+    """
+
+    kind: ClassVar = "user_level"
+    records: int
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedPoissonSampled:
+    """Runs `mechanism` on a Poisson sample of which at most `batch_size_max` records are kept.
+
+    A larger sample is replaced by a uniform subset of that size. `dataset_size` is the number of
+    records of the larger of two neighbouring datasets.
+    """
+
+    kind: ClassVar = "truncated_poisson_sampled"
+    dataset_size: int
+    sample_rate: float
+    batch_size_max: int
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True, slots=True)
 class PoissonSampled:
     """Runs `mechanism` on a sample that contains each record independently at `sample_rate`."""
 
@@ -166,4 +276,14 @@ Mechanism = (
     | Composed
     | DpSgd
     | RandomizedResponse
+    | DiscreteLaplace
+    | DiscreteGaussian
+    | Exponential
+    | ApproximateDp
+    | Gdp
+    | Zcdp
+    | Rdp
+    | PrivacyProfile
+    | UserLevel
+    | TruncatedPoissonSampled
 )

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from accountant_service.numerics.floats.special_functions import Array, log_sum_exp
-from accountant_service.numerics.laws.dominating_pair import IntervalMasses
+from accountant_service.numerics.laws.dominating_pair import Direction, IntervalMasses
 from accountant_service.numerics.laws.sampled_gaussian import privacy_loss
 
 OUTCOMES_MAX: Final = 1 << 20  # of one pair: 24 MiB
@@ -98,6 +98,23 @@ class AtomicPair(ABC):
         growth = np.abs(orders) * error + 8 * _EPS * (len(loss) + largest)
         upper: Array = np.maximum(moments + error + growth, 0.0)
         return upper
+
+    def outcomes(self, sample_rate: float, direction: Direction) -> tuple[Array, Array, float]:
+        """Return the finite losses, increasing, their P-masses, and the error of both.
+
+        The error of masses is relative, that of losses absolute.
+        """
+        atoms, q = _atoms_of(self), sample_rate
+        losses = privacy_loss(atoms.log_ratios, q)
+        without, present = np.exp(atoms.log_without), np.exp(atoms.log_with)
+        p = (1 - q) * without + q * present if direction == "removing" else without
+        if q < 1.0 and atoms.only_without > 0:
+            lost = (1 - q) * atoms.only_without if direction == "removing" else atoms.only_without
+            losses, p = np.append(math.log1p(-q), losses), np.append(lost, p)
+        order = slice(None) if direction == "removing" else slice(None, None, -1)
+        sign = 1.0 if direction == "removing" else -1.0
+        error = atoms.error + 8 * _EPS * (1 + float(np.abs(losses).max(initial=0.0)))
+        return sign * losses[order], p[order], error
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
         """Return the number of terms that a moment sums."""

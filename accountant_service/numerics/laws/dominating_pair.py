@@ -193,6 +193,36 @@ class LaplacePair:
         return -math.expm1(-self.inverse_scale / 2)
 
 
+def moments_of_cells(
+    edges: Array, masses: IntervalMasses, orders: Array, sample_rate: float
+) -> Array:
+    """Return upper bounds of log E_{N₀}[R^a], R = 1 − q + q·e^Λ, from the masses of cells of Λ.
+
+    R^a is convex in R, so each cell's mass moves to its two ends with the mean of R kept. The share
+    of the upper end does not depend on q.
+
+    Args:
+        edges: of the cells of Λ, which hold all the mass.
+        masses: of the cells.
+        orders: a > 1 or a < 0.
+        sample_rate: q.
+    """
+    mass = masses.without_record + masses.without_record_rounding
+    excess = masses.with_record - mass * np.exp(edges[:-1])
+    upward = excess / (mass * np.exp(edges[:-1]) * np.expm1(np.diff(edges)))
+    losses = sampled_gaussian.privacy_loss(edges, sample_rate)
+    ends = np.concatenate([losses[:-1], losses[1:]])
+    moments = np.empty_like(orders)
+    for rising in (True, False):  # the share is rounded towards the greater power
+        chosen = (orders > 0) == rising
+        share = np.clip(upward + (1e-9 if rising else -1e-9), 0.0, 1.0)
+        with np.errstate(divide="ignore"):
+            log_mass = np.log(np.concatenate([mass * (1 - share), mass * share]))
+        moments[chosen] = log_sum_exp(np.multiply.outer(orders[chosen], ends) + log_mass)
+    upper: Array = np.maximum(moments + 1e-12, 0.0)
+    return upper
+
+
 @dataclass(frozen=True, slots=True)
 class LossCells:
     """A release's outcomes grouped by privacy loss, in order of increasing loss.

@@ -64,11 +64,15 @@ class Question:
         form: the mechanism, in canonical form.
         relation: the neighbouring relation.
         tolerance: relative width that a proved interval should have.
+        adds_curves: whether `pld` may add the Rényi curves of releases that are known by them. That
+            is tighter than composing one dominating pair for each, but parts of the composition can
+            then not be exchanged for other releases.
     """
 
     form: CanonicalForm
     relation: NeighbouringRelation
     tolerance: float = TOLERANCE
+    adds_curves: bool = True
 
     @property
     def release_groups(self) -> tuple[ReleaseGroup, ...]:

@@ -197,7 +197,9 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
     form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.
     """
     groups = question.release_groups
-    curves = [each for each in groups if release_laws.is_renyi_curve(each)]
+    curves = [
+        each for each in groups if question.adds_curves and release_laws.is_renyi_curve(each)
+    ]
     alone = [each for each in groups if each not in curves]
     laws = [release_laws.dominating_pair(each, question.relation) for each in alone]
     exact = [each for each, law in zip(alone, laws, strict=True) if _is_unsampled_gaussian(law)]

@@ -182,7 +182,7 @@ class ReferenceFilter(PrivacyFilter):
         if taken[0] > self.steps:
             return math.inf
         if not self.epsilons:
-            question = Question(canonical_form(self.reference), self.relation)
+            question = Question(canonical_form(self.reference), self.relation, adds_curves=False)
             return min(self._epsilon_of_question(question.repeated(taken[0])), self.epsilon)
         counts = _tabulated_counts(self.steps, len(self.epsilons))
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
@@ -193,7 +193,7 @@ class ReferenceFilter(PrivacyFilter):
             return self
         counts = _tabulated_counts(self.steps, _EPSILON_POINTS)
         different = sorted(set(counts.tolist()))
-        step = Question(canonical_form(self.reference), self.relation)
+        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
         try:
             bounds = ACCOUNTANTS["pld"].epsilon_bounds(step, different, self._steps_delta)
             known = dict(zip(different, (each.value for each in bounds), strict=True))
@@ -217,7 +217,7 @@ class ReferenceFilter(PrivacyFilter):
         Raises:
             AccountingError: no pair is proved for one of its releases.
         """
-        question = Question(step, self.relation)
+        question = Question(step, self.relation, adds_curves=False)
         require_proof(question)
         return [(release, count * times) for release, count in dominating_pairs(question)]
 
@@ -277,7 +277,7 @@ class ReferenceFilter(PrivacyFilter):
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
         """Return the most steps whose ε is within the budget, at δ less the slack."""
-        question = Question(step, self.relation)
+        question = Question(step, self.relation, adds_curves=False)
 
         def log_ratio(count: int) -> float:
             found = self._epsilon_of_question(question.repeated(count))
@@ -327,7 +327,7 @@ class ReferenceFilter(PrivacyFilter):
         """Return whether the reference steps have at most the budget's ε, for `verify`."""
         if self.reference is None or self.steps == 0:
             return self.steps == 0
-        question = Question(canonical_form(self.reference), self.relation)
+        question = Question(canonical_form(self.reference), self.relation, adds_curves=False)
         found = self._epsilon_of_question(question.repeated(self.steps))
         return found <= self.epsilon * (1 + 1e-9)
 
@@ -406,7 +406,7 @@ class ReferenceFilter(PrivacyFilter):
         if not plan.step.atom_counts:
             return True
         if self._is_open(taken):
-            question = Question(plan.canonical, self.relation)
+            question = Question(plan.canonical, self.relation, adds_curves=False)
             return self._epsilon_of_question(question) <= self.epsilon
         free, slack = self._free(taken)
         if self._is_reference(plan):

@@ -39,7 +39,6 @@ DELTA_MIN: Final = 1e-300  # the least δ that is claimed; smaller ones are roun
 _DELTA_MAX: Final = 1 - 1e-9
 _DELTA_NEGLIGIBLE: Final = 1e-250  # widths of δ intervals are measured relative to at least this
 _SAMPLED_NOISE_MIN: Final = 0.004  # least effective noise multiplier: 3e5 quadrature nodes
-RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it
 _PARTITION: Final = Assumption(
     "neighbouring datasets have the same number of records, as shuffled batches (a fixed "
     "partition) require: use zero_out_one or replace_one",
@@ -77,15 +76,7 @@ class Question:
     @property
     def release_groups(self) -> tuple[ReleaseGroup, ...]:
         """The mechanism's distinct releases, with effective noise and rate (decision 0002)."""
-        return tuple(
-            ReleaseGroup(
-                atom,
-                count,
-                atom.noise_multiplier / _effective_sensitivity(atom, self.relation),
-                _participation_probability(atom, self.relation),
-            )
-            for atom, count in self.form.atom_counts
-        )
+        return release_laws.release_groups(self.form.atom_counts, self.relation)
 
     def repeated(self, times: int) -> Question:
         """Return the question about this mechanism repeated `times` times."""
@@ -113,55 +104,23 @@ class Question:
         return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
 
 
-def _samples_whole_dataset(atom: Atom) -> bool:
-    """Return whether the release's fixed-size sample is the whole dataset."""
-    return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
-
-
-def _effective_sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
-    """Return the ℓ2 sensitivity of a release's clipped batch sum, in units of the clip norm.
-
-    In a batch of fixed size, another record takes the place of a record that is not drawn, up to
-    2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
-    """
-    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if atom.sampling == "fixed_size" and (added or not _samples_whole_dataset(atom)):
-        return 2.0
-    return relation.sensitivity
-
-
-def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> float:
-    """Return the probability that a record of the larger neighbouring dataset is in a batch.
-
-    Under add/remove, a batch of n records cannot be drawn from n − 1 records, so a batch of all n
-    records is compared with n of n + 1: its rate is n/(n + 1). Laplace noise on fixed-size samples
-    has no formula here: its batch of all the data is charged without that amplification.
-    """
-    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if added and _samples_whole_dataset(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
-        return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
-    if atom.sampling == "poisson":
-        return max(atom.sample_rate, RATE_MIN)
-    return 1.0 if atom.sampling == "shuffled" else atom.sample_rate
-
-
 def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
     """Return whether two neighbouring datasets attain the dominating pair of one release."""
     if not release_laws.is_attained(atom.noise):
         return False
     if atom.sampling == "poisson":
-        return atom.sample_rate >= RATE_MIN
+        return atom.sample_rate >= release_laws.RATE_MIN
     if relation is NeighbouringRelation.REPLACE_ONE and atom.sampling == "fixed_size":
-        return _samples_whole_dataset(atom)
+        return release_laws.samples_whole_dataset(atom)
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    left_out = added and _samples_whole_dataset(atom) and atom.noise != "gaussian"
+    left_out = added and release_laws.samples_whole_dataset(atom) and atom.noise != "gaussian"
     return atom.sampling != "shuffled" and not left_out
 
 
 def _larger_dataset_size(atom: Atom) -> int:
     """Return the size of the larger of two neighbouring datasets of a fixed-size sample."""
     size = atom.fixed_sizes[0] if atom.fixed_sizes else 0
-    return size + 1 if _samples_whole_dataset(atom) else size
+    return size + 1 if release_laws.samples_whole_dataset(atom) else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,14 +362,15 @@ def _at_least_delta_min(bound: Bound) -> Bound:
 
 def _require_supported_releases(method: str, question: Question) -> None:
     """Refuse releases that no method has a formula for, and noise too small to compute with."""
-    for atom, _ in question.form.atom_counts:
+    for atom in question.form.all_atoms:
         if atom.noise == "mixture":
             raise MethodNotApplicableError(
                 f"{method} has no formula for different releases on one sample; describe each "
                 "release with its own sampling",
                 atom.pointer,
             )
-    for group in question.release_groups:
+    every = [(atom, 1) for atom in question.form.all_atoms]
+    for group in release_laws.release_groups(every, question.relation):
         if group.atom.noise == "gaussian" and group.rate < 1 and group.sigma < _SAMPLED_NOISE_MIN:
             raise TooExpensiveError(
                 "the releases on one sample are equivalent to one with an effective noise "
@@ -422,7 +382,7 @@ def _require_supported_releases(method: str, question: Question) -> None:
 
 def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
     """Return the hypotheses about the relation that sampling requires of any method."""
-    sampled = {atom.sampling for atom, _ in question.form.atom_counts} - {"none"}
+    sampled = {atom.sampling for atom in question.form.all_atoms} - {"none"}
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     found = []
     if "shuffled" in sampled:

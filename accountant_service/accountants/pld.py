@@ -19,6 +19,7 @@ from accountant_service.numerics.epsilon_curve import SECONDS_MAX, epsilon_curve
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.bounds import Bounds, check_bounds, relative_width
 from accountant_service.numerics.laws import gaussian
+from accountant_service.numerics.laws.characteristic_function import has_characteristic_function
 from accountant_service.numerics.laws.dominating_pair import (
     DIRECTIONS,
     Composition,
@@ -112,6 +113,11 @@ def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
     return releases or [(Release(GaussianPair(mu)), 1)]
 
 
+def has_quick_curve(question: Question) -> bool:
+    """Return whether many numbers of repetitions share the work for one, in `epsilon_bounds`."""
+    return all(has_characteristic_function(law) for law, _ in dominating_pairs(question))
+
+
 def _bound(question: Question, bounds: Bounds) -> Bound:
     """Return proved bounds as a `Bound`; the lower end is 0 if the pairs are not attained."""
     lower = bounds.lower if question.is_attained else 0.0
@@ -197,9 +203,7 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
     form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.
     """
     groups = question.release_groups
-    curves = [
-        each for each in groups if question.adds_curves and release_laws.is_renyi_curve(each)
-    ]
+    curves = [each for each in groups if question.adds_curves and release_laws.is_renyi_curve(each)]
     alone = [each for each in groups if each not in curves]
     laws = [release_laws.dominating_pair(each, question.relation) for each in alone]
     exact = [each for each, law in zip(alone, laws, strict=True) if _is_unsampled_gaussian(law)]
@@ -207,7 +211,7 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
         (law, each.count) for each, law in zip(alone, laws, strict=True) if each not in exact
     ]
     if curves:
-        releases.append((release_laws.renyi_law(curves), 1))
+        releases.append((release_laws.renyi_law(curves, question.relation), 1))
     if releases and exact:
         releases.append((Release(GaussianPair(release_laws.unsampled_cost(exact)[0])), 1))
     return *release_laws.unsampled_cost(groups), releases

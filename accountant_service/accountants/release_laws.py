@@ -15,6 +15,7 @@ from typing import Any, Final
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import Atom
+from accountant_service.numerics.laws import private_selection
 from accountant_service.numerics.laws.bounded_range import BoundedRangePair
 from accountant_service.numerics.laws.discrete_pairs import (
     ApproximatePair,
@@ -23,6 +24,7 @@ from accountant_service.numerics.laws.discrete_pairs import (
     RandomizedResponsePair,
 )
 from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
     BasePair,
     GaussianPair,
     LaplacePair,
@@ -33,11 +35,13 @@ from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeRep
 from accountant_service.numerics.laws.profile_pair import ProfilePair, RenyiPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
+from accountant_service.numerics.laws.truncated_laplace import TruncatedLaplacePair
 from accountant_service.numerics.laws.truncated_poisson import truncated_poisson_law
 
 POISSON_SOURCE: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
+RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it
 _CONVERSION: Final = (
     "Canonne, Kamath & Steinke 2020, arXiv 2004.00010v7, Proposition 12; worst pair of a profile: "
     "Zhu, Dong & Wang 2022, arXiv 2106.08567v4"
@@ -99,6 +103,53 @@ class _Kind:
     is_renyi_curve: bool = False
 
 
+def release_groups(
+    atom_counts: Sequence[tuple[Atom, int]], relation: NeighbouringRelation
+) -> tuple[ReleaseGroup, ...]:
+    """Return distinct releases with their effective noise and rate (decision 0002)."""
+    return tuple(
+        ReleaseGroup(
+            atom,
+            count,
+            atom.noise_multiplier / _effective_sensitivity(atom, relation),
+            _participation_probability(atom, relation),
+        )
+        for atom, count in atom_counts
+    )
+
+
+def samples_whole_dataset(atom: Atom) -> bool:
+    """Return whether the release's fixed-size sample is the whole dataset."""
+    return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
+
+
+def _effective_sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
+    """Return the ℓ2 sensitivity of a release's clipped batch sum, in units of the clip norm.
+
+    In a batch of fixed size, another record takes the place of a record that is not drawn, up to
+    2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
+    """
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if atom.sampling == "fixed_size" and (added or not samples_whole_dataset(atom)):
+        return 2.0
+    return relation.sensitivity
+
+
+def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> float:
+    """Return the probability that a record of the larger neighbouring dataset is in a batch.
+
+    Under add/remove, a batch of n records cannot be drawn from n − 1 records, so a batch of all n
+    records is compared with n of n + 1: its rate is n/(n + 1). Laplace noise on fixed-size samples
+    has no formula here: its batch of all the data is charged without that amplification.
+    """
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if added and samples_whole_dataset(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
+        return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
+    if atom.sampling == "poisson":
+        return max(atom.sample_rate, RATE_MIN)
+    return 1.0 if atom.sampling == "shuffled" else atom.sample_rate
+
+
 def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of one release of the group."""
     return _KINDS[group.atom.noise].law(group, relation)
@@ -109,23 +160,37 @@ def is_renyi_curve(group: ReleaseGroup) -> bool:
     return group.rate == 1.0 and _KINDS[group.atom.noise].is_renyi_curve
 
 
-def renyi_law(groups: Sequence[ReleaseGroup]) -> ReleaseLaw:
+def renyi_law(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of all releases together whose Rényi curves are known."""
     rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
-    curves = [(*g.atom.parameters, g.count) for g in groups if g.atom.noise == "rdp"]
-    return Release(RenyiPair(rho, tuple(curves)))  # type: ignore[arg-type]
+    curves = [(*_curve(g, relation), g.count) for g in groups if g.atom.noise != "zcdp"]
+    return Release(RenyiPair(rho, tuple(curves)))
 
 
 def _rho(group: ReleaseGroup) -> float:
     """Return ρ of a zero-concentrated release."""
-    (rho,) = group.atom.parameters
-    assert isinstance(rho, float)
-    return rho
+    return float(group.atom.parameters[0])  # type: ignore[arg-type]
 
 
-def _renyi_release(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+def _curve(
+    group: ReleaseGroup, relation: NeighbouringRelation
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the orders of a release's Rényi curve and the divergences there."""
+    if group.atom.noise == "rdp":
+        orders, divergences = group.atom.parameters
+        return orders, divergences  # type: ignore[return-value]
+    distribution, mean, shape = group.atom.parameters
+    inner = release_groups(group.atom.releases, relation)
+    laws = tuple((dominating_pair(each, relation), each.count) for each in inner)
+    return private_selection.selected_curve(
+        private_selection.Repeats(str(distribution), float(mean), float(shape)),  # type: ignore[arg-type]
+        laws,
+    )
+
+
+def _renyi_release(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of one release that is known by a Rényi curve."""
-    alone = renyi_law([replace(group, count=1, rate=1.0)])
+    alone = renyi_law([replace(group, count=1, rate=1.0)], relation)
     return replace(alone, sample_rate=group.rate)  # type: ignore[type-var]
 
 
@@ -174,6 +239,9 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
         raise MethodNotApplicableError(
             f"pld has no proved dominating pair for {name} under {relation}", group.atom.pointer
         )
+    for inner in release_groups(group.atom.releases, relation):
+        require_dominating_pair(inner, relation)
+        _require_renyi_curve(inner, relation)
     if name in ("gaussian", "laplace"):
         _require_pair_of_sample(group, relation)
     elif sampling == "poisson":
@@ -181,6 +249,16 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
     elif sampling not in ("none", "truncated_poisson"):
         raise MethodNotApplicableError(
             f"pld has no proved dominating pair for {name} with {sampling} sampling",
+            group.atom.pointer,
+        )
+
+
+def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
+    """Refuse a release without Rényi divergences: some outcome reveals everything."""
+    if any(dominating_pair(group, relation).infinite_mass(each) > 0 for each in DIRECTIONS):
+        raise MethodNotApplicableError(
+            f"private_selection needs Rényi divergences, and those of {group.atom.noise} are "
+            "infinite",
             group.atom.pointer,
         )
 
@@ -279,6 +357,26 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "docs/accountants/kinds.md",
         "the mechanism has the bounded range ε",
         is_attained=False,
+    ),
+    "permute_and_flip": _Kind(
+        lambda group, _: Release(ApproximatePair(float(group.atom.parameters[0]), 0.0), group.rate),  # type: ignore[arg-type]
+        "McKenna & Sheldon 2020, arXiv 2010.12603v1, Theorem 1; worst pair of ε-DP: Kairouz, Oh & "
+        "Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
+        "the mechanism is ε-DP",
+        is_attained=False,
+    ),
+    "truncated_laplace": _Kind(
+        _pair_law(TruncatedLaplacePair),
+        "Geng, Ding, Guo & Kumar 2020, arXiv 1810.00877v3; proved in docs/accountants/kinds.md",
+        "the noise is added to one number, which a neighbour changes by at most Δ",
+    ),
+    "private_selection": _Kind(
+        _renyi_release,
+        "Papernot & Steinke 2022, arXiv 2110.03620v2, Theorems 2 and 6",
+        "the number of runs is drawn from the stated distribution, and only the best run's output "
+        "is released",
+        is_attained=False,
+        is_renyi_curve=True,
     ),
     "approximate_dp": _Kind(
         _pair_law(ApproximatePair),

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -33,9 +33,12 @@ from accountant_service.mechanisms.tree import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    MatrixFactorization,
     Mechanism,
     PoissonSampled,
+    PrivateSelection,
     Repeated,
+    Repeats,
     TruncatedPoissonSampled,
     UserLevel,
 )
@@ -55,8 +58,9 @@ class Atom:
         sampling: how the release's records are chosen.
         sample_rate: expected fraction of the dataset in the sample; 1 without sampling.
         fixed_sizes: dataset size and batch size of a sample of fixed or limited size.
-        inner: hash of the mechanism inside a `mixture`; it only enters this atom's hash.
+        inner: hash of the mechanism inside, of a release that is made of others.
         parameters: of a kind that is described by more than a noise multiplier.
+        releases: of one run of the mechanism inside, whose hash is `inner`.
         pointer: JSON pointer of the release in the tree; not compared and not hashed.
     """
 
@@ -67,6 +71,7 @@ class Atom:
     fixed_sizes: tuple[int, int] | None = None
     inner: str = ""
     parameters: tuple[Parameter, ...] = ()
+    releases: tuple[tuple[Atom, int], ...] = field(default=(), compare=False)
     pointer: str = field(default="", compare=False)
 
     def hashed_fields(self) -> list[object]:
@@ -100,9 +105,21 @@ class CanonicalForm:
         """The number of releases."""
         return sum(count for _, count in self.atom_counts)
 
+    @property
+    def all_atoms(self) -> Iterator[Atom]:
+        """The different releases, and those that they are made of."""
+        return _all_atoms(self.atom_counts)
+
     def repeated(self, times: int) -> CanonicalForm:
         """Return the canonical form of this mechanism repeated `times` times."""
         return _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
+
+
+def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
+    """Yield atoms, each followed by those inside it."""
+    for atom, _ in atom_counts:
+        yield atom
+        yield from _all_atoms(atom.releases)
 
 
 def canonical_form(mechanism: Mechanism) -> CanonicalForm:
@@ -149,6 +166,9 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
                 return _count_atoms(PoissonSampled(rate, inner), pointer)
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
             return _truncated(atoms, rate, (size, batch), pointer)
+        case PrivateSelection(repeats, inner):
+            form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
+            return _selection_atoms(repeats, form, pointer)
         case _:
             return {_release_atom(mechanism, pointer): 1}
 
@@ -160,6 +180,8 @@ def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
             return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
         case DiagonalGaussian():
             return Atom("gaussian", mechanism.noise_multiplier(), pointer=pointer)
+        case MatrixFactorization(noise_multiplier):
+            return Atom("gaussian", noise_multiplier / mechanism.sensitivity(), pointer=pointer)
         case _:
             values = tuple(getattr(mechanism, each.name) for each in fields(mechanism))
             return Atom(mechanism.kind, 0.0, parameters=values, pointer=pointer)
@@ -178,6 +200,24 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
     kind: AtomSampling = "fixed_size" if sizes else "poisson"
     sampled = step if run.sampling == "none" else _apply_sampling(step, kind, rate, sizes, pointer)
     return _multiply_counts(sampled, count)
+
+
+def _selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:
+    """Return the atom of a selection of the best of a random number of runs."""
+    if not form.atom_counts:
+        return {}
+    shapes = {"geometric": 1.0, "logarithmic": 0.0, "poisson": 0.0}
+    shape = shapes.get(repeats.distribution, repeats.shape or 0.0)
+    name = "poisson" if repeats.distribution == "poisson" else "negative_binomial"
+    atom = Atom(
+        "private_selection",
+        0.0,
+        inner=form.hash,
+        parameters=(name, repeats.mean, shape),
+        releases=form.atom_counts,
+        pointer=pointer,
+    )
+    return {atom: 1}
 
 
 def _of_user(atom: Atom, records: int) -> Atom:

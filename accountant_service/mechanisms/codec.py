@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final
 
 from accountant_service.mechanisms.tree import (
@@ -24,12 +24,17 @@ from accountant_service.mechanisms.tree import (
     Gaussian,
     Gdp,
     Laplace,
+    MatrixFactorization,
     Mechanism,
+    PermuteAndFlip,
     PoissonSampled,
     PrivacyProfile,
+    PrivateSelection,
     RandomizedResponse,
     Rdp,
     Repeated,
+    Repeats,
+    TruncatedLaplace,
     TruncatedPoissonSampled,
     UserLevel,
     Zcdp,
@@ -46,6 +51,8 @@ NOISE_MAX: Final = 1e6
 LOSS_MAX: Final = 100.0  # greatest ε of a release; beyond it nobody is protected
 SENSITIVITY_MAX: Final = 100_000  # of an integer
 _CURVE_ROUNDING: Final = 0.01  # relative, that a printed curve may be off
+MATRIX_STEPS_MAX: Final = 100_000  # of correlated noise
+_MATRIX_WORK_MAX: Final = 10_000_000  # participations times coefficients
 POINTS_MAX: Final = 4096  # of a privacy profile or Rényi curve
 RECORDS_MAX: Final = 256  # of one person
 
@@ -120,6 +127,41 @@ def _number_list_type(item: _FieldType, expected: str, most: int) -> _FieldType:
     )
 
 
+def _repeats_type() -> _FieldType:
+    """Return the type of the distribution of a number of runs."""
+    distributions = ("geometric", "logarithmic", "negative_binomial", "poisson")
+    known = {
+        "distribution": _choice_type(*distributions),
+        "mean": _number_type(1.0, 1e6, open_low=True),
+        "shape": _number_type(0.0, 1e3),
+    }
+
+    def read(value: Json, pointer: str) -> Repeats:
+        if not isinstance(value, dict):
+            raise MechanismError((pointer, "must be an object with distribution and mean"))
+        needed = {"distribution", "mean"}
+        if value.get("distribution") == "negative_binomial":
+            needed.add("shape")
+        faults = [(f"{pointer}/{each}", "is required") for each in needed - value.keys()]
+        faults += [
+            (f"{pointer}/{_escape_pointer_token(name)}", "is not a field of repeats")
+            for name in value.keys() - needed
+        ]
+        if faults:
+            raise MechanismError(*sorted(faults))
+        return Repeats(
+            **{each: known[each].read(value[each], f"{pointer}/{each}") for each in needed}
+        )
+
+    schema = {
+        "type": "object",
+        "properties": {name: dict(each.schema) for name, each in known.items()},
+        "required": ["distribution", "mean"],
+        "additionalProperties": False,
+    }
+    return _FieldType(schema, read)
+
+
 def _choice_type(*options: str) -> _FieldType:
     """Return the type of a string that is one of the options."""
 
@@ -178,6 +220,22 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
         "sensitivity": _SENSITIVITY,
     },
     Exponential: {"epsilon": _number_type(1e-6, LOSS_MAX)},
+    PermuteAndFlip: {"epsilon": _number_type(1e-6, LOSS_MAX)},
+    TruncatedLaplace: {
+        "scale": _number_type(NOISE_MIN, NOISE_MAX),
+        "bound": _number_type(0.0, 1e9, open_low=True),
+        "sensitivity": _number_type(0.0, NOISE_MAX, open_low=True),
+    },
+    MatrixFactorization: {
+        "noise_multiplier": _NOISE,
+        "coefficients": _number_list_type(
+            _number_type(0.0, 1e6), "decreasing numbers ≥ 0", COORDINATES_MAX
+        ),
+        "steps": _number_type(1, MATRIX_STEPS_MAX, whole=True),
+        "min_separation": _SIZE,
+        "participations": _SIZE,
+    },
+    PrivateSelection: {"repeats": _repeats_type(), "mechanism": _MECHANISM},
     ApproximateDp: {"epsilon": _LOSS, "delta": _DELTA},
     Gdp: {"mu": _number_type(1 / NOISE_MAX, 1 / NOISE_MIN)},
     Zcdp: {"rho": _number_type(1e-12, LOSS_MAX)},
@@ -248,6 +306,26 @@ _EXAMPLES: Final[Mapping[str, Json]] = {
     "discrete_laplace": {"kind": "discrete_laplace", "scale": 5.0, "sensitivity": 1},
     "discrete_gaussian": {"kind": "discrete_gaussian", "noise_std": 4.0, "sensitivity": 1},
     "exponential": {"kind": "exponential", "epsilon": 0.5},
+    "permute_and_flip": {"kind": "permute_and_flip", "epsilon": 0.5},
+    "truncated_laplace": {
+        "kind": "truncated_laplace",
+        "scale": 2.0,
+        "bound": 30.0,
+        "sensitivity": 1.0,
+    },
+    "matrix_factorization": {
+        "kind": "matrix_factorization",
+        "noise_multiplier": 4.0,
+        "coefficients": [1.0, 0.5, 0.375],
+        "steps": 1000,
+        "min_separation": 100,
+        "participations": 10,
+    },
+    "private_selection": {
+        "kind": "private_selection",
+        "repeats": {"distribution": "poisson", "mean": 10},
+        "mechanism": {"kind": "gaussian", "noise_multiplier": 4.0},
+    },
     "approximate_dp": {"kind": "approximate_dp", "epsilon": 0.1, "delta": 1e-7},
     "gdp": {"kind": "gdp", "mu": 0.7},
     "zcdp": {"kind": "zcdp", "rho": 0.05},
@@ -336,6 +414,8 @@ def _write(value: Any) -> Json:
     """Return the JSON form of a field's value: a mechanism, a tuple or a scalar."""
     if isinstance(value, tuple):
         return [_write(item) for item in value]
+    if isinstance(value, Repeats):
+        return {k: v for k, v in asdict(value).items() if v is not None}
     return to_json(value) if type(value) in _FIELDS else value
 
 
@@ -400,7 +480,13 @@ def _count_releases(mechanism: Mechanism) -> int:
             return count * _count_releases(inner)
         case Composed(inners):
             return sum(_count_releases(inner) for inner in inners)
-        case PoissonSampled() | FixedSizeSampled() | UserLevel() | TruncatedPoissonSampled():
+        case (
+            PoissonSampled()
+            | FixedSizeSampled()
+            | UserLevel()
+            | TruncatedPoissonSampled()
+            | PrivateSelection()
+        ):
             return _count_releases(mechanism.mechanism)
         case DpSgd():
             return mechanism.step_count()
@@ -437,10 +523,23 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
                 raise MechanismError((f"{pointer}/batch_size", "must be at most dataset_size"))
         case DpSgd():
             _check_dp_sgd(mechanism, pointer)
+        case _:
+            _check_kind(mechanism, pointer)
+
+
+def _check_kind(mechanism: Mechanism, pointer: str) -> None:
+    """Raise MechanismError if the fields of a kind with its own noise contradict each other."""
+    match mechanism:
         case DiscreteLaplace(scale, sensitivity):
             _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
         case DiscreteGaussian(noise_std, sensitivity):
             _require_enough_noise(f"{pointer}/noise_std", noise_std, sensitivity / 14)
+        case TruncatedLaplace(scale, bound, sensitivity):
+            _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
+            if bound < sensitivity:
+                raise MechanismError((f"{pointer}/bound", "must be ≥ the sensitivity"))
+        case MatrixFactorization():
+            _check_matrix(mechanism, pointer)
         case Rdp(orders, divergences):
             _require_paired(pointer, "orders", orders, "divergences", divergences)
             _check_renyi_curve(orders, divergences, pointer)
@@ -449,6 +548,23 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
             _check_profile(epsilons, deltas, pointer)
         case _:
             pass
+
+
+def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
+    """Raise MechanismError if the sensitivity is not proved, or takes too long to compute."""
+    for i in range(1, len(run.coefficients)):
+        if run.coefficients[i] > run.coefficients[i - 1]:
+            raise MechanismError((f"{pointer}/coefficients/{i}", "must not exceed the one before"))
+    if run.participations > -(-run.steps // run.min_separation):
+        message = "must be possible: at most steps/min_separation, rounded up"
+        raise MechanismError((f"{pointer}/participations", message))
+    if run.participations * len(run.coefficients) > _MATRIX_WORK_MAX:
+        message = f"times participations must be at most {_MATRIX_WORK_MAX}"
+        raise MechanismError((f"{pointer}/coefficients", message))
+    sensitivity = run.sensitivity()
+    if not sensitivity or not NOISE_MIN <= run.noise_multiplier / sensitivity <= NOISE_MAX:
+        message = f"must be ≥ {NOISE_MIN:g} and ≤ {NOISE_MAX:g} times the sensitivity"
+        raise MechanismError((f"{pointer}/noise_multiplier", f"{message} {sensitivity:g}"))
 
 
 def _require_enough_noise(pointer: str, noise: float, least: float) -> None:

@@ -10,6 +10,7 @@ from accountant_service.mechanisms.tree import (
     FixedSizeSampled,
     Mechanism,
     PoissonSampled,
+    PrivateSelection,
     Repeated,
     TruncatedPoissonSampled,
     UserLevel,
@@ -37,7 +38,12 @@ def find_dataset_size_mismatches(
     match mechanism:
         case FixedSizeSampled(_, batch_size, inner):  # the inner mechanism runs on the sample
             yield from find_dataset_size_mismatches(batch_size, inner, f"{pointer}/mechanism")
-        case PoissonSampled(_, inner) | Repeated(_, inner) | UserLevel(_, inner):
+        case (
+            PoissonSampled(_, inner)
+            | Repeated(_, inner)
+            | UserLevel(_, inner)
+            | PrivateSelection(_, inner)
+        ):
             yield from find_dataset_size_mismatches(dataset_size, inner, f"{pointer}/mechanism")
         case Composed(mechanisms):
             for i, each in enumerate(mechanisms):

@@ -12,8 +12,10 @@ from accountant_service.mechanisms.tree import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    MatrixFactorization,
     Mechanism,
     PoissonSampled,
+    PrivateSelection,
     Repeated,
     TruncatedPoissonSampled,
     UserLevel,
@@ -61,6 +63,12 @@ def _describe_sampling(mechanism: Mechanism) -> str:
         case TruncatedPoissonSampled(_, sample_rate, most, inner):
             sampling = f"Poisson sampling, at most {most} records"
             return f"{describe_step(inner)}, q = {sample_rate:.6g}, {sampling}"
+        case PrivateSelection(repeats, inner):
+            runs = f"about {repeats.mean:.6g} runs ({repeats.distribution.replace('_', ' ')})"
+            return f"the best of {runs} of: {describe_step(inner)}"
+        case MatrixFactorization():
+            noise = f"σ = {mechanism.noise_multiplier:.6g}"
+            return f"correlated Gaussian noise, {noise}, {mechanism.steps} steps"
         case UserLevel(records, inner):
             return f"{describe_step(inner)}, up to {records} records a person"
         case _:

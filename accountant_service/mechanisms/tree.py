@@ -108,6 +108,77 @@ class Exponential:
 
 
 @dataclass(frozen=True, slots=True)
+class PermuteAndFlip:
+    """The permute-and-flip mechanism with probabilities e^{ε·(score − best)/(2Δ)}: it is ε-DP."""
+
+    kind: ClassVar = "permute_and_flip"
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedLaplace:
+    """Adds noise with a density ∝ e^{−|x|/scale} on [−bound, bound] to one number.
+
+    `sensitivity` is that of the number under the stated neighbouring relation.
+    """
+
+    kind: ClassVar = "truncated_laplace"
+    scale: float
+    bound: float
+    sensitivity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFactorization:
+    """Adds correlated noise to the steps of a training run (DP-FTRL): Gaussian noise times C⁻¹.
+
+    C is the lower-triangular Toeplitz matrix with these coefficients in its first column, as in
+    BandMF and BLT, and `noise_multiplier` the noise over the clip norm before C⁻¹ is applied. Each
+    record takes part in at most `participations` steps, at least `min_separation` steps apart.
+    """
+
+    kind: ClassVar = "matrix_factorization"
+    noise_multiplier: float
+    coefficients: tuple[float, ...]
+    steps: int
+    min_separation: int
+    participations: int
+
+    def sensitivity(self) -> float:
+        """Return the ℓ2 sensitivity of C times the gradients, in units of the clip norm.
+
+        The worst record takes part in the steps 0, b, 2b, …: inner products of columns are not
+        negative, and fall with the distance of the columns and with the later one's index.
+        """
+        total = [0.0] * self.steps
+        for start in range(0, self.steps, self.min_separation)[: self.participations]:
+            for i, value in enumerate(self.coefficients[: self.steps - start]):
+                total[start + i] += value
+        return math.hypot(*total)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """The distribution of the number of runs of a private selection, with its mean.
+
+    `shape` is that of a negative binomial distribution.
+    """
+
+    distribution: Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
+    mean: float
+    shape: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateSelection:
+    """Runs `mechanism` a random number of times, and releases the output of the best run only."""
+
+    kind: ClassVar = "private_selection"
+    repeats: Repeats
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True, slots=True)
 class ApproximateDp:
     """Any release that is (ε, δ)-DP under the stated neighbouring relation."""
 
@@ -279,6 +350,10 @@ Mechanism = (
     | DiscreteLaplace
     | DiscreteGaussian
     | Exponential
+    | PermuteAndFlip
+    | TruncatedLaplace
+    | MatrixFactorization
+    | PrivateSelection
     | ApproximateDp
     | Gdp
     | Zcdp

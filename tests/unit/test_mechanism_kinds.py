@@ -272,6 +272,164 @@ def one_bounded_range(x: Any, e: Any) -> Any:
     return 1 - mp.exp(x) if x <= -e else (1 - mp.exp((x - e) / 2)) ** 2 / (1 - mp.exp(-e))
 
 
+def test_truncated_laplace_is_enclosed() -> None:
+    for scale, bound, sensitivity in ((1.0, 5.0, 1.0), (2.0, 1.5, 1.5), (0.5, 3.0, 2.0)):
+        tree = {
+            "kind": "truncated_laplace",
+            "scale": scale,
+            "bound": bound,
+            "sensitivity": sensitivity,
+        }
+        kept = 2 * scale * (1 - mp.exp(-mpf(bound) / scale))
+
+        def density(x: Any, scale: float = scale, bound: float = bound, kept: Any = kept) -> Any:
+            return mp.exp(-abs(x) / scale) / kept if abs(x) <= bound else mpf(0)
+
+        for share in (0.0, 0.4, 0.9, 1.1):
+            epsilon = share * sensitivity / scale
+            end = max(min((epsilon * scale + sensitivity) / 2, sensitivity), sensitivity - bound)
+            if share > 1:  # only what reveals everything is left
+                end = bound
+            exact = mp.quad(
+                lambda x, d=density, s=sensitivity, e=epsilon: d(x - s) - mp.exp(e) * d(x),
+                sorted({end, bound, bound + sensitivity, max(end, sensitivity)}),
+            )
+            found = calculator.delta(mechanisms.from_json(tree), epsilon).certified
+            assert found is not None
+            assert found.lower <= exact * (1 + 1e-9)
+            assert exact <= found.upper * (1 + 1e-9) <= exact * (1 + 3e-3)
+        lazy = upper_delta(poisson(0.3, tree), 0.0)
+        assert lazy == pytest.approx(0.3 * upper_delta(tree, 0.0), rel=1e-3)
+
+
+def test_permute_and_flip_is_any_pure_release() -> None:
+    flip, pure = (
+        upper_delta(repeated(5, {"kind": kind, "epsilon": 0.5} | more), 1.0)
+        for kind, more in (("permute_and_flip", {}), ("approximate_dp", {"delta": 0}))
+    )
+    assert flip == pure
+
+
+# ------------------------------------------------------------------------ correlated noise
+
+
+def factorization(coefficients: list[float], steps: int, separation: int, most: int) -> Json:
+    return {
+        "kind": "matrix_factorization",
+        "noise_multiplier": 4.0,
+        "coefficients": coefficients,
+        "steps": steps,
+        "min_separation": separation,
+        "participations": most,
+    }
+
+
+@pytest.mark.parametrize("coefficients", [[1.0], [1.0, 0.5, 0.25], [1.0] * 7, [0.9, 0.3, 0.3, 0.1]])
+def test_correlated_noise_is_the_gaussian_of_the_worst_pattern(coefficients: list[float]) -> None:
+    """Over all patterns of three participations in seven steps, at least two apart, and signs."""
+    steps, separation, most = 7, 2, 3
+    columns = [
+        [0.0] * start + (coefficients + [0.0] * steps)[: steps - start] for start in range(steps)
+    ]
+    worst = 0.0
+    for number in range(1, most + 1):
+        for pattern in itertools.combinations(range(steps), number):
+            if all(b - a >= separation for a, b in itertools.pairwise(pattern)):
+                for signs in itertools.product((1, -1), repeat=number):
+                    total = [
+                        sum(sign * columns[i][row] for sign, i in zip(signs, pattern, strict=True))
+                        for row in range(steps)
+                    ]
+                    worst = max(worst, math.hypot(*total))
+    tree = factorization(coefficients, steps, separation, most)
+    ((atom, count),) = mechanisms.canonical_form(mechanisms.from_json(tree)).atom_counts
+    assert (atom.noise, count) == ("gaussian", 1)
+    assert atom.noise_multiplier == pytest.approx(4.0 / worst, rel=1e-12)
+
+
+# ------------------------------------------------------------------------ private selection
+
+
+def selection(distribution: str, mean: float, mechanism: Json, **more: float) -> Json:
+    repeats = {"distribution": distribution, "mean": mean} | more
+    return {"kind": "private_selection", "repeats": repeats, "mechanism": mechanism}
+
+
+def selected_divergence(
+    a: Any, orders: Sequence[Any], mean: float, shape: float, rho: float
+) -> Any:
+    """Theorem 2 at 30 digits, for D_α = ρα."""
+    if shape == 0:
+        gamma = mp.findroot(
+            lambda g: (1 / g - 1) / mp.log(1 / g) - mean, (0.01, 0.9), solver="anderson"
+        )
+    else:
+        gamma = mp.findroot(
+            lambda g: shape * (1 - g) / (g * (1 - g**shape)) - mean, (0.01, 0.9), solver="anderson"
+        )
+    best = min((1 - 1 / b) * rho * b + mp.log(1 / gamma) / b for b in orders)
+    return rho * a + (1 + shape) * best + mp.log(mean) / (a - 1)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "shape", "more"),
+    [("geometric", 1.0, {}), ("logarithmic", 0.0, {}), ("negative_binomial", 0.5, {"shape": 0.5})],
+)
+def test_selection_after_a_random_number_of_runs(
+    distribution: str, shape: float, more: Json
+) -> None:
+    sigma, mean = 4.0, 10.0
+    orders = [1 + mpf(10) ** (mpf(i) / 50) for i in range(-100, 150)]
+    exact = min(
+        selected_divergence(a, orders, mean, shape, mpf(1) / (2 * sigma**2))
+        + mp.log(1 - 1 / a)
+        - (mp.log(mpf("1e-6")) + mp.log(a)) / (a - 1)
+        for a in orders
+    )
+    tree = mechanisms.from_json(selection(distribution, mean, gaussian(sigma), **more))
+    found = calculator.epsilon(tree, 1e-6)
+    assert exact * (1 - 1e-3) <= found.epsilon <= exact * (1 + 3e-3)
+    assert found.status is Status.PROVEN
+
+
+def test_selection_after_a_poisson_number_of_runs() -> None:
+    sigma, mean = mpf(4), mpf(10)
+    orders = [1 + mpf(10) ** (mpf(i) / 50) for i in range(-60, 150)]
+    rho = 1 / (2 * sigma**2)
+
+    def selected(a: Any) -> Any:
+        delta_hat = converted(lambda b: rho * b, orders, mp.log(1 + 1 / (a - 1)))
+        return rho * a + mean * delta_hat + mp.log(mean) / (a - 1)
+
+    exact = min(
+        selected(a) + mp.log(1 - 1 / a) - (mp.log(mpf("1e-6")) + mp.log(a)) / (a - 1)
+        for a in orders[::3]
+    )
+    found = calculator.epsilon(mechanisms.from_json(selection("poisson", 10, gaussian(4.0))), 1e-6)
+    assert exact * (1 - 1e-3) <= found.epsilon <= exact * (1 + 5e-3)
+
+
+def test_a_selection_costs_at_least_one_run_and_its_runs_compose() -> None:
+    one = gaussian(5.0)
+    both = [
+        calculator.epsilon(mechanisms.from_json(each), 1e-6).epsilon
+        for each in (
+            one,
+            selection("geometric", 1.01, one),
+            selection("geometric", 3, one),
+            selection("geometric", 3, repeated(4, poisson(0.9, one))),
+        )
+    ]
+    assert both == sorted(both)
+    revealing = {"kind": "approximate_dp", "epsilon": 0.1, "delta": 1e-9}
+    for refused in (revealing, poisson(0.1, composed(one, {"kind": "gdp", "mu": 1.0}))):
+        with pytest.raises(MethodNotApplicableError):
+            calculator.epsilon(mechanisms.from_json(selection("poisson", 3, refused)), 1e-6)
+    shuffled = {"kind": "dp_sgd", "noise_multiplier": 5.0, "sample_rate": 0.1, "steps": 10}
+    tree = mechanisms.from_json(selection("poisson", 3, shuffled | {"sampling": "shuffled"}))
+    assert calculator.epsilon(tree, 1e-6).status is Status.ESTIMATE
+
+
 # ----------------------------------------------------------------------- Rényi curves
 
 
@@ -495,6 +653,9 @@ KINDS: list[Json] = [
     {"kind": "gdp", "mu": 0.7},
     {"kind": "zcdp", "rho": 0.05},
     {"kind": "rdp", "orders": [2, 4, 8], "divergences": [0.1, 0.2, 0.5]},
+    {"kind": "permute_and_flip", "epsilon": 0.5},
+    {"kind": "truncated_laplace", "scale": 2.0, "bound": 30.0, "sensitivity": 1.0},
+    selection("poisson", 10, gaussian(4.0)),
     user(4, poisson(0.01, gaussian(2.0))),
     truncated(1000, 0.02, 40, 1.2),
 ]
@@ -551,6 +712,18 @@ BAD: list[tuple[Json, str]] = [
     ({"kind": "privacy_profile", "epsilons": [0, 1], "deltas": [0.1]}, "/deltas"),
     ({"kind": "privacy_profile", "epsilons": [0, 1, 2], "deltas": [0.3, 0.29, 0]}, "/deltas/1"),
     ({"kind": "privacy_profile", "epsilons": [0] * 9999, "deltas": [0]}, "/epsilons"),
+    ({"kind": "truncated_laplace", "scale": 1, "bound": 1, "sensitivity": 2}, "/bound"),
+    ({"kind": "truncated_laplace", "scale": 0.01, "bound": 9, "sensitivity": 2}, "/scale"),
+    ({"kind": "permute_and_flip", "epsilon": -1}, "/epsilon"),
+    (factorization([0.5, 1.0], 10, 2, 2), "/coefficients/1"),
+    (factorization([1.0, -1.0], 10, 2, 2), "/coefficients/1"),
+    (factorization([1.0], 10, 2, 6), "/participations"),
+    (factorization([1.0] * 100_000, 100_000, 1, 100_000), "/coefficients"),
+    (factorization([0.0], 10, 2, 2), "/noise_multiplier"),
+    (selection("poisson", 1, gaussian(1.0)), "/repeats/mean"),
+    (selection("poisson", 2, gaussian(1.0), shape=1), "/repeats/shape"),
+    (selection("negative_binomial", 2, gaussian(1.0)), "/repeats/shape"),
+    (selection("binomial", 2, gaussian(1.0)), "/repeats/distribution"),
     (user(0, gaussian(1.0)), "/records"),
     (user(10**6, gaussian(1.0)), "/records"),
     (truncated(100, 1.5, 10, 1.0), "/sample_rate"),

@@ -22,7 +22,7 @@ import numpy as np
 from accountant_service import mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.accountants.base import report_contradictions
-from accountant_service.accountants.pld import dominating_pairs
+from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
     AccountingError,
     MethodNotApplicableError,
@@ -56,6 +56,7 @@ SLACK_UNITS: Final = 10**9  # the whole slack
 _SLACK_EACH: Final = 8  # an exchange may use an eighth of the slack left
 _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
+_EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +192,10 @@ class ReferenceFilter(PrivacyFilter):
         """Return the filter with a table of ε, so that a balance is shown without computing."""
         if self.reference is None or self.steps == 0 or self.epsilons:
             return self
-        counts = _tabulated_counts(self.steps, _EPSILON_POINTS)
-        different = sorted(set(counts.tolist()))
         step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        points = _EPSILON_POINTS if has_quick_curve(step) else _EPSILON_POINTS_FEW
+        counts = _tabulated_counts(self.steps, points)
+        different = sorted(set(counts.tolist()))
         try:
             bounds = ACCOUNTANTS["pld"].epsilon_bounds(step, different, self._steps_delta)
             known = dict(zip(different, (each.value for each in bounds), strict=True))
@@ -509,7 +511,7 @@ def require_proof(question: Question) -> None:
     Raises:
         MethodNotApplicableError: a hypothesis of its accounting fails, or it has no pair.
     """
-    for atom, _ in question.form.atom_counts:
+    for atom in question.form.all_atoms:
         if atom.sampling == "shuffled":
             raise MethodNotApplicableError(
                 "the ledger cannot charge shuffled batches. Use sampling poisson or fixed_size, or "

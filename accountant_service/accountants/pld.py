@@ -47,7 +47,7 @@ class Pld(Accountant):
         "papers/003 eq. (4) at q = 1"
     )
     needs = (
-        "Gaussian or Laplace noise; with sampling, add/remove or zero-out neighbours, or Gaussian "
+        "any kind of mechanism; with sampling, add/remove or zero-out neighbours, or Gaussian "
         "noise and replace-one"
     )
     proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-8"

@@ -78,7 +78,7 @@ class ReleaseGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a kind of release gets its dominating pair.
+    """The dominating pair of one kind of release, and its proof.
 
     Attributes:
         law: returns the pair of a release under a relation.

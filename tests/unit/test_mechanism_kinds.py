@@ -508,7 +508,7 @@ def mixture_delta(
     factor = mp.exp(epsilon)
 
     def above(threshold: Any) -> Any:
-        """Where the ratio, which increases, reaches the threshold."""
+        """Return where the ratio, which increases, reaches the threshold."""
         low, high = mpf(-40), mpf(40)
         for _ in range(120):
             middle = (low + high) / 2

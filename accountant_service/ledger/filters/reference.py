@@ -47,6 +47,7 @@ from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
+from accountant_service.numerics.engines.saddle_point import count_by_renyi
 from accountant_service.numerics.floats import rounding, search
 from accountant_service.numerics.laws.dominating_pair import Composition
 from accountant_service.numerics.time_limit import limit_time
@@ -288,9 +289,17 @@ class ReferenceFilter(PrivacyFilter):
             ratio = math.log(max(found, 1e-30) / self.epsilon)
             return min(ratio, 0.0) if found <= self.epsilon else max(ratio, 5e-324)
 
-        guess = min(max(2 * self._count_by_renyi(step), 1), COUNT_MAX)
+        guess = int(min(max(self._guess_reference_steps(step), 1), COUNT_MAX))
         found = search.find_largest_integer(log_ratio, COUNT_MAX, guess)
         return COUNT_MAX if found is None else found
+
+    def _guess_reference_steps(self, step: CanonicalForm) -> float:
+        """Return about how many steps have the budget's ε."""
+        found = 2 * self._count_by_renyi(step)
+        if found or self.epsilon <= 0:
+            return found
+        pairs = self._composition(step)
+        return 1.2 * count_by_renyi(pairs, self.epsilon, math.log(self._steps_delta))
 
     def _count_by_renyi(self, step: CanonicalForm) -> int:
         """Return the steps that a Rényi filter admits: a quick lower bound."""

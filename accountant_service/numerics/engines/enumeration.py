@@ -32,7 +32,7 @@ from accountant_service.numerics.laws.dominating_pair import (
 )
 
 _OUTCOMES_MAX: Final = 1 << 16  # of the composition
-_PRODUCTS_MAX: Final = 1 << 20  # of one step of the composition: a tenth of a second
+_PRODUCTS_MAX: Final = 1 << 18  # of one step of the composition: a fiftieth of a second
 _MERGED: Final = 1e-12  # losses that differ by less are one
 _EPS: Final = float(np.finfo(float).eps)
 _UNDERFLOW: Final = 1e-290  # more than all masses that are computed as zero

@@ -31,6 +31,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     Composition,
     Direction,
     ReleaseLaw,
+    distinct_directions,
     infinite_mass,
 )
 from accountant_service.numerics.time_limit import check_time
@@ -141,6 +142,22 @@ def find_at_epsilon(
     if infinite > 0:
         best = float(np.logaddexp(best, math.log(infinite)))
     return SaddlePoint(direction, tilt, epsilon, about, best, tilts, moments, infinite)
+
+
+def count_by_renyi(releases: Composition, epsilon: float, log_delta: float) -> float:
+    """Return about how many repetitions of a composition have at most ε at δ, by Rényi's bound.
+
+    Args:
+        releases: the repeated composition: each release with its count.
+        epsilon: ε > 0.
+        log_delta: log δ < 0.
+    """
+    tilts = _RANGES[_FIRST_RANGE]
+    margins = tilts * epsilon + log_delta - _log_constant(tilts)
+    return min(
+        float((margins / np.maximum(_range_moments(releases, each, _FIRST_RANGE), 1e-300)).max())
+        for each in distinct_directions(releases)
+    )
 
 
 def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
@@ -45,6 +45,13 @@ _PARTITION: Final = Assumption(
     True,
     "arXiv 2403.17673, arXiv 2411.10614",
 )
+_PARTS: Final = Assumption(
+    "each record belongs to one part, which depends on the record alone and never changes, and "
+    "neighbours differ in one part: replace_one may move a record to another part",
+    True,
+    "McSherry 2009, Theorem 4",
+)
+_ALTERNATIVES_MAX: Final = 64
 # Accounting covers the noisy sum. If a record changed the divisor, the scale of the noise in every
 # coordinate would reveal the divisor: with many coordinates, almost surely.
 _DIVISOR: Final = Assumption(
@@ -77,6 +84,23 @@ class Question:
     def release_groups(self) -> tuple[ReleaseGroup, ...]:
         """The mechanism's distinct releases, with effective noise and rate (decision 0002)."""
         return release_laws.release_groups(self.form.atom_counts, self.relation)
+
+    @property
+    def alternatives(self) -> tuple[Question, ...]:
+        """The questions of which the worst counts: one for each part that a record may be in.
+
+        Raises:
+            TooExpensiveError: there are too many.
+        """
+        parts = [len(atom.parts) for atom, _ in self.form.atom_counts if atom.is_parallel]
+        if not parts:
+            return (self,)
+        number = math.prod(parts)
+        if number > _ALTERNATIVES_MAX:
+            raise TooExpensiveError(
+                f"parallel parts may be combined in at most {_ALTERNATIVES_MAX} ways, not {number}"
+            )
+        return tuple(replace(self, form=form) for form in self.form.alternatives)
 
     def repeated(self, times: int) -> Question:
         """Return the question about this mechanism repeated `times` times."""
@@ -216,8 +240,10 @@ class Accountant(ABC):
             AccountingError: the question has no answer.
         """
         assumptions = self.check_assumptions(question)
+        bound = Bound(0.0)
         with report_contradictions(question, f"δ = {delta!r}"):
-            bound = self.epsilon_bound(question, delta) if question.form.atom_counts else Bound(0.0)
+            if question.form.atom_counts:
+                bound = _worst(self.epsilon_bound(each, delta) for each in question.alternatives)
         if not _is_finite(bound):
             raise NoFiniteEpsilonError(
                 f"{self.name} finds no finite ε at δ = {delta:g}: add noise, or allow a larger δ"
@@ -259,7 +285,8 @@ class Accountant(ABC):
         bound = Bound(0.0)
         if question.form.atom_counts:
             with report_contradictions(question, f"ε = {epsilon!r}"):
-                bound = _at_least_delta_min(self.delta_bound(question, epsilon))
+                bounds = (self.delta_bound(each, epsilon) for each in question.alternatives)
+                bound = _at_least_delta_min(_worst(bounds))
         return self._make_guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
 
     def check_assumptions(self, question: Question) -> tuple[Assumption, ...]:
@@ -267,7 +294,8 @@ class Accountant(ABC):
         if not question.form.atom_counts:
             return (Assumption("nothing is released", True, "definition of privacy"),)
         _require_supported_releases(self.name, question)
-        return (*_relation_assumptions(question), *self.assumptions(question))
+        found = [each for other in question.alternatives for each in self.assumptions(other)]
+        return tuple(dict.fromkeys((*_relation_assumptions(question), *found)))
 
     def _make_guarantee(
         self,
@@ -347,6 +375,17 @@ def _width_warnings(
     )
 
 
+def _worst(bounds: Iterable[Bound]) -> Bound:
+    """Return the largest of some bounds, with the interval of the largest of what they bound."""
+    found = list(bounds)
+    worst = max(found, key=lambda each: each.value)
+    intervals = [each.interval for each in found if each.interval is not None]
+    if len(intervals) < len(found):
+        return replace(worst, interval=None)
+    lower, upper = max(each.lower for each in intervals), max(each.upper for each in intervals)
+    return replace(worst, interval=Interval(lower, upper))
+
+
 def _is_finite(bound: Bound) -> bool:
     """Return whether a bound of ε is finite; above 1e15 it counts as infinite."""
     return math.isfinite(bound.value) and bound.value <= 1e15
@@ -385,6 +424,9 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
     sampled = {atom.sampling for atom in question.form.all_atoms} - {"none"}
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     found = []
+    if any(atom.parts for atom in question.form.all_atoms):
+        replaced = question.relation is NeighbouringRelation.REPLACE_ONE
+        found.append(replace(_PARTS, holds=not replaced))
     if "shuffled" in sampled:
         found.append(replace(_PARTITION, holds=not added))
     if sampled and added:

@@ -11,7 +11,8 @@ from typing import Final
 
 from accountant_service.accountants import release_laws
 from accountant_service.accountants.base import DELTA_MIN, Accountant, Bound, Question
-from accountant_service.errors import TooExpensiveError
+from accountant_service.accountants.release_laws import ReleaseGroup
+from accountant_service.errors import MethodNotApplicableError, TooExpensiveError
 from accountant_service.guarantee import Assumption, Interval
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import enumeration, small_noise
@@ -203,6 +204,7 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
     form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.
     """
     groups = question.release_groups
+    _require_common_pair(groups)
     curves = [each for each in groups if question.adds_curves and release_laws.is_renyi_curve(each)]
     alone = [each for each in groups if each not in curves]
     laws = [release_laws.dominating_pair(each, question.relation) for each in alone]
@@ -215,6 +217,17 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
     if releases and exact:
         releases.append((Release(GaussianPair(release_laws.unsampled_cost(exact)[0])), 1))
     return *release_laws.unsampled_cost(groups), releases
+
+
+def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:
+    """Refuse releases on disjoint parts of the data: each part has its own pair."""
+    for group in groups:
+        if group.atom.parts:
+            raise MethodNotApplicableError(
+                "mechanisms on disjoint parts have no common dominating pair; account "
+                "for each part by itself, in a ledger as a dataset of its own",
+                group.atom.pointer,
+            )
 
 
 def _is_unsampled_gaussian(law: ReleaseLaw) -> bool:

@@ -19,9 +19,10 @@ A mechanism that these rules do not cover (Laplace and Gaussian releases on one 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -35,6 +36,7 @@ from accountant_service.mechanisms.tree import (
     Laplace,
     MatrixFactorization,
     Mechanism,
+    Parallel,
     PoissonSampled,
     PrivateSelection,
     Repeated,
@@ -61,6 +63,7 @@ class Atom:
         inner: hash of the mechanism inside, of a release that is made of others.
         parameters: of a kind that is described by more than a noise multiplier.
         releases: of one run of the mechanism inside, whose hash is `inner`.
+        parts: the different mechanisms that run on disjoint parts of the data.
         pointer: JSON pointer of the release in the tree; not compared and not hashed.
     """
 
@@ -72,7 +75,13 @@ class Atom:
     inner: str = ""
     parameters: tuple[Parameter, ...] = ()
     releases: tuple[tuple[Atom, int], ...] = field(default=(), compare=False)
+    parts: tuple[CanonicalForm, ...] = field(default=(), compare=False)
     pointer: str = field(default="", compare=False)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Return whether mechanisms run on disjoint parts of all the data."""
+        return self.noise == "parallel" and self.sampling == "none"
 
     def hashed_fields(self) -> list[object]:
         """Return the fields that enter the hash, in a fixed order."""
@@ -106,6 +115,18 @@ class CanonicalForm:
         return sum(count for _, count in self.atom_counts)
 
     @property
+    def alternatives(self) -> Iterator[CanonicalForm]:
+        """The mechanisms that a record may meet: one part of each that run in parallel."""
+        chosen = [
+            [dict(part.atom_counts) for part in atom.parts] if atom.is_parallel else [{atom: 1}]
+            for atom, _ in self.atom_counts
+        ]
+        counts = [count for _, count in self.atom_counts]
+        for choice in itertools.product(*chosen):
+            pairs = zip(choice, counts, strict=True)
+            yield _form_of_atoms(_add_counts(_multiply_counts(each, n) for each, n in pairs))
+
+    @property
     def all_atoms(self) -> Iterator[Atom]:
         """The different releases, and those that they are made of."""
         return _all_atoms(self.atom_counts)
@@ -120,6 +141,8 @@ def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
     for atom, _ in atom_counts:
         yield atom
         yield from _all_atoms(atom.releases)
+        for part in atom.parts:
+            yield from _all_atoms(part.atom_counts)
 
 
 def canonical_form(mechanism: Mechanism) -> CanonicalForm:
@@ -158,6 +181,13 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
             return _apply_sampling(atoms, "fixed_size", batch / size, (size, batch), pointer)
         case DpSgd():
             return _count_dp_sgd_atoms(mechanism, pointer)
+        case _:
+            return _count_other_atoms(mechanism, pointer)
+
+
+def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
+    """Return the atoms of a mechanism that is not a plain composition or sample."""
+    match mechanism:
         case UserLevel(records, inner):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
             return {_of_user(each, records): count for each, count in atoms.items()}
@@ -169,6 +199,8 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
         case PrivateSelection(repeats, inner):
             form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
             return _selection_atoms(repeats, form, pointer)
+        case Parallel(inners):
+            return _count_parallel_atoms(inners, pointer)
         case _:
             return {_release_atom(mechanism, pointer): 1}
 
@@ -218,6 +250,24 @@ def _selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dic
         pointer=pointer,
     )
     return {atom: 1}
+
+
+def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Atom, int]:
+    """Return the atoms of mechanisms on disjoint parts of the data.
+
+    Equal parts are one part, but not the whole data: a replaced record may move between them.
+    """
+    forms = [
+        _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanisms/{i}"))
+        for i, inner in enumerate(inners)
+    ]
+    forms = [form for form in forms if form.atom_counts]
+    if len(forms) <= 1:
+        return {atom: n for form in forms for atom, n in form.atom_counts}
+    parts = {form.hash: form for form in forms}
+    inner = _hashed_text(sorted(parts))
+    ordered = tuple(parts[each] for each in sorted(parts))
+    return {Atom("parallel", 0.0, inner=inner, parts=ordered, pointer=pointer): 1}
 
 
 def _of_user(atom: Atom, records: int) -> Atom:

@@ -26,6 +26,7 @@ from accountant_service.mechanisms.tree import (
     Laplace,
     MatrixFactorization,
     Mechanism,
+    Parallel,
     PermuteAndFlip,
     PoissonSampled,
     PrivacyProfile,
@@ -236,6 +237,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
         "participations": _SIZE,
     },
     PrivateSelection: {"repeats": _repeats_type(), "mechanism": _MECHANISM},
+    Parallel: {"mechanisms": _MECHANISMS},
     ApproximateDp: {"epsilon": _LOSS, "delta": _DELTA},
     Gdp: {"mu": _number_type(1 / NOISE_MAX, 1 / NOISE_MIN)},
     Zcdp: {"rho": _number_type(1e-12, LOSS_MAX)},
@@ -325,6 +327,13 @@ _EXAMPLES: Final[Mapping[str, Json]] = {
         "kind": "private_selection",
         "repeats": {"distribution": "poisson", "mean": 10},
         "mechanism": {"kind": "gaussian", "noise_multiplier": 4.0},
+    },
+    "parallel": {
+        "kind": "parallel",
+        "mechanisms": [
+            {"kind": "gaussian", "noise_multiplier": 4.0},
+            {"kind": "laplace", "noise_multiplier": 2.0},
+        ],
     },
     "approximate_dp": {"kind": "approximate_dp", "epsilon": 0.1, "delta": 1e-7},
     "gdp": {"kind": "gdp", "mu": 0.7},
@@ -478,7 +487,7 @@ def _count_releases(mechanism: Mechanism) -> int:
     match mechanism:
         case Repeated(count, inner):
             return count * _count_releases(inner)
-        case Composed(inners):
+        case Composed(inners) | Parallel(inners):
             return sum(_count_releases(inner) for inner in inners)
         case (
             PoissonSampled()

@@ -14,6 +14,7 @@ from accountant_service.mechanisms.tree import (
     Laplace,
     MatrixFactorization,
     Mechanism,
+    Parallel,
     PoissonSampled,
     PrivateSelection,
     Repeated,
@@ -63,6 +64,8 @@ def _describe_sampling(mechanism: Mechanism) -> str:
         case TruncatedPoissonSampled(_, sample_rate, most, inner):
             sampling = f"Poisson sampling, at most {most} records"
             return f"{describe_step(inner)}, q = {sample_rate:.6g}, {sampling}"
+        case Parallel(mechanisms):
+            return f"{len(mechanisms)} mechanisms on disjoint parts of the data"
         case PrivateSelection(repeats, inner):
             runs = f"about {repeats.mean:.6g} runs ({repeats.distribution.replace('_', ' ')})"
             return f"the best of {runs} of: {describe_step(inner)}"

@@ -179,6 +179,17 @@ class PrivateSelection:
 
 
 @dataclass(frozen=True, slots=True)
+class Parallel:
+    """Runs each of `mechanisms` on a part of the data of its own.
+
+    Each record belongs to one part, which depends on nothing but the record and never changes.
+    """
+
+    kind: ClassVar = "parallel"
+    mechanisms: tuple[Mechanism, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ApproximateDp:
     """Any release that is (ε, δ)-DP under the stated neighbouring relation."""
 
@@ -354,6 +365,7 @@ Mechanism = (
     | TruncatedLaplace
     | MatrixFactorization
     | PrivateSelection
+    | Parallel
     | ApproximateDp
     | Gdp
     | Zcdp

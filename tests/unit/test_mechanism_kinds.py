@@ -11,7 +11,11 @@ import pytest
 from mpmath import mp, mpf
 
 from accountant_service import calculator, mechanisms
-from accountant_service.errors import MethodNotApplicableError, NoFiniteEpsilonError
+from accountant_service.errors import (
+    MethodNotApplicableError,
+    NoFiniteEpsilonError,
+    TooExpensiveError,
+)
 from accountant_service.guarantee import NeighbouringRelation, Status
 from tests.support import oracles
 
@@ -643,6 +647,71 @@ def test_a_limit_that_is_never_reached_is_poisson_sampling() -> None:
         calculator.epsilon(mechanisms.from_json(each), 1e-5).epsilon for each in (rare, plain)
     )
     assert found == pytest.approx(least, rel=3e-3)
+
+
+# ---------------------------------------------------------------------- disjoint parts
+
+
+def parallel(*parts: Json) -> Json:
+    return {"kind": "parallel", "mechanisms": list(parts)}
+
+
+def test_the_worst_part_counts_at_each_delta() -> None:
+    pure, noisy = {"kind": "laplace", "noise_multiplier": 1.0}, gaussian(2.0)
+    rest = poisson(0.1, gaussian(1.0))
+    for tree, alternatives in (
+        (parallel(pure, noisy), [pure, noisy]),
+        (
+            composed(rest, repeated(3, parallel(pure, noisy))),
+            [composed(rest, repeated(3, each)) for each in (pure, noisy)],
+        ),
+        (
+            composed(parallel(pure, noisy), parallel(rest, repeated(2, noisy))),
+            [composed(a, b) for a in (pure, noisy) for b in (rest, repeated(2, noisy))],
+        ),
+    ):
+        for at in (1e-2, 1e-9):  # another part is the worst
+            parts = [calculator.epsilon(mechanisms.from_json(each), at) for each in alternatives]
+            found = calculator.epsilon(mechanisms.from_json(tree), at)
+            assert found.epsilon == max(each.epsilon for each in parts)
+            assert found.certified is not None
+            assert found.certified.lower == max(each.certified.lower for each in parts)  # type: ignore[union-attr]
+            assert found.status is Status.PROVEN
+            basic = calculator.epsilon(mechanisms.from_json(tree), at, "basic_composition")
+            assert basic.status is Status.PROVEN
+        least = max(upper_delta(each, 0.7) for each in alternatives)
+        assert upper_delta(tree, 0.7) == least
+
+
+def test_equal_parts_are_one_and_their_order_does_not_matter() -> None:
+    def form(tree: Json) -> str:
+        return mechanisms.canonical_form(mechanisms.from_json(tree)).hash
+
+    run = repeated(3, gaussian(2.0))
+    assert form(parallel(run, run)) == form(parallel(run, run, run)) != form(run)
+    assert form(parallel(run, parallel())) == form(run)
+    found, one = (
+        calculator.epsilon(mechanisms.from_json(each), 1e-5) for each in (parallel(run, run), run)
+    )
+    assert found.epsilon == one.epsilon
+    assert form(parallel(run, gaussian(1.0))) == form(parallel(gaussian(1.0), run)) != form(run)
+
+
+def test_parts_are_refused_or_doubted_where_a_record_may_be_in_two() -> None:
+    for other in (1.0, 2.0):
+        tree = parallel(gaussian(1.0), gaussian(other))
+        found = calculator.epsilon(
+            mechanisms.from_json(tree), 1e-5, relation=NeighbouringRelation.REPLACE_ONE
+        )
+        assert found.status is Status.ESTIMATE
+    for refused in (user(2, tree), poisson(0.1, tree), selection("poisson", 2, tree)):
+        with pytest.raises(MethodNotApplicableError):
+            calculator.epsilon(mechanisms.from_json(refused), 1e-5)
+    with pytest.raises(MethodNotApplicableError):
+        calculator.trade_off(mechanisms.from_json(tree), 0.5, 11)
+    many = [parallel(gaussian(1.0 + i), gaussian(2.0 + i)) for i in range(7)]
+    with pytest.raises(TooExpensiveError):
+        calculator.epsilon(mechanisms.from_json(composed(*many)), 1e-5)
 
 
 # ------------------------------------------------------------------- all kinds, all methods

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from mpmath import mp, mpf
 
@@ -17,6 +18,13 @@ from accountant_service.errors import (
     TooExpensiveError,
 )
 from accountant_service.guarantee import NeighbouringRelation, Status
+from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
+    Release,
+    distinct_directions,
+)
+from accountant_service.numerics.laws.several_records import SeveralRecordsPair
+from accountant_service.numerics.privacy_profile import bounds_near
 from tests.support import oracles
 
 Json = dict[str, Any]
@@ -170,6 +178,28 @@ def test_different_kinds_compose() -> None:
     tree = composed(*(mechanism for mechanism, _ in chosen), poisson(0.5, ATTAINED[1][0]))
     pairs = [*(pair for _, pair in chosen), sampled(ATTAINED[1][1], 0.5)]
     assert_encloses(tree, product(pairs), width=1e-2)
+
+
+@pytest.mark.parametrize("reveal", [0.01, 1e-6])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_a_lattice_adds_what_is_revealed_to_both_bounds(reveal: float, epsilon: float) -> None:
+    """Given the loss l of the discrete release, the rest has the profile at ε − l."""
+
+    def profile(x: Any) -> Any:
+        if x >= 0:
+            return oracles.gaussian_delta(x, 0.5)
+        return 1 - mp.exp(x) + mp.exp(x) * oracles.gaussian_delta(-x, 0.5)
+
+    known = approximate(0.4, reveal)
+    exact = reveal + mp.fsum(p * profile(epsilon - mp.log(p / q)) for p, q in known if p and q)
+    tree = composed(gaussian(2.0), {"kind": "approximate_dp", "epsilon": 0.4, "delta": reveal})
+    found = calculator.delta(mechanisms.from_json(tree), epsilon).certified
+    assert found is not None
+    assert found.lower <= exact <= found.upper
+    assert found.upper - found.lower <= 1e-2 * found.upper
+    at = calculator.epsilon(mechanisms.from_json(tree), float(exact)).certified
+    assert at is not None
+    assert at.lower <= epsilon <= at.upper <= at.lower * 1.02 + 0.01
 
 
 @every_attained
@@ -499,10 +529,10 @@ def test_points_of_a_profile_dominate_the_mechanism_between_them() -> None:
 # --------------------------------------------------------------------------- sampling
 
 
-def mixture_delta(
+def mixture_deltas(
     weights: Sequence[Any], shifts: Sequence[Any], epsilon: float, mu: float = 1.0
 ) -> Any:
-    """The larger δ(ε) of Σ w·N(shift·μ) and N(0), in both directions."""
+    """δ(ε) of Σ w·N(shift·μ) and N(0): removing, and adding."""
 
     def ratio(z: Any) -> Any:
         return mp.fsum(
@@ -524,10 +554,15 @@ def mixture_delta(
     def tail(z: Any) -> Any:
         return mp.fsum(w * mp.ncdf(s * mu - z) for w, s in zip(weights, shifts, strict=True))
 
-    return max(
+    return (
         tail(removing) - factor * mp.ncdf(-removing),
         mp.ncdf(adding) - factor * (1 - tail(adding)),
     )
+
+
+def mixture_delta(*args: Any) -> Any:
+    """The larger δ(ε) of both directions."""
+    return max(mixture_deltas(*args))
 
 
 def binomial(records: int, rate: float) -> list[Any]:
@@ -553,6 +588,18 @@ def test_a_person_with_several_records_is_a_mixture(
     assert found.lower <= exact * (1 + 1e-9)
     assert exact <= found.upper * (1 + 1e-9)
     assert found.upper - found.lower <= 2e-3 * found.upper + 1e-12
+
+
+def test_the_addition_of_a_person_has_a_law_of_its_own() -> None:
+    law, weights = Release(SeveralRecordsPair(3, 0.3, 1.0)), binomial(3, 0.3)
+    assert distinct_directions([(law, 1)]) == DIRECTIONS
+    for epsilon in (0.0, 0.5):
+        both = mixture_deltas(weights, range(4), epsilon, 1.0)
+        for direction, exact in zip(DIRECTIONS, both, strict=True):
+            found = bounds_near([(law, 1)], direction, epsilon)
+            assert found is not None
+            lower, upper = found.delta(np.array([epsilon]))
+            assert lower[0] <= exact <= upper[0] <= exact * 1.02
 
 
 def test_a_person_with_one_record_is_a_record_and_all_of_them_are_one_sum() -> None:

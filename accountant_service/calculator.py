@@ -5,6 +5,7 @@ The API and the command line call these functions. To solve for a parameter of a
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from accountant_service.errors import (
     AccountingError,
     BoundsContradictError,
     MethodNotApplicableError,
+    NoFiniteEpsilonError,
     TooExpensiveError,
 )
 from accountant_service.guarantee import (
@@ -36,7 +38,7 @@ from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
 
 _RELATION: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE
 _TRADE_OFF_EPSILONS: Final = 128  # values of ε whose bounds of δ enclose the trade-off
-_TRADE_OFF_DELTA: Final = 1e-9  # δ at the largest of these ε
+_TRADE_OFF_DELTAS: Final = (1e-9, 1e-6, 1e-3, 0.5)  # δ at the largest of these ε, if it is finite
 
 
 def epsilon(
@@ -294,9 +296,8 @@ def trade_off(
         AccountingError: a release has no proved dominating pair, or the work limit is exceeded.
     """
     question = _question(mechanism, relation)
-    accountant = ACCOUNTANTS[DEFAULT_METHOD]
     rates = _false_positive_rates(points)
-    claim = accountant.epsilon(question, _TRADE_OFF_DELTA)  # it also checks the hypotheses
+    claim = _claim_of_largest_epsilon(question)  # it also checks the hypotheses
     largest_epsilon = claim.epsilon
     if not question.release_groups or largest_epsilon == 0.0:
         return _trade_off_of_no_release(rates, prior, claim)
@@ -332,6 +333,15 @@ def trade_off(
         question.form.hash,
         claim.assumptions,
     )
+
+
+def _claim_of_largest_epsilon(question: Question) -> Guarantee:
+    """Return the guarantee at the least δ of `_TRADE_OFF_DELTAS` at which an ε is finite."""
+    *smaller, last = _TRADE_OFF_DELTAS
+    for delta in smaller:
+        with contextlib.suppress(NoFiniteEpsilonError):
+            return ACCOUNTANTS[DEFAULT_METHOD].epsilon(question, delta)
+    return ACCOUNTANTS[DEFAULT_METHOD].epsilon(question, last)
 
 
 def _probability_interval(lower: float, upper: float, least: float = 0.0) -> Interval:

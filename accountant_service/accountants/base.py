@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
+from accountant_service.accountants import release_laws
+from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.errors import (
     BoundsContradictError,
     MethodNotApplicableError,
@@ -37,13 +39,19 @@ DELTA_MIN: Final = 1e-300  # the least δ that is claimed; smaller ones are roun
 _DELTA_MAX: Final = 1 - 1e-9
 _DELTA_NEGLIGIBLE: Final = 1e-250  # widths of δ intervals are measured relative to at least this
 _SAMPLED_NOISE_MIN: Final = 0.004  # least effective noise multiplier: 3e5 quadrature nodes
-RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it
 _PARTITION: Final = Assumption(
     "neighbouring datasets have the same number of records, as shuffled batches (a fixed "
     "partition) require: use zero_out_one or replace_one",
     True,
     "arXiv 2403.17673, arXiv 2411.10614",
 )
+_PARTS: Final = Assumption(
+    "each record belongs to one part, which depends on the record alone and never changes, and "
+    "neighbours differ in one part: replace_one may move a record to another part",
+    True,
+    "McSherry 2009, Theorem 4",
+)
+_ALTERNATIVES_MAX: Final = 64
 # Accounting covers the noisy sum. If a record changed the divisor, the scale of the noise in every
 # coordinate would reveal the divisor: with many coordinates, almost surely.
 _DIVISOR: Final = Assumption(
@@ -55,32 +63,6 @@ _DIVISOR: Final = Assumption(
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseGroup:
-    """Equal releases of a mechanism, with the noise and sample rate that accountants use.
-
-    Attributes:
-        atom: the release.
-        count: number of such releases, at least 1.
-        sigma: effective noise multiplier: noise over the sensitivity under the neighbouring
-            relation.
-        rate: probability that a given record takes part in one release.
-    """
-
-    atom: Atom
-    count: int
-    sigma: float
-    rate: float
-
-    def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
-        """Return whether one record of such a sample is replaced between neighbouring datasets.
-
-        `sigma` is then that of the distance 2C between the record and its replacement.
-        """
-        replaced = relation is NeighbouringRelation.REPLACE_ONE
-        return replaced and self.atom.sampling == sampling and self.rate < 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     """A mechanism to account for, with the neighbouring relation and the tolerance.
 
@@ -88,24 +70,37 @@ class Question:
         form: the mechanism, in canonical form.
         relation: the neighbouring relation.
         tolerance: relative width that a proved interval should have.
+        adds_curves: whether `pld` may add the Rényi curves of releases that are known by them. That
+            is tighter than composing one dominating pair for each, but parts of the composition can
+            then not be exchanged for other releases.
     """
 
     form: CanonicalForm
     relation: NeighbouringRelation
     tolerance: float = TOLERANCE
+    adds_curves: bool = True
 
     @property
     def release_groups(self) -> tuple[ReleaseGroup, ...]:
         """The mechanism's distinct releases, with effective noise and rate (decision 0002)."""
-        return tuple(
-            ReleaseGroup(
-                atom,
-                count,
-                atom.noise_multiplier / _effective_sensitivity(atom, self.relation),
-                _participation_probability(atom, self.relation),
+        return release_laws.release_groups(self.form.atom_counts, self.relation)
+
+    @property
+    def alternatives(self) -> tuple[Question, ...]:
+        """The questions of which the worst counts: one for each part that a record may be in.
+
+        Raises:
+            TooExpensiveError: there are too many.
+        """
+        parts = [len(atom.parts) for atom, _ in self.form.atom_counts if atom.is_parallel]
+        if not parts:
+            return (self,)
+        number = math.prod(parts)
+        if number > _ALTERNATIVES_MAX:
+            raise TooExpensiveError(
+                f"parallel parts may be combined in at most {_ALTERNATIVES_MAX} ways, not {number}"
             )
-            for atom, count in self.form.atom_counts
-        )
+        return tuple(replace(self, form=form) for form in self.form.alternatives)
 
     def repeated(self, times: int) -> Question:
         """Return the question about this mechanism repeated `times` times."""
@@ -133,53 +128,23 @@ class Question:
         return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
 
 
-def _samples_whole_dataset(atom: Atom) -> bool:
-    """Return whether the release's fixed-size sample is the whole dataset."""
-    return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
-
-
-def _effective_sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
-    """Return the ℓ2 sensitivity of a release's clipped batch sum, in units of the clip norm.
-
-    In a batch of fixed size, another record takes the place of a record that is not drawn, up to
-    2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
-    """
-    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if atom.sampling == "fixed_size" and (added or not _samples_whole_dataset(atom)):
-        return 2.0
-    return relation.sensitivity
-
-
-def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> float:
-    """Return the probability that a record of the larger neighbouring dataset is in a batch.
-
-    Under add/remove, a batch of n records cannot be drawn from n − 1 records, so a batch of all n
-    records is compared with n of n + 1: its rate is n/(n + 1). Laplace noise on fixed-size samples
-    has no formula here: its batch of all the data is charged without that amplification.
-    """
-    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if added and _samples_whole_dataset(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
-        return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
-    if atom.sampling == "poisson":
-        return max(atom.sample_rate, RATE_MIN)
-    return 1.0 if atom.sampling == "shuffled" else atom.sample_rate
-
-
 def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
     """Return whether two neighbouring datasets attain the dominating pair of one release."""
+    if not release_laws.is_attained(atom.noise):
+        return False
     if atom.sampling == "poisson":
-        return atom.sample_rate >= RATE_MIN
+        return atom.sample_rate >= release_laws.RATE_MIN
     if relation is NeighbouringRelation.REPLACE_ONE and atom.sampling == "fixed_size":
-        return _samples_whole_dataset(atom)
+        return release_laws.samples_whole_dataset(atom)
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    left_out = added and _samples_whole_dataset(atom) and atom.noise != "gaussian"
+    left_out = added and release_laws.samples_whole_dataset(atom) and atom.noise != "gaussian"
     return atom.sampling != "shuffled" and not left_out
 
 
 def _larger_dataset_size(atom: Atom) -> int:
     """Return the size of the larger of two neighbouring datasets of a fixed-size sample."""
     size = atom.fixed_sizes[0] if atom.fixed_sizes else 0
-    return size + 1 if _samples_whole_dataset(atom) else size
+    return size + 1 if release_laws.samples_whole_dataset(atom) else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +240,10 @@ class Accountant(ABC):
             AccountingError: the question has no answer.
         """
         assumptions = self.check_assumptions(question)
+        bound = Bound(0.0)
         with report_contradictions(question, f"δ = {delta!r}"):
-            bound = self.epsilon_bound(question, delta) if question.form.atom_counts else Bound(0.0)
+            if question.form.atom_counts:
+                bound = _worst(self.epsilon_bound(each, delta) for each in question.alternatives)
         if not _is_finite(bound):
             raise NoFiniteEpsilonError(
                 f"{self.name} finds no finite ε at δ = {delta:g}: add noise, or allow a larger δ"
@@ -318,7 +285,8 @@ class Accountant(ABC):
         bound = Bound(0.0)
         if question.form.atom_counts:
             with report_contradictions(question, f"ε = {epsilon!r}"):
-                bound = _at_least_delta_min(self.delta_bound(question, epsilon))
+                bounds = (self.delta_bound(each, epsilon) for each in question.alternatives)
+                bound = _at_least_delta_min(_worst(bounds))
         return self._make_guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
 
     def check_assumptions(self, question: Question) -> tuple[Assumption, ...]:
@@ -326,7 +294,8 @@ class Accountant(ABC):
         if not question.form.atom_counts:
             return (Assumption("nothing is released", True, "definition of privacy"),)
         _require_supported_releases(self.name, question)
-        return (*_relation_assumptions(question), *self.assumptions(question))
+        found = [each for other in question.alternatives for each in self.assumptions(other)]
+        return tuple(dict.fromkeys((*_relation_assumptions(question), *found)))
 
     def _make_guarantee(
         self,
@@ -406,6 +375,17 @@ def _width_warnings(
     )
 
 
+def _worst(bounds: Iterable[Bound]) -> Bound:
+    """Return the largest of some bounds, with the interval of the largest of what they bound."""
+    found = list(bounds)
+    worst = max(found, key=lambda each: each.value)
+    intervals = [each.interval for each in found if each.interval is not None]
+    if len(intervals) < len(found):
+        return replace(worst, interval=None)
+    lower, upper = max(each.lower for each in intervals), max(each.upper for each in intervals)
+    return replace(worst, interval=Interval(lower, upper))
+
+
 def _is_finite(bound: Bound) -> bool:
     """Return whether a bound of ε is finite; above 1e15 it counts as infinite."""
     return math.isfinite(bound.value) and bound.value <= 1e15
@@ -421,14 +401,15 @@ def _at_least_delta_min(bound: Bound) -> Bound:
 
 def _require_supported_releases(method: str, question: Question) -> None:
     """Refuse releases that no method has a formula for, and noise too small to compute with."""
-    for atom, _ in question.form.atom_counts:
+    for atom in question.form.all_atoms:
         if atom.noise == "mixture":
             raise MethodNotApplicableError(
                 f"{method} has no formula for different releases on one sample; describe each "
                 "release with its own sampling",
                 atom.pointer,
             )
-    for group in question.release_groups:
+    every = [(atom, 1) for atom in question.form.all_atoms]
+    for group in release_laws.release_groups(every, question.relation):
         if group.atom.noise == "gaussian" and group.rate < 1 and group.sigma < _SAMPLED_NOISE_MIN:
             raise TooExpensiveError(
                 "the releases on one sample are equivalent to one with an effective noise "
@@ -440,9 +421,12 @@ def _require_supported_releases(method: str, question: Question) -> None:
 
 def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
     """Return the hypotheses about the relation that sampling requires of any method."""
-    sampled = {atom.sampling for atom, _ in question.form.atom_counts} - {"none"}
+    sampled = {atom.sampling for atom in question.form.all_atoms} - {"none"}
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     found = []
+    if any(atom.parts for atom in question.form.all_atoms):
+        replaced = question.relation is NeighbouringRelation.REPLACE_ONE
+        found.append(replace(_PARTS, holds=not replaced))
     if "shuffled" in sampled:
         found.append(replace(_PARTITION, holds=not added))
     if sampled and added:
@@ -455,8 +439,13 @@ def require_noise(method: str, question: Question, allowed: Sequence[str]) -> No
     for atom, _ in question.form.atom_counts:
         if atom.noise not in allowed:
             raise MethodNotApplicableError(
-                f"{method} has no formula for {atom.noise} noise", atom.pointer
+                f"{method} has no formula for {_name_noise(atom.noise)}", atom.pointer
             )
+
+
+def _name_noise(kind: str) -> str:
+    """Return the name of a kind of release in a sentence."""
+    return f"{kind} noise" if kind in ("gaussian", "laplace") else kind
 
 
 def require_single_group(method: str, question: Question) -> ReleaseGroup:

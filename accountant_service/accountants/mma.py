@@ -10,11 +10,11 @@ from accountant_service.accountants.base import (
     Accountant,
     Bound,
     Question,
-    ReleaseGroup,
     assume_poisson_sampling,
     require_noise,
     require_single_group,
 )
+from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.guarantee import Assumption
 from accountant_service.numerics.floats import rounding
 

@@ -9,28 +9,28 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from accountant_service.accountants.base import DELTA_MIN, Accountant, Bound, Question, ReleaseGroup
+from accountant_service.accountants import release_laws
+from accountant_service.accountants.base import DELTA_MIN, Accountant, Bound, Question
+from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.errors import MethodNotApplicableError, TooExpensiveError
-from accountant_service.guarantee import Assumption, Interval, NeighbouringRelation
+from accountant_service.guarantee import Assumption, Interval
 from accountant_service.numerics import certified_interval
-from accountant_service.numerics.engines import small_noise
+from accountant_service.numerics.engines import enumeration, small_noise
 from accountant_service.numerics.epsilon_curve import SECONDS_MAX, epsilon_curve
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.bounds import Bounds, check_bounds, relative_width
 from accountant_service.numerics.laws import gaussian
+from accountant_service.numerics.laws.characteristic_function import has_characteristic_function
 from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
+    Composition,
     GaussianPair,
-    LaplacePair,
     Release,
     ReleaseLaw,
+    infinite_mass,
     total_variation,
 )
-from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
-from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 
-_POISSON: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
-_REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
-_GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
 _RELEASES_MAX: Final = 1200
 
 
@@ -43,9 +43,12 @@ class Pld(Accountant):
 
     name = "pld"
     title = "Privacy loss distribution, proved from both sides"
-    source = f"{_POISSON}; connect the dots: arXiv 2207.04380v1; papers/003 eq. (4) at q = 1"
+    source = (
+        f"{release_laws.POISSON_SOURCE}; connect the dots: arXiv 2207.04380v1; "
+        "papers/003 eq. (4) at q = 1"
+    )
     needs = (
-        "Gaussian or Laplace noise; with sampling, add/remove or zero-out neighbours, or Gaussian "
+        "any kind of mechanism; with sampling, add/remove or zero-out neighbours, or Gaussian "
         "noise and replace-one"
     )
     proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-8"
@@ -58,10 +61,9 @@ class Pld(Accountant):
                 f"pld composes at most {_RELEASES_MAX} different releases, not {len(groups)}"
             )
         for group in groups:
-            _require_dominating_pair(group, question)
-        sources = dict.fromkeys(_source(group, question) for group in groups)
-        statement = "each release is dominated by a pair of one-dimensional distributions"
-        return tuple(Assumption(statement, True, source) for source in sources)
+            release_laws.require_dominating_pair(group, question.relation)
+        found = dict.fromkeys(release_laws.hypothesis(group, question.relation) for group in groups)
+        return tuple(Assumption(statement, True, source) for statement, source in found)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
         """Return the certified interval around ε."""
@@ -76,7 +78,7 @@ class Pld(Accountant):
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
         """Return the certified interval after each number of repetitions, from one shared curve."""
         _, _, releases = _split_releases(step)
-        if not releases or small_noise.is_useful(releases):
+        if not releases or small_noise.is_useful(releases) or _infinite_mass(releases) > 0:
             return super().epsilon_bounds(step, times, delta)
         try:
             curve = epsilon_curve(releases, times, delta, step.tolerance)
@@ -93,7 +95,7 @@ class Pld(Accountant):
         """Return the certified interval around δ, which is at most δ without sampling."""
         mu, pure, releases = _split_releases(question)
         exact = 0.0
-        if mu > 0:
+        if mu > 0 and pure < math.inf:
             exact = math.exp(float(gaussian.log_delta(max(epsilon - pure, 0.0), mu)))
         cap = 1.0 if epsilon < pure else min(1.0, rounding.up(exact))
         if not releases:
@@ -112,6 +114,11 @@ def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
     return releases or [(Release(GaussianPair(mu)), 1)]
 
 
+def has_quick_curve(question: Question) -> bool:
+    """Return whether many numbers of repetitions share the work for one, in `epsilon_bounds`."""
+    return all(has_characteristic_function(law) for law, _ in dominating_pairs(question))
+
+
 def _bound(question: Question, bounds: Bounds) -> Bound:
     """Return proved bounds as a `Bound`; the lower end is 0 if the pairs are not attained."""
     lower = bounds.lower if question.is_attained else 0.0
@@ -121,10 +128,17 @@ def _bound(question: Question, bounds: Bounds) -> Bound:
 def _enclose_epsilon(
     question: Question, releases: list[tuple[ReleaseLaw, int]], delta: float
 ) -> Bounds:
-    """Return bounds of ε: 0 if the total variation is at most δ, else from the engines."""
+    """Return bounds of ε: 0 if the total variation is at most δ, else from the engines.
+
+    They are infinite if outcomes of infinite loss alone exceed δ.
+    """
     if total_variation(releases) <= delta:
         return Bounds(0.0, 0.0)
-    found = small_noise.epsilon_bounds(releases, delta)
+    if _infinite_mass(releases) >= delta:
+        return Bounds(math.inf, math.inf)
+    found = enumeration.epsilon_bounds(releases, delta)
+    if found is None:
+        found = small_noise.epsilon_bounds(releases, delta)
     if found is not None and relative_width(found) <= question.tolerance:
         return found
     return _intersection(
@@ -135,8 +149,10 @@ def _enclose_epsilon(
 def _enclose_delta(
     question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
 ) -> Bounds:
-    """Return bounds of δ: in closed form if the noise is small, else from the engines."""
-    found = small_noise.delta_bounds(releases, epsilon)
+    """Return bounds of δ from all outcomes, the closed forms for little noise and the engines."""
+    found = enumeration.delta_bounds(releases, epsilon)
+    if found is None:
+        found = small_noise.delta_bounds(releases, epsilon)
     if found is not None and found.upper - found.lower <= question.tolerance * found.upper:
         return found
     return _intersection(
@@ -176,63 +192,46 @@ def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bo
     return _bound(question, _capped_at(bounds, cap))
 
 
-def _require_dominating_pair(group: ReleaseGroup, question: Question) -> None:
-    """Raise MethodNotApplicableError if a release has no proved pair under the relation."""
-    if group.rate == 1.0:
-        return
-    relation, sampling = question.relation, group.atom.sampling
-    if relation is NeighbouringRelation.REPLACE_ONE and group.atom.noise == "gaussian":
-        return
-    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE and sampling == "poisson"
-    if not (added or zeroed):
-        raise MethodNotApplicableError(
-            f"pld has no proved dominating pair for {group.atom.noise} noise and {sampling} "
-            f"sampling under {relation}; use subsampled_rdp",
-            group.atom.pointer,
-        )
-    if group.atom.noise == "laplace" and sampling == "fixed_size":
-        raise MethodNotApplicableError(
-            "pld has no proved dominating pair for Laplace noise on fixed-size samples",
-            group.atom.pointer,
-        )
-
-
-def _source(group: ReleaseGroup, question: Question) -> str:
-    """Return the source of the proof that the pair dominates a release of the group."""
-    if group.rate == 1.0:
-        return _GAUSSIAN
-    return _REPLACED if question.relation is NeighbouringRelation.REPLACE_ONE else _POISSON
+def _infinite_mass(releases: Composition) -> float:
+    """Return an upper bound of the mass of infinite loss, in the costlier direction."""
+    return max(infinite_mass(releases, direction) for direction in DIRECTIONS)
 
 
 def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
     """Return μ and ε of all Gaussian and Laplace releases unsampled, and the pairs to compose.
 
     Unsampled Gaussian releases compose to one Gaussian release. If there are no others, its closed
-    form is exact, and the list of pairs is empty.
+    form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.
     """
-    laplace = [p for p in question.release_groups if p.atom.noise == "laplace"]
-    exact = [p for p in question.release_groups if p.rate == 1.0 and p.atom.noise == "gaussian"]
+    groups = question.release_groups
+    _require_common_pair(groups)
+    curves = [each for each in groups if question.adds_curves and release_laws.is_renyi_curve(each)]
+    alone = [each for each in groups if each not in curves]
+    laws = [release_laws.dominating_pair(each, question.relation) for each in alone]
+    exact = [each for each, law in zip(alone, laws, strict=True) if _is_unsampled_gaussian(law)]
     releases = [
-        (_dominating_pair(p, question), p.count) for p in question.release_groups if p not in exact
+        (law, each.count) for each, law in zip(alone, laws, strict=True) if each not in exact
     ]
+    if curves:
+        releases.append((release_laws.renyi_law(curves, question.relation), 1))
     if releases and exact:
-        releases.append((Release(GaussianPair(_mu(exact))), 1))
-    gaussians = [p for p in question.release_groups if p.atom.noise == "gaussian"]
-    return _mu(gaussians), math.fsum(p.count / p.sigma for p in laplace), releases
+        releases.append((Release(GaussianPair(release_laws.unsampled_cost(exact)[0])), 1))
+    return *release_laws.unsampled_cost(groups), releases
 
 
-def _mu(groups: Sequence[ReleaseGroup]) -> float:
-    """Return μ = √(Σ T/σ²) of Gaussian releases without sampling."""
-    return math.sqrt(math.fsum(group.count / group.sigma**2 for group in groups))
+def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:
+    """Refuse releases on disjoint parts of the data: each part has its own pair."""
+    for group in groups:
+        if group.atom.parts:
+            raise MethodNotApplicableError(
+                "mechanisms on disjoint parts have no common dominating pair; account "
+                "for each part by itself, in a ledger as a dataset of its own",
+                group.atom.pointer,
+            )
 
 
-def _dominating_pair(group: ReleaseGroup, question: Question) -> ReleaseLaw:
-    """Return the dominating pair of one release of the group."""
-    if group.atom.noise == "laplace":
-        return Release(LaplacePair(1 / group.sigma), group.rate)
-    if group.replaces_record_in("poisson", question.relation):
-        return ReplacedRecord(0.5 / group.sigma, group.rate)  # 2C apart, each C from absence
-    if group.replaces_record_in("fixed_size", question.relation):
-        return FixedSizeReplacement(1 / group.sigma, group.rate)
-    return Release(GaussianPair(1 / group.sigma), group.rate)
+def _is_unsampled_gaussian(law: ReleaseLaw) -> bool:
+    """Return whether a release is Gaussian noise without sampling."""
+    if not isinstance(law, Release) or law.sample_rate < 1.0:
+        return False
+    return isinstance(law.base_pair, GaussianPair)

@@ -18,10 +18,10 @@ import numpy as np
 
 from accountant_service.accountants.base import (
     Question,
-    ReleaseGroup,
     assume_sampling,
     require_noise,
 )
+from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.guarantee import Assumption
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws import gaussian

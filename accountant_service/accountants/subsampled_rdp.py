@@ -12,9 +12,9 @@ from accountant_service.accountants.base import (
     Accountant,
     Bound,
     Question,
-    ReleaseGroup,
     require_noise,
 )
+from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.errors import MethodNotApplicableError, TooExpensiveError
 from accountant_service.guarantee import Assumption, NeighbouringRelation
 from accountant_service.numerics import renyi_conversion

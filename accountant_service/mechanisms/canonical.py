@@ -11,6 +11,7 @@ distinct atom:
 * several Gaussian releases on one sample are one Gaussian release on it with
   σ = (Σ 1/σᵢ²)^(−1/2), because the releases see the same sample.
 
+A kind that is one release with parameters of its own becomes an atom with these parameters.
 A mechanism that these rules do not cover (Laplace and Gaussian releases on one sample) becomes a
 `mixture` atom, which accountants refuse with its JSON pointer.
 """
@@ -18,10 +19,11 @@ A mechanism that these rules do not cover (Laplace and Gaussian releases on one 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from accountant_service.canonical_json import canonical_json
@@ -32,13 +34,19 @@ from accountant_service.mechanisms.tree import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    MatrixFactorization,
     Mechanism,
+    Parallel,
     PoissonSampled,
+    PrivateSelection,
     Repeated,
+    Repeats,
+    TruncatedPoissonSampled,
+    UserLevel,
 )
 
-Noise = Literal["gaussian", "laplace", "mixture"]
-AtomSampling = Literal["none", "poisson", "fixed_size", "shuffled"]
+Parameter = float | str | tuple[float, ...]  # of a kind, as hashed
+AtomSampling = Literal["none", "poisson", "truncated_poisson", "fixed_size", "shuffled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +54,34 @@ class Atom:
     """One release: a kind of noise on a kind of sample.
 
     Attributes:
-        noise: kind of noise; `mixture` is a sampled composition that no method has a formula for.
-        noise_multiplier: noise over the clip norm.
+        noise: kind of the release; `mixture` is a sampled composition that no method has a formula
+            for.
+        noise_multiplier: noise over the clip norm; 0 for a kind without it.
         sampling: how the release's records are chosen.
         sample_rate: expected fraction of the dataset in the sample; 1 without sampling.
-        fixed_sizes: dataset size and batch size of a fixed-size sample.
-        inner: hash of the mechanism inside a `mixture`; it only enters this atom's hash.
+        fixed_sizes: dataset size and batch size of a sample of fixed or limited size.
+        inner: hash of the mechanism inside, of a release that is made of others.
+        parameters: of a kind that is described by more than a noise multiplier.
+        releases: of one run of the mechanism inside, whose hash is `inner`.
+        parts: the different mechanisms that run on disjoint parts of the data.
         pointer: JSON pointer of the release in the tree; not compared and not hashed.
     """
 
-    noise: Noise
+    noise: str
     noise_multiplier: float
     sampling: AtomSampling = "none"
     sample_rate: float = 1.0
     fixed_sizes: tuple[int, int] | None = None
     inner: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    releases: tuple[tuple[Atom, int], ...] = field(default=(), compare=False)
+    parts: tuple[CanonicalForm, ...] = field(default=(), compare=False)
     pointer: str = field(default="", compare=False)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Return whether mechanisms run on disjoint parts of all the data."""
+        return self.noise == "parallel" and self.sampling == "none"
 
     def hashed_fields(self) -> list[object]:
         """Return the fields that enter the hash, in a fixed order."""
@@ -73,6 +93,7 @@ class Atom:
             self.sample_rate,
             sizes,
             self.inner,
+            *([list(self.parameters)] if self.parameters else []),
         ]
 
 
@@ -93,9 +114,35 @@ class CanonicalForm:
         """The number of releases."""
         return sum(count for _, count in self.atom_counts)
 
+    @property
+    def alternatives(self) -> Iterator[CanonicalForm]:
+        """The mechanisms that a record may meet: one part of each that run in parallel."""
+        chosen = [
+            [dict(part.atom_counts) for part in atom.parts] if atom.is_parallel else [{atom: 1}]
+            for atom, _ in self.atom_counts
+        ]
+        counts = [count for _, count in self.atom_counts]
+        for choice in itertools.product(*chosen):
+            pairs = zip(choice, counts, strict=True)
+            yield _form_of_atoms(_add_counts(_multiply_counts(each, n) for each, n in pairs))
+
+    @property
+    def all_atoms(self) -> Iterator[Atom]:
+        """The different releases, and those that they are made of."""
+        return _all_atoms(self.atom_counts)
+
     def repeated(self, times: int) -> CanonicalForm:
         """Return the canonical form of this mechanism repeated `times` times."""
         return _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
+
+
+def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
+    """Yield atoms, each followed by those inside it."""
+    for atom, _ in atom_counts:
+        yield atom
+        yield from _all_atoms(atom.releases)
+        for part in atom.parts:
+            yield from _all_atoms(part.atom_counts)
 
 
 def canonical_form(mechanism: Mechanism) -> CanonicalForm:
@@ -120,12 +167,6 @@ def _hashed_text(document: object) -> str:
 def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
     """Return how often a mechanism makes each distinct release."""
     match mechanism:
-        case Gaussian(noise_multiplier):
-            return {Atom("gaussian", noise_multiplier, pointer=pointer): 1}
-        case Laplace(noise_multiplier):
-            return {Atom("laplace", noise_multiplier, pointer=pointer): 1}
-        case DiagonalGaussian():
-            return {Atom("gaussian", mechanism.noise_multiplier(), pointer=pointer): 1}
         case Repeated(count, inner):
             return _multiply_counts(_count_atoms(inner, f"{pointer}/mechanism"), count)
         case Composed(inners):
@@ -140,6 +181,42 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
             return _apply_sampling(atoms, "fixed_size", batch / size, (size, batch), pointer)
         case DpSgd():
             return _count_dp_sgd_atoms(mechanism, pointer)
+        case _:
+            return _count_other_atoms(mechanism, pointer)
+
+
+def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
+    """Return the atoms of a mechanism that is not a plain composition or sample."""
+    match mechanism:
+        case UserLevel(records, inner):
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            return {_of_user(each, records): count for each, count in atoms.items()}
+        case TruncatedPoissonSampled(size, rate, batch, inner):
+            if batch >= size or rate == 0.0:
+                return _count_atoms(PoissonSampled(rate, inner), pointer)
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            return _truncated(atoms, rate, (size, batch), pointer)
+        case PrivateSelection(repeats, inner):
+            form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
+            return _selection_atoms(repeats, form, pointer)
+        case Parallel(inners):
+            return _count_parallel_atoms(inners, pointer)
+        case _:
+            return {_release_atom(mechanism, pointer): 1}
+
+
+def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
+    """Return the atom of a kind that is one release of all the data."""
+    match mechanism:
+        case Gaussian(noise_multiplier) | Laplace(noise_multiplier):
+            return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
+        case DiagonalGaussian():
+            return Atom("gaussian", mechanism.noise_multiplier(), pointer=pointer)
+        case MatrixFactorization(noise_multiplier):
+            return Atom("gaussian", noise_multiplier / mechanism.sensitivity(), pointer=pointer)
+        case _:
+            values = tuple(getattr(mechanism, each.name) for each in fields(mechanism))
+            return Atom(mechanism.kind, 0.0, parameters=values, pointer=pointer)
 
 
 def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
@@ -155,6 +232,75 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
     kind: AtomSampling = "fixed_size" if sizes else "poisson"
     sampled = step if run.sampling == "none" else _apply_sampling(step, kind, rate, sizes, pointer)
     return _multiply_counts(sampled, count)
+
+
+def _selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:
+    """Return the atom of a selection of the best of a random number of runs."""
+    if not form.atom_counts:
+        return {}
+    shapes = {"geometric": 1.0, "logarithmic": 0.0, "poisson": 0.0}
+    shape = shapes.get(repeats.distribution, repeats.shape or 0.0)
+    name = "poisson" if repeats.distribution == "poisson" else "negative_binomial"
+    atom = Atom(
+        "private_selection",
+        0.0,
+        inner=form.hash,
+        parameters=(name, repeats.mean, shape),
+        releases=form.atom_counts,
+        pointer=pointer,
+    )
+    return {atom: 1}
+
+
+def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Atom, int]:
+    """Return the atoms of mechanisms on disjoint parts of the data.
+
+    Equal parts are one part, but not the whole data: a replaced record may move between them.
+    """
+    forms = [
+        _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanisms/{i}"))
+        for i, inner in enumerate(inners)
+    ]
+    forms = [form for form in forms if form.atom_counts]
+    if len(forms) <= 1:
+        return {atom: n for form in forms for atom, n in form.atom_counts}
+    parts = {form.hash: form for form in forms}
+    inner = _hashed_text(sorted(parts))
+    ordered = tuple(parts[each] for each in sorted(parts))
+    return {Atom("parallel", 0.0, inner=inner, parts=ordered, pointer=pointer): 1}
+
+
+def _of_user(atom: Atom, records: int) -> Atom:
+    """Return a release to a person with several records, each of which may take part."""
+    if records == 1:
+        return atom
+    if atom.noise == "gaussian" and atom.sampling == "none":  # all records take part at once
+        return replace(atom, noise_multiplier=atom.noise_multiplier / records)
+    if atom.noise == "gaussian" and atom.sampling == "poisson":
+        return replace(atom, noise="user_level", parameters=(records,))
+    parameters = (*atom.parameters, records)
+    return replace(atom, noise=f"user_level of {atom.noise}", parameters=parameters)
+
+
+def _truncated(
+    atoms: Mapping[Atom, int], rate: float, sizes: tuple[int, int], pointer: str
+) -> dict[Atom, int]:
+    """Return the atoms of a mechanism that runs on a Poisson sample of limited size."""
+    present = {atom: count for atom, count in atoms.items() if count > 0}
+    merged = _merge_gaussians(present) if present else None
+    if merged is None or (merged.noise, merged.sampling) != ("gaussian", "none"):
+        inner = _form_of_atoms(present).hash
+        mixed = Atom("mixture", 0.0, "truncated_poisson", rate, sizes, inner, pointer=pointer)
+        return {mixed: 1} if present else {}
+    sampled = replace(
+        merged,
+        noise="truncated_poisson_sampled",
+        sampling="truncated_poisson",
+        sample_rate=rate,
+        fixed_sizes=sizes,
+        pointer=pointer,
+    )
+    return {sampled: 1}
 
 
 def _multiply_counts(counts: Mapping[Atom, int], factor: int) -> dict[Atom, int]:
@@ -187,13 +333,16 @@ def _apply_sampling(
     merged = _merge_gaussians(present)
     if merged is None:
         inner = _form_of_atoms(present).hash
-        return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer): 1}
-    if merged.sampling == "none":
-        return {Atom(merged.noise, merged.noise_multiplier, sampling, rate, sizes, "", pointer): 1}
+        return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer=pointer): 1}
     if merged.sampling == sampling == "poisson":
-        joint = max(rate * merged.sample_rate, sys.float_info.min)  # underflow: rounded up
-        return {Atom(merged.noise, merged.noise_multiplier, sampling, joint, None, "", pointer): 1}
-    return {Atom("mixture", 0.0, sampling, rate, sizes, _form_of_atoms(present).hash, pointer): 1}
+        rate = max(rate * merged.sample_rate, sys.float_info.min)  # underflow: rounded up
+    elif merged.sampling != "none":
+        inner = _form_of_atoms(present).hash
+        return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer=pointer): 1}
+    sampled = replace(
+        merged, sampling=sampling, sample_rate=rate, fixed_sizes=sizes, pointer=pointer
+    )
+    return {sampled: 1}
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:

@@ -8,20 +8,37 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final
 
 from accountant_service.mechanisms.tree import (
+    ApproximateDp,
     Composed,
     DiagonalGaussian,
+    DiscreteGaussian,
+    DiscreteLaplace,
     DpSgd,
+    Exponential,
     FixedSizeSampled,
     Gaussian,
+    Gdp,
     Laplace,
+    MatrixFactorization,
     Mechanism,
+    Parallel,
+    PermuteAndFlip,
     PoissonSampled,
+    PrivacyProfile,
+    PrivateSelection,
+    RandomizedResponse,
+    Rdp,
     Repeated,
+    Repeats,
+    TruncatedLaplace,
+    TruncatedPoissonSampled,
+    UserLevel,
+    Zcdp,
 )
 
 DEPTH_MAX: Final = 32  # nested mechanisms
@@ -32,6 +49,13 @@ RATE_MIN: Final = 1e-12  # sample rates below are 0 or refused
 # Noise multipliers outside these limits are refused: double precision is not enough for them.
 NOISE_MIN: Final = 0.01
 NOISE_MAX: Final = 1e6
+LOSS_MAX: Final = 100.0  # greatest ε of a release; beyond it nobody is protected
+SENSITIVITY_MAX: Final = 100_000  # of an integer
+_CURVE_ROUNDING: Final = 0.01  # relative, that a printed curve may be off
+MATRIX_STEPS_MAX: Final = 100_000  # of correlated noise
+_MATRIX_WORK_MAX: Final = 10_000_000  # participations times coefficients
+POINTS_MAX: Final = 4096  # of a privacy profile or Rényi curve
+RECORDS_MAX: Final = 256  # of one person
 
 Json = Any  # a parsed JSON document
 
@@ -91,17 +115,52 @@ def _rate_type() -> _FieldType:
     return _FieldType({"type": "number", "minimum": 0, "maximum": 1}, read)
 
 
-def _number_list_type() -> _FieldType:
-    """Return the type of a list of positive numbers, one for each coordinate."""
-    positive = _number_type(0.0, 1e150, open_low=True)
+def _number_list_type(item: _FieldType, expected: str, most: int) -> _FieldType:
+    """Return the type of a list of 1 to `most` numbers; `expected` says which, in errors."""
 
     def read(value: Json, pointer: str) -> tuple[float, ...]:
-        if not isinstance(value, list) or not 1 <= len(value) <= COORDINATES_MAX:
-            raise MechanismError((pointer, f"must be a list of 1 to {COORDINATES_MAX} numbers > 0"))
-        return tuple(positive.read(item, f"{pointer}/{i}") for i, item in enumerate(value))
+        if not isinstance(value, list) or not 1 <= len(value) <= most:
+            raise MechanismError((pointer, f"must be a list of 1 to {most} {expected}"))
+        return tuple(item.read(each, f"{pointer}/{i}") for i, each in enumerate(value))
 
-    items = {"type": "array", "items": positive.schema, "minItems": 1, "maxItems": COORDINATES_MAX}
-    return _FieldType(items, read)
+    return _FieldType(
+        {"type": "array", "items": item.schema, "minItems": 1, "maxItems": most}, read
+    )
+
+
+def _repeats_type() -> _FieldType:
+    """Return the type of the distribution of a number of runs."""
+    distributions = ("geometric", "logarithmic", "negative_binomial", "poisson")
+    known = {
+        "distribution": _choice_type(*distributions),
+        "mean": _number_type(1.0, 1e6, open_low=True),
+        "shape": _number_type(0.0, 1e3),
+    }
+
+    def read(value: Json, pointer: str) -> Repeats:
+        if not isinstance(value, dict):
+            raise MechanismError((pointer, "must be an object with distribution and mean"))
+        needed = {"distribution", "mean"}
+        if value.get("distribution") == "negative_binomial":
+            needed.add("shape")
+        faults = [(f"{pointer}/{each}", "is required") for each in needed - value.keys()]
+        faults += [
+            (f"{pointer}/{_escape_pointer_token(name)}", "is not a field of repeats")
+            for name in value.keys() - needed
+        ]
+        if faults:
+            raise MechanismError(*sorted(faults))
+        return Repeats(
+            **{each: known[each].read(value[each], f"{pointer}/{each}") for each in needed}
+        )
+
+    schema = {
+        "type": "object",
+        "properties": {name: dict(each.schema) for name, each in known.items()},
+        "required": ["distribution", "mean"],
+        "additionalProperties": False,
+    }
+    return _FieldType(schema, read)
 
 
 def _choice_type(*options: str) -> _FieldType:
@@ -118,6 +177,12 @@ def _choice_type(*options: str) -> _FieldType:
 _REFERENCE: Final = {"$ref": "#/components/schemas/Mechanism"}
 _NOISE: Final = _number_type(NOISE_MIN, NOISE_MAX)
 _RATE: Final = _rate_type()
+_COORDINATES: Final = _number_list_type(
+    _number_type(0.0, 1e150, open_low=True), "numbers > 0", COORDINATES_MAX
+)
+_LOSS: Final = _number_type(0.0, LOSS_MAX)
+_DELTA: Final = _number_type(0.0, 1.0)
+_SENSITIVITY: Final = _number_type(1, SENSITIVITY_MAX, whole=True)
 _COUNT: Final = _number_type(0, COUNT_MAX, whole=True)
 _SIZE: Final = _number_type(1, COUNT_MAX, whole=True)
 _MECHANISM: Final = _FieldType(_REFERENCE, lambda value, pointer: _read(value, pointer))
@@ -129,7 +194,7 @@ _MECHANISMS: Final = _FieldType(
 _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
     Gaussian: {"noise_multiplier": _NOISE},
     Laplace: {"noise_multiplier": _NOISE},
-    DiagonalGaussian: {"sensitivities": _number_list_type(), "noise_stds": _number_list_type()},
+    DiagonalGaussian: {"sensitivities": _COORDINATES, "noise_stds": _COORDINATES},
     PoissonSampled: {"sample_rate": _RATE, "mechanism": _MECHANISM},
     FixedSizeSampled: {"dataset_size": _SIZE, "batch_size": _SIZE, "mechanism": _MECHANISM},
     Repeated: {"count": _COUNT, "mechanism": _MECHANISM},
@@ -142,6 +207,63 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
         "batch_size": _SIZE,
         "epochs": _number_type(0.0, 1e6),
         "sampling": _choice_type("poisson", "fixed_size", "shuffled", "none"),
+    },
+    RandomizedResponse: {
+        "categories": _number_type(2, COUNT_MAX, whole=True),
+        "flip_probability": _number_type(RATE_MIN, 1.0),
+    },
+    DiscreteLaplace: {
+        "scale": _number_type(NOISE_MIN, NOISE_MAX),
+        "sensitivity": _SENSITIVITY,
+    },
+    DiscreteGaussian: {
+        "noise_std": _number_type(NOISE_MIN, 1e4),
+        "sensitivity": _SENSITIVITY,
+    },
+    Exponential: {"epsilon": _number_type(1e-6, LOSS_MAX)},
+    PermuteAndFlip: {"epsilon": _number_type(1e-6, LOSS_MAX)},
+    TruncatedLaplace: {
+        "scale": _number_type(NOISE_MIN, NOISE_MAX),
+        "bound": _number_type(0.0, 1e9, open_low=True),
+        "sensitivity": _number_type(0.0, NOISE_MAX, open_low=True),
+    },
+    MatrixFactorization: {
+        "noise_multiplier": _NOISE,
+        "coefficients": _number_list_type(
+            _number_type(0.0, 1e6), "decreasing numbers ≥ 0", COORDINATES_MAX
+        ),
+        "steps": _number_type(1, MATRIX_STEPS_MAX, whole=True),
+        "min_separation": _SIZE,
+        "participations": _SIZE,
+    },
+    PrivateSelection: {"repeats": _repeats_type(), "mechanism": _MECHANISM},
+    Parallel: {"mechanisms": _MECHANISMS},
+    ApproximateDp: {"epsilon": _LOSS, "delta": _DELTA},
+    Gdp: {"mu": _number_type(1 / NOISE_MAX, 1 / NOISE_MIN)},
+    Zcdp: {"rho": _number_type(1e-12, LOSS_MAX)},
+    Rdp: {
+        "orders": _number_list_type(
+            _number_type(1.0, 1e6, open_low=True), "increasing orders > 1", POINTS_MAX
+        ),
+        "divergences": _number_list_type(
+            _number_type(0.0, 1e6), "increasing divergences ≥ 0", POINTS_MAX
+        ),
+    },
+    PrivacyProfile: {
+        "epsilons": _number_list_type(
+            _number_type(0.0, 500.0), "increasing numbers ≥ 0", POINTS_MAX
+        ),
+        "deltas": _number_list_type(_DELTA, "decreasing probabilities", POINTS_MAX),
+    },
+    UserLevel: {
+        "records": _number_type(1, RECORDS_MAX, whole=True),
+        "mechanism": _MECHANISM,
+    },
+    TruncatedPoissonSampled: {
+        "dataset_size": _SIZE,
+        "sample_rate": _RATE,
+        "batch_size_max": _SIZE,
+        "mechanism": _MECHANISM,
     },
 }
 _KINDS: Final[Mapping[str, type]] = {str(cls.kind): cls for cls in _FIELDS}  # type: ignore[attr-defined]
@@ -178,6 +300,66 @@ _EXAMPLES: Final[Mapping[str, Json]] = {
         ],
     },
     "dp_sgd": {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000},
+    "randomized_response": {
+        "kind": "randomized_response",
+        "categories": 4,
+        "flip_probability": 0.6,
+    },
+    "discrete_laplace": {"kind": "discrete_laplace", "scale": 5.0, "sensitivity": 1},
+    "discrete_gaussian": {"kind": "discrete_gaussian", "noise_std": 4.0, "sensitivity": 1},
+    "exponential": {"kind": "exponential", "epsilon": 0.5},
+    "permute_and_flip": {"kind": "permute_and_flip", "epsilon": 0.5},
+    "truncated_laplace": {
+        "kind": "truncated_laplace",
+        "scale": 2.0,
+        "bound": 30.0,
+        "sensitivity": 1.0,
+    },
+    "matrix_factorization": {
+        "kind": "matrix_factorization",
+        "noise_multiplier": 4.0,
+        "coefficients": [1.0, 0.5, 0.375],
+        "steps": 1000,
+        "min_separation": 100,
+        "participations": 10,
+    },
+    "private_selection": {
+        "kind": "private_selection",
+        "repeats": {"distribution": "poisson", "mean": 10},
+        "mechanism": {"kind": "gaussian", "noise_multiplier": 4.0},
+    },
+    "parallel": {
+        "kind": "parallel",
+        "mechanisms": [
+            {"kind": "gaussian", "noise_multiplier": 4.0},
+            {"kind": "laplace", "noise_multiplier": 2.0},
+        ],
+    },
+    "approximate_dp": {"kind": "approximate_dp", "epsilon": 0.1, "delta": 1e-7},
+    "gdp": {"kind": "gdp", "mu": 0.7},
+    "zcdp": {"kind": "zcdp", "rho": 0.05},
+    "rdp": {"kind": "rdp", "orders": [2, 4, 8], "divergences": [0.1, 0.2, 0.5]},
+    "privacy_profile": {
+        "kind": "privacy_profile",
+        "epsilons": [0, 1, 2],
+        "deltas": [0.3, 0.01, 1e-5],
+    },
+    "user_level": {
+        "kind": "user_level",
+        "records": 4,
+        "mechanism": {
+            "kind": "poisson_sampled",
+            "sample_rate": 0.01,
+            "mechanism": {"kind": "gaussian", "noise_multiplier": 2.0},
+        },
+    },
+    "truncated_poisson_sampled": {
+        "kind": "truncated_poisson_sampled",
+        "dataset_size": 1000,
+        "sample_rate": 0.02,
+        "batch_size_max": 40,
+        "mechanism": {"kind": "gaussian", "noise_multiplier": 1.2},
+    },
 }
 
 
@@ -241,6 +423,8 @@ def _write(value: Any) -> Json:
     """Return the JSON form of a field's value: a mechanism, a tuple or a scalar."""
     if isinstance(value, tuple):
         return [_write(item) for item in value]
+    if isinstance(value, Repeats):
+        return {k: v for k, v in asdict(value).items() if v is not None}
     return to_json(value) if type(value) in _FIELDS else value
 
 
@@ -303,9 +487,15 @@ def _count_releases(mechanism: Mechanism) -> int:
     match mechanism:
         case Repeated(count, inner):
             return count * _count_releases(inner)
-        case Composed(inners):
+        case Composed(inners) | Parallel(inners):
             return sum(_count_releases(inner) for inner in inners)
-        case PoissonSampled() | FixedSizeSampled():
+        case (
+            PoissonSampled()
+            | FixedSizeSampled()
+            | UserLevel()
+            | TruncatedPoissonSampled()
+            | PrivateSelection()
+        ):
             return _count_releases(mechanism.mechanism)
         case DpSgd():
             return mechanism.step_count()
@@ -343,7 +533,107 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
         case DpSgd():
             _check_dp_sgd(mechanism, pointer)
         case _:
+            _check_kind(mechanism, pointer)
+
+
+def _check_kind(mechanism: Mechanism, pointer: str) -> None:
+    """Raise MechanismError if the fields of a kind with its own noise contradict each other."""
+    match mechanism:
+        case DiscreteLaplace(scale, sensitivity):
+            _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
+        case DiscreteGaussian(noise_std, sensitivity):
+            _require_enough_noise(f"{pointer}/noise_std", noise_std, sensitivity / 14)
+        case TruncatedLaplace(scale, bound, sensitivity):
+            _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
+            if bound < sensitivity:
+                raise MechanismError((f"{pointer}/bound", "must be ≥ the sensitivity"))
+        case MatrixFactorization():
+            _check_matrix(mechanism, pointer)
+        case Rdp(orders, divergences):
+            _require_paired(pointer, "orders", orders, "divergences", divergences)
+            _check_renyi_curve(orders, divergences, pointer)
+        case PrivacyProfile(epsilons, deltas):
+            _require_paired(pointer, "epsilons", epsilons, "deltas", deltas)
+            _check_profile(epsilons, deltas, pointer)
+        case _:
             pass
+
+
+def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
+    """Raise MechanismError if the sensitivity is not proved, or takes too long to compute."""
+    for i in range(1, len(run.coefficients)):
+        if run.coefficients[i] > run.coefficients[i - 1]:
+            raise MechanismError((f"{pointer}/coefficients/{i}", "must not exceed the one before"))
+    if run.participations > -(-run.steps // run.min_separation):
+        message = "must be possible: at most steps/min_separation, rounded up"
+        raise MechanismError((f"{pointer}/participations", message))
+    if run.participations * len(run.coefficients) > _MATRIX_WORK_MAX:
+        message = f"times participations must be at most {_MATRIX_WORK_MAX}"
+        raise MechanismError((f"{pointer}/coefficients", message))
+    sensitivity = run.sensitivity()
+    if not sensitivity or not NOISE_MIN <= run.noise_multiplier / sensitivity <= NOISE_MAX:
+        message = f"must be ≥ {NOISE_MIN:g} and ≤ {NOISE_MAX:g} times the sensitivity"
+        raise MechanismError((f"{pointer}/noise_multiplier", f"{message} {sensitivity:g}"))
+
+
+def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
+    """Raise MechanismError if the noise is so small that nobody is protected."""
+    if noise < least:
+        raise MechanismError((pointer, f"must be ≥ {least:g} at this sensitivity"))
+
+
+def _require_paired(
+    pointer: str, name: str, values: tuple[float, ...], other: str, others: tuple[float, ...]
+) -> None:
+    """Raise MechanismError if the values do not increase, or are fewer or more than the others."""
+    for i in range(1, len(values)):
+        if values[i] <= values[i - 1]:
+            raise MechanismError((f"{pointer}/{name}/{i}", "must be greater than the one before"))
+    if len(others) != len(values):
+        message = f"must have {len(values)} numbers, as many as {name}"
+        raise MechanismError((f"{pointer}/{other}", message))
+
+
+def _check_renyi_curve(
+    orders: tuple[float, ...], divergences: tuple[float, ...], pointer: str
+) -> None:
+    """Raise MechanismError if no mechanism has the curve: D must increase and (α − 1)·D be convex.
+
+    A hundredth is allowed for rounding.
+    """
+    for i in range(1, len(orders)):
+        if divergences[i] < divergences[i - 1] * (1 - _CURVE_ROUNDING):
+            message = "must not decrease: a Rényi divergence increases with its order"
+            raise MechanismError((f"{pointer}/divergences/{i}", message))
+    moments = [(order - 1) * each for order, each in zip(orders, divergences, strict=True)]
+    at = _find_concave([1.0, *orders], [0.0, *moments])
+    if at is not None:
+        message = "lies above the chord of its neighbours: (order − 1)·divergence must be convex"
+        raise MechanismError((f"{pointer}/divergences/{at - 1}", message))
+
+
+def _check_profile(epsilons: tuple[float, ...], deltas: tuple[float, ...], pointer: str) -> None:
+    """Raise MechanismError if no mechanism has the profile: δ must decrease, convex in e^ε.
+
+    A hundredth is allowed for rounding.
+    """
+    for i in range(1, len(deltas)):
+        if deltas[i] > deltas[i - 1]:
+            raise MechanismError((f"{pointer}/deltas/{i}", "must not exceed the one before"))
+    at = _find_concave([math.exp(each) for each in epsilons], deltas)
+    if at is not None:
+        message = "lies above the chord of its neighbours: δ must be convex in e^ε"
+        raise MechanismError((f"{pointer}/deltas/{at}", message))
+
+
+def _find_concave(x: Sequence[float], values: Sequence[float]) -> int | None:
+    """Return the first index whose value is clearly above the chord of its neighbours, or None."""
+    for i in range(1, len(x) - 1):
+        share = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
+        chord = values[i - 1] + share * (values[i + 1] - values[i - 1])
+        if values[i] > chord * (1 + _CURVE_ROUNDING):
+            return i
+    return None
 
 
 def _check_diagonal(mechanism: DiagonalGaussian, pointer: str) -> None:

@@ -10,7 +10,10 @@ from accountant_service.mechanisms.tree import (
     FixedSizeSampled,
     Mechanism,
     PoissonSampled,
+    PrivateSelection,
     Repeated,
+    TruncatedPoissonSampled,
+    UserLevel,
 )
 
 
@@ -25,13 +28,22 @@ def find_dataset_size_mismatches(
         pointer: JSON pointer of the mechanism.
     """
     match mechanism:
-        case DpSgd(dataset_size=int(size)) | FixedSizeSampled(dataset_size=size):
+        case (
+            DpSgd(dataset_size=int(size))
+            | FixedSizeSampled(dataset_size=size)
+            | TruncatedPoissonSampled(dataset_size=size)
+        ):
             if size != dataset_size:
                 yield f"{pointer}/dataset_size", size
     match mechanism:
         case FixedSizeSampled(_, batch_size, inner):  # the inner mechanism runs on the sample
             yield from find_dataset_size_mismatches(batch_size, inner, f"{pointer}/mechanism")
-        case PoissonSampled(_, inner) | Repeated(_, inner):
+        case (
+            PoissonSampled(_, inner)
+            | Repeated(_, inner)
+            | UserLevel(_, inner)
+            | PrivateSelection(_, inner)
+        ):
             yield from find_dataset_size_mismatches(dataset_size, inner, f"{pointer}/mechanism")
         case Composed(mechanisms):
             for i, each in enumerate(mechanisms):

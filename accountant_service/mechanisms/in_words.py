@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 from accountant_service.mechanisms.tree import (
@@ -11,9 +12,14 @@ from accountant_service.mechanisms.tree import (
     FixedSizeSampled,
     Gaussian,
     Laplace,
+    MatrixFactorization,
     Mechanism,
+    Parallel,
     PoissonSampled,
+    PrivateSelection,
     Repeated,
+    TruncatedPoissonSampled,
+    UserLevel,
 )
 
 _SAMPLING: Final = {
@@ -40,11 +46,44 @@ def describe_step(mechanism: Mechanism) -> str:
             return f"Gaussian noise, σ* = {mechanism.noise_multiplier():.6g}"
         case Laplace(noise_multiplier):
             return f"Laplace noise, b/C = {noise_multiplier:.6g}"
-        case PoissonSampled(sample_rate, inner):
-            return f"{describe_step(inner)}, q = {sample_rate:.6g}, Poisson sampling"
-        case FixedSizeSampled(dataset_size, batch_size, inner):
-            return f"{describe_step(inner)}, samples of {batch_size} of {dataset_size} records"
         case Repeated(_, inner):
             return describe_step(inner)
         case Composed(mechanisms):
             return f"{len(mechanisms)} mechanisms together"
+        case _:
+            return _describe_sampling(mechanism)
+
+
+def _describe_sampling(mechanism: Mechanism) -> str:
+    """Return one step of a sampled mechanism, or of a kind without words of its own, in words."""
+    match mechanism:
+        case PoissonSampled(sample_rate, inner):
+            return f"{describe_step(inner)}, q = {sample_rate:.6g}, Poisson sampling"
+        case FixedSizeSampled(dataset_size, batch_size, inner):
+            return f"{describe_step(inner)}, samples of {batch_size} of {dataset_size} records"
+        case TruncatedPoissonSampled(_, sample_rate, most, inner):
+            sampling = f"Poisson sampling, at most {most} records"
+            return f"{describe_step(inner)}, q = {sample_rate:.6g}, {sampling}"
+        case Parallel(mechanisms):
+            return f"{len(mechanisms)} mechanisms on disjoint parts of the data"
+        case PrivateSelection(repeats, inner):
+            runs = f"about {repeats.mean:.6g} runs ({repeats.distribution.replace('_', ' ')})"
+            return f"the best of {runs} of: {describe_step(inner)}"
+        case MatrixFactorization():
+            noise = f"σ = {mechanism.noise_multiplier:.6g}"
+            return f"correlated Gaussian noise, {noise}, {mechanism.steps} steps"
+        case UserLevel(records, inner):
+            return f"{describe_step(inner)}, up to {records} records a person"
+        case _:
+            values = (
+                f"{f.name.replace('_', ' ')} = {_shorten(getattr(mechanism, f.name))}"
+                for f in fields(mechanism)
+            )
+            return ", ".join([mechanism.kind.replace("_", " "), *values])
+
+
+def _shorten(value: object) -> str:
+    """Return a field's value in few characters; of a list, its first and last numbers."""
+    if isinstance(value, tuple):
+        return " … ".join(dict.fromkeys(f"{each:.6g}" for each in (value[0], value[-1])))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The mechanism tree: seven immutable kinds of mechanism, and a shorthand for DP-SGD.
+"""The mechanism tree: immutable kinds of mechanism, and a shorthand for DP-SGD.
 
 A description says everything that an accountant may need, and nothing about how to account for it.
 The meaning of a released kind never changes: extensions are new kinds or new optional fields.
@@ -57,6 +57,210 @@ class DiagonalGaussian:
             for s, deviation in zip(self.sensitivities, self.noise_stds, strict=True)
         )
         return 1.0 / math.sqrt(math.fsum(ratios))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomizedResponse:
+    """Answers truly, or with probability `flip_probability` uniformly among all categories.
+
+    Each person sends one answer. Neighbouring datasets differ in one person's true category.
+    """
+
+    kind: ClassVar = "randomized_response"
+    categories: int
+    flip_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteLaplace:
+    """Adds an integer j with probability ∝ e^{−|j|/scale} to one integer.
+
+    `sensitivity` is that of the integer under the stated neighbouring relation.
+    """
+
+    kind: ClassVar = "discrete_laplace"
+    scale: float
+    sensitivity: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteGaussian:
+    """Adds an integer j with probability ∝ e^{−j²/(2·noise_std²)} to one integer.
+
+    `sensitivity` is that of the integer under the stated neighbouring relation.
+    """
+
+    kind: ClassVar = "discrete_gaussian"
+    noise_std: float
+    sensitivity: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """A mechanism with the bounded range `epsilon` under the stated neighbouring relation.
+
+    The exponential mechanism with scores of sensitivity Δ and probabilities ∝ e^{ε·score/(2Δ)} has
+    it, or e^{ε·score/Δ} if all scores change in the same direction.
+    """
+
+    kind: ClassVar = "exponential"
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class PermuteAndFlip:
+    """The permute-and-flip mechanism with probabilities e^{ε·(score − best)/(2Δ)}: it is ε-DP."""
+
+    kind: ClassVar = "permute_and_flip"
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedLaplace:
+    """Adds noise with a density ∝ e^{−|x|/scale} on [−bound, bound] to one number.
+
+    `sensitivity` is that of the number under the stated neighbouring relation.
+    """
+
+    kind: ClassVar = "truncated_laplace"
+    scale: float
+    bound: float
+    sensitivity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFactorization:
+    """Adds correlated noise to the steps of a training run (DP-FTRL): Gaussian noise times C⁻¹.
+
+    C is the lower-triangular Toeplitz matrix with these coefficients in its first column, as in
+    BandMF and BLT, and `noise_multiplier` the noise over the clip norm before C⁻¹ is applied. Each
+    record takes part in at most `participations` steps, at least `min_separation` steps apart.
+    """
+
+    kind: ClassVar = "matrix_factorization"
+    noise_multiplier: float
+    coefficients: tuple[float, ...]
+    steps: int
+    min_separation: int
+    participations: int
+
+    def sensitivity(self) -> float:
+        """Return the ℓ2 sensitivity of C times the gradients, in units of the clip norm.
+
+        The worst record takes part in the steps 0, b, 2b, …: inner products of columns are not
+        negative, and fall with the distance of the columns and with the later one's index.
+        """
+        total = [0.0] * self.steps
+        for start in range(0, self.steps, self.min_separation)[: self.participations]:
+            for i, value in enumerate(self.coefficients[: self.steps - start]):
+                total[start + i] += value
+        return math.hypot(*total)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """The distribution of the number of runs of a private selection, with its mean.
+
+    `shape` is that of a negative binomial distribution.
+    """
+
+    distribution: Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
+    mean: float
+    shape: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateSelection:
+    """Runs `mechanism` a random number of times, and releases the output of the best run only."""
+
+    kind: ClassVar = "private_selection"
+    repeats: Repeats
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Runs each of `mechanisms` on a part of the data of its own.
+
+    Each record belongs to one part, which depends on nothing but the record and never changes.
+    """
+
+    kind: ClassVar = "parallel"
+    mechanisms: tuple[Mechanism, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApproximateDp:
+    """Any release that is (ε, δ)-DP under the stated neighbouring relation."""
+
+    kind: ClassVar = "approximate_dp"
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gdp:
+    """Any release that is μ-Gaussian DP under the stated neighbouring relation."""
+
+    kind: ClassVar = "gdp"
+    mu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Zcdp:
+    """Any release that is ρ-zero-concentrated DP under the stated neighbouring relation."""
+
+    kind: ClassVar = "zcdp"
+    rho: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rdp:
+    """Any release with these Rényi divergences, at most, at these orders.
+
+    Under the stated neighbouring relation, and in both directions.
+    """
+
+    kind: ClassVar = "rdp"
+    orders: tuple[float, ...]
+    divergences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyProfile:
+    """Any release that is (ε, δ)-DP for each of these pairs under the stated relation."""
+
+    kind: ClassVar = "privacy_profile"
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UserLevel:
+    """Runs `mechanism` on data in which one person has up to `records` records.
+
+    Each record is sampled by itself, and its gradient is clipped by itself. Neighbouring datasets
+    differ in all records of one person.
+    """
+
+    kind: ClassVar = "user_level"
+    records: int
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedPoissonSampled:
+    """Runs `mechanism` on a Poisson sample of which at most `batch_size_max` records are kept.
+
+    A larger sample is replaced by a uniform subset of that size. `dataset_size` is the number of
+    records of the larger of two neighbouring datasets.
+    """
+
+    kind: ClassVar = "truncated_poisson_sampled"
+    dataset_size: int
+    sample_rate: float
+    batch_size_max: int
+    mechanism: Mechanism
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +357,20 @@ Mechanism = (
     | Repeated
     | Composed
     | DpSgd
+    | RandomizedResponse
+    | DiscreteLaplace
+    | DiscreteGaussian
+    | Exponential
+    | PermuteAndFlip
+    | TruncatedLaplace
+    | MatrixFactorization
+    | PrivateSelection
+    | Parallel
+    | ApproximateDp
+    | Gdp
+    | Zcdp
+    | Rdp
+    | PrivacyProfile
+    | UserLevel
+    | TruncatedPoissonSampled
 )

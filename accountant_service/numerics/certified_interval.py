@@ -158,7 +158,7 @@ class _EpsilonAtDelta(_Question):
         """Return the saddle point at the ε where δ(ε) = δ, and the Rényi upper bound on ε."""
         log_delta = math.log(self.delta)
         saddle = saddle_point.find_at_delta(self.releases, direction, log_delta, other_lower_bound)
-        return _SearchStart(saddle, max(saddle.bound, 0.0), log_delta)
+        return _SearchStart(saddle, max(saddle.bound, 0.0), saddle.log_delta)
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
         """Return the saddle point moved to a likely ε within the bounds on ε."""

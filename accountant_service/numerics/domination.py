@@ -273,6 +273,8 @@ def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
     pair, other_pair = release.base_pair, other.base_pair
     if other.sample_rate > release.sample_rate:
         return False
+    if pair == other_pair:
+        return True
     if isinstance(pair, GaussianPair) and isinstance(other_pair, GaussianPair):
         return other_pair.mu <= pair.mu
     if isinstance(pair, LaplacePair) and isinstance(other_pair, LaplacePair):
@@ -403,10 +405,15 @@ def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
 
 
 def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[float]:
-    """Return ratios of two compositions' log-moments: guesses of the repetitions needed."""
+    """Return ratios of the log-moments of two compositions, for a guess of the repetitions.
+
+    The ratio is 1 where more than the slack is revealed for certain.
+    """
     ratios: list[float] = []
     for direction in DIRECTIONS:
         saddle = saddle_point.find_at_delta(whole, direction, math.log(slack))
+        if math.isinf(saddle.bound):
+            return [1.0]
         relevant = (saddle.tilts <= saddle.tilt * 1.2) & (saddle.tilts >= 0.05 * saddle.tilt)
         every = max(1, int(relevant.sum()) // _TILTS)
         tilts, moments = saddle.tilts[relevant][::every], saddle.moments[relevant][::every]

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from accountant_service.numerics.engines import lattice_refinement, saddle_point
+from accountant_service.numerics.engines import enumeration, lattice_refinement, saddle_point
 from accountant_service.numerics.engines.fft_lattice import LatticeProfile
 from accountant_service.numerics.engines.line_integral import (
     EvaluatedIntegral,
@@ -91,6 +91,9 @@ def bounds_near(
     releases: Composition, direction: Direction, epsilon: float
 ) -> ProfileBounds | None:
     """Return bounds that are accurate around this ε, or None if no engine can give them."""
+    exact = enumeration.profile(releases, direction)
+    if exact is not None:
+        return exact
     saddle = saddle_point.find_at_epsilon(releases, direction, epsilon)
     line = _line_near(releases, saddle, np.asarray(1.0))
     return line if line is not None else _lattice_near(releases, saddle)
@@ -202,7 +205,11 @@ class PrivacyProfile:
         """Add bounds that are accurate around this ε, if an engine gives them."""
         check_time()
         saddle = saddle_point.find_at_epsilon(self.largest, self.direction, epsilon)
-        found: ProfileBounds | None = _line_near(self._releases, saddle, self.repetitions)
+        found: ProfileBounds | None = None
+        if len(self.repetitions) == 1:
+            found = enumeration.profile(self.largest, self.direction)
+        if found is None:
+            found = _line_near(self._releases, saddle, self.repetitions)
         self._work += 1
         if found is None and len(self.repetitions) == 1:
             found = _lattice_near(self.largest, saddle)

@@ -22,7 +22,7 @@ import numpy as np
 from accountant_service import mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.accountants.base import report_contradictions
-from accountant_service.accountants.pld import dominating_pairs
+from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
     AccountingError,
     MethodNotApplicableError,
@@ -47,6 +47,7 @@ from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
+from accountant_service.numerics.engines.saddle_point import count_by_renyi
 from accountant_service.numerics.floats import rounding, search
 from accountant_service.numerics.laws.dominating_pair import Composition
 from accountant_service.numerics.time_limit import limit_time
@@ -56,6 +57,7 @@ SLACK_UNITS: Final = 10**9  # the whole slack
 _SLACK_EACH: Final = 8  # an exchange may use an eighth of the slack left
 _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
+_EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class ReferenceFilter(PrivacyFilter):
         if taken[0] > self.steps:
             return math.inf
         if not self.epsilons:
-            question = Question(canonical_form(self.reference), self.relation)
+            question = Question(canonical_form(self.reference), self.relation, adds_curves=False)
             return min(self._epsilon_of_question(question.repeated(taken[0])), self.epsilon)
         counts = _tabulated_counts(self.steps, len(self.epsilons))
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
@@ -193,9 +195,10 @@ class ReferenceFilter(PrivacyFilter):
         """Return the filter with a table of ε, with which a balance is shown without computing."""
         if self.reference is None or self.steps == 0 or self.epsilons:
             return self
-        counts = _tabulated_counts(self.steps, _EPSILON_POINTS)
+        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        points = _EPSILON_POINTS if has_quick_curve(step) else _EPSILON_POINTS_FEW
+        counts = _tabulated_counts(self.steps, points)
         different = sorted(set(counts.tolist()))
-        step = Question(canonical_form(self.reference), self.relation)
         try:
             bounds = ACCOUNTANTS["pld"].epsilon_bounds(step, different, self._steps_delta)
             known = dict(zip(different, (each.value for each in bounds), strict=True))
@@ -219,7 +222,7 @@ class ReferenceFilter(PrivacyFilter):
         Raises:
             AccountingError: no pair is proved for one of its releases.
         """
-        question = Question(step, self.relation)
+        question = Question(step, self.relation, adds_curves=False)
         require_proof(question)
         return [(release, count * times) for release, count in dominating_pairs(question)]
 
@@ -282,7 +285,7 @@ class ReferenceFilter(PrivacyFilter):
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
         """Return how often a step may be repeated within the budget's ε, at δ less the slack."""
-        question = Question(step, self.relation)
+        question = Question(step, self.relation, adds_curves=False)
 
         def log_ratio(count: int) -> float:
             """Return log(ε of `count` steps / the budget's ε), positive if these do not fit."""
@@ -292,9 +295,17 @@ class ReferenceFilter(PrivacyFilter):
             ratio = math.log(max(found, 1e-30) / self.epsilon)
             return min(ratio, 0.0) if found <= self.epsilon else max(ratio, 5e-324)
 
-        guess = min(max(2 * self._count_by_renyi(step), 1), COUNT_MAX)
+        guess = int(min(max(self._guess_reference_steps(step), 1), COUNT_MAX))
         found = search.find_largest_integer(log_ratio, COUNT_MAX, guess)
         return COUNT_MAX if found is None else found
+
+    def _guess_reference_steps(self, step: CanonicalForm) -> float:
+        """Return about how many steps have the budget's ε."""
+        found = 2 * self._count_by_renyi(step)
+        if found or self.epsilon <= 0:
+            return found
+        pairs = self._composition(step)
+        return 1.2 * count_by_renyi(pairs, self.epsilon, math.log(self._steps_delta))
 
     def _count_by_renyi(self, step: CanonicalForm) -> int:
         """Return how many steps a Rényi filter admits, which is a quick lower bound."""
@@ -333,7 +344,7 @@ class ReferenceFilter(PrivacyFilter):
         """Return whether all reference steps together have at most the budget's ε; for `verify`."""
         if self.reference is None or self.steps == 0:
             return self.steps == 0
-        question = Question(canonical_form(self.reference), self.relation)
+        question = Question(canonical_form(self.reference), self.relation, adds_curves=False)
         found = self._epsilon_of_question(question.repeated(self.steps))
         return found <= self.epsilon * (1 + 1e-9)
 
@@ -415,7 +426,7 @@ class ReferenceFilter(PrivacyFilter):
         if not plan.step.atom_counts:
             return True
         if self._is_open(taken):
-            question = Question(plan.canonical, self.relation)
+            question = Question(plan.canonical, self.relation, adds_curves=False)
             return self._epsilon_of_question(question) <= self.epsilon
         free, slack = self._free(taken)
         if self._is_reference(plan):
@@ -518,7 +529,7 @@ def require_proof(question: Question) -> None:
     Raises:
         MethodNotApplicableError: a hypothesis of its accounting fails, or it has no pair.
     """
-    for atom, _ in question.form.atom_counts:
+    for atom in question.form.all_atoms:
         if atom.sampling == "shuffled":
             raise MethodNotApplicableError(
                 "the ledger cannot charge shuffled batches. Use sampling poisson or fixed_size, or "

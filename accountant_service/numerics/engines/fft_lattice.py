@@ -199,20 +199,21 @@ def upper_profile(
 ) -> LatticeProfile:
     """Return an upper bound on δ(ε): the profile of a pair that dominates the composition."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
-    steps, infinite = [], 0.0
+    steps, log_finite = [], 0.0
     for release, count in releases:
         cells = _cut_into_cells(
             release, target, spacing, tail_deviations, max_cells(len(releases), target)
         )
         first, mass, beyond = _connect_the_dots(cells, spacing)
         steps.append(_LatticeMasses(first, mass, count))
-        infinite += count * beyond
+        log_finite += count * math.log1p(-beyond) if beyond < 1 else -math.inf
     tilted = _compose(steps, spacing, target, outward=1).without_overflow()
     mass = np.maximum(tilted.mass, 0.0) + tilted.error
     p = mass * tilted.weights()
     q = p * np.exp(-(tilted.losses - tilted.centre))
     log_scale = tilted.log_scale + tilted.rounding
     top = log_scale - target.tilt * float(tilted.losses[-1] - tilted.centre)
+    infinite = -math.expm1(log_finite)
     slack = infinite + math.exp(min(tilted.log_above + top, 0.0))
     return LatticeProfile(
         _tail_sums(p),
@@ -231,7 +232,8 @@ def lower_profile(
 
     An attack accuses if the sum of rounded losses is at least a threshold in the window.
 
-    Mass that wrapped around from outside the window is subtracted from P, and left in Q.
+    Mass that wrapped around from outside the window is subtracted from P, and left in Q. Outcomes
+    of infinite loss, which Q excludes, belong to every event: they are the slack.
     """
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
     limit = max_cells(len(releases), target)
@@ -242,9 +244,11 @@ def lower_profile(
         )
         for release, count in releases
     ]
-    p_steps, q_steps = [], []
+    p_steps, q_steps, log_finite = [], [], 0.0
     for cells, count in cut:
+        log_finite += count * math.log1p(-cells.infinite) if cells.infinite < 1 else -math.inf
         p_mass, q_mass = np.maximum(cells.p - cells.p_rounding, 0.0), cells.q + cells.q_rounding
+        p_mass[-1] = max(p_mass[-1] - cells.infinite, 0.0)
         p_steps.append(_LatticeMasses(cells.first, p_mass, count))
         q_steps.append(_LatticeMasses(cells.first, q_mass, count))
     p = _compose(p_steps, spacing, target, outward=-1)
@@ -256,7 +260,10 @@ def lower_profile(
     p_weights, q_weights = p.weights(), q.weights()
     p_tails = _tail_sums((p.mass - p.error) * p_weights) - aliases * p_weights
     q_tails = _tail_sums((np.maximum(q.mass, 0.0) + q.error) * q_weights)
-    return LatticeProfile(p_tails, q_tails, p.log_scale - p.rounding, q.log_scale + q.rounding)
+    slack = -math.expm1(log_finite)
+    return LatticeProfile(
+        p_tails, q_tails, p.log_scale - p.rounding, q.log_scale + q.rounding, slack
+    )
 
 
 def _tail_sums(values: Array) -> Array:

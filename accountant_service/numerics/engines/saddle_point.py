@@ -10,6 +10,8 @@ loss near ε, with
 
     δ(ε) ≈ e^{K(s) − sε}/(s(s + 1)·√(2πK″(s))).
 
+Outcomes of infinite loss are left out of K; their mass is added to δ.
+
 The saddle point decides the accuracy of the engines, never their validity.
 """
 
@@ -25,7 +27,13 @@ import numpy as np
 
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
-from accountant_service.numerics.laws.dominating_pair import Composition, Direction, ReleaseLaw
+from accountant_service.numerics.laws.dominating_pair import (
+    Composition,
+    Direction,
+    ReleaseLaw,
+    distinct_directions,
+    infinite_mass,
+)
 from accountant_service.numerics.time_limit import check_time
 
 Cost = Callable[[Array, Array], Array]  # of tilts and their moments
@@ -55,6 +63,7 @@ class SaddlePoint:
         bound: the Rényi bound: an upper bound on ε at the given δ, or on log δ at the given ε.
         tilts: increasing, around the saddle point.
         moments: upper bounds on K at each of them.
+        infinite: the mass of infinite losses, which is added to δ.
     """
 
     direction: Direction
@@ -64,6 +73,7 @@ class SaddlePoint:
     bound: float
     tilts: Array
     moments: Array
+    infinite: float = 0.0
 
 
 def find_at_delta(
@@ -80,7 +90,16 @@ def find_at_delta(
         log_delta: log δ < 0.
         other_lower_bound: a lower bound on the other direction. If the Rényi bound is at most
             this, the direction does not matter, and no saddle point is computed.
+
+    Returns:
+        The bound is infinite if outcomes of infinite loss alone exceed δ.
     """
+    infinite = infinite_mass(releases, direction)
+    left = math.exp(log_delta) - infinite
+    if infinite > 0 and left <= 0:
+        none = np.zeros(0)
+        return SaddlePoint(direction, TILT_MIN, 0.0, log_delta, math.inf, none, none, infinite)
+    log_delta = math.log(left) if infinite > 0 else log_delta
 
     def cost(tilts: Array, moments: Array) -> Array:
         """Return the Rényi upper bound on ε at each tilt."""
@@ -89,11 +108,13 @@ def find_at_delta(
 
     tilts, moments, best = _minimise_cost(releases, direction, cost, other_lower_bound)
     if best <= other_lower_bound:
-        return SaddlePoint(direction, TILT_MIN, max(best, 0.0), log_delta, best, tilts, moments)
+        epsilon = max(best, 0.0)
+        return SaddlePoint(direction, TILT_MIN, epsilon, log_delta, best, tilts, moments, infinite)
     curve = _SaddlePointCurve(tilts, moments)
     at = int(np.argmin(np.abs(curve.log_deltas - log_delta)))
     epsilon = min(max(float(curve.epsilons[at]), 0.0), max(best, 0.0))
-    return SaddlePoint(direction, float(curve.tilts[at]), epsilon, log_delta, best, tilts, moments)
+    tilt = float(curve.tilts[at])
+    return SaddlePoint(direction, tilt, epsilon, log_delta, best, tilts, moments, infinite)
 
 
 def find_at_epsilon(
@@ -116,12 +137,32 @@ def find_at_epsilon(
     curve = _SaddlePointCurve(tilts, moments)
     seen = curve.estimate_log_deltas(epsilon)
     at = int(np.argmin(np.abs(curve.epsilons - epsilon)))
-    about = min(float(seen[at]), best, 0.0)
-    return SaddlePoint(direction, float(curve.tilts[at]), epsilon, about, best, tilts, moments)
+    about, tilt = min(float(seen[at]), best, 0.0), float(curve.tilts[at])
+    infinite = infinite_mass(releases, direction)
+    if infinite > 0:
+        best = float(np.logaddexp(best, math.log(infinite)))
+    return SaddlePoint(direction, tilt, epsilon, about, best, tilts, moments, infinite)
+
+
+def count_by_renyi(releases: Composition, epsilon: float, log_delta: float) -> float:
+    """Return about how many repetitions of a composition have at most ε at δ, by Rényi's bound.
+
+    Args:
+        releases: the repeated composition: each release with its count.
+        epsilon: ε > 0.
+        log_delta: log δ < 0.
+    """
+    tilts = _RANGES[_FIRST_RANGE]
+    margins = tilts * epsilon + log_delta - _log_constant(tilts)
+    return min(
+        float((margins / np.maximum(_range_moments(releases, each, _FIRST_RANGE), 1e-300)).max())
+        for each in distinct_directions(releases)
+    )
 
 
 def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:
     """Return Rényi upper bounds on ε at δ after given shares (at most 1) of the repetitions."""
+    log_delta = math.log(math.exp(log_delta) - saddle.infinite) if saddle.infinite else log_delta
     moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
     least: Array = ((moments - log_delta) / saddle.tilts).min(axis=1)
     return rounding.up_each(np.maximum(least, 0.0))
@@ -133,6 +174,8 @@ def renyi_log_deltas(saddle: SaddlePoint, shares: Array, epsilons: Array) -> Arr
     least: Array = np.full((len(shares), len(epsilons)), math.inf)
     for tilt, moment in zip(saddle.tilts, moments.T, strict=True):
         least = np.minimum(least, moment[:, np.newaxis] - tilt * epsilons)
+    if saddle.infinite > 0:
+        least = np.logaddexp(least, math.log(saddle.infinite))
     return least + rounding.MARGIN * (1.0 + np.abs(least))
 
 

@@ -111,6 +111,13 @@ class TiltedLoss(Protocol):
         ...
 
 
+def has_characteristic_function(release: ReleaseLaw) -> bool:
+    """Return whether `tilted_loss` has the characteristic function of a release's loss."""
+    if isinstance(release, Release):
+        return isinstance(release.base_pair, GaussianPair)
+    return isinstance(release, ReplacedRecord)
+
+
 @lru_cache(maxsize=16)  # a solver for the steps, or a curve, asks for the same ones again
 def tilted_loss(release: ReleaseLaw, direction: Direction, tilt: float) -> TiltedLoss:
     """Return a release's privacy loss under the law tilted by e^{s·loss}, s = `tilt` > 0.

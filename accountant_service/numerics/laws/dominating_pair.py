@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 import numpy as np
 from scipy import special
@@ -54,10 +54,24 @@ class BasePair(Protocol):
     They are N₀ and N₁, and the ratio is Λ = log(dN₁/dN₀).
     """
 
-    def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the record.
+    def __hash__(self) -> int:
+        """Return a hash: laws of equal releases are cached."""
+        ...
 
-        An interval is (edge, next edge].
+    @property
+    def is_symmetric(self) -> bool:
+        """Return whether Λ has the same law under N₁ as −Λ under N₀."""
+        ...
+
+    @property
+    def infinite_masses(self) -> tuple[float, float]:
+        """The N₀-mass of outcomes that N₁ excludes (Λ = −∞), and the N₁-mass that N₀ excludes."""
+        ...
+
+    def masses(self, edges: Array) -> IntervalMasses:
+        """Return the probabilities under N₀ and N₁ that Λ lies in each (edge, next edge].
+
+        The last of the edges −∞ begins the interval that holds Λ = −∞.
         """
         ...
 
@@ -70,7 +84,10 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0."""
+        """Return upper bounds on log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0.
+
+        Outcomes at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
+        """
         ...
 
     def count_nodes(self, tilt: float) -> float:
@@ -89,6 +106,8 @@ class GaussianPair:
     μ is the sensitivity divided by the standard deviation of the noise.
     """
 
+    is_symmetric: ClassVar[bool] = True
+    infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
     mu: float
 
     def masses(self, edges: Array) -> IntervalMasses:
@@ -133,6 +152,8 @@ def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
 class LaplacePair:
     """The Laplace mechanism's pair of noise laws; Λ is within ±1/b, with an atom at either end."""
 
+    is_symmetric: ClassVar[bool] = True
+    infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
     inverse_scale: float
 
     def masses(self, edges: Array) -> IntervalMasses:
@@ -178,6 +199,36 @@ class LaplacePair:
         return -math.expm1(-self.inverse_scale / 2)
 
 
+def moments_of_cells(
+    edges: Array, masses: IntervalMasses, orders: Array, sample_rate: float
+) -> Array:
+    """Return upper bounds on log E_{N₀}[R^a], R = 1 − q + q·e^Λ, from the masses of cells of Λ.
+
+    R^a is convex in R, so each cell's mass moves to its two ends with the mean of R kept. The share
+    of the upper end does not depend on q.
+
+    Args:
+        edges: of the cells of Λ, which hold all the mass.
+        masses: of the cells.
+        orders: a > 1 or a < 0.
+        sample_rate: q.
+    """
+    mass = masses.without_record + masses.without_record_rounding
+    excess = masses.with_record - mass * np.exp(edges[:-1])
+    upward = excess / (mass * np.exp(edges[:-1]) * np.expm1(np.diff(edges)))
+    losses = sampled_gaussian.privacy_loss(edges, sample_rate)
+    ends = np.concatenate([losses[:-1], losses[1:]])
+    moments = np.empty_like(orders)
+    for rising in (True, False):  # the share is rounded towards the greater power
+        chosen = (orders > 0) == rising
+        share = np.clip(upward + (1e-9 if rising else -1e-9), 0.0, 1.0)
+        with np.errstate(divide="ignore"):
+            log_mass = np.log(np.concatenate([mass * (1 - share), mass * share]))
+        moments[chosen] = log_sum_exp(np.multiply.outer(orders[chosen], ends) + log_mass)
+    upper: Array = np.maximum(moments + 1e-12, 0.0)
+    return upper
+
+
 @dataclass(frozen=True, slots=True)
 class LossCells:
     """A release's outcomes grouped into cells: intervals of the privacy loss, in increasing order.
@@ -190,6 +241,7 @@ class LossCells:
         p_rounding, q_rounding: bounds on the floating-point error of each mass.
         gap_rounding: the same for `gap`.
         shrink: e^{−l} at the edge the gap was taken at.
+        infinite: the part of the last of `p` that Q excludes for certain, rounded down.
     """
 
     first: int
@@ -200,8 +252,9 @@ class LossCells:
     q_rounding: Array
     gap_rounding: Array
     shrink: Array
+    infinite: float = 0.0
 
-    def reversed(self) -> LossCells:
+    def reversed(self, infinite: float = 0.0) -> LossCells:
         """Return the cells of the other direction: P and Q swapped, every loss negated."""
         back = slice(None, None, -1)
         return LossCells(
@@ -213,6 +266,7 @@ class LossCells:
             self.p_rounding[back],
             (self.gap_rounding * self.shrink)[back],
             (1 / self.shrink)[back],
+            infinite,
         )
 
 
@@ -232,8 +286,15 @@ class ReleaseLaw(Protocol):
         """Return the total variation distance of P and Q."""
         ...
 
+    def infinite_mass(self, direction: Direction) -> float:
+        """Return the P-mass of outcomes that Q excludes, rounded up: no ε covers them."""
+        ...
+
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on log E_P[e^{s·loss}], one for each tilt s > 0."""
+        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0.
+
+        Outcomes with an infinite loss are left out.
+        """
         ...
 
     def count_nodes(self, tilt: float) -> float:
@@ -266,12 +327,29 @@ class Release:
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether both directions have the same loss distribution: without sampling."""
-        return self.sample_rate == 1.0
+        """Return whether the loss has the same law in both directions.
+
+        Sampling breaks the symmetry.
+        """
+        return self.sample_rate == 1.0 and self.base_pair.is_symmetric
 
     def total_variation(self) -> float:
         """Return the total variation distance: the sample rate times that of the noise laws."""
         return self.sample_rate * self.base_pair.total_variation()
+
+    def infinite_mass(self, direction: Direction) -> float:
+        """Return the P-mass of outcomes that Q excludes, rounded up.
+
+        When adding, the sample may leave the record out, so that Q excludes nothing.
+        """
+        return rounding.up(self._infinite_mass(direction))
+
+    def _infinite_mass(self, direction: Direction) -> float:
+        """Return the P-mass of outcomes that Q excludes."""
+        without_record, with_record = self.base_pair.infinite_masses
+        if direction == "removing":
+            return self.sample_rate * with_record
+        return without_record if self.sample_rate == 1.0 else 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
         """Return upper bounds on log E_P[e^{s·loss}], one for each tilt s > 0."""
@@ -308,7 +386,8 @@ class Release:
             edges = lattice_points(first, count + 1, spacing, offset)
             return self._cells(first, edges, edges[:-1])
         edges = lattice_points(-first - count, count + 1, spacing, -offset)
-        return self._cells(first, edges, edges[1:]).reversed()
+        infinite = rounding.down(self._infinite_mass("adding"))
+        return self._cells(first, edges, edges[1:]).reversed(infinite)
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
         """Return the cells between edges of the loss, in the direction of removing a record.
@@ -342,6 +421,7 @@ class Release:
             masses.without_record_rounding,
             gap_rounding,
             np.exp(-anchor),
+            rounding.down(self._infinite_mass("removing")),
         )
 
     def loss(self, log_ratio: Array) -> Array:
@@ -364,6 +444,16 @@ Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their 
 def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
     """Return the directions to account for: only one if every release is symmetric."""
     return DIRECTIONS[:1] if all(each.is_symmetric for each, _ in releases) else DIRECTIONS
+
+
+def infinite_mass(releases: Composition, direction: Direction) -> float:
+    """Return an upper bound of the composition's mass of infinite loss: δ(ε) is at least that.
+
+    It is 1 − Π(1 − m)ⁿ for the masses m of the releases and their counts n.
+    """
+    masses = ((each.infinite_mass(direction), count) for each, count in releases)
+    log_finite = math.fsum(n * math.log1p(-m) if m < 1 else -math.inf for m, n in masses if m > 0)
+    return rounding.up(-math.expm1(log_finite))
 
 
 def total_variation(releases: Composition) -> float:

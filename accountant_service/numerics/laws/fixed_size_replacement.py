@@ -70,6 +70,10 @@ class FixedSizeReplacement:
         """Return the total variation distance of P and Q."""
         return self._positive_loss_release.total_variation()
 
+    def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
+        """Return 0: each of P and Q has mass wherever the other has."""
+        return 0.0
+
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
         """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
         whole = np.logaddexp(

@@ -85,6 +85,10 @@ class ReplacedRecord:
         """Return the total variation distance of P and Q: q times that of N(μ) and N(−μ)."""
         return self.sample_rate * math.erf(self.mu / math.sqrt(2.0))
 
+    def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
+        """Return 0: each of P and Q has mass wherever the other has."""
+        return 0.0
+
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
         """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
         return rounding.up_each(self._log_moments(tilts))

@@ -1,0 +1,426 @@
+"""From a release to the law of its privacy loss: one table for all kinds of mechanism.
+
+A release is a dominating pair. A row of the table says how to make the pair of one kind, which
+theorem proves it, and whether two datasets attain it; no engine knows kinds. To add a kind, add its
+row here, its fields to `mechanisms`, and its pair to `numerics/laws`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from accountant_service.errors import MethodNotApplicableError
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.mechanisms import Atom
+from accountant_service.numerics.laws import private_selection
+from accountant_service.numerics.laws.bounded_range import BoundedRangePair
+from accountant_service.numerics.laws.discrete_pairs import (
+    ApproximatePair,
+    DiscreteGaussianPair,
+    DiscreteLaplacePair,
+    RandomizedResponsePair,
+)
+from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
+    BasePair,
+    GaussianPair,
+    LaplacePair,
+    Release,
+    ReleaseLaw,
+)
+from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
+from accountant_service.numerics.laws.profile_pair import ProfilePair, RenyiPair
+from accountant_service.numerics.laws.replaced_record import ReplacedRecord
+from accountant_service.numerics.laws.several_records import SeveralRecordsPair
+from accountant_service.numerics.laws.truncated_laplace import TruncatedLaplacePair
+from accountant_service.numerics.laws.truncated_poisson import truncated_poisson_law
+
+POISSON_SOURCE: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
+_REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
+_GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
+RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it
+_CONVERSION: Final = (
+    "Canonne, Kamath & Steinke 2020, arXiv 2004.00010v7, Proposition 12; worst pair of a profile: "
+    "Zhu, Dong & Wang 2022, arXiv 2106.08567v4"
+)
+_GIVEN: Final = "the release has {} as described, and nothing else is known of it"
+_ONE_INTEGER: Final = "the noise is added to one integer, which a neighbour changes by at most Δ"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseGroup:
+    """Equal releases of a mechanism, with the noise and sample rate that accountants use.
+
+    Attributes:
+        atom: the release.
+        count: number of such releases, at least 1.
+        sigma: effective noise multiplier: noise over the sensitivity under the neighbouring
+            relation.
+        rate: probability that a given record takes part in one release.
+    """
+
+    atom: Atom
+    count: int
+    sigma: float
+    rate: float
+
+    def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
+        """Return whether one record of such a sample is replaced between neighbouring datasets.
+
+        `sigma` is then that of the distance 2C between the record and its replacement.
+        """
+        replaced = relation is NeighbouringRelation.REPLACE_ONE
+        return replaced and self.atom.sampling == sampling and self.rate < 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The dominating pair of one kind of release, and its proof.
+
+    Attributes:
+        law: returns the pair of a release under a relation.
+        source: the publication that proves that the pair dominates the release without sampling.
+        statement: what the description must mean for the proof to hold.
+        unsampled_cost: returns μ² and ε of the releases of a group without sampling, if they are
+            as private as a Gaussian release of this μ and a pure one of this ε.
+        is_attained: whether two neighbouring datasets have this pair, so that lower bounds hold.
+        relations: under which the pair is proved.
+        samples_itself: whether `source` covers the kind's sampling.
+        is_renyi_curve: whether the releases of such kinds are added as Rényi curves, which is
+            tighter than composing their pairs.
+    """
+
+    law: Callable[[ReleaseGroup, NeighbouringRelation], ReleaseLaw]
+    source: str
+    statement: str = "each release is dominated by a pair of one-dimensional distributions"
+    unsampled_cost: Callable[[ReleaseGroup], tuple[float, float]] = lambda _: (0.0, math.inf)
+    is_attained: bool = True
+    relations: frozenset[NeighbouringRelation] = frozenset(NeighbouringRelation)
+    samples_itself: bool = False
+    is_renyi_curve: bool = False
+
+
+def release_groups(
+    atom_counts: Sequence[tuple[Atom, int]], relation: NeighbouringRelation
+) -> tuple[ReleaseGroup, ...]:
+    """Return distinct releases with their effective noise and rate (decision 0002)."""
+    return tuple(
+        ReleaseGroup(
+            atom,
+            count,
+            atom.noise_multiplier / _effective_sensitivity(atom, relation),
+            _participation_probability(atom, relation),
+        )
+        for atom, count in atom_counts
+    )
+
+
+def samples_whole_dataset(atom: Atom) -> bool:
+    """Return whether the release's fixed-size sample is the whole dataset."""
+    return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
+
+
+def _effective_sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
+    """Return the ℓ2 sensitivity of a release's clipped batch sum, in units of the clip norm.
+
+    In a batch of fixed size, another record takes the place of a record that is not drawn, up to
+    2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
+    """
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if atom.sampling == "fixed_size" and (added or not samples_whole_dataset(atom)):
+        return 2.0
+    return relation.sensitivity
+
+
+def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> float:
+    """Return the probability that a record of the larger neighbouring dataset is in a batch.
+
+    Under add/remove, a batch of n records cannot be drawn from n − 1 records, so a batch of all n
+    records is compared with n of n + 1: its rate is n/(n + 1). Laplace noise on fixed-size samples
+    has no formula here: its batch of all the data is charged without that amplification.
+    """
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if added and samples_whole_dataset(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
+        return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
+    if atom.sampling == "poisson":
+        return max(atom.sample_rate, RATE_MIN)
+    return 1.0 if atom.sampling == "shuffled" else atom.sample_rate
+
+
+def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
+    """Return the dominating pair of one release of the group."""
+    return _KINDS[group.atom.noise].law(group, relation)
+
+
+def is_renyi_curve(group: ReleaseGroup) -> bool:
+    """Return whether releases of the group are known by a Rényi curve, and not sampled."""
+    return group.rate == 1.0 and _KINDS[group.atom.noise].is_renyi_curve
+
+
+def renyi_law(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> ReleaseLaw:
+    """Return the dominating pair of all releases together whose Rényi curves are known."""
+    rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
+    curves = [(*_curve(g, relation), g.count) for g in groups if g.atom.noise != "zcdp"]
+    return Release(RenyiPair(rho, tuple(curves)))
+
+
+def _rho(group: ReleaseGroup) -> float:
+    """Return ρ of a zero-concentrated release."""
+    return float(group.atom.parameters[0])  # type: ignore[arg-type]
+
+
+def _curve(
+    group: ReleaseGroup, relation: NeighbouringRelation
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the orders of a release's Rényi curve and the divergences there."""
+    if group.atom.noise == "rdp":
+        orders, divergences = group.atom.parameters
+        return orders, divergences  # type: ignore[return-value]
+    distribution, mean, shape = group.atom.parameters
+    inner = release_groups(group.atom.releases, relation)
+    laws = tuple((dominating_pair(each, relation), each.count) for each in inner)
+    return private_selection.selected_curve(
+        private_selection.Repeats(str(distribution), float(mean), float(shape)),  # type: ignore[arg-type]
+        laws,
+    )
+
+
+def _renyi_release(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
+    """Return the dominating pair of one release that is known by a Rényi curve."""
+    alone = renyi_law([replace(group, count=1, rate=1.0)], relation)
+    return replace(alone, sample_rate=group.rate)  # type: ignore[type-var]
+
+
+def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+    """Return the pair of a person whose records are Poisson-sampled one by one."""
+    (records,) = group.atom.parameters
+    return Release(SeveralRecordsPair(int(records), group.rate, 1 / group.sigma))  # type: ignore[arg-type]
+
+
+def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+    """Return the pair of a Gaussian release on a Poisson sample of limited size."""
+    size, batch = group.atom.fixed_sizes or (1, 1)
+    return truncated_poisson_law(size, group.rate, batch, 1 / group.sigma)
+
+
+def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
+    """Return μ of the Gaussian and ε of the pure releases, composed without sampling.
+
+    The ε is infinite if another kind is among them.
+    """
+    costs = [_KINDS[each.atom.noise].unsampled_cost(each) for each in groups]
+    squares, pure = zip(*costs, strict=True)
+    return math.sqrt(math.fsum(squares)), math.fsum(pure)
+
+
+def is_attained(kind: str) -> bool:
+    """Return whether two neighbouring datasets attain the pair of a kind, without sampling."""
+    return kind not in _KINDS or _KINDS[kind].is_attained
+
+
+def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str, str]:
+    """Return what is assumed of a release of the group, and the source of the proof."""
+    kind = _KINDS[group.atom.noise]
+    if group.rate == 1.0 or kind.samples_itself:
+        return kind.statement, kind.source
+    replaced = relation is NeighbouringRelation.REPLACE_ONE
+    return kind.statement, _REPLACED if replaced else POISSON_SOURCE
+
+
+def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
+    """Raise MethodNotApplicableError if a release has no proved pair under the relation."""
+    name, sampling = group.atom.noise, group.atom.sampling
+    if name not in _KINDS:
+        raise MethodNotApplicableError(f"pld has no formula for {name}", group.atom.pointer)
+    if relation not in _KINDS[name].relations:
+        raise MethodNotApplicableError(
+            f"pld has no proved dominating pair for {name} under {relation}", group.atom.pointer
+        )
+    for inner in release_groups(group.atom.releases, relation):
+        require_dominating_pair(inner, relation)
+        _require_renyi_curve(inner, relation)
+    if name in ("gaussian", "laplace"):
+        _require_pair_of_sample(group, relation)
+    elif sampling == "poisson":
+        _require_add_or_remove(group, relation)
+    elif sampling not in ("none", "truncated_poisson"):
+        raise MethodNotApplicableError(
+            f"pld has no proved dominating pair for {name} with {sampling} sampling",
+            group.atom.pointer,
+        )
+
+
+def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
+    """Refuse a release without Rényi divergences: some outcome reveals everything."""
+    if any(dominating_pair(group, relation).infinite_mass(each) > 0 for each in DIRECTIONS):
+        raise MethodNotApplicableError(
+            f"private_selection needs Rényi divergences, and those of {group.atom.noise} are "
+            "infinite",
+            group.atom.pointer,
+        )
+
+
+def _require_add_or_remove(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
+    """Refuse a Poisson-sampled release unless a record is added or removed.
+
+    Only then the sample without the record is a neighbour of the sample with it.
+    """
+    if relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE:
+        raise MethodNotApplicableError(
+            f"pld has no proved dominating pair for a Poisson-sampled {group.atom.noise} under "
+            f"{relation}; use add_or_remove_one",
+            group.atom.pointer,
+        )
+
+
+def _require_pair_of_sample(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
+    """Refuse Gaussian or Laplace noise on a sample whose pair is not proved."""
+    sampling = group.atom.sampling
+    if group.rate == 1.0:
+        return
+    if relation is NeighbouringRelation.REPLACE_ONE and group.atom.noise == "gaussian":
+        return
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE and sampling == "poisson"
+    if not (added or zeroed):
+        raise MethodNotApplicableError(
+            f"pld has no proved dominating pair for {group.atom.noise} noise and {sampling} "
+            f"sampling under {relation}; use subsampled_rdp",
+            group.atom.pointer,
+        )
+    if group.atom.noise == "laplace" and sampling == "fixed_size":
+        raise MethodNotApplicableError(
+            "pld has no proved dominating pair for Laplace noise on fixed-size samples",
+            group.atom.pointer,
+        )
+
+
+def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
+    """Return the pair of a Gaussian release on any kind of sample."""
+    if group.replaces_record_in("poisson", relation):
+        return ReplacedRecord(0.5 / group.sigma, group.rate)  # 2C apart, each C from absence
+    if group.replaces_record_in("fixed_size", relation):
+        return FixedSizeReplacement(1 / group.sigma, group.rate)
+    return Release(GaussianPair(1 / group.sigma), group.rate)
+
+
+def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+    """Return the pair of a Laplace release, Poisson-sampled or not."""
+    return Release(LaplacePair(1 / group.sigma), group.rate)
+
+
+def _pair_law(
+    pair: Callable[..., BasePair],
+) -> Callable[[ReleaseGroup, NeighbouringRelation], ReleaseLaw]:
+    """Return the law of a kind whose parameters are those of its pair under every relation."""
+
+    def law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+        parameters: tuple[Any, ...] = group.atom.parameters
+        return Release(pair(*parameters), group.rate)
+
+    return law
+
+
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "gaussian": _Kind(
+        _gaussian_law,
+        _GAUSSIAN,
+        unsampled_cost=lambda group: (group.count / group.sigma**2, 0.0),
+    ),
+    "laplace": _Kind(
+        _laplace_law,
+        _GAUSSIAN,
+        unsampled_cost=lambda group: (0.0, group.count / group.sigma),
+    ),
+    "randomized_response": _Kind(
+        _pair_law(RandomizedResponsePair),
+        "Kairouz, Bonawitz & Ramage 2016, arXiv 1602.07387v3; exact by enumeration",
+        "a neighbour changes one person's true category",
+    ),
+    "discrete_laplace": _Kind(
+        _pair_law(DiscreteLaplacePair),
+        "Ghosh, Roughgarden & Sundararajan 2012, arXiv 0811.2841v3; proved in "
+        "docs/accountants/kinds.md",
+        _ONE_INTEGER,
+    ),
+    "discrete_gaussian": _Kind(
+        _pair_law(DiscreteGaussianPair),
+        "Canonne, Kamath & Steinke 2020, arXiv 2004.00010v7; proved in docs/accountants/kinds.md",
+        _ONE_INTEGER,
+    ),
+    "exponential": _Kind(
+        _pair_law(BoundedRangePair),
+        "Dong, Durfee & Rogers 2020, arXiv 1909.13830v2; worst pair proved in "
+        "docs/accountants/kinds.md",
+        "the mechanism has the bounded range ε",
+        is_attained=False,
+    ),
+    "permute_and_flip": _Kind(
+        lambda group, _: Release(ApproximatePair(float(group.atom.parameters[0]), 0.0), group.rate),  # type: ignore[arg-type]
+        "McKenna & Sheldon 2020, arXiv 2010.12603v1, Theorem 1; worst pair of ε-DP: Kairouz, Oh & "
+        "Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
+        "the mechanism is ε-DP",
+        is_attained=False,
+    ),
+    "truncated_laplace": _Kind(
+        _pair_law(TruncatedLaplacePair),
+        "Geng, Ding, Guo & Kumar 2020, arXiv 1810.00877v3; proved in docs/accountants/kinds.md",
+        "the noise is added to one number, which a neighbour changes by at most Δ",
+    ),
+    "private_selection": _Kind(
+        _renyi_release,
+        "Papernot & Steinke 2022, arXiv 2110.03620v2, Theorems 2 and 6",
+        "the number of runs is drawn from the stated distribution, and only the best run's output "
+        "is released",
+        is_attained=False,
+        is_renyi_curve=True,
+    ),
+    "approximate_dp": _Kind(
+        _pair_law(ApproximatePair),
+        "Kairouz, Oh & Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
+        _GIVEN.format("(ε, δ)-DP"),
+    ),
+    "gdp": _Kind(
+        _pair_law(GaussianPair),
+        "Dong, Roth & Su 2019, arXiv 1905.02383v3, Theorem 3.2",
+        _GIVEN.format("μ-GDP"),
+        unsampled_cost=lambda group: (group.count * float(group.atom.parameters[0]) ** 2, 0.0),  # type: ignore[arg-type]
+    ),
+    "zcdp": _Kind(
+        _renyi_release,
+        _CONVERSION,
+        _GIVEN.format("ρ-zCDP"),
+        is_attained=False,
+        is_renyi_curve=True,
+    ),
+    "rdp": _Kind(
+        _renyi_release,
+        _CONVERSION,
+        _GIVEN.format("the Rényi curve"),
+        is_attained=False,
+        is_renyi_curve=True,
+    ),
+    "privacy_profile": _Kind(
+        _pair_law(ProfilePair),
+        "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Proposition 8 and Theorem 9",
+        _GIVEN.format("the profile"),
+    ),
+    "user_level": _Kind(
+        _several_records_law,
+        "Ganesh 2024, arXiv 2401.10294v2, Theorem 3.1; proved in docs/accountants/kinds.md",
+        "a person has at most the stated number of records, each clipped and sampled by itself",
+        relations=frozenset([NeighbouringRelation.ADD_OR_REMOVE_ONE]),
+        samples_itself=True,
+    ),
+    "truncated_poisson_sampled": _Kind(
+        _truncated_poisson,
+        "arXiv 2508.15089; proved in docs/accountants/kinds.md",
+        "the larger of two neighbouring datasets has `dataset_size` records",
+        is_attained=False,
+        relations=frozenset([NeighbouringRelation.ADD_OR_REMOVE_ONE]),
+        samples_itself=True,
+    ),
+}

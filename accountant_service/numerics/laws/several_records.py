@@ -1,0 +1,218 @@
+"""A person with several records, each sampled by itself: a mixture of Gaussian laws.
+
+A person has k records. Each is in the batch with probability q, independently, and each sampled
+record's clipped gradient has a norm of at most C. With μ = C over the noise's standard deviation,
+
+    N₁ = Σ_j Binomial(j; k, q)·N(jμ)   against   N₀ = N(0)
+
+dominates the addition and the removal of the person (Ganesh 2024, arXiv 2401.10294v2, Theorem 3.1).
+*Proof.* Given everybody else's sample, the outputs are N(0, I) and a mixture over subsets S of the
+person's records of N(v_S, I), |v_S| ≤ |S|·μ. Under N(0, I) the likelihood ratio is
+R = Σ_S w_S·X_S with lognormal X_S = exp(⟨v_S, z⟩ − |v_S|²/2), and both profiles, E[(R − e^x)₊] and
+E[(1 − e^x·R)₊], are means of convex functions of R. Of all sums of variables with given laws, the
+sum of increasing functions of one variable is the largest in convex order; and it increases in
+convex order with each of its terms, as a lognormal variable of mean 1 does with |v_S|. The largest
+is the R of one dimension with |v_S| = |S|·μ. ∎ The person whose k gradients are equal attains it in
+every step, so adaptive compositions are exact as well. Numbers of sampled records whose probability
+is below e^−100 count as infinite loss.
+
+R increases with z: Λ(z) = log Σ_j w_j·e^{jμz − j²μ²/2}, which is inverted by Newton's method.
+
+**Moments.** E_{N₀}[R^a] is an integral over z by the trapezoidal rule of spacing h, as in
+`sampled_gaussian`. In the strip |Im z| ≤ y < π/(kμ) all terms of R lie within an angle of kμy, so
+|R| lies between cos(kμy/2) and 1 times its value at the real part, and the error is at most
+2K·e^{y²/2}·max(1, cos(kμy/2)^a)/(e^{2πy/h} − 1). Beyond the last node z₁ the slope of log R is at
+most kμ; to the left of the first, R lies between w₀ and its value there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Final
+
+import numpy as np
+from scipy import special
+
+from accountant_service.numerics.floats.special_functions import (
+    LOG_SQRT_TWO_PI,
+    Array,
+    log_binomial_pmf,
+    log_normal_tail,
+    log_sum_exp,
+)
+from accountant_service.numerics.laws.dominating_pair import (
+    LOSS_MAX,
+    IntervalMasses,
+    normal_masses,
+)
+
+RECORDS_MAX: Final = 256
+_EPS: Final = float(np.finfo(float).eps)
+_LOG_ERROR: Final = -80.0  # of the quadrature, relative
+_TAIL_DEVIATIONS: Final = 13.0
+_STRIP: Final = np.linspace(0.02, 0.98, 49)
+_WEIGHT_MIN: Final = -100.0  # log of the least weight that is kept of many sampled records
+_TABLE: Final = 4096  # nodes from which Newton's method starts
+_NEWTON_STEPS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralRecordsPair:
+    """The pair of a person with several records, each Poisson-sampled, under Gaussian noise.
+
+    Attributes:
+        records: k, the most records of one person.
+        sample_rate: q in (0, 1).
+        mu: the clip norm divided by the standard deviation of the noise.
+    """
+
+    is_symmetric: ClassVar[bool] = False
+    records: int
+    sample_rate: float
+    mu: float
+
+    @property
+    def infinite_masses(self) -> tuple[float, float]:
+        """The masses of infinite loss: the probability of more sampled records than are kept."""
+        kept = len(self._weights()[0])
+        dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
+        return 0.0, dropped if kept <= self.records else 0.0
+
+    @property
+    def _largest_shift(self) -> float:
+        """The mean of the law of the most sampled records that are kept."""
+        return float(self._weights()[0][-1]) * self.mu
+
+    def masses(self, edges: Array) -> IntervalMasses:
+        """Return the N₀- and N₁-mass of each interval of Λ."""
+        inner, residual = self._outputs_at(edges[np.isfinite(edges)])
+        below, above = int((edges == -np.inf).sum()), int((edges == np.inf).sum())
+        z = np.concatenate([np.full(below, -np.inf), inner, np.full(above, np.inf)])
+        error = np.concatenate([np.zeros(below), residual, np.zeros(above)])
+        without_record, rounding = normal_masses(z, self.mu)
+        with_record, with_rounding = np.zeros_like(without_record), np.zeros_like(rounding)
+        for participations, log_weight in zip(*self._weights(), strict=True):
+            shift, weight = participations * self.mu, math.exp(log_weight)
+            mass, own = normal_masses(z - shift, shift)
+            with_record += weight * mass
+            with_rounding += weight * own
+        with_record[-1] += self.infinite_masses[1]
+        # a cell whose edges are off in Λ is one of a pair with masses that are off as much
+        off = np.maximum(error[:-1], error[1:]) + 64 * _EPS
+        return IntervalMasses(
+            without_record,
+            with_record,
+            rounding + off * without_record,
+            with_rounding + off * with_record,
+        )
+
+    def _weights(self) -> tuple[Array, Array]:
+        """Return numbers of sampled records and the logs of their probabilities."""
+        return _binomial_weights(self.records, self.sample_rate)
+
+    def log_ratio(self, z: Array) -> Array:
+        """Return Λ at outputs z."""
+        participations, log_weight = self._weights()
+        shift = participations * self.mu
+        total = np.full_like(z, -np.inf)
+        for at, weight in zip(shift, log_weight, strict=True):
+            total = np.logaddexp(total, weight + at * z - 0.5 * at * at)
+        return total
+
+    def _slope(self, z: Array, log_ratio: Array) -> Array:
+        """Return dΛ/dz."""
+        slope = np.zeros_like(z)
+        for participations, weight in zip(*self._weights(), strict=True):
+            at = participations * self.mu
+            slope += at * np.exp(weight + at * z - 0.5 * at * at - log_ratio)
+        return slope
+
+    def _outputs_at(self, log_ratios: Array) -> tuple[Array, Array]:
+        """Return the outputs with these Λ, and bounds of how much Λ is off there.
+
+        Λ is increasing and convex, and at least k·log(1 − q): smaller values have no output.
+        """
+        last = self._largest_shift
+        high = (LOSS_MAX + 50.0 - float(self._weights()[1][-1])) / last + 0.5 * last
+        table = np.linspace(-40.0, max(high, 40.0), _TABLE)
+        values = self.log_ratio(table)
+        z = np.interp(log_ratios, values, table)
+        for _ in range(_NEWTON_STEPS):
+            ratio = self.log_ratio(z)
+            step = (ratio - log_ratios) / np.maximum(self._slope(z, ratio), 1e-300)
+            z = np.clip(z - np.clip(step, -1.0, 1.0), -41.0, table[-1])
+        z = np.where(log_ratios <= values[0], -np.inf, z)
+        with np.errstate(invalid="ignore"):
+            inside: Array = np.maximum(z, -41.0)
+            off = np.abs(self.log_ratio(inside) - log_ratios)
+        return np.maximum.accumulate(z), np.where(np.isfinite(z), off, 0.0)
+
+    def limits(self, tail_deviations: float) -> tuple[float, float]:
+        """Return limits of Λ; at most a normal tail of `tail_deviations` lies outside."""
+        ends = np.array([-tail_deviations, self._largest_shift + tail_deviations], dtype=float)
+        low, high = self.log_ratio(ends)
+        return float(low), float(high)
+
+    def log_moments(self, orders: Array, sample_rate: float) -> Array:  # noqa: ARG002
+        """Return upper bounds of log E_{N₀}[R^a]; the records were sampled one by one."""
+        found = np.empty_like(orders)
+        for i, order in enumerate(orders):
+            found[i] = self._log_moment(float(order))
+        return np.maximum(found, 0.0)
+
+    def _log_moment(self, order: float) -> float:
+        """Return an upper bound of log E_{N₀}[R^a]."""
+        spacing, last = self._spacing(order), self._last_node(order)
+        z = spacing * np.arange(
+            -math.ceil(_TAIL_DEVIATIONS / spacing), math.ceil(last / spacing) + 1, dtype=float
+        )
+        ratio = self.log_ratio(z)
+        exponent = order * ratio - 0.5 * z * z
+        total = float(log_sum_exp(exponent)) + math.log(spacing) - LOG_SQRT_TWO_PI
+        slope = max(order, 0.0) * self._largest_shift
+        right = order * float(ratio[-1]) + slope * (0.5 * slope - float(z[-1]))
+        right += float(log_normal_tail(np.array([z[-1] - slope]))[0])
+        lowest = float(ratio[0]) if order > 0 else float(self._weights()[1][0])
+        left = order * lowest + float(special.log_ndtr(z[0]))
+        missing = np.logaddexp(np.logaddexp(left, right), total + _LOG_ERROR + math.log(4))
+        error = 8 * _EPS * (8 + abs(order) * (1 + float(np.abs(ratio).max())) + float(z[-1] ** 2))
+        return float(np.logaddexp(total, missing)) + min(error, 1e-9)
+
+    def _spacing(self, order: float) -> float:
+        """Return the widest trapezoidal spacing whose relative error stays below e^_LOG_ERROR."""
+        y = np.minimum(math.pi / (self._largest_shift) * _STRIP, 12.6)
+        cost = 0.5 * y * y + min(order, 0.0) * np.log(np.cos(0.5 * self._largest_shift * y))
+        return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
+
+    def _last_node(self, order: float) -> float:
+        """Return the output beyond which the integrand is bounded and added."""
+        return max(order, 0.0) * self._largest_shift + _TAIL_DEVIATIONS
+
+    def count_nodes(self, tilt: float) -> float:
+        """Return the number of terms that a moment at this tilt sums."""
+        nodes = (self._last_node(tilt + 1) + _TAIL_DEVIATIONS) / min(
+            self._spacing(tilt + 1), self._spacing(-tilt)
+        )
+        return nodes * (len(self._weights()[0]) + 1)
+
+    def total_variation(self) -> float:
+        """Return the total variation distance: the mixture's, where Λ = 0."""
+        masses = self.masses(np.array([-np.inf, 0.0, np.inf]))
+        difference = float(masses.with_record[1] - masses.without_record[1])
+        return difference + float(
+            masses.with_record_rounding[1] + masses.without_record_rounding[1]
+        )
+
+
+@lru_cache(maxsize=16)
+def _binomial_weights(records: int, sample_rate: float) -> tuple[Array, Array]:
+    """Return 0, 1, … and the logs of their binomial probabilities, up to the last of any size.
+
+    The probabilities beyond decrease, so each is below e^_WEIGHT_MIN.
+    """
+    participations = np.arange(records + 1, dtype=float)
+    log_weight = log_binomial_pmf(participations, records, sample_rate)
+    kept = 1 + max(int(np.flatnonzero(log_weight >= _WEIGHT_MIN)[-1]), 1)
+    return participations[:kept], log_weight[:kept]

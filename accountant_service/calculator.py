@@ -196,7 +196,8 @@ def curve(
     """Return ε at δ after increasing numbers of steps of a run, for each method.
 
     Args:
-        run: the whole run; the curve ends at its last step (its last epoch, if shuffled).
+        run: the whole run; the curve ends at its last step, or its last epoch if it is shuffled or
+            sampled by balls in bins.
         delta: in (0, 1).
         methods: names in `ACCOUNTANTS`.
         points: number of step counts, evenly spaced; fewer if the run is shorter.
@@ -215,15 +216,16 @@ def curve(
 def _split_run(run: DpSgd) -> tuple[int, DpSgd]:
     """Split a run into equal parts; return how many there are, and one of them.
 
-    A piece is a step, or an epoch of shuffled batches. A run without steps has 0 pieces, and the
-    piece returned releases nothing.
+    A piece is a step, or an epoch of shuffled batches or balls in bins. A run without steps has 0
+    pieces, and the piece returned releases nothing.
     """
     if run.sampling == "shuffled":
         total = run.epoch_count()
         steps = min(total, 1)
         return total, DpSgd(run.noise_multiplier, 1.0, steps, sampling="shuffled")
-    total = run.step_count()
-    return total, replace(run, steps=min(total, 1), epochs=None)
+    unit = run.unit_steps()
+    total = run.step_count() // unit
+    return total, replace(run, steps=min(total, 1) * unit, epochs=None)
 
 
 def _method_curve(

@@ -94,7 +94,7 @@ _OPTIONS: Final = {
         "-e",
     ),
     "sampling": _run_option(
-        str, "poisson", "How batches are drawn: poisson, fixed_size, shuffled, none."
+        str, "poisson", "How batches are drawn: poisson, fixed_size, balls_in_bins, shuffled, none."
     ),
     "mechanism": _option(
         str | None,

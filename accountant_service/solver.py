@@ -276,7 +276,8 @@ def sample_rate(run: DpSgd, target: SolverTarget) -> Solution:
 def steps(run: DpSgd, target: SolverTarget) -> Solution:
     """Return the largest number of steps that meets the target.
 
-    One step more misses it, or is undecided even at the finest useful tolerance.
+    One step more misses it, or is undecided even at the finest useful tolerance. With balls in bins
+    the steps are those of whole epochs, and one epoch more misses it.
 
     Args:
         run: the run; its step count is ignored.
@@ -297,20 +298,23 @@ def steps(run: DpSgd, target: SolverTarget) -> Solution:
 
 
 def _with_steps(run: DpSgd, count: int) -> DpSgd:
-    """Return the run with another number of steps."""
-    return replace(run, steps=count, epochs=None)
+    """Return the run with another number of steps, or of epochs that are not divided."""
+    return replace(run, steps=count * run.unit_steps(), epochs=None)
 
 
 def _largest_step_count(run: DpSgd, target: SolverTarget, start: int) -> int | None:
     """Return the most steps that meet the target; None if any number of steps does."""
     return search.find_largest_integer(
-        lambda n: target.log_ratio(_with_steps(run, n)), COUNT_MAX, start
+        lambda n: target.log_ratio(_with_steps(run, n)),
+        COUNT_MAX // run.unit_steps(),
+        start,
     )
 
 
 def _solve_steps(run: DpSgd, target: SolverTarget, start: int) -> Solution:
     """Return the most steps that meet the target, accounted at the target's own tolerance."""
-    count = _largest_step_count(run, target, min(COUNT_MAX, max(1, start)))
+    most = COUNT_MAX // run.unit_steps()
+    count = _largest_step_count(run, target, min(most, max(1, start)))
     if count is None:
         raise UnreachableTargetError(
             f"even {COUNT_MAX} steps cost no more than {target}: ask for less"
@@ -318,12 +322,13 @@ def _solve_steps(run: DpSgd, target: SolverTarget, start: int) -> Solution:
     solved, longer = (_with_steps(run, n) for n in (count, count + 1))
     following = target.guarantee(longer)
     margin = target.undecided_margin(longer, following)
-    return replace(_solution(count, solved, target), next=following, undecided=margin)
+    found = _solution(count * run.unit_steps(), solved, target)
+    return replace(found, next=following, undecided=margin)
 
 
 def _decide_next_step(run: DpSgd, finer: SolverTarget, found: Solution) -> Solution:
     """Account for one more step at a finer tolerance, and return the updated solution."""
-    count = int(found.value) + 1
+    count = int(found.value) // run.unit_steps() + 1
     longer = _with_steps(run, count)
     if finer.log_ratio(longer) <= 0:
         return _solve_steps(run, finer, count)

@@ -134,6 +134,8 @@ def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
         return False
     if atom.sampling == "poisson":
         return atom.sample_rate >= release_laws.RATE_MIN
+    if atom.sampling == "balls_in_bins":
+        return release_laws.has_bins_law(atom, relation) and atom.parameters[1] == 1
     if relation is NeighbouringRelation.REPLACE_ONE and atom.sampling == "fixed_size":
         return release_laws.samples_whole_dataset(atom)
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE

@@ -210,7 +210,9 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
     laws = [release_laws.dominating_pair(each, question.relation) for each in alone]
     exact = [each for each, law in zip(alone, laws, strict=True) if _is_unsampled_gaussian(law)]
     releases = [
-        (law, each.count) for each, law in zip(alone, laws, strict=True) if each not in exact
+        (law, release_laws.count_pairs(each))
+        for each, law in zip(alone, laws, strict=True)
+        if each not in exact
     ]
     if curves:
         releases.append((release_laws.renyi_law(curves, question.relation), 1))

@@ -16,6 +16,7 @@ from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import Atom
 from accountant_service.numerics.laws import private_selection
+from accountant_service.numerics.laws.balls_in_bins import BallsInBins
 from accountant_service.numerics.laws.bounded_range import BoundedRangePair
 from accountant_service.numerics.laws.discrete_pairs import (
     ApproximatePair,
@@ -40,6 +41,8 @@ from accountant_service.numerics.laws.truncated_poisson import truncated_poisson
 
 POISSON_SOURCE: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
+BINS_NOISE_MIN: Final = 0.5  # below it the sum of lognormals needs too long a lattice
+BINS_NOISE_MAX: Final = 100.0  # above it the cells of the sum are too narrow
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
 RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it
 _CONVERSION: Final = (
@@ -88,6 +91,7 @@ class _Kind:
             as private as a Gaussian release of this μ and a pure one of this ε.
         is_attained: whether two neighbouring datasets have this pair, so that lower bounds hold.
         relations: under which the pair is proved.
+        pairs: returns the number of such pairs whose composition dominates one release.
         samples_itself: whether `source` covers the kind's sampling.
         is_renyi_curve: whether the releases of such kinds are added as Rényi curves, which is
             tighter than composing their pairs.
@@ -99,6 +103,7 @@ class _Kind:
     unsampled_cost: Callable[[ReleaseGroup], tuple[float, float]] = lambda _: (0.0, math.inf)
     is_attained: bool = True
     relations: frozenset[NeighbouringRelation] = frozenset(NeighbouringRelation)
+    pairs: Callable[[ReleaseGroup], int] = lambda _: 1
     samples_itself: bool = False
     is_renyi_curve: bool = False
 
@@ -147,7 +152,7 @@ def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> fl
         return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
     if atom.sampling == "poisson":
         return max(atom.sample_rate, RATE_MIN)
-    return 1.0 if atom.sampling == "shuffled" else atom.sample_rate
+    return 1.0 if atom.sampling in ("shuffled", "balls_in_bins") else atom.sample_rate
 
 
 def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
@@ -181,7 +186,7 @@ def _curve(
         return orders, divergences  # type: ignore[return-value]
     distribution, mean, shape = group.atom.parameters
     inner = release_groups(group.atom.releases, relation)
-    laws = tuple((dominating_pair(each, relation), each.count) for each in inner)
+    laws = tuple((dominating_pair(each, relation), count_pairs(each)) for each in inner)
     return private_selection.selected_curve(
         private_selection.Repeats(str(distribution), float(mean), float(shape)),  # type: ignore[arg-type]
         laws,
@@ -204,6 +209,11 @@ def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> R
     """Return the pair of a Gaussian release on a Poisson sample of limited size."""
     size, batch = group.atom.fixed_sizes or (1, 1)
     return truncated_poisson_law(size, group.rate, batch, 1 / group.sigma)
+
+
+def count_pairs(group: ReleaseGroup) -> int:
+    """Return the number of dominating pairs to compose for all releases of the group."""
+    return group.count * _KINDS[group.atom.noise].pairs(group)
 
 
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
@@ -246,7 +256,7 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
         _require_pair_of_sample(group, relation)
     elif sampling == "poisson":
         _require_add_or_remove(group, relation)
-    elif sampling not in ("none", "truncated_poisson"):
+    elif sampling not in ("none", "truncated_poisson", name):
         raise MethodNotApplicableError(
             f"pld has no proved dominating pair for {name} with {sampling} sampling",
             group.atom.pointer,
@@ -324,6 +334,33 @@ def _pair_law(
     return law
 
 
+def _balls_in_bins_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
+    """Return the pair of one selection in an epoch of balls in bins.
+
+    k selections of b bins are dominated by k epochs with one selection of ⌊b/k⌋ bins. Under
+    replace-one no amplification is proved, and below `BINS_NOISE_MIN` none is computed: the pair
+    is then that of a known bin.
+    """
+    bins, selections = _bins_and_selections(group.atom)
+    each = bins // selections
+    known = relation is NeighbouringRelation.REPLACE_ONE or group.sigma < BINS_NOISE_MIN
+    if known or each == 1:
+        return Release(GaussianPair(1 / group.sigma))
+    return BallsInBins(1 / min(group.sigma, BINS_NOISE_MAX), each)  # more noise costs no more
+
+
+def has_bins_law(atom: Atom, relation: NeighbouringRelation) -> bool:
+    """Return whether a balls-in-bins epoch with one selection has the pair of its own law."""
+    in_range = BINS_NOISE_MIN <= atom.noise_multiplier <= BINS_NOISE_MAX
+    return in_range and relation is not NeighbouringRelation.REPLACE_ONE
+
+
+def _bins_and_selections(atom: Atom) -> tuple[int, int]:
+    """Return the number of bins of an epoch, and in how many of them each record is."""
+    bins, selections = (int(each) for each in atom.parameters)  # type: ignore[arg-type]
+    return bins, selections
+
+
 _KINDS: Final[Mapping[str, _Kind]] = {
     "gaussian": _Kind(
         _gaussian_law,
@@ -334,6 +371,17 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _laplace_law,
         _GAUSSIAN,
         unsampled_cost=lambda group: (0.0, group.count / group.sigma),
+    ),
+    "balls_in_bins": _Kind(
+        _balls_in_bins_law,
+        "proved in docs/accountants/balls_in_bins.md; pair of arXiv 2412.16802 and 2502.08202",
+        "each record is put into its batches uniformly, independently of all other records and "
+        "anew in every epoch, and each noisy sum is divided by a constant",
+        unsampled_cost=lambda group: (
+            group.count * _bins_and_selections(group.atom)[1] / group.sigma**2,
+            0.0,
+        ),
+        pairs=lambda group: _bins_and_selections(group.atom)[1],
     ),
     "randomized_response": _Kind(
         _pair_law(RandomizedResponsePair),

@@ -263,7 +263,7 @@ class StepsRequest(_NoisyRunRequest):
         }
     )
     solved_for = "steps"
-    placeholder = 1
+    placeholder = 0
 
 
 class SampleRateRequest(_NoisyRunRequest):

@@ -46,7 +46,8 @@ def _divide(mechanism: Mechanism) -> tuple[Mechanism, int]:
     """Return one step of a mechanism, and the number of such steps that it consists of."""
     match mechanism:
         case DpSgd() if mechanism.sampling != "shuffled" and mechanism.step_count() > 0:
-            return replace(mechanism, steps=1, epochs=None), mechanism.step_count()
+            unit = mechanism.unit_steps()
+            return replace(mechanism, steps=unit, epochs=None), mechanism.step_count() // unit
         case Repeated(count, inner) if count > 0:
             return inner, count
         case _:
@@ -59,7 +60,7 @@ def with_steps(mechanism: Mechanism, steps: int) -> Mechanism:
         return mechanism
     match mechanism:
         case DpSgd():
-            return replace(mechanism, steps=steps, epochs=None)
+            return replace(mechanism, steps=steps * mechanism.unit_steps(), epochs=None)
         case Repeated():
             return replace(mechanism, count=steps)
         case _:

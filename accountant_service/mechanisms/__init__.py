@@ -6,6 +6,7 @@ from accountant_service.mechanisms.dataset_sizes import find_dataset_size_mismat
 from accountant_service.mechanisms.in_words import describe_step
 from accountant_service.mechanisms.tree import (
     ApproximateDp,
+    BallsInBins,
     Composed,
     DiagonalGaussian,
     DiscreteGaussian,
@@ -37,6 +38,7 @@ from accountant_service.mechanisms.tree import (
 __all__ = [
     "ApproximateDp",
     "Atom",
+    "BallsInBins",
     "CanonicalForm",
     "Composed",
     "DiagonalGaussian",

@@ -9,7 +9,8 @@ distinct atom:
   sample multiplies the rates. A fixed-size sample of the whole dataset remains a sample: its size
   stays the same when a record is added or removed;
 * several Gaussian releases on one sample are one Gaussian release on it with
-  σ = (Σ 1/σᵢ²)^(−1/2), because the releases see the same sample.
+  σ = (Σ 1/σᵢ²)^(−1/2), because the releases see the same sample;
+* balls in bins with as many selections as bins is that many releases without sampling.
 
 A kind that is one release with parameters of its own becomes an atom with these parameters.
 A mechanism that these rules do not cover (Laplace and Gaussian releases on one sample) becomes a
@@ -28,6 +29,7 @@ from typing import Literal
 
 from accountant_service.canonical_json import canonical_json
 from accountant_service.mechanisms.tree import (
+    BallsInBins,
     Composed,
     DiagonalGaussian,
     DpSgd,
@@ -46,7 +48,9 @@ from accountant_service.mechanisms.tree import (
 )
 
 Parameter = float | str | tuple[float, ...]  # of a kind, as hashed
-AtomSampling = Literal["none", "poisson", "truncated_poisson", "fixed_size", "shuffled"]
+AtomSampling = Literal[
+    "none", "poisson", "truncated_poisson", "fixed_size", "balls_in_bins", "shuffled"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,9 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
         case FixedSizeSampled(size, batch, inner):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
             return _apply_sampling(atoms, "fixed_size", batch / size, (size, batch), pointer)
+        case BallsInBins(bins, inner, selections):
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            return _count_epoch_atoms(atoms, bins, selections, pointer)
         case DpSgd():
             return _count_dp_sgd_atoms(mechanism, pointer)
         case _:
@@ -223,6 +230,9 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
     """Return the atoms of a training run with their counts."""
     step = {Atom("gaussian", run.noise_multiplier, pointer=pointer): 1}
     rate, count = run.rate(), run.step_count()
+    if run.sampling == "balls_in_bins" and rate > 0.0:
+        epoch_atoms = _count_epoch_atoms(step, run.bins(), 1, pointer)
+        return _multiply_counts(epoch_atoms, count // run.bins())
     if run.sampling == "shuffled" and rate > 0.0 and count > 0:
         epoch = Atom("gaussian", run.noise_multiplier, "shuffled", rate, pointer=pointer)
         return {epoch: run.epoch_count()}
@@ -232,6 +242,27 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
     kind: AtomSampling = "fixed_size" if sizes else "poisson"
     sampled = step if run.sampling == "none" else _apply_sampling(step, kind, rate, sizes, pointer)
     return _multiply_counts(sampled, count)
+
+
+def _count_epoch_atoms(
+    atoms: Mapping[Atom, int], bins: int, selections: int, pointer: str
+) -> dict[Atom, int]:
+    """Return the atoms of one epoch in which each record is in some of the bins."""
+    present = {atom: count for atom, count in atoms.items() if count > 0}
+    merged = _merge_gaussians(present) if present else None
+    if merged is None:
+        return {}  # nothing is released: the codec accepts Gaussian noise only
+    if selections == bins:
+        return {merged: bins}
+    epoch = Atom(
+        "balls_in_bins",
+        merged.noise_multiplier,
+        "balls_in_bins",
+        selections / bins,
+        parameters=(bins, selections),
+        pointer=pointer,
+    )
+    return {epoch: 1}
 
 
 def _selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:

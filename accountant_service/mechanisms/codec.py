@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from accountant_service.mechanisms.tree import (
     ApproximateDp,
+    BallsInBins,
     Composed,
     DiagonalGaussian,
     DiscreteGaussian,
@@ -45,6 +46,8 @@ DEPTH_MAX: Final = 32  # nested mechanisms
 NODES_MAX: Final = 10_000  # mechanisms in one tree
 COORDINATES_MAX: Final = 100_000  # of one diagonal_gaussian
 COUNT_MAX: Final = 1_000_000_000  # repetitions, steps, records
+_RATE_ROUNDING: Final = 1e-9  # relative, of a rate that stands for one over a whole number
+BINS_MAX: Final = 100_000  # batches of an epoch of balls-in-bins sampling
 RATE_MIN: Final = 1e-12  # sample rates below are 0 or refused
 # Noise multipliers outside these limits are refused: double precision is not enough for them.
 NOISE_MIN: Final = 0.01
@@ -185,6 +188,7 @@ _DELTA: Final = _number_type(0.0, 1.0)
 _SENSITIVITY: Final = _number_type(1, SENSITIVITY_MAX, whole=True)
 _COUNT: Final = _number_type(0, COUNT_MAX, whole=True)
 _SIZE: Final = _number_type(1, COUNT_MAX, whole=True)
+_BINS: Final = _number_type(1, BINS_MAX, whole=True)
 _MECHANISM: Final = _FieldType(_REFERENCE, lambda value, pointer: _read(value, pointer))
 _MECHANISMS: Final = _FieldType(
     {"type": "array", "items": _REFERENCE, "maxItems": NODES_MAX},
@@ -197,6 +201,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
     DiagonalGaussian: {"sensitivities": _COORDINATES, "noise_stds": _COORDINATES},
     PoissonSampled: {"sample_rate": _RATE, "mechanism": _MECHANISM},
     FixedSizeSampled: {"dataset_size": _SIZE, "batch_size": _SIZE, "mechanism": _MECHANISM},
+    BallsInBins: {"bins": _BINS, "mechanism": _MECHANISM, "selections": _BINS},
     Repeated: {"count": _COUNT, "mechanism": _MECHANISM},
     Composed: {"mechanisms": _MECHANISMS},
     DpSgd: {
@@ -206,7 +211,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
         "dataset_size": _SIZE,
         "batch_size": _SIZE,
         "epochs": _number_type(0.0, 1e6),
-        "sampling": _choice_type("poisson", "fixed_size", "shuffled", "none"),
+        "sampling": _choice_type("poisson", "fixed_size", "balls_in_bins", "shuffled", "none"),
     },
     RandomizedResponse: {
         "categories": _number_type(2, COUNT_MAX, whole=True),
@@ -285,6 +290,12 @@ _EXAMPLES: Final[Mapping[str, Json]] = {
         "kind": "fixed_size_sampled",
         "dataset_size": 60000,
         "batch_size": 600,
+        "mechanism": {"kind": "gaussian", "noise_multiplier": 1.1},
+    },
+    "balls_in_bins": {
+        "kind": "balls_in_bins",
+        "bins": 100,
+        "selections": 1,
         "mechanism": {"kind": "gaussian", "noise_multiplier": 1.1},
     },
     "repeated": {
@@ -492,6 +503,7 @@ def _count_releases(mechanism: Mechanism) -> int:
         case (
             PoissonSampled()
             | FixedSizeSampled()
+            | BallsInBins()
             | UserLevel()
             | TruncatedPoissonSampled()
             | PrivateSelection()
@@ -530,6 +542,12 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
         case FixedSizeSampled(dataset_size, batch_size):
             if batch_size > dataset_size:
                 raise MechanismError((f"{pointer}/batch_size", "must be at most dataset_size"))
+        case BallsInBins(bins, inner, selections):
+            if selections > bins:
+                raise MechanismError(
+                    (f"{pointer}/selections", f"must be at most bins, which is {bins}")
+                )
+            _require_gaussian(inner, f"{pointer}/mechanism")
         case DpSgd():
             _check_dp_sgd(mechanism, pointer)
         case _:
@@ -647,6 +665,21 @@ def _check_diagonal(mechanism: DiagonalGaussian, pointer: str) -> None:
         raise MechanismError((f"{pointer}/noise_stds", message))
 
 
+def _require_gaussian(mechanism: Mechanism, pointer: str) -> None:
+    """Raise MechanismError unless a mechanism makes Gaussian releases on all its records."""
+    match mechanism:
+        case Gaussian() | DiagonalGaussian():
+            return
+        case Repeated(_, inner):
+            _require_gaussian(inner, f"{pointer}/mechanism")
+        case Composed(inners):
+            for number, inner in enumerate(inners):
+                _require_gaussian(inner, f"{pointer}/mechanisms/{number}")
+        case _:
+            message = "must be Gaussian noise without sampling: balls_in_bins is the sampling"
+            raise MechanismError((pointer, message))
+
+
 def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
     """Raise MechanismError if the fields of a training run contradict each other."""
     sizes = run.dataset_size is not None and run.batch_size is not None
@@ -664,3 +697,26 @@ def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
         raise MechanismError((pointer, "sampling none uses all the data: sample_rate must be 1"))
     if run.step_count() > COUNT_MAX:
         raise MechanismError((f"{pointer}/epochs", f"must make at most {COUNT_MAX} steps"))
+    if run.sampling == "balls_in_bins" and run.rate() > 0.0:
+        _check_bins(run, pointer)
+
+
+def _check_bins(run: DpSgd, pointer: str) -> None:
+    """Raise MechanismError unless a run consists of whole epochs of a whole number of batches."""
+    bins = run.bins()
+    whole = "balls_in_bins sampling needs a whole number of batches an epoch"
+    if run.sample_rate is None and (run.batch_size or 1) * bins != run.dataset_size:
+        message = f"must divide dataset_size, which is {run.dataset_size}: {whole}"
+        raise MechanismError((f"{pointer}/batch_size", message))
+    if run.sample_rate is not None and abs(run.sample_rate * bins - 1) > _RATE_ROUNDING:
+        raise MechanismError((f"{pointer}/sample_rate", f"must be 1/bins: {whole}"))
+    if bins > BINS_MAX:
+        name = "sample_rate" if run.sample_rate is not None else "batch_size"
+        raise MechanismError(
+            (f"{pointer}/{name}", f"must make at most {BINS_MAX} batches an epoch")
+        )
+    if run.epochs is not None and run.epochs % 1:
+        raise MechanismError((f"{pointer}/epochs", "must be whole: balls_in_bins has whole epochs"))
+    if run.steps is not None and run.steps % bins:
+        message = f"must be a multiple of {bins}: balls_in_bins has whole epochs"
+        raise MechanismError((f"{pointer}/steps", message))

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Final
 
 from accountant_service.mechanisms.tree import (
+    BallsInBins,
     Composed,
     DiagonalGaussian,
     DpSgd,
@@ -25,6 +26,7 @@ from accountant_service.mechanisms.tree import (
 _SAMPLING: Final = {
     "poisson": "Poisson sampling",
     "fixed_size": "samples of fixed size",
+    "balls_in_bins": "balls in bins",
     "shuffled": "shuffled batches",
     "none": "no sampling",
 }
@@ -61,6 +63,8 @@ def _describe_sampling(mechanism: Mechanism) -> str:
             return f"{describe_step(inner)}, q = {sample_rate:.6g}, Poisson sampling"
         case FixedSizeSampled(dataset_size, batch_size, inner):
             return f"{describe_step(inner)}, samples of {batch_size} of {dataset_size} records"
+        case BallsInBins(bins, inner, selections):
+            return f"{describe_step(inner)}, each record in {selections} of {bins} batches"
         case TruncatedPoissonSampled(_, sample_rate, most, inner):
             sampling = f"Poisson sampling, at most {most} records"
             return f"{describe_step(inner)}, q = {sample_rate:.6g}, {sampling}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
 
-Sampling = Literal["poisson", "fixed_size", "shuffled", "none"]
+Sampling = Literal["poisson", "fixed_size", "balls_in_bins", "shuffled", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +283,21 @@ class FixedSizeSampled:
 
 
 @dataclass(frozen=True, slots=True)
+class BallsInBins:
+    """Runs `mechanism` on each of `bins` batches: one epoch of balls-in-bins sampling.
+
+    Each record is put into `selections` different batches, drawn uniformly and independently of all
+    other records, and anew in every epoch. Batches have any size; the noisy sums are divided by a
+    constant. `mechanism` is Gaussian noise without sampling of its own.
+    """
+
+    kind: ClassVar = "balls_in_bins"
+    bins: int
+    mechanism: Mechanism
+    selections: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Repeated:
     """Runs `mechanism` `count` times with fresh randomness, each adaptively."""
 
@@ -304,7 +319,8 @@ class DpSgd:
     """Shorthand for a training run: `steps` sampled Gaussian releases.
 
     Either `sample_rate` and `steps`, or `dataset_size`, `batch_size` and one of `steps` and
-    `epochs`. Steps are rounded up to a whole number: ⌈epochs·dataset_size/batch_size⌉.
+    `epochs`. Steps are rounded up to a whole number: ⌈epochs·dataset_size/batch_size⌉. With
+    `balls_in_bins` sampling the batches of an epoch and the epochs must be whole numbers.
     """
 
     kind: ClassVar = "dp_sgd"
@@ -319,6 +335,16 @@ class DpSgd:
     def rate(self) -> float:
         """Return the sample rate: the expected fraction of the dataset in one batch."""
         return self.sample_rate if self.sample_rate is not None else float(self._exact_rate())
+
+    def bins(self) -> int:
+        """Return the nearest whole number of batches of an epoch."""
+        if self.sample_rate is not None:
+            return round(1 / self.sample_rate) if self.sample_rate > 0 else 1
+        return round(1 / self._exact_rate())
+
+    def unit_steps(self) -> int:
+        """Return the number of steps that only make sense together: an epoch of balls in bins."""
+        return self.bins() if self.sampling == "balls_in_bins" else 1
 
     def step_count(self) -> int:
         """Return the number of steps."""
@@ -354,6 +380,7 @@ Mechanism = (
     | DiagonalGaussian
     | PoissonSampled
     | FixedSizeSampled
+    | BallsInBins
     | Repeated
     | Composed
     | DpSgd

@@ -40,9 +40,11 @@ kind the bounds hold only while the term is there.
     rare_events         `_RareOutcomeIntegrand.values`,             test_error_terms.py,
                         `DividedComposition.omitted`            test_rare_events.py
     fft_lattice         `upper_profile`, `lower_profile`,       test_error_terms.py,
-                        `_compose`, `_convolve`                 test_certified_interval.py
+                        `_compose`, `floats.convolution`        test_certified_interval.py
     small_noise         `_SmallNoiseProfile`                    test_small_noise.py
     saddle_point        `laws.sampled_gaussian.log_moments`     test_numerics.py
                         `ReplacedRecord.log_moments`            test_replaced_record.py
                         `FixedSizeReplacement.log_moments`      test_fixed_size_replacement.py
+    laws.lognormal_sum  `_bound_masses`, `_mass_above`,         test_balls_in_bins.py
+                        `sum_above`, `sum_below`
 """

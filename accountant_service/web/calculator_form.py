@@ -56,7 +56,7 @@ FIELDS: Final[Mapping[str, NumberField]] = {
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "batches": ("rate", "sizes"),
     "length": ("steps", "epochs"),
-    "sampling": ("poisson", "fixed_size", "shuffled", "none"),
+    "sampling": ("poisson", "fixed_size", "balls_in_bins", "shuffled", "none"),
     "neighbouring_relation": ("add_or_remove_one", "replace_one", "zero_out_one"),
 }
 _WHOLE: Final = {"dataset_size", "batch_size", "steps"}

@@ -209,16 +209,16 @@ def holds(deltas: tuple[float, float, float]) -> bool:
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_error_of_the_transform(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Composed masses as far off as a transform may leave them, stated and not."""
-    genuine = fft_lattice._convolve
+    genuine = fft_lattice.convolve
 
     def off(*args: Any) -> tuple[fft_lattice.Array, float]:
         mass, error = genuine(*args)
         error *= 1e8  # or the lattice's own width would hide it
         return mass + sign * error, error
 
-    monkeypatch.setattr(fft_lattice, "_convolve", off)
+    monkeypatch.setattr(fft_lattice, "convolve", off)
     assert holds(lattice_deltas(1.0, 1.0))
-    monkeypatch.setattr(fft_lattice, "_convolve", lambda *a: (off(*a)[0], 0.0))
+    monkeypatch.setattr(fft_lattice, "convolve", lambda *a: (off(*a)[0], 0.0))
     assert not holds(lattice_deltas(1.0, 1.0))
 
 

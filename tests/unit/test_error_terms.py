@@ -32,6 +32,7 @@ from accountant_service.numerics.engines import (
     saddle_point,
 )
 from accountant_service.numerics.engines.line_integral import IntegrationSettings
+from accountant_service.numerics.floats import convolution
 from accountant_service.numerics.laws import (
     characteristic_function,
     gaussian,
@@ -774,19 +775,19 @@ def test_a_value_far_off_is_covered() -> None:
 def test_rounding_of_chernoff_moments(monkeypatch: Patch) -> None:
     rng = np.random.default_rng(3)
     mass = rng.random(10_000)
-    step = fft_lattice._LatticeMasses(-4000, mass / mass.sum(), 10**9)
+    step = fft_lattice.LatticeMasses(-4000, mass / mass.sum(), 10**9)
     losses = (np.arange(len(mass)) + step.first) * 1e-3
 
     def exact(rate: float) -> float:
         return step.count * float(special.logsumexp(rate * losses, b=step.mass))
 
-    genuine = fft_lattice._coarsen
+    genuine = fft_lattice.coarsen
 
     def off(*args: Any) -> Any:
         points, masses = genuine(*args)
         return points, masses * (1 - 1e-4)
 
-    monkeypatch.setattr(fft_lattice, "_coarsen", off)
+    monkeypatch.setattr(fft_lattice, "coarsen", off)
 
     def holds() -> bool:
         moments = fft_lattice._ChernoffMoments([step], 1e-3)
@@ -808,12 +809,12 @@ def test_rounding_of_tilted_masses(monkeypatch: Patch, side: str) -> None:
     pair = [(Release(GaussianPair(mu / math.sqrt(steps))), steps)]
     exact = float(gaussian.epsilon(delta, mu))
     share = -1e-4 if side == "upper" else 1e-4
-    genuine = fft_lattice._LatticeMasses
+    genuine = fft_lattice.LatticeMasses
 
     def off(first: int, mass: Any, count: int) -> Any:
         return genuine(first, mass * (1 + share), count)
 
-    monkeypatch.setattr(fft_lattice, "_LatticeMasses", off)
+    monkeypatch.setattr(fft_lattice, "LatticeMasses", off)
 
     def holds() -> bool:
         aim = fft_lattice.AccuracyTarget("removing", 4.0, exact)
@@ -888,7 +889,7 @@ def test_rounding_of_transforms(
     monkeypatch: Patch, side: str, text: str, enlarged: str, absent: str
 ) -> None:
     """Every point of the inverse transform is off by 1e-8, towards a smaller or a larger δ."""
-    genuine = fft_lattice.fft
+    genuine = convolution.fft
 
     class Off:
         rfft = staticmethod(genuine.rfft)
@@ -898,8 +899,8 @@ def test_rounding_of_transforms(
         def irfft(*args: Any) -> Any:
             return genuine.irfft(*args) + (-0.9e-8 if side == "upper" else 0.9e-8)
 
-    monkeypatch.setattr(fft_lattice, "fft", Off)
-    check(monkeypatch, Term(fft_lattice._convolve, text, enlarged, absent), lattice_holds(side))
+    monkeypatch.setattr(convolution, "fft", Off)
+    check(monkeypatch, Term(convolution.convolve, text, enlarged, absent), lattice_holds(side))
 
 
 @pytest.mark.parametrize(

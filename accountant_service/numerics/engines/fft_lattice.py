@@ -26,6 +26,12 @@ import numpy as np
 from scipy import fft
 
 from accountant_service.numerics.errors import LatticeTooLargeError
+from accountant_service.numerics.floats.convolution import (
+    BLOCKS_MAX,
+    LatticeMasses,
+    coarsen,
+    convolve,
+)
 from accountant_service.numerics.floats.special_functions import Array, lattice_points, log_sum_exp
 from accountant_service.numerics.laws.dominating_pair import (
     Composition,
@@ -36,30 +42,12 @@ from accountant_service.numerics.laws.dominating_pair import (
 from accountant_service.numerics.time_limit import check_time
 
 _EPS: Final = float(np.finfo(float).eps)
-_BLOCKS_MAX: Final = 4096  # of lattice points, for a release's moments
-_LOG_SIZE_MAX: Final = 50.0  # of a transform of masses, which may sum to a little more than 1
-_UNDERFLOW: Final = 1e-300  # replaces a transform that underflows
 _LOG_WRAP: Final = -30.0  # natural log of the tilted mass allowed outside the window
 _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond the cells
 _TILTED_REACH: Final = 60.0  # natural log of the tilted mass above 0 over that below the cells
 POINTS_MAX: Final = 1 << 20  # points of one window, and cells of one release
 _CELLS_MAX: Final = 1 << 22  # cells of all releases together: 32 MiB
 _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a few seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _LatticeMasses:
-    """A release's probability masses at the lattice points, and how often it is repeated.
-
-    Attributes:
-        first: index of the first lattice point.
-        mass: at each lattice point from there on.
-        count: number of repetitions.
-    """
-
-    first: int
-    mass: Array
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +193,7 @@ def upper_profile(
             release, target, spacing, tail_deviations, max_cells(len(releases), target)
         )
         first, mass, beyond = _connect_the_dots(cells, spacing)
-        steps.append(_LatticeMasses(first, mass, count))
+        steps.append(LatticeMasses(first, mass, count))
         log_finite += count * math.log1p(-beyond) if beyond < 1 else -math.inf
     tilted = _compose(steps, spacing, target, outward=1).without_overflow()
     mass = np.maximum(tilted.mass, 0.0) + tilted.error
@@ -249,8 +237,8 @@ def lower_profile(
         log_finite += count * math.log1p(-cells.infinite) if cells.infinite < 1 else -math.inf
         p_mass, q_mass = np.maximum(cells.p - cells.p_rounding, 0.0), cells.q + cells.q_rounding
         p_mass[-1] = max(p_mass[-1] - cells.infinite, 0.0)
-        p_steps.append(_LatticeMasses(cells.first, p_mass, count))
-        q_steps.append(_LatticeMasses(cells.first, q_mass, count))
+        p_steps.append(LatticeMasses(cells.first, p_mass, count))
+        q_steps.append(LatticeMasses(cells.first, q_mass, count))
     p = _compose(p_steps, spacing, target, outward=-1)
     q_target = replace(target, tilt=target.tilt + 1.0)
     q = _compose(q_steps, spacing, q_target, outward=1, window=p)
@@ -327,7 +315,7 @@ def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, flo
 
 
 def _compose(
-    steps: Sequence[_LatticeMasses],
+    steps: Sequence[LatticeMasses],
     spacing: float,
     target: AccuracyTarget,
     outward: int,
@@ -371,7 +359,7 @@ def _compose(
     else:
         losses, centre = window.losses, window.centre
         first, size = round(float(losses[0]) / spacing), len(losses)
-    mass, error = _convolve(tilted, first, size)
+    mass, error = convolve(tilted, first, size)
     largest_loss = abs(centre) + float(losses[-1] - losses[0])  # the largest loss of a weight
     return _ComposedMasses(
         losses,
@@ -399,8 +387,8 @@ def _max_window_points(releases: int, target: AccuracyTarget) -> int:
 class _ChernoffMoments:
     """Log-moments of the composed tilted loss, for Chernoff bounds on its tails."""
 
-    def __init__(self, steps: Sequence[_LatticeMasses], spacing: float) -> None:
-        coarse = [(*_coarsen(step, spacing), step.count) for step in steps]
+    def __init__(self, steps: Sequence[LatticeMasses], spacing: float) -> None:
+        coarse = [(*coarsen(step, spacing), step.count) for step in steps]
         means = [float(mass @ losses) for losses, mass, _ in coarse]
         variances = [
             count * float(mass @ (losses - mean) ** 2)
@@ -446,71 +434,5 @@ def _moment_rounding(exponent: Array, log_mass: Array, points: int) -> Array:
     eps a term.
     """
     largest = np.abs(exponent).max(axis=1) + float(np.abs(log_mass).max())
-    rounding: Array = _EPS * (4 * largest + 3 * points / _BLOCKS_MAX + len(log_mass) + 16)
+    rounding: Array = _EPS * (4 * largest + 3 * points / BLOCKS_MAX + len(log_mass) + 16)
     return rounding
-
-
-def _coarsen(step: _LatticeMasses, spacing: float) -> tuple[Array, Array]:
-    """Merge lattice points into a few, whose exponential moments are no smaller.
-
-    Neighbouring points form at most `_BLOCKS_MAX` blocks. A block's mass moves to its two ends with
-    its mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.
-    """
-    points = len(step.mass)
-    block = -(-points // _BLOCKS_MAX)
-    starts = np.arange(0, points, block)
-    losses = lattice_points(step.first, points, spacing)
-    mass = np.add.reduceat(step.mass, starts)
-    low, high = losses[starts], losses[np.minimum(starts + block, points) - 1]
-    offset = np.add.reduceat(step.mass * (losses - np.repeat(low, block)[:points]), starts)
-    upward = np.clip(offset / np.maximum(high - low, spacing), 0.0, mass)
-    ends, masses = np.concatenate([low, high]), np.concatenate([mass - upward, upward])
-    return ends[masses > 0], masses[masses > 0]
-
-
-def _convolve(steps: Sequence[_LatticeMasses], first: int, size: int) -> tuple[Array, float]:
-    """Convolve masses by FFT; return `size` lattice points of it, and an upper bound on the error.
-
-    Errors: a transform of N points has 2-norm error at most η = 7·eps·log₂N relative to its
-    result (Higham, *Accuracy and Stability*, Theorem 24.2, with room). An error e in φᵢ grows to
-    count·|Φ/φᵢ|·e; by Cauchy–Schwarz a point of the inverse transform is then off by at most
-    Σᵢ countᵢ·‖pᵢ‖₂·‖Φ/φᵢ‖₂/√N·η, and powers and products add a few eps·count of ‖Φ‖₂/√N.
-    """
-    log_size = np.zeros(size // 2 + 1)
-    angle = np.zeros(size // 2 + 1)
-    keep = size * len(steps) <= _CELLS_MAX  # else a coarser norm bound
-    magnitudes: list[Array | None] = []
-    for step in steps:
-        check_time()
-        transform = fft.rfft(_fold_modulo(step.mass, size))
-        log_abs = np.log(np.maximum(np.abs(transform), _UNDERFLOW))
-        log_size += step.count * log_abs
-        angle += step.count * np.angle(transform)
-        magnitudes.append(log_abs if keep else None)
-    shift = (sum(step.first * step.count for step in steps) - first) % size
-    product = np.exp(log_size + 1j * angle)
-    mass = np.roll(fft.irfft(product, size), shift)
-    eta = 7 * _EPS * math.log2(size)
-    total_norm = _norm_from_transform(np.exp(np.minimum(log_size, _LOG_SIZE_MAX)), size)
-    error = eta * total_norm
-    for magnitude, step in zip(magnitudes, steps, strict=True):
-        partner = 1.0
-        if magnitude is not None:
-            partner = _norm_from_transform(
-                np.exp(np.minimum(log_size - magnitude, _LOG_SIZE_MAX)), size
-            )
-        own = float(np.linalg.norm(step.mass))
-        error += step.count * (eta * own * partner + 8 * _EPS * total_norm)
-    return mass, error
-
-
-def _norm_from_transform(transform: Array, size: int) -> float:
-    """Return the 2-norm of a real sequence, given the first half of its Fourier transform."""
-    return math.sqrt(2 * float((np.abs(transform) ** 2).sum()) / size)
-
-
-def _fold_modulo(mass: Array, size: int) -> Array:
-    """Return the masses wrapped around onto `size` points: indices equal modulo `size` add up."""
-    padded = np.pad(mass, (0, -len(mass) % size))
-    folded: Array = padded.reshape(-1, size).sum(axis=0)
-    return folded

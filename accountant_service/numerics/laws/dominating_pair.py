@@ -310,7 +310,9 @@ class ReleaseLaw(Protocol):
     ) -> LossCells:
         """Group the outcomes into `count` cells of the privacy loss, and two end cells beyond.
 
-        The edges are (first + offset)·spacing, (first + 1 + offset)·spacing, …
+        With an offset of 0 the masses are for upper bounds of δ, and may be those of a pair that
+        dominates the release. With an offset of ½ they are for lower bounds, and may be bounds of
+        what an attacker observes. A law that is known exactly gives the same for both.
         """
         ...
 

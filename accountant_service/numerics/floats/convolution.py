@@ -1,0 +1,151 @@
+"""Convolution of lattice masses by FFT, with a proved bound of the rounding error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import fft
+
+from accountant_service.numerics.floats.special_functions import Array, lattice_points
+from accountant_service.numerics.time_limit import check_time
+
+_EPS: Final = float(np.finfo(float).eps)
+_LOG_SIZE_MAX: Final = 50.0  # of a transform of masses, which may sum to a little more than 1
+_UNDERFLOW: Final = 1e-300  # replaces a transform that underflows
+_POINTS_MAX: Final = 1 << 22  # points times different masses, beyond which a coarser bound is used
+BLOCKS_MAX: Final = 4096  # of lattice points, for exponential moments
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeMasses:
+    """Masses on consecutive lattice points, and how often they are convolved.
+
+    Attributes:
+        first: index of the first lattice point.
+        mass: at each lattice point from there on.
+        count: number of repetitions.
+    """
+
+    first: int
+    mass: Array
+    count: int
+
+
+def convolve(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Array, float]:
+    """Convolve masses by FFT; return them at `size` lattice points, and a bound of their error.
+
+    Mass outside the window is wrapped around into it.
+
+    Errors: a transform of N points has 2-norm error at most η = 7·eps·log₂N relative to its
+    result (Higham, *Accuracy and Stability*, Theorem 24.2, with room). An error e in φᵢ grows to
+    count·|Φ/φᵢ|·e; by Cauchy–Schwarz a point of the inverse transform is then off by at most
+    Σᵢ countᵢ·‖pᵢ‖₂·‖Φ/φᵢ‖₂/√N·η, and powers and products add a few eps·count of ‖Φ‖₂/√N.
+    """
+    log_size, log_parts, angle = _transform(steps, size, keep=size * len(steps) <= _POINTS_MAX)
+    mass = _invert(log_size, angle, steps, first, size)
+    eta = 7 * _EPS * math.log2(size)
+    total_norm = _norm_from_transform(np.exp(np.minimum(log_size, _LOG_SIZE_MAX)), size)
+    error = eta * total_norm
+    for log_part, step in zip(log_parts, steps, strict=True):
+        partner = 1.0
+        if log_part is not None:
+            partner = _norm_from_transform(
+                np.exp(np.minimum(log_size - log_part, _LOG_SIZE_MAX)), size
+            )
+        own = math.sqrt(float((step.mass * step.mass).sum()))
+        error += step.count * (eta * own * partner + 8 * _EPS * total_norm)
+    return mass, error
+
+
+def convolve_binary(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Array, float]:
+    """Do the same as `convolve` for a size that is a power of two, with a smaller error bound.
+
+    Each output of a transform of 2^n points is then a sum of the inputs, each times n factors of
+    modulus 1. A step is a multiplication by such a factor, itself rounded, which is off by
+    (√5 + 1)·eps/2, and an addition: less than 2.2·eps a step, and η = 3·eps·n leaves room. So an
+    output is off by at most η times the sum of the inputs' moduli. A point of the inverse transform
+    is off by the mean over the frequencies of |Φ|·(η + 8·eps·Σ countᵢ) and of
+    countᵢ·η·Σ pᵢ·|Φ/φᵢ|, every |φ| here raised by its own error. The mean of |Φ| is about the
+    largest composed mass.
+    """
+    log_size, log_parts, angle = _transform(steps, size)
+    mass = _invert(log_size, angle, steps, first, size)
+    eta = 3 * _EPS * math.log2(size)
+    count = sum(step.count for step in steps)
+    error = (eta + 8 * _EPS * count) * _mean_modulus(log_size, size)
+    owns = [eta * float(step.mass.sum()) for step in steps]
+    largest = [
+        np.log(np.exp(part) + own)
+        for part, own in zip(log_parts, owns, strict=True)
+        if part is not None
+    ]
+    product = np.sum([s.count * part for s, part in zip(steps, largest, strict=True)], axis=0)
+    for step, part, own in zip(steps, largest, owns, strict=True):
+        error += step.count * own * _mean_modulus(product - part, size)
+    return mass, error * (1 + 1e-6)
+
+
+def _transform(
+    steps: Sequence[LatticeMasses], size: int, *, keep: bool = True
+) -> tuple[Array, list[Array | None], Array]:
+    """Return the log-modulus of the product of transforms, those of the factors, and its angle.
+
+    The factors' are None if they need not be kept.
+    """
+    log_size, angle, log_parts = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1), []
+    for step in steps:
+        check_time()
+        transform = fft.rfft(_fold_modulo(step.mass, size))
+        log_part = np.log(np.maximum(np.abs(transform), _UNDERFLOW))
+        log_parts.append(log_part if keep else None)
+        log_size += step.count * log_part
+        angle += step.count * np.angle(transform)
+    return log_size, log_parts, angle
+
+
+def _invert(
+    log_size: Array, angle: Array, steps: Sequence[LatticeMasses], first: int, size: int
+) -> Array:
+    """Return the masses whose transform has these log-moduli and angles, from `first` on."""
+    shift = (sum(step.first * step.count for step in steps) - first) % size
+    inverse: Array = np.roll(fft.irfft(np.exp(log_size + 1j * angle), size), shift)
+    return inverse
+
+
+def _mean_modulus(log_size: Array, size: int) -> float:
+    """Return the mean modulus over all frequencies, from the first half of a transform."""
+    return 2 * float(np.exp(np.minimum(log_size, _LOG_SIZE_MAX)).sum()) / size
+
+
+def coarsen(step: LatticeMasses, spacing: float) -> tuple[Array, Array]:
+    """Merge lattice points into few, whose exponential moments bound the release's from above.
+
+    Neighbouring points form at most `BLOCKS_MAX` blocks. A block's mass moves to its two ends with
+    its mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.
+    """
+    points = len(step.mass)
+    block = -(-points // BLOCKS_MAX)
+    starts = np.arange(0, points, block)
+    losses = lattice_points(step.first, points, spacing)
+    mass = np.add.reduceat(step.mass, starts)
+    low, high = losses[starts], losses[np.minimum(starts + block, points) - 1]
+    offset = np.add.reduceat(step.mass * (losses - np.repeat(low, block)[:points]), starts)
+    upward = np.clip(offset / np.maximum(high - low, spacing), 0.0, mass)
+    ends, masses = np.concatenate([low, high]), np.concatenate([mass - upward, upward])
+    return ends[masses > 0], masses[masses > 0]
+
+
+def _norm_from_transform(transform: Array, size: int) -> float:
+    """Return the 2-norm of a real sequence, given the first half of its Fourier transform."""
+    return math.sqrt(2 * float((np.abs(transform) ** 2).sum()) / size)
+
+
+def _fold_modulo(mass: Array, size: int) -> Array:
+    """Return the masses wrapped around onto `size` points: indices equal modulo `size` add up."""
+    padded = np.pad(mass, (0, -len(mass) % size))
+    folded: Array = padded.reshape(-1, size).sum(axis=0)
+    return folded

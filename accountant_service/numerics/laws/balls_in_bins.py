@@ -1,0 +1,301 @@
+"""One epoch of balls-in-bins sampling: each record is in one of b batches, drawn uniformly.
+
+In units of the clip norm the outputs along the record's contributions are b normal variables of
+standard deviation σ: Q = N(0, σ²·I) without the record, and P the uniform mixture of N(eᵢ, σ²·I)
+with it. The likelihood ratio is R = (X₁ + … + X_b)/b with Xᵢ independent lognormals of mean 1
+under Q; μ = 1/σ. The pair dominates the epoch, also if every step depends on earlier outputs
+(docs/accountants/balls_in_bins.md):
+
+    removing:  loss log R        adding:  loss −log R.
+
+R is a sum, whose law is known by bounds only. So there are two sets of cells: those for an upper
+bound of δ have Xᵢ that are larger in convex order, those for a lower bound come from an attacker
+who sees Xᵢ rounded.
+
+**Moments.** Outcomes without a summand above a cut are bounded on the lattice. On the others let ΣY
+be the sum of the summands up to the cut and ΣJ that of those above: ‖R‖ ≤ ‖ΣY/b‖ + ‖ΣJ/b‖, in the
+norm whose a-th power is E[·^a]. With N the number of further summands above the cut, (ΣJ)^a is at
+most the sum of Jᵢ^a·(1 + N)^{a−1}, and 1 + N ≤ 2^N. For E[R^{−s}] the lattice bounds a convex
+function that is R^{−s} above a point r₀ and its tangent below; the rest, where R < r₀, is at most
+√(E[R^{−2s}]·Q(R < r₀)), and R is at least the geometric mean of the Xᵢ. Both are at most the
+moments of the release without sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Final
+
+import numpy as np
+
+from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats.special_functions import (
+    Array,
+    lattice_points,
+    log_normal_tail,
+    log_sum_exp,
+)
+from accountant_service.numerics.laws import lognormal_sum
+from accountant_service.numerics.laws.dominating_pair import (
+    LOSS_MAX,
+    Direction,
+    GaussianPair,
+    LossCells,
+)
+from accountant_service.numerics.laws.lognormal_sum import SumAbove, SumLattice
+
+_EPS: Final = float(np.finfo(float).eps)
+_DEVIATIONS_MAX: Final = 38.0  # beyond it a normal law has no mass in double precision
+_POINTS_MAX: Final = 1 << 18  # of the lattice of the sum
+_STEP_SHARE: Final = 1.0  # of the step at which the sum's lattice costs as much as the losses'
+_CUT_LESS: Final = 20.0  # less in the square of the deviations that cells cover
+_MOMENT_DEVIATIONS: Final = 8.0
+_MOMENT_POINTS: Final = 1 << 13
+_ROOM: Final = 1.08  # times the window: for the others beside a largest summand
+_LEAST: Final = 1e-300  # more than any mass that is computed as zero
+_NARROWEST: Final = 1e-9  # distance from 1 of the limits of ratios
+_QUADRATURE: Final = 200  # nodes, and rates
+_MOMENT_ROUNDING: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class BallsInBins:
+    """One epoch of Gaussian releases in which a record takes part in one of `bins` steps.
+
+    Attributes:
+        mu: the sensitivity divided by the standard deviation of the noise.
+        bins: number of steps, at least 2.
+    """
+
+    mu: float
+    bins: int
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Return False: removing a record costs more than adding it."""
+        return False
+
+    def total_variation(self) -> float:
+        """Return an upper bound of the total variation distance.
+
+        It is at most that of the release without sampling, and at most half the standard deviation
+        of R.
+        """
+        variance = math.expm1(min(self.mu * self.mu, 100.0)) / self.bins
+        return min(GaussianPair(self.mu).total_variation(), 0.5 * math.sqrt(variance))
+
+    def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
+        """Return 0: each of P and Q has mass wherever the other has."""
+        return 0.0
+
+    def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
+        """Return the least and the greatest loss that cells must cover.
+
+        Outside lies about a normal tail of `tail_deviations`, or a little more. This affects the
+        width of bounds, never their validity: what lies outside is counted outward.
+        """
+        deviations = math.sqrt(max(tail_deviations**2 - _CUT_LESS, 1.0))
+        low, high = _ratio_limits(self.mu, self.bins, deviations)
+        if direction == "removing":
+            return math.log(low), math.log(high)
+        return -math.log(high), -math.log(low)
+
+    def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
+        """Return the number of terms that a moment sums."""
+        return float(_MOMENT_POINTS)
+
+    def log_moments(self, direction: Direction, tilts: Array) -> Array:
+        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        bounds = _moments_above if direction == "removing" else _moments_below
+        unsampled = 0.5 * self.mu**2 * tilts * (tilts + 1)
+        found = np.minimum(bounds(self.mu, self.bins, tilts), unsampled)
+        return rounding.up_each(np.maximum(found, 0.0))
+
+    def cells(
+        self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
+    ) -> LossCells:
+        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+
+        With an offset of 0 the masses are those of a pair that dominates the release; with an
+        offset of ½ they are bounds of those of an attacker's rounded observation.
+        """
+        edges = lattice_points(first, count + 1, spacing, offset)
+        low, high = float(edges[0]), float(edges[-1])
+        if direction == "adding":
+            low, high = -high, -low
+        lattice = _choose_lattice(self.mu, self.bins, low, high, spacing)
+        if offset > 0:
+            return self._cells_below(direction, first, edges, lattice)
+        return self._cells_above(direction, first, edges, lattice)
+
+    def _cells_above(
+        self, direction: Direction, first: int, edges: Array, lattice: SumLattice
+    ) -> LossCells:
+        """Return the cells of the pair whose summands are larger in convex order."""
+        law = _cached_sum_above(self.mu, self.bins, lattice)
+        ratio = lattice.points() / self.bins
+        loss = np.log(np.maximum(ratio, _LEAST))
+        error = 8 * _EPS * (1 + np.abs(loss))
+        tilted = ratio * law.mass * (1 + 8 * _EPS)
+        if direction == "removing":
+            cells = _group(first, edges, loss + error, tilted, law.mass)
+            cells.p[-1] += law.tilted_beyond
+            cells.p[0] += law.below  # where R < 1
+            return cells
+        cells = _group(first, edges, -loss + error, law.mass, tilted)
+        cells.p[-1] += law.below
+        # the lowest loss if a summand that was cut off makes the ratio larger than that of any edge
+        lowest = lattice.cut * lattice.step >= self.bins * math.exp(-float(edges[0]))
+        cells.p[0 if lowest else -1] += law.beyond
+        return cells
+
+    def _cells_below(
+        self, direction: Direction, first: int, edges: Array, lattice: SumLattice
+    ) -> LossCells:
+        """Return the cells of an attacker who sees each summand rounded.
+
+        An outcome's loss is that of the bounds of its masses; any function of it would do.
+        """
+        removing = direction == "removing"
+        make = partial(lognormal_sum.sum_below, self.mu, self.bins, lattice)
+        p, wrapped = make(tilted=removing, outward=-1)
+        q, _ = make(tilted=not removing, outward=1)
+        with np.errstate(divide="ignore"):
+            cells = _group(first, edges, np.log(p) - np.log(q + _LEAST), p, q + _LEAST)
+        return replace(cells, p=_without_top(cells.p, wrapped))
+
+
+def _without_top(mass: Array, share: float) -> Array:
+    """Return the masses without the last ones, which sum to `share`.
+
+    If any part of the mass, of at most that size, does not belong here, the tails of the rest are
+    lower bounds.
+    """
+    tails = np.cumsum(mass[::-1])[::-1]
+    less = np.maximum(tails * (1 - 4 * _EPS * len(mass)) - share, 0.0)
+    kept: Array = np.maximum(less - np.append(less[1:], 0.0), 0.0) * (1 - 4 * _EPS)
+    return kept
+
+
+def _group(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
+    """Return lattice points, grouped into cells by their losses."""
+    count = len(edges) - 1
+    cell = np.searchsorted(edges, loss, side="right")
+    inner = (cell > 0) & (cell <= count)
+    low = edges[np.clip(cell - 1, 0, count)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.where(inner, p * -np.expm1(np.where(inner, low - loss, 0.0)), 0.0)
+
+    def sums(values: Array) -> Array:
+        """Return the sum in each cell and beyond."""
+        return np.bincount(cell, values, count + 2).astype(float)
+
+    terms = 4 * _EPS * (2 + sums(np.ones(len(p))))
+    p_sums, q_sums, gaps = sums(p), sums(q), sums(gap)[1:-1]
+    return LossCells(
+        first,
+        p_sums,
+        q_sums,
+        gaps,
+        terms * p_sums,
+        terms * q_sums,
+        terms[1:-1] * np.abs(gaps),
+        np.exp(-edges[:-1]),
+    )
+
+
+@lru_cache(maxsize=8)  # both directions use the same law
+def _cached_sum_above(mu: float, bins: int, lattice: SumLattice) -> SumAbove:
+    """Return the bounds of the sum above; they serve both directions."""
+    return lognormal_sum.sum_above(mu, bins, lattice)
+
+
+@lru_cache(maxsize=64)
+def _ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
+    """Return a low ratio under Q and a high one under P, beyond which lies about a normal tail.
+
+    From Chernoff's bound, by a coarse quadrature: the limits decide no validity. No summand exceeds
+    its quantile.
+    """
+    z = np.linspace(-deviations, deviations + mu, _QUADRATURE)
+    x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
+    log_mass = -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
+    tail = 0.5 * deviations * deviations
+    rates = np.geomspace(0.1 / x[-1], 1e4, _QUADRATURE)
+    down = log_sum_exp(log_mass - rates[:, None] * x)
+    low = float(((-tail - bins * down) / (bins * rates)).max())
+    rates = np.geomspace(0.1, LOSS_MAX, _QUADRATURE) / x[-1]
+    exponent = log_mass + rates[:, None] * x
+    up = (bins - 1) * log_sum_exp(exponent) + log_sum_exp(exponent + np.log(x))
+    high = float(((tail + up) / (bins * rates)).min())
+    floor = math.exp(-LOSS_MAX)
+    return max(min(low, 1 - _NARROWEST), floor), min(max(high, 1 + _NARROWEST), 1 / floor)
+
+
+def _choose_lattice(mu: float, bins: int, low: float, high: float, spacing: float) -> SumLattice:
+    """Return a lattice of the sum for losses between two limits."""
+    largest = bins * math.exp(min(high, LOSS_MAX))
+    deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)))
+    step = min(_STEP_SHARE * spacing * math.sqrt(1.5 * bins), 0.5 * deviation)
+    lowest = max(bins * math.exp(low) - 4 * step, 0.0)
+    reach = _ROOM * (largest - lowest)
+    size = min(1 << math.ceil(math.log2(reach / step + 16)), _POINTS_MAX)
+    step = lognormal_sum.round_step(reach / (size - 16))
+    first = max(math.floor(lowest / step) - 2, 0)
+    cut = min(largest, lognormal_sum.quantile(mu, _DEVIATIONS_MAX))
+    start = math.floor(lognormal_sum.quantile(mu, -_DEVIATIONS_MAX) / step)
+    return SumLattice(step, first, size, start, math.ceil(cut / step) + 1)
+
+
+@lru_cache(maxsize=64)
+def _law_for_moments(mu: float, bins: int) -> tuple[SumLattice, SumAbove]:
+    """Return the bounds of the sum above, on a coarse lattice for moments."""
+    low, high = _ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
+    spacing = (high - low) * math.sqrt(bins) / _MOMENT_POINTS
+    lattice = _choose_lattice(mu, bins, math.log(low), math.log(high), spacing)
+    return lattice, lognormal_sum.sum_above(mu, bins, lattice)
+
+
+def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
+    """Return upper bounds of log E[R^{s+1}], for each tilt s."""
+    lattice, law = _law_for_moments(mu, bins)
+    powers = tilts + 1
+    ratio = lattice.points() / bins
+    useful = (ratio > 0) & (law.mass > 0)
+    terms = np.log(law.mass[useful]) + powers[:, None] * np.log(ratio[useful])
+    above = lognormal_sum.log_powers_above(law, lattice.end, powers) - powers * math.log(bins)
+    outside = np.logaddexp(above, math.log(law.below + _LEAST))
+    within = np.logaddexp(log_sum_exp(terms), outside)
+    cut = lattice.cut * lattice.step
+    share = min(lognormal_sum.tails_beyond(mu, cut)[0], 0.5)
+    jumps = 0.5 * mu**2 * powers * tilts + log_normal_tail(
+        math.log(cut) / mu + 0.5 * mu - powers * mu - 1e-9
+    )
+    jumps += (bins - 1) * np.logaddexp(
+        0.0, math.log(share) + tilts * math.log(2)
+    ) - tilts * math.log(bins)
+    beside = within - bins * math.log1p(-share) + math.log(bins * share + _LEAST)
+    beyond = powers * np.logaddexp(beside / powers, jumps / powers)
+    return np.logaddexp(within, beyond) + _MOMENT_ROUNDING * (1 + powers)
+
+
+def _moments_below(mu: float, bins: int, tilts: Array) -> Array:
+    """Return upper bounds of log E[R^{−s}], for each tilt s."""
+    lattice, law = _law_for_moments(mu, bins)
+    ratio = lattice.points() / bins
+    least = max(float(ratio[0]), _ratio_limits(mu, bins, _MOMENT_DEVIATIONS)[0])
+    most = min(float(ratio[-1]), lattice.cut * lattice.step / bins)
+    capped = np.maximum(ratio, least)
+    factor = np.log1p(tilts[:, None] * (1 - np.minimum(ratio / least, 1.0)))
+    inside = log_sum_exp(np.log(law.mass + _LEAST) - tilts[:, None] * np.log(capped) + factor)
+    outside = np.logaddexp(
+        math.log(law.below + _LEAST) - tilts * math.log(least) + np.log1p(tilts),
+        math.log(law.beyond + _LEAST) - tilts * math.log(most),
+    )
+    rest = 0.5 * (
+        tilts * (2 * tilts / bins + 1) * mu**2
+        + math.log(lognormal_sum.mass_below(law, least * bins) + _LEAST)
+    )
+    return np.logaddexp(np.logaddexp(inside, outside), rest) + _MOMENT_ROUNDING * (1 + tilts)

@@ -1,0 +1,358 @@
+"""Balls in bins: direct integrals, simulation, each error term, and the kind of mechanism."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+
+from accountant_service import calculator, mechanisms, solver
+from accountant_service.accountants import ACCOUNTANTS
+from accountant_service.errors import MethodNotApplicableError
+from accountant_service.guarantee import NeighbouringRelation, Status
+from accountant_service.ledger.step_plan import StepPlan
+from accountant_service.mechanisms import DpSgd, MechanismError
+from accountant_service.numerics import certified_interval
+from accountant_service.numerics.floats import convolution
+from accountant_service.numerics.laws import balls_in_bins, lognormal_sum
+from accountant_service.numerics.laws.balls_in_bins import BallsInBins
+from accountant_service.numerics.laws.dominating_pair import DIRECTIONS, GaussianPair, Release
+
+Json = dict[str, Any]
+GAUSSIAN: Json = {"kind": "gaussian", "noise_multiplier": 1.0}
+
+
+def epoch(bins: int = 100, selections: int = 1, noise_multiplier: float = 1.0) -> Json:
+    inner = GAUSSIAN | {"noise_multiplier": noise_multiplier}
+    return {"kind": "balls_in_bins", "bins": bins, "selections": selections, "mechanism": inner}
+
+
+def run(**fields: Any) -> Json:
+    return {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "balls_in_bins"} | fields
+
+
+def call(strike: Any, mu: Any) -> Any:
+    """E[(X − strike)₊] of a lognormal X of mean 1."""
+    if strike <= 0:
+        return 1 - strike
+    d = (-mp.log(strike) + mu * mu / 2) / mu
+    return mp.ncdf(d) - strike * mp.ncdf(d - mu)
+
+
+def exact_delta(bins: int, sigma: float, epsilon: float) -> Any:
+    """The larger δ(ε) of both directions of one epoch of two or three bins, by integration."""
+    mu = 1 / mpf(sigma)
+
+    def excess(strike: Any, others: int) -> Any:
+        """E[(X₁ + … − strike)₊] of one summand more than `others`."""
+        if others == 0:
+            return call(strike, mu)
+        # where the strike is used up, the integrand has a kink
+        kink = (mp.log(strike) / mu + mu / 2) if strike > 0 else mpf(0)
+        points = sorted({mpf(-13), mpf(0), mpf(4), min(max(kink, mpf(-12)), mpf(14)), mpf(15)})
+
+        def term(z: Any) -> Any:
+            return mp.npdf(z) * excess(strike - mp.exp(mu * z - mu * mu / 2), others - 1)
+
+        return mp.quad(term, points, maxdegree=6 if others == 1 else 5)
+
+    removing = excess(bins * mp.exp(epsilon), bins - 1) / bins
+    strike = bins * mp.exp(-mpf(epsilon))
+    adding = mp.exp(epsilon) * (excess(strike, bins - 1) - (bins - strike)) / bins
+    return max(removing, adding)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"), [(1.0, 0.5), (1.0, 4.0), (0.9, 1.0), (4.0, 0.3), (2.0, 2.2)]
+)
+def test_two_bins_are_enclosed(sigma: float, epsilon: float) -> None:
+    with mp.workdps(20):
+        exact = exact_delta(2, sigma, epsilon)
+    found = certified_interval.delta_bounds([(BallsInBins(1 / sigma, 2), 1)], epsilon, 1e-2)
+    assert found.lower <= exact <= found.upper
+    assert found.upper - found.lower <= 0.05 * found.upper
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 1.0), (3.0, 0.5)])
+def test_three_bins_are_enclosed(sigma: float, epsilon: float) -> None:
+    with mp.workdps(15):
+        exact = exact_delta(3, sigma, epsilon)
+    found = certified_interval.delta_bounds([(BallsInBins(1 / sigma, 3), 1)], epsilon, 1e-2)
+    assert found.lower * (1 - 1e-5) <= exact <= found.upper * (1 + 1e-5)
+    assert found.upper - found.lower <= 0.05 * found.upper
+
+
+def simulated(sigma: float, bins: int, epsilon: float, draws: int) -> tuple[float, float]:
+    """δ(ε) of removing in one epoch, with its standard error: one summand is drawn tilted."""
+    rng = np.random.default_rng(7)
+    values = []
+    for _ in range(max(1, draws * bins // 10_000_000)):
+        z = rng.standard_normal((max(1, min(draws, 10_000_000 // bins)), bins))
+        z[:, 0] += 1 / sigma
+        ratio = np.exp(z / sigma - 0.5 / sigma**2).mean(axis=1)
+        values.append(np.maximum(1 - math.exp(epsilon) / ratio, 0.0))
+    sample = np.concatenate(values)
+    return float(sample.mean()), float(sample.std() / math.sqrt(len(sample)))
+
+
+def assert_simulation_agrees(seed: int, draws: int) -> None:
+    rng = random.Random(seed)
+    sigma, bins = rng.uniform(0.7, 3), round(math.exp(rng.uniform(1, 5)))
+    epsilon = rng.uniform(0.2, 1.5) * 2 / (sigma * math.sqrt(bins))
+    mean, error = simulated(sigma, bins, epsilon, draws)
+    found = certified_interval.delta_bounds([(BallsInBins(1 / sigma, bins), 1)], epsilon, 1e-2)
+    assert found.lower - 5 * error <= mean <= found.upper + 5 * error, (sigma, bins, epsilon)
+    assert found.upper - found.lower <= 0.05 * found.upper
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_simulation_agrees(seed: int) -> None:
+    assert_simulation_agrees(seed, 100_000)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(50))
+def test_long_simulations_agree(seed: int) -> None:
+    assert_simulation_agrees(seed, 10_000_000)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "bins", "epochs", "delta"),
+    [(1.0, 100, 10, 1e-5), (2.0, 100, 10, 1e-5), (2.0, 20, 3, 1e-12), (3.0, 20, 100, 1e-5)],
+)
+def test_tolerances_are_consistent(sigma: float, bins: int, epochs: int, delta: float) -> None:
+    releases = [(BallsInBins(1 / sigma, bins), epochs)]
+    coarse = certified_interval.epsilon_bounds(releases, delta, 1e-3)
+    fine = certified_interval.epsilon_bounds(releases, delta, 2e-4)
+    assert coarse.upper - coarse.lower <= 1.01e-3 * coarse.upper
+    assert coarse.lower <= fine.lower <= fine.upper <= coarse.upper
+
+
+def test_balls_in_bins_costs_less_than_a_known_bin_and_than_poisson_sampling() -> None:
+    bins = certified_interval.epsilon_bounds([(BallsInBins(1.0, 100), 10)], 1e-5, 1e-3)
+    poisson = certified_interval.epsilon_bounds(
+        [(Release(GaussianPair(1.0), 0.01), 1000)], 1e-5, 1e-3
+    )
+    assert bins.lower == pytest.approx(1.7015, rel=1e-3)
+    assert bins.upper < poisson.lower
+
+
+# --- the law's error terms: a fault that each covers, and the bounds without it
+
+MU, BINS = 0.5, 20
+LATTICE = balls_in_bins._choose_lattice(MU, BINS, -0.8, 1.2, 0.02)
+
+
+def masses() -> dict[str, np.ndarray[Any, Any]]:
+    below, _ = lognormal_sum.sum_below(MU, BINS, LATTICE, tilted=False, outward=-1)
+    return {"above": lognormal_sum.sum_above(MU, BINS, LATTICE).mass, "below": below}
+
+
+@pytest.fixture(scope="module")
+def genuine() -> dict[str, np.ndarray[Any, Any]]:
+    return masses()
+
+
+def fault(monkeypatch: pytest.MonkeyPatch, size: float, stated: float) -> None:
+    """Let every transform be off by `size` and state an error of `stated`."""
+    convolve = convolution.convolve_binary
+
+    def off(*args: Any) -> Any:
+        mass, error = convolve(*args)
+        return mass + size, error + stated
+
+    monkeypatch.setattr(lognormal_sum, "convolve_binary", off)
+
+
+@pytest.mark.parametrize("side", ["above", "below"])
+def test_the_error_of_transforms(
+    side: str, monkeypatch: pytest.MonkeyPatch, genuine: dict[str, np.ndarray[Any, Any]]
+) -> None:
+    sign = -1 if side == "above" else 1
+
+    def holds(stated: float) -> bool:
+        with monkeypatch.context() as patch:
+            fault(patch, sign * 1e-9, stated)
+            outside = sign * (masses()[side] - genuine[side]) > 1e-14
+        return not outside.any()
+
+    assert holds(1.1e-9)
+    assert not holds(0.0)
+
+
+@pytest.mark.parametrize(("name", "share"), [("plain", 1), ("tilted", 3)])
+def test_the_error_of_cell_masses(
+    name: str, share: int, monkeypatch: pytest.MonkeyPatch, genuine: dict[str, np.ndarray[Any, Any]]
+) -> None:
+    """Cell masses are off by a relative 1e-7, downwards in the bound above."""
+    cells = lognormal_sum._cell_masses
+
+    def holds(stated: float) -> bool:
+        def off(*args: Any) -> Any:
+            found = list(cells(*args))
+            at = 0 if name == "plain" else 2
+            found[at + 1] = found[at + 1] + stated * found[at]
+            found[at] = found[at] * (1 - 1e-7)
+            return tuple(found)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lognormal_sum, "_cell_masses", off)
+            found = masses()["above"]
+        return bool((found >= genuine["above"] * (1 - 1e-9) - 1e-18).all())
+
+    assert holds(1.01e-7)
+    assert not holds(0.0)
+
+
+def test_the_mass_that_wraps_around(genuine: dict[str, np.ndarray[Any, Any]]) -> None:
+    """In a short window, lower bounds hold only without the mass that wrapped around."""
+    short = lognormal_sum.SumLattice(
+        LATTICE.step, LATTICE.first, 1 << (LATTICE.size.bit_length() - 3), LATTICE.start,
+        LATTICE.cut,
+    )  # fmt: skip
+    found, wrapped = lognormal_sum.sum_below(MU, BINS, short, tilted=False, outward=-1)
+    excess = found.sum() - genuine["below"][: short.size].sum()
+    assert 0 < excess <= wrapped + 1e-9
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_mass_outside_the_window_is_counted_as_the_worst_loss(direction: Any) -> None:
+    """A window that ends within the law: P's mass is all there."""
+    first, count = (-20, 50) if direction == "removing" else (-30, 50)
+    cells = BallsInBins(MU, BINS).cells(direction, first, count, 0.01)
+    assert cells.p.sum() >= 1 - 1e-12
+    assert cells.p[-1] > 1e-3
+
+
+def test_masses_without_the_last_ones() -> None:
+    found = balls_in_bins._without_top(np.array([0.5, 0.25, 0.125]), 0.2)
+    assert found == pytest.approx([0.5, 0.175, 0.0])
+
+
+@pytest.mark.parametrize(("mu", "bins"), [(1.0, 100), (0.5, 10), (0.2, 1000)])
+def test_moments_are_upper_bounds_and_tight(mu: float, bins: int) -> None:
+    """E[R^a] of a whole a is a! times a coefficient of a power of a series."""
+    found = BallsInBins(mu, bins).log_moments("removing", np.array([1.0, 2.0, 3.0]))
+    with mp.workdps(30):
+        series = [mp.exp(mpf(j * (j - 1)) * mpf(mu) ** 2 / 2) / mp.factorial(j) for j in range(5)]
+        power = [mpf(1)] + [mpf(0)] * 4
+        for _ in range(bins):
+            power = [mp.fsum(power[i] * series[n - i] for i in range(n + 1)) for n in range(5)]
+        for a, value in zip((2, 3, 4), found, strict=True):
+            exact = mp.log(power[a] * mp.factorial(a)) - a * mp.log(bins)
+            assert exact <= value <= exact * mpf("1.05"), a
+
+
+# --- the kind
+
+
+def epsilon(mechanism: Json, relation: Any = NeighbouringRelation.ADD_OR_REMOVE_ONE) -> Any:
+    return calculator.epsilon(mechanisms.from_json(mechanism), 1e-5, relation=relation)
+
+
+def test_a_run_is_its_epochs() -> None:
+    epochs = mechanisms.from_json({"kind": "repeated", "count": 10, "mechanism": epoch()})
+    sizes = run(dataset_size=60000, batch_size=600)
+    forms = [
+        mechanisms.canonical_form(mechanisms.from_json(each)).hash
+        for each in (sizes | {"epochs": 10}, sizes | {"steps": 1000},
+                     run(sample_rate=0.01, steps=1000))
+    ]  # fmt: skip
+    assert set(forms) == {mechanisms.canonical_form(epochs).hash}
+
+
+def test_relations() -> None:
+    added, zeroed, replaced = (
+        epsilon(epoch(), each)
+        for each in (
+            NeighbouringRelation.ADD_OR_REMOVE_ONE,
+            NeighbouringRelation.ZERO_OUT_ONE,
+            NeighbouringRelation.REPLACE_ONE,
+        )
+    )
+    assert added.status is zeroed.status is replaced.status is Status.PROVEN
+    assert added.epsilon == zeroed.epsilon
+    assert added.certified.lower > 0.99 * added.epsilon
+    assert replaced.certified.lower == 0.0  # a known bin: an upper bound only
+    known = GAUSSIAN | {"noise_multiplier": 1.0}
+    assert replaced.epsilon <= epsilon(known, NeighbouringRelation.REPLACE_ONE).epsilon * 1.001
+
+
+def test_selections() -> None:
+    """k of b costs at most k epochs of one of ⌊b/k⌋, and as many as bins are no sampling."""
+    two = epsilon(epoch(bins=101, selections=2))
+    blocks = epsilon({"kind": "repeated", "count": 2, "mechanism": epoch(bins=50)})
+    assert two.epsilon == blocks.epsilon
+    assert two.certified.lower == 0.0
+    assert mechanisms.canonical_form(
+        mechanisms.from_json(epoch(bins=3, selections=3))
+    ) == mechanisms.canonical_form(
+        mechanisms.from_json({"kind": "repeated", "count": 3, "mechanism": GAUSSIAN})
+    )
+
+
+def test_noise_out_of_range_gives_proved_upper_bounds() -> None:
+    for sigma in (0.3, 500.0):
+        found = epsilon(epoch(noise_multiplier=sigma))
+        assert found.status is Status.PROVEN
+        assert found.certified.lower == 0.0
+        assert found.epsilon <= epsilon(GAUSSIAN | {"noise_multiplier": sigma}).epsilon * 1.001
+
+
+@pytest.mark.parametrize("name", sorted(ACCOUNTANTS.keys() - {"pld"}))
+def test_other_methods_name_the_kind(name: str) -> None:
+    with pytest.raises(MethodNotApplicableError, match="balls_in_bins"):
+        calculator.epsilon(mechanisms.from_json(epoch()), 1e-5, method=name)
+
+
+def test_solved_steps_are_whole_epochs() -> None:
+    shape = DpSgd(1.0, sample_rate=0.01, steps=0, sampling="balls_in_bins")
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    target = solver.Target(ACCOUNTANTS["pld"], relation, 1.0, 1e-5)
+    found = solver.steps(shape, target)
+    assert found.value % 100 == 0
+    assert found.guarantee.epsilon <= 1.0
+    assert found.next is not None
+    assert found.next.epsilon > 1.0
+
+
+def test_an_epoch_is_one_step_of_the_ledger() -> None:
+    plan = StepPlan.of(mechanisms.from_json(run(dataset_size=1000, batch_size=10, epochs=3)))
+    assert plan.steps == 3
+    assert plan.with_steps(2).canonical == mechanisms.canonical_form(
+        mechanisms.from_json({"kind": "repeated", "count": 2, "mechanism": epoch()})
+    )
+
+
+SIZES = {"dataset_size": 60000, "batch_size": 600}
+BAD: list[tuple[Json, str]] = [
+    (epoch(bins=0), "/bins"),
+    (epoch(bins=10**6), "/bins"),
+    (epoch(bins=3, selections=4), "/selections"),
+    (epoch(selections=0), "/selections"),
+    (epoch() | {"mechanism": {"kind": "laplace", "noise_multiplier": 1.0}}, "/mechanism"),
+    (epoch() | {"mechanism": epoch()}, "/mechanism"),
+    (
+        epoch()
+        | {"mechanism": {"kind": "poisson_sampled", "sample_rate": 0.1, "mechanism": GAUSSIAN}},
+        "/mechanism",
+    ),
+    (run(dataset_size=60000, batch_size=7001, epochs=1), "/batch_size"),
+    (run(dataset_size=600, batch_size=601, epochs=1), "/batch_size"),
+    (run(**SIZES, epochs=1.5), "/epochs"),
+    (run(**SIZES, steps=150), "/steps"),
+    (run(sample_rate=0.03, steps=100), "/sample_rate"),
+    (run(dataset_size=10**9, batch_size=1, epochs=1), "/batch_size"),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "pointer"), BAD)
+def test_bad_fields_are_refused_with_their_pointer(mechanism: Json, pointer: str) -> None:
+    with pytest.raises(MechanismError) as refused:
+        mechanisms.from_json(mechanism)
+    assert [each for each, _ in refused.value.faults] == [pointer]

@@ -124,8 +124,11 @@ class Allowance(ABC):
 
     @property
     def made(self) -> int:
-        """The number of steps already made; a run that starts now continues after them."""
-        return self._counter.last
+        """The number of steps already made; a run that starts now continues after them.
+
+        With balls-in-bins sampling it begins a new epoch: the rest of the last one is left out.
+        """
+        return self.plan.whole_charges(self._counter.last)
 
     @property
     def taken(self) -> int:
@@ -252,6 +255,7 @@ class Budget(Allowance):
         if step <= self.allowed:
             return
         ahead = max(self.allowed, step - 1) + max(self.allowed, self.block)
+        ahead = self.plan.whole_charges(ahead)  # an epoch is allowed as a whole
         ahead = min(ahead, self._limit if self._plan_end is None else self._plan_end)
         if ahead > self.allowed:
             self._allow_up_to(ahead)
@@ -311,8 +315,8 @@ class Budget(Allowance):
             The step, and its guarantee if the step is not `fits` itself.
         """
         last = None
-        while refused - fits > 1:
-            middle = (fits + refused) // 2
+        while refused - fits > self.plan.steps_per_charge:
+            middle = self.plan.whole_charges((fits + refused) // 2)
             found = self._guarantee_if_fits(middle)
             if found is None:
                 refused = middle
@@ -336,8 +340,8 @@ class LedgerBudget(Allowance):
         reservation: the reservation of the whole plan.
         before: mechanisms released before the first step; the run's guarantee covers them too.
         releases: a reservation for each mechanism of `before`, in the same order.
-        block: the number of steps charged at once. It grows until asking takes at most a quarter of
-            a percent of the steps' time.
+        block: the number of steps charged at once, rounded up to whole epochs with balls-in-bins
+            sampling. It grows until asking takes at most a quarter of a percent of the steps' time.
         block_max: the upper limit of `block`.
         renew_seconds: the time after which the reservation's lease is renewed.
         spent: ε of the run's granted steps, rounded up to the next point of its curve.
@@ -362,15 +366,14 @@ class LedgerBudget(Allowance):
             NoGuaranteeError: the reservation is not for the plan's steps.
         """
         held = self.reservation
-        if held.mechanism != self.plan.mechanism(held.steps_reserved):
+        if held.mechanism != self.plan.mechanism(self.reserved):
             raise NoGuaranteeError(
                 f"reservation {held.identifier} is for {held.mechanism}, but the plan is "
-                f"{self.plan.mechanism(held.steps_reserved)}: reserve budget for the plan that is "
-                "run"
+                f"{self.plan.mechanism(self.reserved)}: reserve budget for the plan that is run"
             )
         self._renewed_at = time.monotonic()
         self._last_grant: tuple[float, float] | None = None  # its time; the seconds it took
-        self._counter = StepCounter(held.steps_granted)
+        self._counter = StepCounter(self.made)
 
     def begin(self) -> list[Json]:
         """Charge and commit the releases that precede the first step.
@@ -397,25 +400,31 @@ class LedgerBudget(Allowance):
     @property
     def made(self) -> int:
         """The number of steps granted so far; a run that starts now continues after them."""
-        return self.reservation.steps_granted
+        return self.reservation.steps_granted * self.plan.steps_per_charge
+
+    @property
+    def reserved(self) -> int:
+        """The number of steps that budget is reserved for."""
+        return self.reservation.steps_reserved * self.plan.steps_per_charge
 
     def _require_allowed(self, step: int) -> None:
         """Raise unless the ledger granted the step; request the next block of steps if needed."""
         held = self.reservation
         if held.state == _OPEN and time.monotonic() - self._renewed_at > self.renew_seconds:
             self._renew()
-        if step <= held.steps_granted:
+        if step <= self.made:
             return
         self._adapt_block()
-        block = min(self.block, held.steps_reserved - held.steps_granted)
+        left = held.steps_reserved - held.steps_granted
+        block = min(self.plan.charges(self.block), left)
         if block == 0 or held.state != _OPEN:
-            raise BudgetExhaustedError(f"all {held.steps_granted} steps of the run are made")
+            raise BudgetExhaustedError(f"all {self.made} steps of the run are made")
         curve = self._epsilon_curve  # before anything is charged
         self.reservation = self.service.grant(held, block)
         self._last_grant = time.monotonic(), self.service.attempt_seconds  # without outages' waits
         granted = self.reservation.steps_granted
-        self.spent = next(epsilon for steps, epsilon in curve if steps >= granted)
-        if step > self.reservation.steps_granted:
+        self.spent = next(epsilon for charges, epsilon in curve if charges >= granted)
+        if step > self.made:
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
 
     def _adapt_block(self) -> None:
@@ -430,13 +439,13 @@ class LedgerBudget(Allowance):
 
     @cached_property
     def _epsilon_curve(self) -> list[tuple[int, float]]:
-        """(steps, ε) pairs along the run; only the last one if the service refuses the curve."""
-        steps = self.reservation.steps_reserved
-        points = min(_CURVE_POINTS_MAX, math.ceil(steps / self.block))
+        """(charges, ε) pairs along the run; only the last one if the service refuses the curve."""
+        charges = self.reservation.steps_reserved
+        points = min(_CURVE_POINTS_MAX, math.ceil(self.reserved / self.block), charges)
         with suppress(ServiceRefusedError):
             if not self.before and self._relation == ADD_OR_REMOVE_ONE:
-                return self.service.curve(self.plan.mechanism(steps), self.delta, points)
-        return [(steps, self.planned_guarantee(steps).epsilon)]
+                return self.service.curve(self.plan.mechanism(self.reserved), self.delta, points)
+        return [(charges, self.planned_guarantee(self.reserved).epsilon)]
 
     def _renew(self) -> None:
         """Renew the reservation's lease.
@@ -454,8 +463,7 @@ class LedgerBudget(Allowance):
 
     def guarantee(self, steps: int) -> Guarantee:
         """Return the guarantee of all steps reserved and of the releases before them."""
-        reserved = self.reservation.steps_reserved
-        return _with_step_counts(self.planned_guarantee(reserved), steps, reserved)
+        return _with_step_counts(self.planned_guarantee(self.reserved), steps, self.reserved)
 
     def planned_guarantee(self, steps: int) -> Guarantee:
         """Return the guarantee of a plan of `steps` steps and of the releases before it.

@@ -26,6 +26,7 @@ from training_client.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
 )
+from training_client.plan import POISSON
 from training_client.retry import RetryTimer, parse_retry_after
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -279,21 +280,29 @@ class AccountingService:
             raise ServiceConfusedError(f"the answer is not a curve: {error!r}") from None
 
     def noise_multiplier(
-        self, *, sample_rate: float, steps: int, epsilon: float, delta: float, method: str = PLD
+        self,
+        *,
+        sample_rate: float,
+        steps: int,
+        epsilon: float,
+        delta: float,
+        method: str = PLD,
+        sampling: str = POISSON,
     ) -> float:
-        """Return the smallest noise multiplier with which a Poisson-sampled run satisfies (ε, δ).
+        """Return the smallest noise multiplier with which a run satisfies (ε, δ).
 
         Args:
             sample_rate: q, in (0, 1].
-            steps: the number of steps of the run.
+            steps: the number of steps of the run; whole epochs with balls-in-bins sampling.
             epsilon: the largest ε allowed.
             delta: the largest δ allowed.
             method: the accounting method.
+            sampling: "poisson" or "balls_in_bins".
 
         Raises:
             ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
         """
-        known = {"sample_rate": sample_rate, "steps": steps}
+        known = {"sample_rate": sample_rate, "steps": steps, "sampling": sampling}
         return self._solve("noise-multiplier", "noise_multiplier", known, epsilon, delta, method)
 
     def steps(

@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Self
 
 Mechanism = Mapping[str, Any]  # JSON, as the accounting service reads it
+POISSON: Final = "poisson"
+BALLS_IN_BINS: Final = "balls_in_bins"
+SAMPLINGS: Final = (POISSON, BALLS_IN_BINS)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Parameters of a Poisson-sampled Gaussian step, as it is run and as it is charged.
+    """Parameters of a sampled Gaussian step, as it is run and as it is charged.
 
     Attributes:
         dataset_size: N, the number of records in the training set.
@@ -23,15 +26,26 @@ class Plan:
         clip_norm: C, the ℓ2 norm that each example's gradient is clipped to.
         noise_multiplier: σ; the noise added to the sum of clipped gradients has standard
             deviation σC.
+        sampling: "poisson", or "balls_in_bins": in each epoch of 1/q steps, each record is in one
+            batch, drawn uniformly.
 
     Raises:
-        ValueError: a parameter is not positive and finite, or the sample rate exceeds 1.
+        ValueError: a parameter is not positive and finite, the sample rate exceeds 1, the sampling
+            is unknown, or the epochs of balls-in-bins sampling have no whole number of steps.
     """
 
     dataset_size: int
     sample_rate: float
     clip_norm: float
     noise_multiplier: float
+    sampling: str = POISSON
+
+    @classmethod
+    def balls_in_bins(
+        cls, dataset_size: int, bins: int, clip_norm: float, noise_multiplier: float
+    ) -> Self:
+        """Return the plan of balls-in-bins sampling with `bins` batches in an epoch."""
+        return cls(dataset_size, 1 / bins, clip_norm, noise_multiplier, BALLS_IN_BINS)
 
     def __post_init__(self) -> None:
         """Reject parameters that give no privacy guarantee."""
@@ -45,6 +59,30 @@ class Plan:
                 raise ValueError(f"expected a finite {name} > 0, got {value}")
         if self.sample_rate > 1:
             raise ValueError(f"expected sample_rate ≤ 1, got {self.sample_rate}")
+        if self.sampling not in SAMPLINGS:
+            raise ValueError(f"expected sampling {' or '.join(SAMPLINGS)}, got {self.sampling!r}")
+        if self.sampling == BALLS_IN_BINS and self.sample_rate != 1 / self.steps_per_charge:
+            raise ValueError(
+                f"expected sample_rate = 1/b with a whole number b of batches in an epoch, got "
+                f"{self.sample_rate}"
+            )
+
+    @property
+    def steps_per_charge(self) -> int:
+        """The number of steps that are charged together.
+
+        It is 1, and with balls-in-bins sampling the b steps of an epoch: a record that is in one
+        of its batches is in no other, so that the epoch as a whole is the mechanism.
+        """
+        return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
+
+    def charges(self, steps: int) -> int:
+        """Return how many times the service charges for `steps` steps, rounded up."""
+        return -(-steps // self.steps_per_charge)
+
+    def whole_charges(self, steps: int) -> int:
+        """Return the number of steps that are paid for when `steps` are, rounded up to epochs."""
+        return self.charges(steps) * self.steps_per_charge
 
     @property
     def expected_batch_size(self) -> float:
@@ -60,13 +98,16 @@ class Plan:
         return self.noise_multiplier * self.clip_norm
 
     def mechanism(self, steps: int) -> dict[str, Any]:
-        """Return the mechanism of `steps` steps, as JSON for the accounting service."""
+        """Return the mechanism of `steps` steps, as JSON for the accounting service.
+
+        An epoch of balls-in-bins sampling counts as a whole, also if it ends early.
+        """
         return {
             "kind": "dp_sgd",
             "noise_multiplier": self.noise_multiplier,
             "sample_rate": self.sample_rate,
-            "steps": steps,
-            "sampling": "poisson",
+            "steps": self.whole_charges(steps),
+            "sampling": self.sampling,
         }
 
 

@@ -24,7 +24,7 @@ from training_client.client import Guarantee
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.private_step import Loss, Transform
 from training_client.private_step.private_sum import PrivateSum
-from training_client.private_step.sampling import PoissonSampler
+from training_client.private_step.sampling import Sampler, sampler_for_plan
 
 
 class Participant:
@@ -37,7 +37,7 @@ class Participant:
         budget: the participant's budget; its plan sets the sample rate, C and σ. The paper accounts
             with `Budget(method="gaussian_sampling_composition")`; pld is the default.
         generator: draws the noise; seeded by the operating system by default.
-        sampler: draws the batches; Poisson sampling at the plan's rate by default.
+        sampler: draws the batches; by default a new one that draws as the plan says.
         physical_batch_size: examples per forward pass; all by default.
         sparse_inputs: whether most features are 0; see `Clipper`.
     """
@@ -50,7 +50,7 @@ class Participant:
         targets: torch.Tensor,
         budget: Allowance,
         generator: torch.Generator | None = None,
-        sampler: PoissonSampler | None = None,
+        sampler: Sampler | None = None,
         physical_batch_size: int | None = None,
         *,
         sparse_inputs: bool = False,
@@ -65,7 +65,8 @@ class Participant:
         self._private_sum = PrivateSum(
             self._model, budget, generator, physical_batch_size, sparse_inputs=sparse_inputs
         )
-        self._sampler = PoissonSampler.for_plan(budget.plan, len(examples), sampler)
+        self._sampler = sampler_for_plan(budget.plan, len(examples), sampler)
+        self._private_sum.continue_epoch(self._sampler.position)
 
     @property
     def steps(self) -> int:

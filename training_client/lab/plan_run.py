@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training_client.budget import Budget, LedgerBudget
 from training_client.client import AccountingService, Quote, Reservation
@@ -18,7 +18,7 @@ from training_client.errors import BudgetExhaustedError, DataError, TrainingStop
 from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.number_format import format_upper_bound
 from training_client.lab.recipe import Recipe
-from training_client.plan import Mechanism, Plan, compose
+from training_client.plan import BALLS_IN_BINS, POISSON, Mechanism, Plan, compose
 
 Notify = Callable[[str], None]
 _PURPOSE = "accountant-train"
@@ -37,6 +37,7 @@ class RunSpec:
         steps: the number of steps to make.
         initial_releases: mechanisms that run before the first step.
         public: the number of records of the same data that are given up as public.
+        sampling: how batches are drawn, as in `Plan`.
     """
 
     size: int
@@ -45,6 +46,7 @@ class RunSpec:
     steps: int
     initial_releases: tuple[Mechanism, ...] = ()
     public: int = 0
+    sampling: str = POISSON
 
     def __post_init__(self) -> None:
         """Refuse an expected batch size larger than the data set."""
@@ -55,15 +57,38 @@ class RunSpec:
             )
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, batch_size: int, clip_norm: float, steps: int) -> RunSpec:
-        """Make the spec of a recipe's run with an expected batch size."""
-        size = recipe.private_size
+    def from_recipe(
+        cls,
+        recipe: Recipe,
+        batch_size: int,
+        clip_norm: float,
+        steps: int,
+        sampling: str = POISSON,
+    ) -> RunSpec:
+        """Make the spec of a recipe's run with an expected batch size.
+
+        Balls-in-bins sampling has ⌈N/B⌉ batches in an epoch; `steps` are rounded up to epochs.
+        """
+        size, releases = recipe.private_size, recipe.initial_releases
         public = recipe.size - size
-        return cls(size, batch_size / size, clip_norm, steps, recipe.initial_releases, public)
+        if sampling == BALLS_IN_BINS and batch_size <= size:
+            bins = math.ceil(size / batch_size)
+            steps = bins * math.ceil(steps / bins)
+            return cls(size, 1 / bins, clip_norm, steps, releases, public, sampling)
+        return cls(size, batch_size / size, clip_norm, steps, releases, public, sampling)
 
     def plan(self, noise_multiplier: float) -> Plan:
         """Return the plan of the run with this noise multiplier."""
-        return Plan(self.size, self.sample_rate, self.clip_norm, noise_multiplier)
+        return Plan(self.size, self.sample_rate, self.clip_norm, noise_multiplier, self.sampling)
+
+    def announce_epochs(self, notify: Notify) -> None:
+        """Tell the user how balls-in-bins sampling divides the run into epochs."""
+        if self.sampling == BALLS_IN_BINS:
+            bins = self.plan(1.0).steps_per_charge
+            notify(
+                f"Balls-in-bins sampling: {self.steps} steps are {self.steps // bins} epochs of "
+                f"{bins} batches, of {self.size / bins:g} records on average"
+            )
 
 
 def plan_budget(
@@ -133,7 +158,11 @@ def _find_noise(
 ) -> float:
     """Return the smallest noise multiplier with which all steps and initial releases fit (ε, δ)."""
     alone = accounting.noise_multiplier(
-        sample_rate=spec.sample_rate, steps=spec.steps, epsilon=epsilon, delta=delta
+        sample_rate=spec.sample_rate,
+        steps=spec.steps,
+        epsilon=epsilon,
+        delta=delta,
+        sampling=spec.sampling,
     )
     if not spec.initial_releases:
         return alone
@@ -228,7 +257,7 @@ def _find_fitting_plan(
     if noise is None:
         noise = accounting.affordable_noise(dataset, spec.plan(1.0).mechanism(spec.steps))
     plan = spec.plan(noise)
-    quote = accounting.quote(dataset, plan.mechanism(spec.steps))
+    quote = _count_in_steps(accounting.quote(dataset, plan.mechanism(spec.steps)), plan)
     if not quote.fits:
         sigma = quote.noise_multiplier
         raise BudgetExhaustedError(
@@ -238,6 +267,15 @@ def _find_fitting_plan(
             + _describe_whole_budget(quote)
         )
     return plan, quote
+
+
+def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
+    """Return the ledger's quote, which counts charges, with training steps in their place."""
+    fitting, alone = (
+        None if charges is None else charges * plan.steps_per_charge
+        for charges in (quote.steps, quote.steps_alone)
+    )
+    return replace(quote, steps=fitting, steps_alone=alone)
 
 
 def _describe_whole_budget(quote: Quote) -> str:
@@ -279,15 +317,16 @@ def resume_budget(
     """
     held = accounting.reservation(checkpoint.reservation)
     delta = float(accounting.dataset(checkpoint.dataset)["budget"]["delta"])
+    budget = LedgerBudget(
+        accounting, checkpoint.plan, checkpoint.dataset, delta, held, initial_releases
+    )
     notify(
         f"Resuming {held.identifier} from a checkpoint after {checkpoint.steps} steps; "
-        f"{held.steps_granted} of {held.steps_reserved} were granted and stay spent"
+        f"{budget.made} of {budget.reserved} were granted and stay spent"
         + (
             ""
             if held.state == "open"
             else f"; the reservation is {held.state}, so no more will be granted"
         )
     )
-    return LedgerBudget(
-        accounting, checkpoint.plan, checkpoint.dataset, delta, held, initial_releases
-    )
+    return budget

@@ -101,7 +101,7 @@ class RunFolder:
         except TrainingStoppedError as error:
             self.save_model()
             if isinstance(self.budget, LedgerBudget):
-                self.write_checkpoint(self.budget.reservation.steps_granted)
+                self.write_checkpoint(self.budget.made)
                 if isinstance(error, ServiceError):
                     error.add_note("resume the run with --resume when the service is back")
             raise

@@ -17,7 +17,7 @@ from training_client.lab.data import Dataset
 from training_client.lab.models import CLASSES, Objective
 from training_client.optimizers import PrivateOptimizer
 from training_client.private_step.evaluation import evaluation_mode
-from training_client.private_step.sampling import PoissonSampler
+from training_client.private_step.sampling import Sampler, sampler_for_plan
 
 _EVALUATION_BATCH: Final = 1000  # test examples per forward pass
 
@@ -69,7 +69,7 @@ def train(
     report: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     evaluate_every: int | None = None,
-    sampler: PoissonSampler | None = None,
+    sampler: Sampler | None = None,
 ) -> Result:
     """Train until the budget or `steps_max` ends the run.
 
@@ -83,16 +83,20 @@ def train(
         report: called after every step.
         stop: called before every step; if it returns True the run ends and is accounted for.
         evaluate_every: steps between evaluations on the test set; none by default.
-        sampler: draws the batches; Poisson sampling at the plan's rate by default.
+        sampler: draws the batches; by default a new one that draws as the plan says. With
+            balls-in-bins sampling a new one begins an epoch: what was left of the last one is
+            charged and not made.
 
     Raises:
         DataError: the loss of the public examples became non-finite, or the sampler does not match
             the plan.
-        NoGuaranteeError: another run took steps of the same budget, or several processes train.
+        NoGuaranteeError: another run took steps of the same budget, several processes train, or
+            the sampler is at another place in its epoch than the optimizer.
         ServiceError: the service gave no usable answer; no step was made without one.
     """
     budget = optimizer.allowance
-    sampler = PoissonSampler.for_plan(budget.plan, len(data.train_labels), sampler)
+    sampler = sampler_for_plan(budget.plan, len(data.train_labels), sampler)
+    optimizer.continue_epoch(sampler.position)
     done, exhausted, requested = optimizer.steps_made, False, False
     scores = []
     with tune_process():

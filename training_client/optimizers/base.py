@@ -108,8 +108,16 @@ class PrivateOptimizer(ABC):
         """
         self.private_sum.take()
 
+    def continue_epoch(self, position: int) -> None:
+        """Go on at a sampler's place within an epoch; at 0, leave out the rest of the last epoch.
+
+        Raises:
+            NoGuaranteeError: the place is not that of the steps made.
+        """
+        self.private_sum.continue_epoch(position)
+
     def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> float:
-        """Make one step on one Poisson batch; return its mean loss.
+        """Make one step on one sampled batch; return its mean loss.
 
         An empty batch gets noise all the same.
 

@@ -177,10 +177,30 @@ class PrivateSum:
         self.steps += 1
         self._is_step_open, self._is_batch_read = True, False
 
+    def continue_epoch(self, position: int) -> None:
+        """Go on at a sampler's place within an epoch; at 0, leave out the rest of the last epoch.
+
+        An epoch of balls-in-bins sampling is charged as one draw of its bins. After others are
+        drawn, the steps left of it cover nothing.
+
+        Args:
+            position: the number of batches that the sampler drew in its current epoch.
+
+        Raises:
+            NoGuaranteeError: it is not the number of steps made in the epoch.
+        """
+        self.steps = self.steps if position else self.plan.whole_charges(self.steps)
+        if self.steps % self.plan.steps_per_charge != position:
+            raise NoGuaranteeError(
+                f"the sampler drew {position} batches of its epoch, and {self.steps} steps are "
+                f"made, in epochs of {self.plan.steps_per_charge}: each batch needs one step. "
+                "Train with a new sampler, which begins a new epoch"
+            )
+
     def release(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> NoisyMean:
-        """Release the noisy mean of one Poisson batch; an empty batch gets noise all the same.
+        """Release the noisy mean of one sampled batch; an empty batch gets noise all the same.
 
         Raises:
             BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.

@@ -1,16 +1,66 @@
-"""Poisson sampling: each record is in each batch independently, with the same probability."""
+"""The batches of private steps: Poisson sampling, and balls-in-bins sampling.
+
+Poisson sampling has each record in each batch independently, with the same probability.
+Balls-in-bins sampling (random allocation) puts each record into one of the b batches of an epoch,
+uniformly and independently of the others, and anew in each epoch. Every record is used once an
+epoch, as if the data were shuffled, but batches have random sizes.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 
 from training_client.errors import DataError
-from training_client.plan import Plan
+from training_client.plan import BALLS_IN_BINS, POISSON, Plan
 from training_client.private_step.noise import FreshGenerator
 
 _UNIFORM_SPACING: Final = 2.0**-53  # of uniform random numbers in double precision
+_WORDS: Final = 2**53  # PyTorch draws integers below a power of two equally often
+
+
+class Sampler(Protocol):
+    """Draws the batches of a run.
+
+    Attributes:
+        sampling: its name in a plan.
+        dataset_size: N, the number of records.
+        sample_rate: q, the probability of each record to be in a batch.
+        position: the number of batches drawn in the current epoch; 0 if batches have no epochs.
+    """
+
+    sampling: ClassVar[str]
+    dataset_size: int
+    sample_rate: float
+    position: int
+
+    def draw(self) -> torch.Tensor:
+        """Draw one batch: the indices of its records, ascending."""
+
+
+def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -> Sampler:
+    """Return a sampler that draws what a plan is charged for.
+
+    Args:
+        plan: the plan.
+        records: the number of records.
+        sampler: a sampler to use, if it fits the plan; a new one by default.
+
+    Raises:
+        DataError: the given sampler does not fit.
+    """
+    if sampler is None and plan.sampling == BALLS_IN_BINS:
+        sampler = BallsInBinsSampler(records, plan.steps_per_charge)
+    found = sampler or PoissonSampler(records, plan.sample_rate)
+    drawn = found.sampling, found.dataset_size, found.sample_rate
+    if drawn != (plan.sampling, records, plan.sample_rate):
+        raise DataError(
+            f"the sampler ({found.sampling}) draws from {found.dataset_size} records at sample "
+            f"rate {found.sample_rate:g}, but there are {records} records and the plan is charged "
+            f"for sample rate {plan.sample_rate:g} ({plan.sampling})"
+        )
+    return found
 
 
 class PoissonSampler:
@@ -26,34 +76,14 @@ class PoissonSampler:
         generator: on the CPU; seeded by the operating system by default.
     """
 
+    sampling: ClassVar[str] = POISSON
+    position = 0
+
     def __init__(
         self, dataset_size: int, sample_rate: float, generator: torch.Generator | None = None
     ) -> None:
         self.dataset_size, self.sample_rate = dataset_size, sample_rate
         self._generator = generator or FreshGenerator(torch.device("cpu"))
-
-    @classmethod
-    def for_plan(
-        cls, plan: Plan, records: int, sampler: PoissonSampler | None = None
-    ) -> PoissonSampler:
-        """Return a sampler of a dataset at the sample rate that a plan is charged for.
-
-        Args:
-            plan: the plan.
-            records: the number of records.
-            sampler: a sampler to use, if it fits the plan; a new one by default.
-
-        Raises:
-            DataError: the given sampler does not fit.
-        """
-        found = sampler or cls(records, plan.sample_rate)
-        if (found.dataset_size, found.sample_rate) != (records, plan.sample_rate):
-            raise DataError(
-                f"the sampler draws from {found.dataset_size} records at sample rate "
-                f"{found.sample_rate:g}, but there are {records} records and the plan is charged "
-                f"for sample rate {plan.sample_rate:g}"
-            )
-        return found
 
     def draw(self) -> torch.Tensor:
         """Draw one batch: the indices of its records, ascending."""
@@ -62,3 +92,94 @@ class PoissonSampler:
         # accept ⌊q·2^53⌋ of the 2^53 values: `draws < q` would accept one more where q·2^53 is not
         # an integer, and sample at a slightly higher rate than is charged
         return torch.nonzero(draws <= self.sample_rate - _UNIFORM_SPACING).flatten()
+
+
+class BallsInBinsSampler:
+    """Puts each record into one of an epoch's batches; their sizes vary, and may be zero.
+
+    An epoch is charged as a whole, as one noisy sum of each of its batches. A copy of the sampler,
+    pickled or not, begins an epoch of its own, so that no batch is summed twice.
+
+    Attributes:
+        dataset_size: N, the number of records.
+        bins: b, the number of batches in an epoch.
+        sample_rate: 1/b, the probability of each record to be in a batch.
+        position: the number of batches drawn in the current epoch; 0 at its end.
+
+    Args:
+        dataset_size: see above.
+        bins: see above.
+        generator: on the CPU; seeded by the operating system by default.
+    """
+
+    sampling: ClassVar[str] = BALLS_IN_BINS
+
+    def __init__(
+        self, dataset_size: int, bins: int, generator: torch.Generator | None = None
+    ) -> None:
+        self.dataset_size, self.bins, self.sample_rate = dataset_size, bins, 1 / bins
+        self._generator = generator or FreshGenerator(torch.device("cpu"))
+        self._batches: tuple[torch.Tensor, ...] = ()
+        self.position = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy draw its own bins."""
+        return type(self), (self.dataset_size, self.bins, self._generator)
+
+    def draw(self) -> torch.Tensor:
+        """Draw one batch: the indices of its records, ascending."""
+        if self.position == 0:
+            self._batches = draw_epoch(self.dataset_size, self.bins, self._generator)
+        batch = self._batches[self.position]
+        self.position = (self.position + 1) % self.bins
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches of the current epoch that are left, as secret as the records.
+
+        Going on from them is safe only if none of them was drawn after the state was saved: a batch
+        that has two noisy sums costs more than is charged. `accountant-train` therefore saves no
+        state, and begins a new epoch when it resumes a run.
+        """
+        left = self._batches[self.position :] if self.position else ()
+        return {
+            "dataset_size": self.dataset_size,
+            "bins": self.bins,
+            "left": [each.clone() for each in left],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the epoch of a saved state; `state_dict` says when that is safe.
+
+        Raises:
+            DataError: the state is of other records, or of another number of batches.
+        """
+        if (state["dataset_size"], state["bins"]) != (self.dataset_size, self.bins):
+            raise DataError(
+                f"the state is of {state['dataset_size']} records in {state['bins']} batches, the "
+                f"sampler draws {self.dataset_size} records in {self.bins}"
+            )
+        left = tuple(state["left"])
+        self.position = (self.bins - len(left)) % self.bins
+        self._batches = (torch.empty(0, dtype=torch.int64),) * self.position + left
+
+
+def draw_epoch(
+    dataset_size: int, bins: int, generator: torch.Generator
+) -> tuple[torch.Tensor, ...]:
+    """Put each record into one of `bins` batches; return the indices in each, ascending."""
+    drawn = _draw_uniform(dataset_size, bins, generator)
+    sizes = torch.bincount(drawn, minlength=bins)
+    return torch.split(torch.argsort(drawn, stable=True), sizes.tolist())
+
+
+def _draw_uniform(count: int, values: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw integers below `values`, each equally often: a remainder alone would favour small ones.
+
+    2⁵³ is rarely a multiple of `values`, so the draws above its largest multiple are drawn again.
+    """
+    accepted = _WORDS // values * values
+    words = torch.randint(_WORDS, (count,), generator=generator)
+    while (refused := words >= accepted).any():
+        words[refused] = torch.randint(_WORDS, (int(refused.sum()),), generator=generator)
+    return words % values

@@ -28,15 +28,15 @@ from training_client.lab.cli.output_folders import require_writable
 from training_client.lab.cli.progress import Report, describe_progress, progress_bar
 from training_client.lab.compare import LearningCurve, import_figure_class, plot, train_seeds
 from training_client.lab.number_format import format_score
-from training_client.lab.plan_run import RunSpec, plan_budget
+from training_client.lab.plan_run import plan_budget
 from training_client.lab.recipe import Recipe, TrainingData
 from training_client.lab.train import Progress
 
 _DEFAULT_OPTIMIZERS: Final = ("dp_sgd", "dp_adam", "adadp", "pi_rmsprop", "adadps")
 _OPTIONS: Final = (
-    "service", "api_key", "epsilon", "delta", "steps", "batch_size", "physical_batch_size",
-    "no_guarantee", "clip_norm", "model", "hidden", "warm_start", "device", "data", "data_dir",
-    "size", "public_examples", "public_batch_size", "pca", "pca_noise", "as_json",
+    "service", "api_key", "epsilon", "delta", "steps", "batch_size", "sampling",
+    "physical_batch_size", "no_guarantee", "clip_norm", "model", "hidden", "warm_start", "device", "data",
+    "data_dir", "size", "public_examples", "public_batch_size", "pca", "pca_noise", "as_json",
 )  # fmt: skip
 
 
@@ -118,17 +118,18 @@ def _train_one(
     console: Console,
 ) -> LearningCurve:
     """Plan the budget of one optimizer, train it with each seed, and print its score."""
-    spec = RunSpec.from_recipe(recipe, options.batch_size, options.clip_norm, options.steps)
+    spec = options.run_spec(recipe)
+    spec.announce_epochs(console.print)
     budget = plan_budget(accounting, spec, options.epsilon, options.delta, console.print)
     data = _load_data(recipe, options)
-    with progress_bar(console, options.steps * seeds, f"{name}, step") as bar:
+    with progress_bar(console, spec.steps * seeds, f"{name}, step") as bar:
 
         def report(steps_before: int, now: Progress, bar: Report = bar) -> None:
             """Show one seed's progress, after the steps of the seeds before it."""
             bar(steps_before + now.step, describe_progress(now))
 
         curve = train_seeds(
-            name, partial(recipe.build, data=data), data.private, budget, options.steps, seeds,
+            name, partial(recipe.build, data=data), data.private, budget, spec.steps, seeds,
             objection=recipe.objection, objective=recipe.objective, report=report,
         )  # fmt: skip
     console.print(f"{name}: {format_score(curve.measure, curve.final)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import typer
@@ -10,6 +11,7 @@ from training_client.errors import DataError
 from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.recipe import Recipe
 from training_client.optimizers import PUBLIC_BATCH_SIZE
+from training_client.plan import BALLS_IN_BINS, Plan
 
 NOT_WITH_DATASET: Final = (
     "--epsilon and --delta cannot be used with --dataset, whose budget is in the ledger: use "
@@ -45,13 +47,25 @@ def require_unchanged(
     if explicit.keys() & {"epsilon", "delta"}:
         raise DataError(NOT_WITH_DATASET)
     original = _original_options(recipe, checkpoint, steps)
-    changed = [name for name, value in explicit.items() if original.get(name, value) != value]
+    planned = explicit | _as_planned(explicit, checkpoint.plan)
+    changed = [name for name, value in planned.items() if original.get(name, value) != value]
     if changed:
         values = ", ".join(f"--{name.replace('_', '-')} {original[name]}" for name in changed)
         raise DataError(
             f"a resumed run keeps the options that its budget is reserved for, here {values}: "
             "leave out those that differ"
         )
+
+
+def _as_planned(explicit: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Return the explicit steps and batch size as balls-in-bins sampling rounds them."""
+    rounded: dict[str, Any] = {}
+    if plan.sampling == BALLS_IN_BINS and "steps" in explicit:
+        rounded["steps"] = plan.whole_charges(explicit["steps"])
+    if plan.sampling == BALLS_IN_BINS and "batch_size" in explicit:
+        bins = math.ceil(plan.dataset_size / explicit["batch_size"])
+        rounded["batch_size"] = round(plan.dataset_size / bins)
+    return rounded
 
 
 def _original_options(recipe: Recipe, checkpoint: Checkpoint, steps: int) -> dict[str, Any]:
@@ -62,6 +76,7 @@ def _original_options(recipe: Recipe, checkpoint: Checkpoint, steps: int) -> dic
         "steps": steps,
         "noise_multiplier": plan.noise_multiplier,
         "batch_size": round(plan.expected_batch_size),
+        "sampling": plan.sampling,
         "clip_norm": plan.clip_norm,
         "optimizer": recipe.optimizer,
         "state": recipe.state,

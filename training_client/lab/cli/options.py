@@ -16,8 +16,10 @@ import typer
 from training_client.lab.data import DATASETS
 from training_client.lab.models import MODELS
 from training_client.lab.pca import PrivatePca
+from training_client.lab.plan_run import RunSpec
 from training_client.lab.recipe import Recipe, RecipeOptions, make_recipe
 from training_client.optimizers import PUBLIC_BATCH_SIZE
+from training_client.plan import POISSON, SAMPLINGS
 
 BUDGET: Final = "Budget"
 TRAINING: Final = "Training"
@@ -43,6 +45,13 @@ def _check_api_key(text: str | None) -> str | None:
     if text is not None and not (text.isascii() and text.isprintable()):
         raise typer.BadParameter("an API key contains only printable ASCII characters")
     return text
+
+
+def _check_sampling(sampling: str) -> str:
+    """Refuse an unknown sampling."""
+    if sampling not in SAMPLINGS:
+        raise typer.BadParameter(f"{sampling!r} is not one of {', '.join(SAMPLINGS)}")
+    return sampling
 
 
 def _check_device(device: str) -> str:
@@ -110,7 +119,8 @@ class RunOptions:
         int,
         typer.Option(
             min=1,
-            help="Planned steps; the run ends earlier if its budget is spent.",
+            help="Planned steps; the run ends earlier if its budget is spent. With --sampling "
+            "balls_in_bins they are rounded up to whole epochs.",
             rich_help_panel=BUDGET,
         ),
     ] = 1000
@@ -164,6 +174,14 @@ class RunOptions:
     batch_size: Annotated[
         int, typer.Option(min=1, help="Expected batch size qN.", rich_help_panel=TRAINING)
     ] = 600
+    sampling: Annotated[
+        str,
+        typer.Option(
+            callback=_check_sampling,
+            help="poisson, or balls_in_bins: each record is in one batch of each epoch.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = POISSON
     physical_batch_size: Annotated[
         int | None,
         typer.Option(
@@ -293,6 +311,12 @@ class RunOptions:
         taken = {each.name: getattr(self, each.name) for each in fields(RecipeOptions)}
         pca = None if self.pca is None else PrivatePca(self.pca, self.pca_noise)
         return make_recipe(RecipeOptions(**(taken | {"pca": pca})))
+
+    def run_spec(self, recipe: Recipe) -> RunSpec:
+        """Return the recipe's run with these options' batches, clip norm and steps."""
+        return RunSpec.from_recipe(
+            recipe, self.batch_size, self.clip_norm, self.steps, self.sampling
+        )
 
 
 def expand_options(

@@ -77,12 +77,11 @@ def run(context: typer.Context, options: RunOptions) -> None:
                 data = command.load_data(approved)
                 until_finished.enter_context(lock_folder(folder))
                 run_folder, data = command.prepare(approved, data)
-            planned = approved.planned_steps(options.steps)
-            result = command.train(run_folder, data, planned)
+            result = command.train(run_folder, data, approved.steps)
             run_folder.finish(result)
-    _print_result(console, run_folder, result, planned)
+    _print_result(console, run_folder, result, approved.steps)
     if options.as_json:
-        print(json.dumps(_result_document(run_folder, result, planned)))
+        print(json.dumps(_result_document(run_folder, result, approved.steps)))
     if result.stopped_by_request:
         raise typer.Exit(_STOPPED_BY_SIGNAL)
 
@@ -101,17 +100,14 @@ class _ApprovedRun:
     Attributes:
         recipe: the run's configuration.
         budget: the budget that its steps draw on.
+        steps: the number of steps of the whole run.
         checkpoint: the state to resume from, if any.
     """
 
     recipe: Recipe
     budget: Budget | LedgerBudget | NoBudget
+    steps: int
     checkpoint: Checkpoint | None = None
-
-    def planned_steps(self, steps: int) -> int:
-        """Return the number of steps of the whole run; a reservation overrides the option."""
-        budget = self.budget
-        return budget.reservation.steps_reserved if isinstance(budget, LedgerBudget) else steps
 
 
 @dataclass(frozen=True)
@@ -136,10 +132,10 @@ class _RunCommand:
         """Plan a new run, and plan or reserve its budget."""
         Checkpoint.require_none(self.folder)
         options, recipe = self.options, self.options.recipe()
-        spec = RunSpec.from_recipe(recipe, options.batch_size, options.clip_norm, options.steps)
-        if options.no_guarantee:
-            return _ApprovedRun(recipe, self._budget_without_claim(recipe, spec))
-        return _ApprovedRun(recipe, self._budget_with_guarantee(recipe, spec))
+        spec = options.run_spec(recipe)
+        spec.announce_epochs(self.console.print)
+        make = self._budget_without_claim if options.no_guarantee else self._budget_with_guarantee
+        return _ApprovedRun(recipe, make(recipe, spec), spec.steps)
 
     def resume(self) -> _ApprovedRun:
         """Continue the run whose checkpoint is in the folder, with the rest of its reservation."""
@@ -151,10 +147,10 @@ class _RunCommand:
         budget = resume_budget(
             self.accounting, checkpoint, recipe.initial_releases, messages.append
         )
-        require_unchanged(self.explicit, recipe, checkpoint, budget.reservation.steps_reserved)
+        require_unchanged(self.explicit, recipe, checkpoint, budget.reserved)
         for message in messages:
             self.console.print(message)
-        return _ApprovedRun(recipe, budget, checkpoint)
+        return _ApprovedRun(recipe, budget, budget.reserved, checkpoint)
 
     def load_data(self, approved: _ApprovedRun) -> TrainingData:
         """Load the data, and refuse a model that cannot be built or trained privately."""

@@ -8,8 +8,8 @@ By framework:
 
 The callbacks share `step_gate`, which checks every step of Opacus' optimizer. By what is refused:
 
-- `opacus_checks`: loaders without Poisson sampling, optimizers without noise, adaptive or ghost
-  clipping, accumulation over batches. No guarantee covers them.
+- `opacus_checks`: loaders that sample neither by Poisson nor by balls in bins, optimizers without
+  noise, adaptive or ghost clipping, accumulation over batches. No guarantee covers them.
 - `batch_counting`: a second step of a batch, which is charged as one of a batch of its own; and a
   batch without a step, which can reveal a record.
 - `split_batches`: a pass that ends within a batch that `BatchMemoryManager` splits, since its
@@ -17,6 +17,7 @@ The callbacks share `step_gate`, which checks every step of Opacus' optimizer. B
 - `skipped_steps`: a `GradScaler` and gradients that are not finite, by which one record can skip a
   step or reach all parameters; half precision, whose rounding removes noise.
 
-`prefetching` counts the batches that loaders draw ahead, and `distributed_ranks` sends rank 0's
-answer to all ranks. Every change made to another library is in `patches`.
+`balls_in_bins` makes loaders that use every record once an epoch. `batch_draws` and `prefetching`
+count the batches that loaders draw, and `distributed_ranks` sends rank 0's answer to all ranks.
+Every change made to another library is in `patches`.
 """

@@ -1,18 +1,18 @@
-"""Counts the batches that Opacus' Poisson samplers draw: each must have exactly one step.
+"""Counts the batches that samplers draw: each must have exactly one step.
 
 A step is charged as one of a batch drawn for it alone. Several steps of one batch see the same
 records and cost far more than is charged. A batch without a step reveals its records if they are
 the reason; no further batch is drawn then.
 
-Importing this module makes Opacus' samplers count (see `patches`). They then draw from a generator
-that the operating system seeds, since batches must be secret (see `secret_generators`). In
-distributed training a rank's empty batches are drawn too: Opacus drops them, so that a step would
-be missing exactly if the one record of a batch were.
+Importing this module makes Opacus' Poisson samplers count (see `patches`). They then draw from a
+generator that the operating system seeds, since batches must be secret (see `secret_generators`).
+In distributed training a rank's empty batches are drawn too: Opacus drops them, so that a step
+would be missing exactly if the one record of a batch were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,12 +22,10 @@ from opacus.utils.uniform_sampler import (
 )
 
 from training_client.errors import NoGuaranteeError
-from training_client.integrations.opacus_checks import find_poisson_sampler, round_down_sample_rate
+from training_client.integrations.batch_draws import COUNTERS, count_draws
+from training_client.integrations.opacus_checks import find_sampler, round_down_sample_rate
 from training_client.integrations.patches import replace_sampler_iteration
-from training_client.integrations.prefetching import count_prefetched_batches
 from training_client.integrations.secret_generators import find_generator
-
-DrawBatches = Callable[[Any], Iterator[Any]]
 
 
 class BatchCounter:
@@ -38,15 +36,20 @@ class BatchCounter:
     steps of one batch go unnoticed.
 
     Args:
-        loader: a loader that samples by Poisson.
+        loader: a loader that samples by Poisson, or balls in bins.
     """
 
     def __init__(self, loader: Any) -> None:
-        self._sampler = find_poisson_sampler(loader)
+        self._sampler = find_sampler(loader)
         round_down_sample_rate(self._sampler)  # before it draws
         if not self._sampler.requires_steps:  # batches drawn before belong to no run
             self._sampler.unused = min(self._sampler.unused, self._sampler.prefetched)
             self._sampler.requires_steps = True
+
+    @property
+    def epoch(self) -> tuple[object, int]:
+        """The epoch whose batches are drawn now; always the same if batches have no epochs."""
+        return self._sampler, getattr(self._sampler, "epochs", 0)
 
     def require_unused_batch(self) -> None:
         """Raise if every batch drawn so far was already used by a step.
@@ -68,35 +71,6 @@ class BatchCounter:
     def stop(self) -> None:
         """Stop requiring a step for each batch, since the run is over."""
         self._sampler.requires_steps = False
-
-
-def _count_draws(draw: DrawBatches) -> DrawBatches:
-    """Wrap a sampler's `__iter__`: count its batches, and raise if one had no step."""
-
-    def draw_and_count(sampler: Any) -> Iterator[Any]:
-        """Draw and count the batches of one pass over the data."""
-        if sampler.is_drawing:  # the last pass was abandoned, with the batches prefetched in it
-            sampler.unused -= min(sampler.unused, sampler.prefetched)
-        sampler.is_drawing, sampler.prefetched = True, count_prefetched_batches()
-        for batch in draw(sampler):
-            _require_steps(sampler)
-            sampler.unused += 1
-            yield batch
-        sampler.is_drawing = False
-
-    return draw_and_count
-
-
-def _require_steps(sampler: Any) -> None:
-    """Raise if an earlier batch had no step; called before the next batch is drawn."""
-    missing = sampler.unused - sampler.prefetched
-    if sampler.requires_steps and missing > 0:
-        raise NoGuaranteeError(
-            f"{missing} batch(es) were drawn and had no step. A record in them may be the reason, "
-            "and no noise hides that. Make one step for each batch, even if it is empty; if a step "
-            "fails or its loss is not finite, end the run instead of skipping the batch. Inspect "
-            "examples in the dataset, not in the loader, and resume with ignore_data_skip=True"
-        )
 
 
 def _draw_batches(sampler: Any) -> Iterator[list[int]]:
@@ -129,11 +103,4 @@ for _sampler_class, _draw in (
     (UniformWithReplacementSampler, _draw_batches),
     (DistributedUniformWithReplacementSampler, _draw_with_empty_batches),
 ):
-    replace_sampler_iteration(
-        _sampler_class,
-        _count_draws(_draw),
-        unused=0,  # batches drawn that had no step yet
-        prefetched=0,  # batches that loaders draw before the loop uses them
-        is_drawing=False,  # a pass has begun and not ended
-        requires_steps=False,  # each batch must have its step
-    )
+    replace_sampler_iteration(_sampler_class, count_draws(_draw), **COUNTERS)

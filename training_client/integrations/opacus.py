@@ -11,9 +11,10 @@ service gives no answer, raises there and leaves the parameters unchanged. In di
 rank 0 asks, and all ranks get its answer. `get_epsilon`, `get_noise_multiplier` and
 `make_private_with_epsilon` ask the service too.
 
-The charge is read off the sampler and the optimizer. `make_private` refuses a loader without
-Poisson sampling. Noise and batches come from generators that the operating system seeds, whatever
-the program seeds. The step itself refuses: no noise; noise or batches from a generator that the
+The charge is read off the sampler and the optimizer. `make_private` refuses a loader that samples
+neither by Poisson nor by balls in bins; of the latter whole epochs are charged. Noise and batches
+come from generators that the operating system seeds, whatever the program seeds. The step itself
+refuses: no noise; noise or batches from a generator that the
 program made; an infinite or adaptive clipping norm; ghost clipping; parameters in half precision; a
 gradient that is not finite; several batches (also if accumulated by `signal_skip_step`); more steps
 than batches. The sampler refuses to draw a batch while the one before has had no step.
@@ -55,12 +56,15 @@ from training_client.integrations.skipped_steps import (
     require_finite_gradients,
     require_full_precision,
 )
+from training_client.plan import POISSON, Plan
 
 warn_if_untested("opacus", "torch")
 
 NAME: Final = "remote"
 _DELTA: Final = 1e-5
-Run = tuple[float, float, int]  # noise multiplier, sample rate, number of equal steps
+# Equal steps: noise multiplier, sample rate, their number, and their sampling unless it is Poisson
+Run = tuple[Any, ...]
+Parameters = tuple[Any, ...]  # the same without the number
 
 
 @dataclass
@@ -119,7 +123,8 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
     """An accountant of Opacus whose answers come from the accounting service.
 
     Attributes:
-        history: a row (noise multiplier, sample rate, steps) for each run of equal steps.
+        history: a row (noise multiplier, sample rate, steps) for each run of equal steps; of balls
+            in bins it has the sampling too, and whole epochs of steps.
 
     Raises:
         ServiceUnreachableError: `connect` was not called before.
@@ -136,12 +141,12 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self._allowed = 0  # steps left of the last block
         budget = _connection.budget
         if budget is not None and budget.made:
-            self.history = _append_steps([], _step_parameters(budget), budget.made)
+            self.history = _append_steps([], _parameters(budget.plan), budget.made)
 
     @property
     def made(self) -> int:
         """The number of steps made so far, including those of a loaded checkpoint."""
-        return sum(steps for _, _, steps in self.history)
+        return sum(run[2] for run in self.history)
 
     def get_optimizer_hook_fn(
         self,
@@ -156,10 +161,11 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
             data_loader: the training loader; by default the one given to `make_private`.
 
         Raises:
-            NoGuaranteeError: the loader does not sample by Poisson, or cannot be found.
+            NoGuaranteeError: the loader samples neither by Poisson nor by balls in bins, or cannot
+                be found.
         """
         loader = _find_callers_loader() if data_loader is None else data_loader
-        batches = BatchCounter(loader)
+        batches, charged = BatchCounter(loader), _ChargedEpoch()
 
         def before_step(optimizer: DPOptimizer) -> None:
             """Check the optimizer's batch and gradients, and charge the step."""
@@ -170,7 +176,8 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
             require_finite_gradients(optimizer)
             batches.require_unused_batch()
             batches.use_batch()
-            self.step(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
+            if charged.begins(plan, batches.epoch):
+                self._take(_parameters(plan), plan.steps_per_charge)
 
         before_step.counts_batches = True  # type: ignore[attr-defined]
         return before_step
@@ -183,30 +190,34 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
             NoGuaranteeError: the step differs from the ledger's plan, or another engine made it.
             ServiceError: the service gave no usable answer.
         """
-        parameters = (noise_multiplier, sample_rate)
+        self._take((noise_multiplier, sample_rate), 1)
+
+    def _take(self, parameters: Parameters, steps: int) -> None:
+        """Charge a step, or all steps of an epoch that are charged together."""
         if self._connection.budget is not None:
             self._take_from_ledger(self._connection.budget, parameters)
         else:
-            if not self.history or self.history[-1][:2] != parameters or self._allowed == 0:
-                self._allowed = run_on_rank_zero(partial(self._request_block, parameters))
+            is_new = not self.history or _parameters_of_run(self.history[-1]) != parameters
+            if is_new or self._allowed == 0:
+                self._allowed = run_on_rank_zero(partial(self._request_block, parameters, steps))
             self._allowed -= 1
-        self.history = _append_steps(self.history, parameters, 1)
+        self.history = _append_steps(self.history, parameters, steps)
 
-    def _take_from_ledger(self, budget: LedgerBudget, parameters: tuple[float, float]) -> None:
-        """Take one step of these parameters from the ledger's reservation."""
-        if parameters != _step_parameters(budget):
+    def _take_from_ledger(self, budget: LedgerBudget, parameters: Parameters) -> None:
+        """Take the next step, with these parameters, from the ledger's reservation."""
+        if parameters != _parameters(budget.plan):
             raise NoGuaranteeError(
                 f"the step has σ, q = {parameters}, but the ledger's plan is "
-                f"{_step_parameters(budget)}: make the plan with "
+                f"{_parameters(budget.plan)}: make the plan with "
                 "training_client.integrations.opacus_checks.plan_of(optimizer, loader)"
             )
         run_on_rank_zero(partial(budget.take, self.made + 1))
 
-    def _request_block(self, parameters: tuple[float, float]) -> int:
-        """Return how many more steps with these parameters fit ε, up to one block."""
-        limit, block = self._connection.epsilon, self._connection.block
+    def _request_block(self, parameters: Parameters, steps: int) -> int:
+        """Return how many more charges of `steps` such steps fit ε, up to one block of steps."""
+        limit, block = self._connection.epsilon, -(-self._connection.block // steps)
         while block > 0:
-            longer = _append_steps(self.history, parameters, block)
+            longer = _append_steps(self.history, parameters, block * steps)
             spent = self._epsilon(longer, self._connection.delta)  # without a limit too: no step
             if limit is None or spent <= limit:  # is made that the service did not account for
                 return block
@@ -228,7 +239,8 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         """Ask the service for ε of a history of steps."""
         runs = [
             {"kind": "dp_sgd", "noise_multiplier": sigma, "sample_rate": rate, "steps": steps}
-            for sigma, rate, steps in history
+            | ({"sampling": sampling[0]} if sampling else {})
+            for sigma, rate, steps, *sampling in history
         ]
         whole = runs[0] if len(runs) == 1 else {"kind": "composed", "mechanisms": runs}
         return self._connection.service.epsilon(whole, delta).epsilon
@@ -272,9 +284,40 @@ def _find_callers_loader() -> Any:
     return loader
 
 
-def _step_parameters(budget: LedgerBudget) -> tuple[float, float]:
-    """Return the noise multiplier and sample rate of a budget's plan."""
-    return budget.plan.noise_multiplier, budget.plan.sample_rate
+class _ChargedEpoch:
+    """The epoch of balls in bins that was charged last; with Poisson sampling each step is."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._epoch: tuple[object, int] | None = None
+
+    def begins(self, plan: Plan, epoch: tuple[object, int]) -> bool:
+        """Return whether a step is to be charged: it is the first of an epoch, or sampled alone.
+
+        Raises:
+            NoGuaranteeError: the step differs from the first of its epoch, which was charged.
+        """
+        if plan.sampling == POISSON or epoch != self._epoch:
+            self._plan, self._epoch = plan, epoch
+            return True
+        if plan != self._plan:
+            raise NoGuaranteeError(
+                f"the step is of {plan}, but its epoch was charged for {self._plan}: change "
+                "parameters between epochs of balls-in-bins sampling"
+            )
+        return False
+
+
+def _parameters(plan: Plan) -> Parameters:
+    """Return what the steps of a plan have in common in a history."""
+    parameters = plan.noise_multiplier, plan.sample_rate
+    return parameters if plan.sampling == POISSON else (*parameters, plan.sampling)
+
+
+def _parameters_of_run(run: Run) -> Parameters:
+    """Return a run without its number of steps."""
+    sigma, rate, _, *sampling = run
+    return (sigma, rate, *sampling)
 
 
 def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
@@ -286,16 +329,17 @@ def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
     return (
         len(rows) > last
         and rows[:last] == [tuple(row) for row in history[:last]]
-        and rows[last][:2] == tuple(history[last][:2])
+        and _parameters_of_run(rows[last]) == _parameters_of_run(history[last])
         and rows[last][2] >= history[last][2]
     )
 
 
-def _append_steps(history: list[Run], parameters: tuple[float, float], steps: int) -> list[Run]:
+def _append_steps(history: list[Run], parameters: Parameters, steps: int) -> list[Run]:
     """Return the history with `steps` more steps of these parameters."""
-    if history and history[-1][:2] == parameters:
-        return [*history[:-1], (*parameters, history[-1][2] + steps)]
-    return [*history, (*parameters, steps)]
+    sigma, rate, *sampling = parameters
+    if history and _parameters_of_run(history[-1]) == parameters:
+        return [*history[:-1], (sigma, rate, history[-1][2] + steps, *sampling)]
+    return [*history, (sigma, rate, steps, *sampling)]
 
 
 register_accountant(NAME, RemoteAccountant)

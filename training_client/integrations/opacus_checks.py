@@ -23,13 +23,18 @@ from opacus.utils.uniform_sampler import (
 )
 
 from training_client.errors import NoGuaranteeError
+from training_client.integrations.balls_in_bins import BallsInBinsBatches
 from training_client.integrations.patches import replace_sample_rate
 from training_client.integrations.secret_generators import require_secret_generators
 from training_client.integrations.split_batches import find_skip_queue
-from training_client.plan import Plan
+from training_client.plan import POISSON, Plan
 from training_client.private_step.single_process import world_size
 
-_POISSON: Final = (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
+_SAMPLERS: Final = (
+    UniformWithReplacementSampler,
+    DistributedUniformWithReplacementSampler,
+    BallsInBinsBatches,
+)
 _TOLERANCE: Final = 1e-9  # relative rounding error of numbers that should be equal
 _UNIFORM_VALUES: Final = 2**24  # of the float32 random numbers that Opacus' samplers draw
 _RATES: Final = "charged_and_drawn_rate"  # attribute of a sampler whose rate was replaced
@@ -47,7 +52,7 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
     Raises:
         NoGuaranteeError: no plan describes them; the message says what to change.
     """
-    sampler = find_poisson_sampler(loader)
+    sampler = find_sampler(loader)
     _require_empty_batches(loader)
     require_private_optimizer(optimizer)
     require_secret_generators(optimizer, sampler)
@@ -56,6 +61,7 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
         sample_rate=round_down_sample_rate(sampler),
         clip_norm=float(optimizer.max_grad_norm),
         noise_multiplier=float(optimizer.noise_multiplier),
+        sampling=getattr(sampler, "sampling", POISSON),
     )
 
 
@@ -84,7 +90,12 @@ def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
         NoGuaranteeError: they run another plan, or one that no guarantee covers.
     """
     found = plan_of(optimizer, loader)
-    for name in Plan.__dataclass_fields__:
+    if found.sampling != plan.sampling:
+        raise NoGuaranteeError(
+            f"the loader draws batches by {found.sampling}, and {plan.sampling} is charged: make "
+            "the plan with plan_of(optimizer, loader)"
+        )
+    for name in ("dataset_size", "sample_rate", "clip_norm", "noise_multiplier"):
         runs, charged = getattr(found, name), getattr(plan, name)
         if not math.isclose(runs, charged, rel_tol=_TOLERANCE):
             raise NoGuaranteeError(
@@ -94,8 +105,8 @@ def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
     _require_batch_size(optimizer, plan)
 
 
-def find_poisson_sampler(loader: Any) -> Any:
-    """Return a loader's sampler, which must be one of Opacus' Poisson samplers.
+def find_sampler(loader: Any) -> Any:
+    """Return a loader's sampler: a Poisson sampler of Opacus', or one of balls in bins.
 
     Raises:
         NoGuaranteeError: it is another sampler, or each of several processes would draw from all
@@ -104,18 +115,22 @@ def find_poisson_sampler(loader: Any) -> Any:
     sampler = getattr(loader, "batch_sampler", None)
     if isinstance(sampler, BatchSplittingSampler):
         sampler = sampler.sampler
-    if not isinstance(sampler, _POISSON):
+    if not isinstance(sampler, _SAMPLERS):
         source = loader if sampler is None else sampler
         raise NoGuaranteeError(
-            f"batches come from {type(source).__name__}, which does not sample by Poisson: use "
-            "the loader that make_private returns with poisson_sampling=True, or "
-            "DPDataLoader.from_data_loader(loader)"
+            f"batches come from {type(source).__name__}, which samples neither by Poisson nor by "
+            "balls in bins: use the loader that make_private returns with poisson_sampling=True. "
+            "To use every record once an epoch, as shuffling does, use balls-in-bins sampling: "
+            "loader = balls_in_bins_loader(loader), of "
+            "training_client.integrations.balls_in_bins, then "
+            "make_private(data_loader=loader, poisson_sampling=False, ...)"
         )
     shared = isinstance(sampler, DistributedUniformWithReplacementSampler)
     if world_size() > 1 and not shared:
         raise NoGuaranteeError(
             f"each of {world_size()} processes would draw from all records: wrap the model in "
-            "DifferentiallyPrivateDistributedDataParallel before make_private"
+            "DifferentiallyPrivateDistributedDataParallel before make_private, with Poisson "
+            "sampling"
         )
     return sampler
 
@@ -128,11 +143,13 @@ def round_down_sample_rate(sampler: Any) -> float:
     rate is replaced by q rounded down to one.
 
     Args:
-        sampler: a sampler from `find_poisson_sampler`.
+        sampler: a sampler from `find_sampler`; balls in bins are drawn exactly, and unchanged.
 
     Raises:
         NoGuaranteeError: q rounds down to 0.
     """
+    if isinstance(sampler, BallsInBinsBatches):
+        return sampler.sample_rate
     charged, drawn = getattr(sampler, _RATES, (math.nan, math.nan))
     if float(sampler.sample_rate) == drawn:
         return float(charged)

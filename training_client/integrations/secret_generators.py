@@ -41,7 +41,7 @@ def require_secret_generators(optimizer: DPOptimizer, sampler: Any) -> None:
 
     Args:
         optimizer: an optimizer of Opacus.
-        sampler: a sampler from `opacus_checks.find_poisson_sampler`.
+        sampler: a sampler from `opacus_checks.find_sampler`.
 
     Raises:
         NoGuaranteeError: the program passed another generator.

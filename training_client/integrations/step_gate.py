@@ -56,6 +56,7 @@ class StepGate:
         self._loader: Any = None
         self._is_permitted = False  # a step of the current batch
         self._batches: BatchCounter | None = None
+        self._epoch: tuple[object, int] | None = None  # of the last batch
         self._physical_batches = PhysicalBatchTracker()
         self._next_hook: Callable[[DPOptimizer], None] | None = None
 
@@ -89,6 +90,7 @@ class StepGate:
             ServiceError: the service gave no usable answer.
         """
         self._require_no_pending_step()
+        self._leave_last_epoch()
         try:
             self.check_next_step()
         except BudgetExhaustedError:
@@ -139,6 +141,12 @@ class StepGate:
         self.steps += 1
         if self._next_hook is not None:
             self._next_hook(optimizer)
+
+    def _leave_last_epoch(self) -> None:
+        """Leave out the steps left of an epoch of balls in bins once the loader draws the next."""
+        if self._batches is not None and self._batches.epoch != self._epoch:
+            self._epoch = self._batches.epoch
+            self.steps = self._allowance.plan.whole_charges(self.steps)
 
     def _stop_counting(self) -> None:
         """Allow the loader to draw batches without steps: the run is over."""

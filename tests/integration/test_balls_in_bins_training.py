@@ -1,0 +1,357 @@
+"""Balls-in-bins sampling against the service: the trainer's commands, and other frameworks."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from torch.utils.data import DataLoader
+
+from accountant_service import calculator, mechanisms
+from tests.support.training_bench import Bench
+from training_client.budget import Budget, LedgerBudget
+from training_client.client import AccountingService
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.integrations.step_gate import StepGate
+from training_client.plan import Plan
+from training_client.private_step.sampling import BallsInBinsSampler
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from opacus import PrivacyEngine
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+    from tests.integration.frameworks import (
+        BATCH,
+        RECORDS,
+        CountingSGD,
+        InHuggingFace,
+        InLightning,
+        Net,
+        Private,
+        Records,
+        step,
+    )
+    from training_client.integrations import opacus as integration
+    from training_client.integrations.balls_in_bins import balls_in_bins_loader
+
+BINS = RECORDS // BATCH
+PLAN = Plan.balls_in_bins(RECORDS, BINS, 1.0, 1.0)
+DELTA = 1e-5
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),  # noise is drawn by torch in tests
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # inputs are data
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),  # Lightning
+]
+
+
+def epsilon_of(plan: Plan, steps: int) -> float:
+    return calculator.epsilon(mechanisms.from_json(plan.mechanism(steps)), DELTA).epsilon
+
+
+# --- commands
+
+
+@pytest.fixture
+def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    torch.set_num_threads(1)
+    return Bench(api, tmp_path / "run", monkeypatch)
+
+
+BALLS = ("--sampling", "balls_in_bins")
+
+
+def test_a_run_claims_whole_epochs_and_needs_less_noise_than_by_poisson(bench: Bench) -> None:
+    """30 steps of 20 batches an epoch are two epochs."""
+    noise = {}
+    for sampling in ("balls_in_bins", "poisson"):
+        done = bench.run("--steps", "40", "--sampling", sampling, "--json")
+        assert done.exit_code == 0, done.output
+        claim = bench.read("privacy.json")
+        noise[sampling] = claim["mechanism"]["noise_multiplier"]
+        assert claim["mechanism"]["sampling"] == claim["sampling"] == sampling
+        assert (claim["steps"], claim["mechanism"]["steps"]) == (40, 40)
+        assert 1.99 < claim["epsilon"] <= 2.0
+    done = bench.run(*BALLS)
+    assert done.exit_code == 0, done.output
+    assert "40 steps are 2 epochs of 20 batches, of 20 records on average" in done.output
+    assert bench.read("privacy.json")["mechanism"]["noise_multiplier"] == noise["balls_in_bins"]
+    assert noise["balls_in_bins"] != noise["poisson"]
+
+
+def test_batches_need_not_divide_the_records(bench: Bench) -> None:
+    bench.give(3.0)
+    more = ("--batch-size", "150", *BALLS, "--noise-multiplier", "4", "--dataset", bench.name)
+    assert bench.run(*more, "--steps", "7").exit_code == 0
+    claim = bench.read("certificate.json")
+    assert claim["mechanism"]["sample_rate"] == 1 / 3
+    assert claim["mechanism"]["steps"] == 9
+    assert claim["steps"] == 3  # epochs are what a ledger charges
+
+
+def test_a_run_that_died_within_an_epoch_goes_on_with_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.give(3.0)
+    genuine, drawn = BallsInBinsSampler.draw, []
+
+    def draw(sampler: BallsInBinsSampler) -> torch.Tensor:
+        drawn.append(genuine(sampler))
+        if len(drawn) == 33:
+            raise KeyboardInterrupt
+        return drawn[-1]
+
+    monkeypatch.setattr(BallsInBinsSampler, "draw", draw)
+    more = (
+        "--steps",
+        "95",
+        *BALLS,
+        "--checkpoint-every",
+        "30",
+        "--noise-multiplier",
+        "2",
+        "--dataset",
+        bench.name,
+    )
+    with monkeypatch.context() as short:
+        short.setattr(LedgerBudget, "block", 1)
+        died = bench.run(*more)
+    assert died.exit_code == 130, died.output
+    assert not {"bins", "left"} & set(torch.load(bench.folder / "checkpoint.pt", weights_only=True))
+    bench.asked.clear()
+    other = bench.train("run", "--resume", "--sampling", "poisson")
+    assert other.exit_code == 2
+    assert "--sampling balls_in_bins" in other.output
+    again = bench.run("--resume", *more)
+    assert again.exit_code == 0, again.output
+    grants = [body for path, body in bench.asked if path.endswith("/grants")]
+    charged = sum(body["steps"] for body in grants)
+    assert grants[0]["sequence"] + charged == 5
+    assert len(drawn) == 33 + 20 * charged
+    for at in range(33, len(drawn), 20):
+        assert sorted(torch.cat(drawn[at : at + 20]).tolist()) == list(range(400))
+    assert bench.read("certificate.json")["steps"] == 5
+    assert bench.read("privacy.json")["steps"] == 100
+
+
+def test_a_ledger_that_is_too_small_says_how_many_steps_fit(bench: Bench) -> None:
+    bench.give(1.0)
+    done = bench.run(*BALLS, "--dataset", bench.name, "--noise-multiplier", "1.5", "--steps", "400")
+    assert done.exit_code == 3
+    fit = int(done.output.replace("\n", " ").split("of '")[1].split(". ")[1].split()[0])
+    assert fit % 20 == 0
+    assert epsilon_of(Plan.balls_in_bins(400, 20, 1.0, 1.5), fit) <= 1.0
+
+
+def test_optimizers_are_compared_with_it(bench: Bench, tmp_path: Path) -> None:
+    shown = str(tmp_path / "a.png")
+    more = ("--batch-size", "20", "--hidden", "4", "--steps", "30", *BALLS, "--json")
+    done = bench.train("compare", "dp_sgd", "adadp", *more, "--output", shown)
+    assert done.exit_code == 0, done.output
+    for curve in json.loads(done.stdout):
+        assert curve["plan"]["sampling"] == "balls_in_bins"
+        assert curve["steps"][-1] == 40
+
+
+# --- frameworks
+
+
+@pytest.fixture(params=[InLightning, InHuggingFace])
+def framework(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+@pytest.fixture
+def service(transport: httpx.MockTransport) -> AccountingService:
+    return AccountingService("http://test", transport=transport)
+
+
+def private(batch_size: int = BATCH, workers: int = 0, **options: Any) -> Private:
+    """A model with a loader of balls in bins."""
+    found = Private.__new__(Private)
+    found.net = Net()
+    found.sgd = CountingSGD(found.net.parameters(), lr=0.1)
+    usual = DataLoader(Records(), batch_size=batch_size, shuffle=True, num_workers=workers)
+    usual_options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "wrap_model": False}
+    found.engine = PrivacyEngine(**options)
+    _, found.optimizer, found.loader = found.engine.make_private(
+        module=found.net,
+        optimizer=found.sgd,
+        data_loader=balls_in_bins_loader(usual),
+        poisson_sampling=False,
+        **usual_options,
+    )
+    found.begun_with = tuple(each.detach().clone() for each in found.net.parameters())
+    return found
+
+
+def train(model: Private, passes: int = 1) -> None:
+    for _ in range(passes):
+        for batch in model.loader:
+            step(model, batch)
+
+
+def epochs(service: AccountingService, fit: int) -> Budget:
+    return Budget(service, PLAN, epsilon_of(PLAN, fit * BINS), DELTA)
+
+
+def test_the_epochs_that_fit_are_made_and_no_other(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    model = private()
+    framework.fit(model, epochs(service, 3), tmp_path)
+    assert model.sgd.made == 3 * BINS
+    assert model.untouched_since
+    claim = json.loads((tmp_path / "privacy.json").read_text())
+    assert (claim["steps"], claim["mechanism"]["steps"]) == (60, 60)
+    assert claim["sampling"] == "balls_in_bins"
+
+
+def test_a_ledger_charges_epochs_and_a_pass_that_ended_early_as_one(
+    framework: Any, ledger: AccountingService, tmp_path: Path
+) -> None:
+    def budget() -> LedgerBudget:
+        return LedgerBudget(ledger, PLAN, "patients", DELTA, held[0], block=BINS, block_max=BINS)
+
+    held = [ledger.reserve("patients", PLAN.mechanism(4 * BINS))]
+    model = private()
+    first = budget()
+    gate = StepGate(first)
+    gate.guard(model.optimizer, model.loader)
+    for batch in model.loader:  # a pass that is left after three steps
+        gate.permit_step()
+        step(model, batch)
+        if gate.steps == 3:
+            break
+    batches = iter(model.loader)
+    batch = next(batches)
+    gate.permit_step()
+    step(model, batch)
+    assert (gate.steps, first.reservation.steps_granted) == (BINS + 1, 2)
+    held[0] = first.reservation
+    another = private()
+    framework.fit(another, budget(), tmp_path)
+    assert another.sgd.made == 2 * BINS
+    claim = json.loads((tmp_path / "certificate.json").read_text())
+    assert claim["steps"] == 4
+
+
+def test_one_batch_may_be_split(service: AccountingService) -> None:
+    plan = Plan.balls_in_bins(RECORDS, 200, 1.0, 1.0)
+    model, gate = private(batch_size=2), StepGate(Budget(service, plan, 99.0, DELTA))
+    with BatchMemoryManager(
+        data_loader=model.loader, max_physical_batch_size=1, optimizer=model.optimizer
+    ) as parts:
+        gate.guard(model.optimizer, parts)
+        for part in parts:  # of empty batches, and of batches of several records
+            gate.permit_step()
+            step(model, part)
+    assert model.sgd.made == gate.steps == 200
+
+
+def test_an_epoch_ends_when_another_pass_begins(service: AccountingService) -> None:
+    model, gate = private(), StepGate(epochs(service, 3))
+    gate.guard(model.optimizer, model.loader)
+    first, second = iter(model.loader), iter(model.loader)
+    for batches in (first, second):
+        batch = next(batches)
+        gate.permit_step()
+        step(model, batch)
+    with pytest.raises(NoGuaranteeError, match="another pass over the loader has begun"):
+        next(first)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_engine_charges_whole_epochs(transport: Any, workers: int) -> None:
+    limit = epsilon_of(PLAN, 3 * BINS)
+    integration.connect(epsilon=limit, delta=DELTA, transport=transport, block=1)
+    model = private(accountant="remote", workers=workers)
+    for steps in (BINS, 3):
+        for at, batch in enumerate(model.loader, 1):
+            step(model, batch)
+            if at == steps:
+                break
+    assert model.engine.get_epsilon(DELTA) == epsilon_of(PLAN, 2 * BINS)  # the second as a whole
+    assert model.engine.accountant.history == [(1.0, 1 / BINS, 2 * BINS, "balls_in_bins")]
+    with pytest.raises(BudgetExhaustedError, match="60 steps are made"):
+        train(model, passes=2)
+    assert model.sgd.made == BINS + 3 + BINS
+    assert model.engine.get_epsilon(DELTA) == limit
+
+
+def test_noise_does_not_change_within_an_epoch(transport: Any) -> None:
+    integration.connect(transport=transport)
+    model = private(accountant="remote")
+    batches = iter(model.loader)
+    step(model, next(batches))
+    model.optimizer.noise_multiplier = 1.5
+    second = next(batches)
+    with pytest.raises(NoGuaranteeError, match="change parameters between epochs"):
+        step(model, second)
+    assert model.sgd.made == 1
+    model.engine.accountant.load_state_dict(model.engine.accountant.state_dict())
+    train(model)
+    rows = [(row[0], row[2]) for row in model.engine.accountant.history]
+    assert rows == [(1.0, BINS), (1.5, BINS)]
+
+
+def test_shuffled_batches_are_refused_with_the_way_out(transport: Any) -> None:
+    """The program that the error describes works."""
+    integration.connect(transport=transport)
+    net = Net()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader: Any = DataLoader(Records(), batch_size=BATCH, shuffle=True)
+    usual = {"module": net, "optimizer": sgd, "noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    engine = PrivacyEngine(accountant="remote")
+    with pytest.raises(NoGuaranteeError, match="balls_in_bins_loader") as refused:
+        engine.make_private(data_loader=loader, poisson_sampling=False, wrap_model=False, **usual)
+    line = "loader = balls_in_bins_loader(loader)"
+    assert line in str(refused.value)
+    assert "poisson_sampling=False" in str(refused.value)
+    names: dict[str, Any] = {"loader": loader, "balls_in_bins_loader": balls_in_bins_loader}
+    exec(line, names)
+    engine = PrivacyEngine(accountant="remote")
+    net = Net()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    usual |= {"module": net, "optimizer": sgd, "data_loader": names["loader"]}
+    engine.make_private(poisson_sampling=False, wrap_model=False, **usual)
+
+
+def test_a_loader_gives_each_record_once_an_epoch_and_other_batches_in_the_next() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(60))
+    loader = balls_in_bins_loader(DataLoader(data, batch_size=7))
+    passes = [[batch[0] for batch in loader] for _ in range(2)]
+    for batches in passes:
+        assert len(batches) == len(loader) == 9
+        assert sorted(torch.cat(batches).tolist()) == list(range(60))
+    assert not all(map(torch.equal, *passes))
+    assert len(balls_in_bins_loader(DataLoader(data, batch_size=7), bins=4)) == 4
+
+
+def test_a_plan_of_another_sampling_is_refused(service: AccountingService) -> None:
+    poisson = Budget(service, Plan(RECORDS, 1 / BINS, 1.0, 1.0), 2.0, DELTA)
+    model = private()
+    with pytest.raises(NoGuaranteeError, match="draws batches by balls_in_bins, and poisson"):
+        StepGate(poisson).guard(model.optimizer, model.loader)
+
+
+def test_steps_without_a_batch_of_their_own_are_refused(transport: Any) -> None:
+    integration.connect(transport=transport)
+    model = private(accountant="remote")
+    batches = iter(model.loader)
+    step(model, next(batches))
+    with suppress(NoGuaranteeError):
+        step(model, {"examples": torch.randn(3, 6), "labels": torch.zeros(3, dtype=torch.long)})
+    assert model.sgd.made == 1
+    next(batches)  # and no step
+    with pytest.raises(NoGuaranteeError, match="had no step"):
+        next(batches)

@@ -26,7 +26,6 @@ from training_client.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
 )
-from training_client.plan import POISSON
 from training_client.retry import RetryTimer, parse_retry_after
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -287,7 +286,7 @@ class AccountingService:
         epsilon: float,
         delta: float,
         method: str = PLD,
-        sampling: str = POISSON,
+        sampling: str = "poisson",
     ) -> float:
         """Return the smallest noise multiplier with which a run satisfies (ε, δ).
 

@@ -328,6 +328,15 @@ def test_a_loader_gives_each_record_once_an_epoch_and_other_batches_in_the_next(
     assert len(balls_in_bins_loader(DataLoader(data, batch_size=7), bins=4)) == 4
 
 
+def test_the_first_batch_may_be_empty() -> None:
+    two = torch.utils.data.Subset(Records(), [0, 1])
+    loader = balls_in_bins_loader(DataLoader(two), bins=50)
+    for _ in range(3):
+        batches = list(loader)
+        assert {tuple(batch["examples"].shape[1:]) for batch in batches} == {(6,)}
+        assert sum(len(batch["labels"]) for batch in batches) == 2
+
+
 def test_a_plan_of_another_sampling_is_refused(service: AccountingService) -> None:
     poisson = Budget(service, Plan(RECORDS, 1 / BINS, 1.0, 1.0), 2.0, DELTA)
     model = private()

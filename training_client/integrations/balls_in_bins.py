@@ -94,12 +94,13 @@ def balls_in_bins_loader(loader: DataLoader[Any], bins: int | None = None) -> Da
         loader: the loader of an ordinary training loop, shuffled or not.
         bins: the number of batches in an epoch; by default as many as `loader` has.
     """
-    empty_batches = DPDataLoader.from_data_loader(loader).collate_fn
+    collate = DPDataLoader.from_data_loader(loader).collate_fn
+    collate([loader.dataset[0]])  # it learns the form of a batch, since the first may be empty
     records = len(loader.dataset)  # type: ignore[arg-type]
     return DataLoader(
         loader.dataset,
         batch_sampler=BallsInBinsBatches(records, bins or len(loader)),
-        collate_fn=empty_batches,
+        collate_fn=collate,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,

@@ -14,10 +14,10 @@ rank 0 asks, and all ranks get its answer. `get_epsilon`, `get_noise_multiplier`
 The charge is read off the sampler and the optimizer. `make_private` refuses a loader that samples
 neither by Poisson nor by balls in bins; of the latter whole epochs are charged. Noise and batches
 come from generators that the operating system seeds, whatever the program seeds. The step itself
-refuses: no noise; noise or batches from a generator that the
-program made; an infinite or adaptive clipping norm; ghost clipping; parameters in half precision; a
-gradient that is not finite; several batches (also if accumulated by `signal_skip_step`); more steps
-than batches. The sampler refuses to draw a batch while the one before has had no step.
+refuses: no noise; noise or batches from a generator that the program made; an infinite or adaptive
+clipping norm; ghost clipping; parameters in half precision; a gradient that is not finite; several
+batches (also if accumulated by `signal_skip_step`); more steps than batches. The sampler refuses to
+draw a batch while the one before has had no step.
 
 The training loop itself cannot be observed. Batches are counted as the sampler draws them, and
 workers draw ahead of the loop, so a second step of one batch is refused only if there are more

@@ -170,7 +170,7 @@ class Allowance(ABC):
 
     @abstractmethod
     def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of a run that made `steps` steps; it covers the whole plan.
+        """Return the guarantee of the whole plan, for a run that stopped after `steps` steps.
 
         The decision to stop may depend on results, so the guarantee of the steps made alone would
         claim too small an ε.

@@ -91,7 +91,7 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRun:
-    """An example run, with the number of its steps that a new budget admits.
+    """An example run, and the number of its steps that a new budget admits.
 
     Attributes:
         step: one step of the run.
@@ -118,7 +118,7 @@ class BudgetPreview:
 
 @dataclass(frozen=True, slots=True)
 class StepsLeft:
-    """The number of further steps, like those of an earlier run, that a budget still admits.
+    """How many more steps, like those of an earlier run, a budget still admits.
 
     Attributes:
         run: the run's identifier.
@@ -195,7 +195,7 @@ def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> B
 
 
 def _count_admitted_steps(policy: PrivacyFilter, step: Mechanism, deadline: float) -> int | None:
-    """Return the most steps that a whole budget admits; None if that is unknown.
+    """Return the most steps that a whole budget admits; None if that is not known.
 
     The steps cannot be charged then, or the deadline has passed.
     """
@@ -287,7 +287,7 @@ def compute_return(policy: PrivacyFilter, run: Reservation) -> Amounts:
 
 
 def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()) -> Quote:
-    """Return a quote: whether a plan fits, and the largest part of it that would fit.
+    """Return a quote: whether a plan fits a budget, and the largest part of it that would fit.
 
     Args:
         dataset: as last written.
@@ -318,7 +318,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
 
 
 def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
-    """Return a plan's charge; if it is not found in time, one that exceeds any budget."""
+    """Return a plan's charge, or amounts beyond any budget if the time limit ends before."""
     try:
         return policy.compute_charge(plan, taken).reserved
     except ExchangeUndecidedError:
@@ -328,7 +328,7 @@ def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amo
 def _count_steps_if_decided(
     policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse] = ()
 ) -> int | None:
-    """Return the most steps proved to fit; 0 if that is not decided in time."""
+    """Return the most steps proved to fit: 0 if undecided in time, None if they cost nothing."""
     try:
         found = policy.count_affordable_steps(plan, _apply_caps(policy, taken, caps))
     except ExchangeUndecidedError:
@@ -341,13 +341,13 @@ def _count_steps_if_decided(
 
 
 def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence[CapUse]) -> bool:
-    """Return whether a number of steps of a plan's kind fits under every cap."""
+    """Return whether this number of steps of a plan's kind fits under every cap."""
     charged = policy.compute_charge(plan.with_steps(steps), policy.nothing).reserved
     return all(fits_cap(policy, use, charged) for use in caps)
 
 
 def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Return `taken`, increased so that only the budget left under every cap remains."""
+    """Return the amounts taken, raised so that only the budget left under every cap remains."""
     for use in caps:
         taken = policy.restrict(taken, use.cap.share, use.taken)
     return taken
@@ -380,7 +380,7 @@ def combine_quotes(
 def find_affordable(
     dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()
 ) -> tuple[int | None, float | None]:
-    """Return the most steps of a plan that fit, and the least noise with which all steps fit.
+    """Return the most steps of a plan that fit, and the least noise with which all of them fit.
 
     Both are within the budget and within the caps of the key and team that ask.
 
@@ -396,7 +396,7 @@ def find_affordable(
 def find_least_noise_multiplier(
     dataset: Dataset, run: Mechanism, caps: Sequence[CapUse] = ()
 ) -> float | None:
-    """Bisect for the least noise multiplier with which all steps of a `dp_sgd` run fit.
+    """Find the least noise multiplier with which all `dp_sgd` steps fit; None if none does.
 
     It is rounded up to four digits, or less precisely where the time does not suffice.
     """
@@ -405,6 +405,7 @@ def find_least_noise_multiplier(
     deadline = time.process_time() + _NOISE_SECONDS_MAX
 
     def fits(noise_multiplier: float) -> bool:
+        """Return whether all steps fit with this noise multiplier."""
         plan = StepPlan.of(replace(run, noise_multiplier=noise_multiplier))
         policy, taken = dataset.policy, dataset.balance.taken
         try:
@@ -432,7 +433,7 @@ def find_least_noise_multiplier(
 
 
 def estimate_running_total(policy: PrivacyFilter, runs: Sequence[Reservation]) -> Guarantee:
-    """Account for all steps granted so far as if they had been one plan.
+    """Return the guarantee of all granted steps as if they were one fixed plan: an estimate.
 
     The result is an estimate: runs are chosen, and stopped, after results were seen. The budget's
     claim is the proven one.

@@ -71,7 +71,7 @@ class HolderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """A limit on the budget of a dataset that one key or one team may spend or hold.
+    """A limit on the part of a dataset's budget that one key or one team may spend or hold.
 
     Attributes:
         kind: whether the holder is a key or a team.
@@ -144,7 +144,7 @@ class NewDataset:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A dataset with its frozen policy and its balance.
+    """A dataset with its frozen privacy filter and its balance.
 
     Attributes:
         identifier: internal.

@@ -186,6 +186,7 @@ class Ledger:
         )
 
         def insert(transaction: Transaction) -> Outcome:
+            """Store the dataset, and return the answer."""
             if transaction.find_dataset(new.name) is not None:
                 raise NameTakenError(
                     f"there is a dataset {new.name!r} already; choose another name"
@@ -214,7 +215,7 @@ class Ledger:
             return dataset, reading.list_overdue_reservations(dataset, now())
 
     def _compute_returns(self, dataset: Dataset, runs: Sequence[Reservation]) -> Returns:
-        """Compute what each reservation returns to the budget if it ends now."""
+        """Compute the amounts that each reservation returns to the budget if it ends now."""
         return {
             run.identifier: (run.steps_granted, plans.compute_return(dataset.policy, run))
             for run in runs
@@ -232,7 +233,7 @@ class Ledger:
             return self._lock_dataset(transaction, name, returns)
 
     def find_dataset(self, key: KeyRecord, name: str, *scopes: Scope) -> Dataset:
-        """Return a dataset that the key may see, or raise an error.
+        """Return a dataset; raise an error if the key may not see it or has none of the scopes.
 
         Args:
             key: the caller's API key.
@@ -341,6 +342,7 @@ class Ledger:
         )
 
         def insert(transaction: Transaction) -> Outcome:
+            """Store the reservation, and return the answer."""
             current = self._lock_dataset(transaction, dataset.name)
             caps = transaction.find_cap_uses(current, reservation.key, reservation.team)
             change = rules.reserve(current, reservation, planned.policy, caps)
@@ -444,6 +446,7 @@ class Ledger:
         """
 
         def decide(run: Reservation) -> rules.Change | None:
+            """Return the change that ends the run; None if it has ended this way before."""
             granted, amounts = returned or (-1, None)
             known = amounts if granted == run.steps_granted else None
             return rules.close(run, _FINAL_STATES[kind], known)
@@ -472,6 +475,7 @@ class Ledger:
         dataset_id, subject = self.find_dataset_id(identifier), f"reservation {identifier!r}"
 
         def update(transaction: Transaction) -> Outcome:
+            """Apply the change to the locked dataset, and return the answer."""
             dataset = transaction.find_dataset_by_id(dataset_id, lock=True)
             reservation = transaction.find_reservation(identifier)
             if dataset is None or reservation is None:
@@ -545,6 +549,7 @@ class Ledger:
         policy = dataset.policy
 
         def epsilon_of(amounts: Amounts) -> float:
+            """Return the ε of amounts by the dataset's filter."""
             # an earlier reference, of which nothing was released, may have had more steps
             return min(policy.epsilon_of(amounts), policy.epsilon)
 

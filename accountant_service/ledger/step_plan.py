@@ -43,7 +43,7 @@ class StepPlan:
 
 
 def _divide(mechanism: Mechanism) -> tuple[Mechanism, int]:
-    """Return one step of a mechanism, and the number of its steps."""
+    """Return one step of a mechanism, and the number of such steps that it consists of."""
     match mechanism:
         case DpSgd() if mechanism.sampling != "shuffled" and mechanism.step_count() > 0:
             return replace(mechanism, steps=1, epochs=None), mechanism.step_count()

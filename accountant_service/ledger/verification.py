@@ -157,7 +157,7 @@ class _DatasetChecker:
             yield _describe_difference(entry, written)
 
     def _replay(self, kind: EntryKind, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
-        """Apply the rule of an entry's kind; return the balance change and the fields to write."""
+        """Apply the rule for an entry's kind; return the balance change and the fields expected."""
         if kind is EntryKind.CREATE:
             first = replace(self._dataset, policy=self._policy)
             nothing = Balance(self._policy.nothing, self._policy.nothing)
@@ -207,7 +207,7 @@ class _DatasetChecker:
         return rules.reserve(current, run, policy, uses)
 
     def _check_charge(self, identifier: str) -> list[str]:
-        """Check that a reservation is charged at least the cost of its mechanism."""
+        """Return faults if a reservation is charged less than the cost of its mechanism."""
         run, records = self._reservations[identifier], self._dataset.size
         mechanism = mechanisms.from_json(run.mechanism)
         faults = [

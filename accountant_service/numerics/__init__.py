@@ -37,7 +37,7 @@ kind the bounds hold only while the term is there.
     line_integral       `CompositionIntegrand.values`,          test_error_terms.py,
                         `_choose_frequencies`, `_fourier_sum`,  test_line_integral.py
                         `EvaluatedIntegral`
-    rare_events         `_DividedIntegrand.values`,             test_error_terms.py,
+    rare_events         `_RareOutcomeIntegrand.values`,             test_error_terms.py,
                         `DividedComposition.omitted`            test_rare_events.py
     fft_lattice         `upper_profile`, `lower_profile`,       test_error_terms.py,
                         `_compose`, `_convolve`                 test_certified_interval.py

@@ -52,7 +52,7 @@ from accountant_service.numerics.laws.dominating_pair import (
 
 _ROUNDS_MAX: Final = 6
 _FIRST_TARGET_WIDTH: Final = 1e-3  # the widest relative width to aim at
-_DELTA_UNREFINED: Final = 0.99  # beyond it nobody is protected, and every engine is slow
+_DELTA_REFINED_MAX: Final = 0.99  # beyond it nobody is protected, and every engine is slow
 _ACCURACY: Final = 1e-8  # relative, of δ, where a line integral is cheap
 _ACCURACY_SHARE: Final = 0.01  # of the tolerance, where a line integral is costly
 _SMOOTHING_SHARE: Final = 0.15  # of the tolerance that smoothing may cost
@@ -69,7 +69,7 @@ Engine = Callable[[Composition, SaddlePoint, IntegrationSettings], EvaluatedInte
 
 @dataclass(frozen=True, slots=True)
 class _SearchStart:
-    """The start of the search in one direction: a saddle point and the Rényi bound.
+    """The start of a search in one direction: a saddle point and the upper bound by Rényi moments.
 
     Attributes:
         saddle: the saddle point that Rényi moments suggest.
@@ -84,7 +84,11 @@ class _SearchStart:
 
 @dataclass(frozen=True, slots=True)
 class _Question(ABC):
-    """Base of the two questions about a composition: for ε at δ, and for δ at ε.
+    """Base of the two questions about a composition: for ε at a given δ, and for δ at a given ε.
+
+    The answer is the ε or δ in question. It is bounded in both directions of the neighbouring
+    relation, by engines that each need a saddle point: the point of the line of integration where
+    the integrand is about largest.
 
     Attributes:
         releases: with their counts.
@@ -94,16 +98,16 @@ class _Question(ABC):
 
     @property
     @abstractmethod
-    def is_unrefined(self) -> bool:
-        """Return whether the bounds of the first line integrals are accepted, however wide."""
+    def accepts_wide_bounds(self) -> bool:
+        """Return whether to accept the bounds from the first line integrals, however wide."""
 
     @abstractmethod
     def relative_width(self, bounds: Bounds) -> float:
-        """Return the width of an interval, relative to the size of the answer."""
+        """Return the width of an interval around the answer, divided by the answer's size."""
 
     @abstractmethod
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the start of the search in one direction.
+        """Return the saddle point and the upper bound on the answer with which a direction begins.
 
         An upper bound up to `other_lower_bound`, the other direction's lower bound, settles it.
         """
@@ -114,15 +118,21 @@ class _Question(ABC):
 
     @abstractmethod
     def epsilon_width(self, saddle: SaddlePoint) -> float:
-        """Return how wide an interval of ε is if the answer's relative width is 1."""
+        """Return the width in ε that corresponds to a relative width of 1 of the answer."""
 
     @abstractmethod
     def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
-        """Return the bounds of the answer that an evaluated line integral proves."""
+        """Return the bounds on the answer that an evaluated line integral proves.
+
+        `bound` is a known upper bound on the answer.
+        """
 
     @abstractmethod
     def read_profile(self, profile: LatticeProfile) -> float:
-        """Return the bound of the answer that a lattice's privacy profile proves."""
+        """Return the bound on the answer that an FFT lattice's privacy profile proves.
+
+        It is an upper bound if the profile is one, else a lower bound.
+        """
 
     @abstractmethod
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
@@ -131,43 +141,43 @@ class _Question(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _EpsilonAtDelta(_Question):
-    """The question for the smallest ε with which the composition is (ε, δ)-DP."""
+    """The question for the smallest ε with which the composition is (ε, δ)-DP, at a given δ."""
 
     delta: float
 
     @property
-    def is_unrefined(self) -> bool:
-        """Return whether δ is so large that wide bounds of ε are accepted."""
-        return self.delta > _DELTA_UNREFINED
+    def accepts_wide_bounds(self) -> bool:
+        """Return whether δ is so large that wide bounds on ε are accepted: nobody is protected."""
+        return self.delta > _DELTA_REFINED_MAX
 
     def relative_width(self, bounds: Bounds) -> float:
-        """Return the width of bounds of ε, relative to max(ε, `EPSILON_NEGLIGIBLE`)."""
+        """Return the width of bounds on ε, relative to max(ε, `EPSILON_NEGLIGIBLE`)."""
         return relative_width(bounds)
 
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point at the ε where δ(ε) = δ, and the Rényi bound of ε."""
+        """Return the saddle point at the ε where δ(ε) = δ, and the Rényi upper bound on ε."""
         log_delta = math.log(self.delta)
         saddle = saddle_point.find_at_delta(self.releases, direction, log_delta, other_lower_bound)
         return _SearchStart(saddle, max(saddle.bound, 0.0), log_delta)
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point moved to a likely ε within the bounds."""
+        """Return the saddle point moved to a likely ε within the bounds on ε."""
         return replace(saddle, epsilon=_likely_value(bounds))
 
     def epsilon_width(self, saddle: SaddlePoint) -> float:
-        """Return the size of ε, to which widths of ε are relative."""
+        """Return the saddle point's ε, or `EPSILON_NEGLIGIBLE` if that is larger."""
         return max(saddle.epsilon, EPSILON_NEGLIGIBLE)
 
     def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
-        """Return the bounds of ε at δ that a line integral proves."""
+        """Return the bounds on ε at δ that a line integral proves."""
         return Bounds(*line.epsilon(self.delta, bound))
 
     def read_profile(self, profile: LatticeProfile) -> float:
-        """Return the bound of ε at δ that a lattice's privacy profile proves."""
+        """Return the upper or lower bound on ε at δ that a lattice's privacy profile proves."""
         return profile.epsilon(self.delta)
 
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return saddle points at guesses of ε for the rare-event engine."""
+        """Return saddle points at guesses of ε for the rare-event engine, if it applies."""
         with contextlib.suppress(SlowDecayError):
             return rare_events.guess_saddle_points(self.releases, saddle)
         return []
@@ -175,23 +185,23 @@ class _EpsilonAtDelta(_Question):
 
 @dataclass(frozen=True, slots=True)
 class _DeltaAtEpsilon(_Question):
-    """The question for the composition's δ(ε)."""
+    """The question for the composition's δ(ε), at a given ε."""
 
     epsilon: float
 
     @property
-    def is_unrefined(self) -> bool:
-        """Return False: bounds of δ(ε) are always refined."""
+    def accepts_wide_bounds(self) -> bool:
+        """Return False: bounds on δ(ε) are always refined."""
         return False
 
     def relative_width(self, bounds: Bounds) -> float:
-        """Return the width of bounds of δ, relative to δ; 0 if δ is negligible."""
+        """Return the width of an interval around δ, divided by δ; 0 if δ is negligible."""
         if bounds.upper <= 1e-250:
             return 0.0
         return (bounds.upper - bounds.lower) / bounds.upper
 
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point at ε, and the Rényi bound of δ(ε)."""
+        """Return the saddle point at ε, and the Rényi upper bound on δ(ε)."""
         saddle = saddle_point.find_at_epsilon(
             self.releases, direction, self.epsilon, _log_or_minus_infinity(other_lower_bound)
         )
@@ -199,7 +209,7 @@ class _DeltaAtEpsilon(_Question):
         return _SearchStart(saddle, bound, min(0.0, max(-600.0, saddle.bound - 10.0)))
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point updated with a likely δ within the bounds."""
+        """Return the saddle point with a likely δ within the bounds on δ; its ε stays."""
         return replace(saddle, log_delta=_log_or_minus_infinity(_likely_value(bounds)))
 
     def epsilon_width(self, saddle: SaddlePoint) -> float:
@@ -207,16 +217,16 @@ class _DeltaAtEpsilon(_Question):
         return 1 / (1.0 + saddle.tilt)
 
     def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
-        """Return the bounds of δ(ε) that a line integral proves."""
+        """Return the bounds on δ(ε) that a line integral proves."""
         lower, upper = line.delta(np.array([self.epsilon]))
         return Bounds(float(lower[0]), min(float(upper[0]), bound))
 
     def read_profile(self, profile: LatticeProfile) -> float:
-        """Return the bound of δ(ε) that a lattice's privacy profile proves."""
+        """Return the upper or lower bound on δ(ε) that a lattice's privacy profile proves."""
         return profile.delta(self.epsilon)
 
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return the saddle point itself: ε is given."""
+        """Return only the given saddle point: ε is known, and needs no guess."""
         return [saddle]
 
 
@@ -247,24 +257,27 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
 
 
 def _is_alike(one: SaddlePoint, other: SaddlePoint) -> bool:
-    """Return whether two saddle points would lead to about the same line integral."""
+    """Return whether two saddle points are so close that their line integrals hardly differ."""
     same_epsilon = abs(one.epsilon - other.epsilon) < 0.02 * other.epsilon
     return same_epsilon and abs(one.log_delta - other.log_delta) < 1.0
 
 
 def _likely_value(bounds: Bounds) -> float:
-    """Return a guess of the value between two bounds: near the upper one if they are close."""
+    """Return a guess of the value between two bounds: their geometric mean or the upper bound.
+
+    It is the upper bound if the two are close or the lower bound is 0.
+    """
     lower, upper = bounds.lower, bounds.upper
     return math.sqrt(lower * upper) if 1.5 * lower < upper and lower > 0 else upper
 
 
 def _log_or_minus_infinity(value: float) -> float:
-    """Return log(value), −∞ if the value is not positive."""
+    """Return log(value), or −∞ if the value is not positive."""
     return math.log(value) if value > 0 else -math.inf
 
 
 def _narrow_to_tolerance(question: _Question, tolerance: float) -> Bounds:
-    """Return bounds of the answer, narrowed in both directions until they meet the tolerance.
+    """Return bounds on a question's answer, narrowed until they meet a relative tolerance.
 
     The targets get finer one by one. The search ends at a target that is missed and narrows
     nothing: finer targets cost more.
@@ -277,7 +290,7 @@ def _narrow_to_tolerance(question: _Question, tolerance: float) -> Bounds:
         )
         width = question.relative_width(found)
         if (
-            question.is_unrefined
+            question.accepts_wide_bounds
             or width <= tolerance
             or (width > target_width and found == before)
         ):
@@ -287,13 +300,13 @@ def _narrow_to_tolerance(question: _Question, tolerance: float) -> Bounds:
 
 
 def _target_widths(tolerance: float) -> tuple[float, ...]:
-    """Return the relative widths to aim at: powers of ten from 1e-3 down to the tolerance."""
+    """Return the relative interval widths to aim at: powers of ten from 1e-3 to the tolerance."""
     digits_max = max(3, math.ceil(-math.log10(tolerance)))
     return tuple(10.0**-digits for digits in range(3, digits_max + 1))
 
 
 def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
-    """Return the interval around the larger answer of the two directions.
+    """Return the interval around the larger of the answers in the two directions.
 
     Raises:
         ContradictionError: a lower bound is above an upper one.
@@ -309,7 +322,7 @@ def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
 def _search_both_directions(
     question: _Question, target_widths: tuple[float, ...], stop_width: float
 ) -> tuple[_DirectionSearch, ...]:
-    """Return the searches in both directions, narrowed for each of some target widths in turn.
+    """Return the searches in both directions, narrowed for each target width in turn.
 
     Args:
         question: about which composition, ε or δ.
@@ -340,7 +353,7 @@ def _search_both_directions(
 def _narrow_by_lattices(
     searches: list[_DirectionSearch], target_width: float, stop_width: float
 ) -> None:
-    """Narrow the bounds of each direction with its FFT lattice.
+    """Narrow the bounds in each direction by FFT lattices, made finer round by round.
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
@@ -351,7 +364,7 @@ def _narrow_by_lattices(
 
 
 class _DirectionSearch:
-    """The search in one direction: its best bounds so far and the lattice that narrows them."""
+    """The search for the answer in one direction: its bounds so far and the FFT lattice in use."""
 
     def __init__(self, question: _Question, direction: Direction, other_lower_bound: float) -> None:
         start = question.start(direction, other_lower_bound)
@@ -397,7 +410,11 @@ class _DirectionSearch:
                 return
 
     def _is_settled(self, other_lower_bound: float, stop_width: float) -> bool:
-        """Return whether this direction is narrow enough, or cannot be the worse one."""
+        """Return whether this direction's interval is narrow enough or cannot affect the answer.
+
+        The answer is the larger one of the two directions. A direction whose upper bound is at most
+        the other's lower bound does not affect it.
+        """
         if self.upper <= other_lower_bound:
             return True
         return self._width_ratio(self.lower, stop_width) <= 1
@@ -405,11 +422,11 @@ class _DirectionSearch:
     def _attempts(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield the engine, settings and saddle point of each line integral to try."""
+        """Yield the engine, settings and saddle point of each line integral to try in turn."""
         if target_width == _FIRST_TARGET_WIDTH:
             yield integrate_composition, self._fast_settings(), self.saddle
         yield integrate_composition, self._thorough_settings(target_width), self.saddle
-        if self.question.is_unrefined:
+        if self.question.accepts_wide_bounds:
             return
         yield from self._rare_event_attempts(target_width)
         for _ in range(_SMOOTHED_ATTEMPTS):
@@ -423,7 +440,7 @@ class _DirectionSearch:
     def _rare_event_attempts(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield the rare-event integrals to try: at guesses of ε, then at the ε found.
+        """Yield the attempts with the rare-event engine: at guesses of ε, then at the ε found.
 
         No point is tried twice.
         """
@@ -447,7 +464,7 @@ class _DirectionSearch:
         return IntegrationSettings(math.log(accuracy), 0.0, _WORK_THOROUGH)
 
     def _smoothed_settings(self, target_width: float) -> IntegrationSettings:
-        """Return line-integral settings with the smoothing that the width allows."""
+        """Return line-integral settings with as much smoothing as the target width allows."""
         width = target_width * self.question.epsilon_width(self.saddle)
         smoothing = self.smoothing_factor * math.sqrt(
             _SMOOTHING_SHARE * width / (0.5 + self.saddle.tilt)
@@ -457,12 +474,12 @@ class _DirectionSearch:
         )
 
     def _first_lattice(self, target_width: float) -> RefinedLattice:
-        """Return the coarse lattice that narrowing starts with."""
+        """Return the coarse FFT lattice with which narrowing starts."""
         width = target_width * self.question.epsilon_width(self.saddle)
         return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
 
     def _width_ratio(self, best_lower: float, width: float) -> float:
-        """Return the relative width of the interval that starts at `best_lower`, over `width`.
+        """Return the remaining interval's relative width, divided by `width`.
 
         The interval reaches from the best lower bound to this direction's upper bound.
         """
@@ -477,7 +494,7 @@ class _DirectionSearch:
             target_width: the relative width to aim at.
             stop_width: the relative width at which to stop.
         """
-        if self.question.is_unrefined or self._width_ratio(best_lower, stop_width) <= 1:
+        if self.question.accepts_wide_bounds or self._width_ratio(best_lower, stop_width) <= 1:
             return
         if self.lattice is None:
             self.lattice = self._first_lattice(target_width)

@@ -75,7 +75,7 @@ _TILTS: Final = 8  # at which log-moments are compared for a guess
 
 
 def dominates(larger: Composition, smaller: Composition, slack: float) -> bool:
-    """Return whether one composition is proved to dominate another.
+    """Return whether one composition is proved to dominate another, up to a slack in δ.
 
     Args:
         larger: the composition that may dominate: each release with its count.
@@ -100,7 +100,7 @@ def dominates(larger: Composition, smaller: Composition, slack: float) -> bool:
 def fewest_repetitions(
     block: Composition, step: Composition, slack: float, most: int
 ) -> int | None:
-    """Find how few repetitions of a step dominate a block of releases.
+    """Find how few repetitions of a step dominate a block of releases, up to a slack in δ.
 
     Args:
         block: the composition to be dominated.
@@ -122,7 +122,11 @@ def fewest_repetitions(
     fixed = _Repeated(block)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return how far each number is from dominating, and if its bounds are narrow."""
+        """Return upper bounds on how far the block's δ(ε) exceeds that of repeated steps.
+
+        There is one for each number of repetitions, less the slack; the number is proved if it is
+        at most 0. The second value is whether the bounds behind it are narrow.
+        """
         return _excess(_Repeated(step, numbers), fixed, slack)
 
     if evident is None and excess(np.array([float(most)]))[0][0] > 0:
@@ -133,7 +137,7 @@ def fewest_repetitions(
 
 
 def most_repetitions(step: Composition, larger: Composition, slack: float, most: int) -> int:
-    """Find how many repetitions of a step a larger composition dominates.
+    """Find how many repetitions of a step a larger composition dominates, up to a slack in δ.
 
     Args:
         step: the composition that is repeated.
@@ -153,7 +157,11 @@ def most_repetitions(step: Composition, larger: Composition, slack: float, most:
     fixed = _Repeated(larger)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return how far each number is from being dominated, and if its bounds are narrow."""
+        """Return upper bounds on how far the repeated steps' δ(ε) exceeds the larger one's.
+
+        There is one for each number of repetitions, less the slack; the number is proved if it is
+        at most 0. The second value is whether the bounds behind it are narrow.
+        """
         return _excess(fixed, _Repeated(step, numbers), slack)
 
     guess = min(_moment_ratios(larger, step, slack))
@@ -180,7 +188,10 @@ def _is_multiple(whole: Composition, step: Composition) -> bool:
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` for which a monotone property holds, or 0."""
+    """Return the largest number up to `most` for which a property holds, or 0.
+
+    The property holds for all numbers below one for which it holds.
+    """
     low, high = 0, 1
     while high <= most and holds(high):
         low, high = high, 2 * high
@@ -195,7 +206,7 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool:
-    """Return whether domination follows from the releases alone, without bounds of δ(ε).
+    """Return whether domination follows from the releases alone, without bounds on δ(ε).
 
     Each release of the smaller composition takes one of the larger one that can imitate it; or all
     that the smaller one releases is within the slack: H(x) ≤ H(0), its total variation, at x ≥ 0.
@@ -221,7 +232,7 @@ def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool
 
 
 def _has_enough_gaussian_noise(left: dict[ReleaseLaw, int], missing: dict[ReleaseLaw, int]) -> bool:
-    """Return whether the unsampled Gaussian releases `left` dominate those `missing`.
+    """Return whether the unsampled Gaussian releases `left` dominate the releases `missing`.
 
     Unsampled Gaussian releases compose to one, whose μ² is the sum. False if others are missing.
     """
@@ -244,7 +255,7 @@ def _unsampled_gaussian_mu(release: ReleaseLaw) -> float | None:
 
 
 def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
-    """Return whether post-processing turns one release's pair into the other's.
+    """Return whether post-processing turns one release's dominating pair into the other's.
 
     With the same noise law this holds if the other has at least the noise and at most the sample
     rate. *Noise:* N(0, 1) and N(μ, 1), scaled by r = μ′/μ ≤ 1 and with N(0, 1 − r²) added, become
@@ -273,7 +284,7 @@ def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
 
 
 class _Repeated:
-    """A composition repeated different numbers of times, with its privacy profiles."""
+    """A composition repeated several numbers of times, with the privacy profile of each."""
 
     def __init__(self, releases: Composition, numbers: Array | None = None) -> None:
         self.profiles = {
@@ -283,13 +294,13 @@ class _Repeated:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Bounds of both compositions' privacy profiles on a grid, in one direction.
+    """Bounds on two compositions' privacy profiles at increasing ε, in one direction.
 
     Attributes:
         x: increasing, from 0.
-        smaller_upper: upper bounds of H of the smaller composition, a row for each repetition.
-        larger_lower: lower bounds of H of the larger one.
-        larger_upper: upper bounds of the same.
+        smaller_upper: upper bounds on H of the smaller composition, a row for each repetition.
+        larger_lower: lower bounds on H of the larger one.
+        larger_upper: upper bounds on the same.
         is_narrow: whether the bounds in each row are narrow.
     """
 
@@ -301,7 +312,7 @@ class _Bounds:
 
 
 def _excess(larger: _Repeated, smaller: _Repeated, slack: float) -> tuple[Array, NDArray[np.bool_]]:
-    """Return an upper bound of how far the smaller's δ(ε) exceeds the larger's, less the slack.
+    """Return upper bounds on how far the smaller's δ(ε) exceeds the larger's, less the slack.
 
     The second value is whether the bounds behind each of them are narrow.
     """
@@ -316,7 +327,7 @@ def _excess(larger: _Repeated, smaller: _Repeated, slack: float) -> tuple[Array,
 
 
 def _bounds(larger: PrivacyProfile, smaller: PrivacyProfile, slack: float) -> _Bounds:
-    """Return bounds of both compositions' privacy profiles on a grid, in one direction."""
+    """Return bounds on both compositions' privacy profiles at increasing ε, in one direction."""
     saddle = saddle_point.find_at_delta(smaller.largest, smaller.direction, math.log(slack))
     last = min(max(saddle.bound, 1e-3) * (1 + 1e-9), _LAST_MAX)
     near = min(saddle.epsilon, last)
@@ -342,12 +353,12 @@ def _bounds(larger: PrivacyProfile, smaller: PrivacyProfile, slack: float) -> _B
 
 
 def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_]:
-    """Return whether the bounds in each row are narrow enough to decide by them."""
+    """Return, for each row, whether the bounds are narrow enough to decide domination."""
     return np.asarray((upper - lower <= _COARSE * upper + 10 * absolute).all(axis=1))
 
 
 def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
-    """Return an upper bound of the profiles' largest difference less the slack, for each row."""
+    """Return upper bounds on the profiles' largest difference less the slack, one per row."""
     left, right = _prolonged_lines(this, other)
     near, far = this.smaller_upper[:, :-1] - slack, this.smaller_upper[:, 1:] - slack
     at_near, at_far = this.larger_lower[:, :-1], this.larger_lower[:, 1:]
@@ -367,9 +378,9 @@ def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
 
 
 def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
-    """Return how far two linear lower bounds of the larger's profile fall on each interval.
+    """Return how far two linear lower bounds on the larger δ(ε) fall between grid points.
 
-    The first line starts at the interval's left end, and its slope is that of the interval before;
+    The first line starts at an interval's left end, and its slope is that of the interval before;
     the second ends at the right end, with the slope of the interval after. The falls are not
     negative: the first is rounded up, the second down.
     """
@@ -392,7 +403,7 @@ def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
 
 
 def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[float]:
-    """Return ratios of two compositions' log-moments, as guesses of the repetitions needed."""
+    """Return ratios of two compositions' log-moments: guesses of the repetitions needed."""
     ratios: list[float] = []
     for direction in DIRECTIONS:
         saddle = saddle_point.find_at_delta(whole, direction, math.log(slack))
@@ -409,7 +420,7 @@ def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[
 def _search(
     excess: Callable[[Array], tuple[Array, NDArray[np.bool_]]], guess: float, bad: int, good: int
 ) -> int:
-    """Return the proved number nearest to unproved ones, by trying many numbers at once.
+    """Return the proved number next to an unproved one, by trying many numbers at once.
 
     Args:
         excess: at most 0 where a number is proved.
@@ -452,14 +463,14 @@ def _search(
 
 
 def _spread_around(guess: float, bad: int, good: int, rows: int) -> Array:
-    """Return integers to try around a guess, between a failing and a proved number."""
+    """Return integers to try around a guess, between the unproved `bad` and the proved `good`."""
     low, high = min(bad, good), max(bad, good)
     guess = min(max(guess, low + 1.0), high - 1.0)
     return _between(guess / _SPREAD, guess * _SPREAD, low, high, rows)
 
 
 def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int, spread: float) -> Array:
-    """Return integers to try between a failing and a proved number.
+    """Return integers to try between the unproved `bad` and the proved `good`.
 
     Args:
         bad: the last number that is not proved.
@@ -478,7 +489,7 @@ def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int, sprea
 
 
 def _between(first: float, last: float, low: int, high: int, rows: int) -> Array:
-    """Return at most `rows` integers between two ends, in geometric progression."""
+    """Return up to `rows` integers from `first` to `last`, geometric, between `low` and `high`."""
     first, last = max(first, low + 1.0, 1.0), max(min(last, high - 1.0), 1.0)
     if rows == 1:
         first = last = math.sqrt(first * last)

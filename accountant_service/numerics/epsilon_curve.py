@@ -48,7 +48,7 @@ _SETTINGS: Final = (
 def epsilon_curve(
     releases: Composition, repetitions: Sequence[int], delta: float, tolerance: float
 ) -> list[Bounds]:
-    """Return proved intervals around ε of a composition after each number of repetitions.
+    """Return proved intervals around a composition's ε after each number of its repetitions.
 
     Args:
         releases: the repeated composition: each release with its count, at least one.
@@ -78,7 +78,7 @@ def epsilon_curve(
 
 
 def _enforce_monotone(bounds: list[Bounds]) -> list[Bounds]:
-    """Tighten bounds so that they increase with the number of repetitions.
+    """Tighten bounds on ε by the fact that ε increases with the number of repetitions.
 
     Fewer repetitions never cost more (post-processing).
     """
@@ -88,7 +88,7 @@ def _enforce_monotone(bounds: list[Bounds]) -> list[Bounds]:
 
 
 def _group_counts(repetitions: Sequence[int]) -> list[Array]:
-    """Group neighbouring numbers of repetitions, so that each group shares a line integral."""
+    """Group neighbouring numbers of repetitions that can share a line integral."""
     groups: list[list[int]] = []
     for each in repetitions:
         if groups and each <= _RATIO_MAX * groups[-1][0] and len(groups[-1]) < _TOGETHER_MAX:
@@ -99,12 +99,12 @@ def _group_counts(repetitions: Sequence[int]) -> list[Array]:
 
 
 def _repeat(releases: Composition, repetitions: int) -> Composition:
-    """Return the composition of this many repetitions of the releases."""
+    """Return the composition in which everything is repeated this many times."""
     return [(release, count * repetitions) for release, count in releases]
 
 
 def _bounds_of_group(releases: Composition, repetitions: Array, delta: float) -> list[Bounds]:
-    """Return bounds of ε after each number of repetitions, from a shared line integral.
+    """Return bounds on ε after each number of repetitions, from one shared line integral.
 
     The fewest repetitions decay the slowest. If they prevent any bound, the group is split.
     """
@@ -129,9 +129,9 @@ def _bounds_of_direction(
     direction: Direction,
     other_lower_bounds: Array,
 ) -> tuple[Array, Array]:
-    """Return bounds of ε in one direction, given lower bounds of the other direction.
+    """Return bounds on ε in one direction after each number of repetitions.
 
-    `other_lower_bounds` are lower bounds of ε in the other direction.
+    `other_lower_bounds` are lower bounds on ε in the other direction.
     """
     log_delta, largest_count = math.log(delta), repetitions[-1]
     saddle = saddle_point.find_at_delta(

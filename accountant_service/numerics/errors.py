@@ -18,11 +18,11 @@ class ContradictionError(ArithmeticError):
 
 
 class SlowDecayError(ValueError):
-    """The integrand decays too slowly, or not at all, for a line integral of bounded work."""
+    """No line integral of bounded work exists: its integrand decays too slowly, or not at all."""
 
 
 class LatticeTooLargeError(ValueError):
-    """A lattice of the requested spacing has more points than the limit allows.
+    """An FFT lattice of the requested spacing would have more points than the limit allows.
 
     Attributes:
         size_ratio: the number of points, divided by the limit.

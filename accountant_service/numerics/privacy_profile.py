@@ -42,39 +42,42 @@ _RETREAT: Final = 0.6  # of an ε where no engine gives narrow bounds: where to 
 
 
 class ProfileBounds(Protocol):
-    """Bounds of δ(ε) and of attacks' error rates in one direction, from any engine."""
+    """Bounds on δ(ε) and on attacks' error rates in one direction, from any engine.
+
+    An attack is a test whether the record is in the data, which accuses if a loss is large.
+    """
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of δ at each ε."""
+        """Return lower and upper bounds on δ at each ε."""
         ...
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of δ: a row for each number of repetitions."""
+        """Return lower and upper bounds on δ as tables: a row per number of repetitions."""
         ...
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds of false-positive and lower bounds of true-positive rates."""
+        """Return upper bounds on attacks' false-positive rates, lower on true-positive rates."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LatticeProfileBounds:
-    """Bounds of δ and of attacks from an upper and a lower lattice profile."""
+    """Bounds on δ(ε) and on attacks' error rates from an upper and a lower lattice profile."""
 
     upper: LatticeProfile
     lower: LatticeProfile
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of δ at each ε."""
+        """Return lower and upper bounds on δ at each ε."""
         return self.lower.deltas(epsilons), self.upper.deltas(epsilons)
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return the bounds of δ at each ε as a single row."""
+        """Return the bounds on δ at each ε as a single row."""
         lower, upper = self.delta(epsilons)
         return lower[np.newaxis], upper[np.newaxis]
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return error rates of the attacks that the lower profile describes.
+        """Return bounds on the error rates of the attacks that the lower profile consists of.
 
         The thresholds are ignored.
         """
@@ -96,7 +99,7 @@ def bounds_near(
 def _line_near(
     releases: Composition, saddle: SaddlePoint, repetitions: Array
 ) -> EvaluatedIntegral | None:
-    """Return a line integral near a saddle point, or None if it decays too slowly."""
+    """Return a line integral near a saddle point; None if its integrand decays too slowly."""
     for settings in _SETTINGS:
         with contextlib.suppress(SlowDecayError):
             return integrate_composition(releases, saddle, settings, repetitions)
@@ -104,7 +107,7 @@ def _line_near(
 
 
 def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileBounds | None:
-    """Return a pair of FFT lattices near a saddle point, or None if none fits."""
+    """Return bounds from two FFT lattices near a saddle point; None if they do not fit."""
     upper, lower = lattice_refinement.lattice_profiles(
         releases, saddle, _LATTICE_WIDTH, _LATTICE_POINTS_MAX
     )
@@ -112,7 +115,7 @@ def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileB
 
 
 class PrivacyProfile:
-    """Bounds of δ(ε) in one direction, for several numbers of repetitions of a composition.
+    """Bounds on a composition's δ(ε) in one direction, after several numbers of repetitions.
 
     Each call of `cover` adds line integrals; all of them bound δ everywhere.
     """
@@ -137,7 +140,7 @@ class PrivacyProfile:
         self._hopeless = math.inf  # the least ε near which no engine gives bounds
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of δ at each ε, a row for each number of repetitions.
+        """Return lower and upper bounds on δ at each ε, a row for each number of repetitions.
 
         They are widened by the margin of floating-point errors.
         """
@@ -148,7 +151,7 @@ class PrivacyProfile:
         return lower, upper
 
     def renyi_bound(self, epsilons: Array) -> Array:
-        """Return the Rényi bound of δ at each ε, a row for each number of repetitions."""
+        """Return the Rényi upper bound on δ at each ε, a row for each number of repetitions."""
         middle = float(epsilons[len(epsilons) // 2])
         saddle = saddle_point.find_at_epsilon(self.largest, self.direction, middle)
         shares = self.repetitions / self.repetitions.max()
@@ -159,13 +162,13 @@ class PrivacyProfile:
     def cover(
         self, epsilons: Array, relative_width: float, absolute_width: float
     ) -> tuple[Array, Array]:
-        """Add bounds until δ is narrow enough at every ε, as far as engines can.
+        """Add bounds until those on δ are narrow enough at every ε, as far as engines can.
 
         Where an FFT lattice is needed, its own width is enough.
 
         Args:
             epsilons: increasing, at least 0.
-            relative_width: of bounds of δ that are narrow enough.
+            relative_width: of bounds on δ that are narrow enough.
             absolute_width: the same; one of the two suffices.
 
         Returns:
@@ -212,7 +215,7 @@ class PrivacyProfile:
 def _intersect(
     lower: Array, upper: Array, found: ProfileBounds, epsilons: Array
 ) -> tuple[Array, Array]:
-    """Return bounds of δ narrowed by others, widened by the margin of floating-point errors.
+    """Return bounds on δ narrowed by those found, with a margin for floating-point errors.
 
     Raises:
         ContradictionError: a lower bound is above an upper one.

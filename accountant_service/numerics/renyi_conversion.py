@@ -30,7 +30,7 @@ def classical_log_deltas(orders: Array, log_moments: Array, epsilon: float) -> A
 
 
 def _tight_conversion_gain(orders: Array) -> Array:
-    """Return how much the tight conversion lowers log δ, for each order.
+    """Return by how much log δ is less by the tight Rényi conversion than by the classical one.
 
     It is log α − (α − 1)·log(1 − 1/α) > 0.
     """
@@ -54,7 +54,7 @@ def tight_log_deltas(orders: Array, log_moments: Array, epsilon: float) -> Array
 
 
 def has_zero_epsilon(orders: Array, log_moments: Array, delta: float) -> bool:
-    """Return whether the mechanism is (0, δ)-DP by its log-moments.
+    """Return whether log-moments prove that the mechanism is (0, δ)-DP.
 
     By Bretagnolle–Huber the total variation is at most √(1 − e^{−KL}), and KL ≤ D_α for α > 1.
     """

@@ -6,7 +6,7 @@ with P and Q exchanged; so f is at least (and by convex duality equal to the lar
 
     1 − δ(ε) − e^ε·α    and    e^{−ε}·(1 − δ′(ε) − α),    ε ≥ 0,
 
-δ of the direction "removing" and δ′ of "adding". So upper bounds of δ at some ε give a lower bound
+δ of the direction "removing" and δ′ of "adding". So upper bounds on δ at some ε give a lower bound
 of f, and explicit attacks, with the chords between them (toss a coin which one to use), an upper
 bound. Both are exact at the ε and thresholds used, and second-order close between.
 """
@@ -39,7 +39,11 @@ _PROBITS: Final = np.linspace(-8.0, 8.0, 16001)  # where the Gaussian trade-off 
 
 @dataclass(frozen=True, slots=True)
 class DirectionCurve:
-    """Bounds of δ on a grid of ε, and error rates of attacks, in one direction."""
+    """Bounds on δ(ε) at increasing ε, and error rates of attacks, in one direction.
+
+    An attack is a hypothesis test whether the record is in the data. Its false-positive rate is an
+    upper bound, its true-positive rate a lower bound.
+    """
 
     epsilons: Array
     lower: Array
@@ -49,7 +53,7 @@ class DirectionCurve:
 
 
 def direction_curve(releases: Composition, direction: Direction, epsilons: Array) -> DirectionCurve:
-    """Bound δ(ε) of one direction at many ε, with as few line integrals as possible.
+    """Bound δ(ε) in one direction at many ε, with as few line integrals as possible.
 
     Args:
         releases: with their counts.
@@ -85,12 +89,12 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """Bounds of the trade-off function f, and the nearest Gaussian trade-off.
+    """Bounds on the trade-off function f of attacks, and the Gaussian mechanism with the nearest.
 
     Attributes:
-        lower, upper: bounds of the least false-negative rate at each.
+        lower, upper: bounds on the least false-negative rate at each.
         mu: μ of the Gaussian mechanism whose trade-off is nearest.
-        mu_error: an upper bound of |f − G_μ| at every false-positive rate.
+        mu_error: an upper bound on |f − G_μ| at every false-positive rate.
     """
 
     lower: Array
@@ -102,7 +106,7 @@ class TradeOff:
 def trade_off(
     removing: DirectionCurve, adding: DirectionCurve, rates: Array, *, attained: bool = True
 ) -> TradeOff:
-    """Bound the trade-off function at some false-positive rates.
+    """Bound the trade-off function f at some false-positive rates of attacks.
 
     Args:
         removing: δ and attacks of the direction "removing".
@@ -113,7 +117,7 @@ def trade_off(
     """
 
     def lower(at: Array) -> Array:
-        """Return a lower bound of the trade-off function at each rate."""
+        """Return a lower bound on the trade-off function at each false-positive rate."""
         steep = (
             1 - removing.upper - np.multiply.outer(at, np.exp(np.minimum(removing.epsilons, 700)))
         )
@@ -230,7 +234,10 @@ def _is_below_gaussian(curve: DirectionCurve, mu: float, slack: float) -> bool:
 
 
 def _lower_hull(points: Array) -> Array:
-    """Return the lower convex hull of points, by increasing first coordinate (Andrew's chain)."""
+    """Return the lower convex hull of points that are sorted by their first coordinate.
+
+    This is Andrew's monotone chain.
+    """
     ordered = points[np.lexsort((points[:, 1], points[:, 0]))]
     hull: list[Array] = []
     for point in ordered:
@@ -249,7 +256,7 @@ def _is_right_turn(a: Array, b: Array, c: Array) -> bool:
 def _nearest_gaussian(
     lower: Callable[[Array], Array], upper: Callable[[Array], Array]
 ) -> tuple[float, float]:
-    """Return the μ of the nearest Gaussian trade-off, and the largest distance from it.
+    """Return the μ of the Gaussian trade-off function nearest to f, and a bound on its distance.
 
     That trade-off is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
 
@@ -261,7 +268,7 @@ def _nearest_gaussian(
     low, high = np.append(low, 0.0), np.append(1.0, high)  # at the right, and at the left, ends
 
     def distance(mu: float) -> float:
-        """Return the largest distance from the Gaussian trade-off of this μ."""
+        """Return an upper bound on the distance of f from the Gaussian trade-off function of μ."""
         gaussian = special.ndtr(-_PROBITS - mu)
         right, left = np.append(gaussian, 0.0), np.append(1.0, gaussian)
         return float(max((high - right).max(), (left - low).max()))

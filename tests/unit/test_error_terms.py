@@ -135,16 +135,18 @@ def rare_holds(exact: float) -> Callable[[], bool]:
 
 
 def product_off_by(patch: Patch, share: float) -> None:
-    genuine = rare_events._TransformProduct.value
+    genuine = rare_events._LaplaceTransformProduct.value
     patch.setattr(
-        rare_events._TransformProduct, "value", lambda of, scale: genuine(of, scale) * (1 - share)
+        rare_events._LaplaceTransformProduct,
+        "value",
+        lambda of, scale: genuine(of, scale) * (1 - share),
     )
 
 
 def test_rounding_of_the_product(monkeypatch: Patch, rare_delta: float) -> None:
     product_off_by(monkeypatch, 1e-4)
     term = Term(
-        rare_events._DividedIntegrand.values,
+        rare_events._RareOutcomeIntegrand.values,
         "rounding = 16 * _EPS * terms * most",
         "rounding = 2e-4 * most",
         "rounding = 0 * most",
@@ -156,7 +158,7 @@ def test_common_scale_of_all_factors(monkeypatch: Patch, rare_delta: float) -> N
     product_off_by(monkeypatch, 1e-4)
     monkeypatch.setattr(rare_events, "_TOTAL_SCALE_ERROR_MAX", 1.0)
     term = Term(
-        rare_events._DividedIntegrand.values,
+        rare_events._RareOutcomeIntegrand.values,
         "log_scale_error += count * (b.scale_error + (a.scale_error if a else 0.0))",
         "log_scale_error += count * 1e-4",
         "log_scale_error += 0.0 * count",
@@ -165,7 +167,7 @@ def test_common_scale_of_all_factors(monkeypatch: Patch, rare_delta: float) -> N
 
 
 def test_scale_of_a_factor_is_its_slip_or_its_error(monkeypatch: Patch, rare_delta: float) -> None:
-    genuine = rare_events._TransformValues.with_absolute_error
+    genuine = rare_events._LaplaceTransform.with_absolute_error
 
     def off(*args: Any) -> Any:
         found = genuine(*args)
@@ -173,7 +175,7 @@ def test_scale_of_a_factor_is_its_slip_or_its_error(monkeypatch: Patch, rare_del
             found, phi_minus_one=found.phi_minus_one - 0.9e-4 * (1 + found.phi_minus_one)
         )
 
-    monkeypatch.setattr(rare_events._TransformValues, "with_absolute_error", off)
+    monkeypatch.setattr(rare_events._LaplaceTransform, "with_absolute_error", off)
     term = Term(
         characteristic_function.TrapezoidalRule.unnormalised_characteristic,
         "2 * (float(self._weight_errors().sum()) + 64 * _EPS)",

@@ -158,10 +158,12 @@ def test_what_extreme_outcomes_add(exact: float, monkeypatch: pytest.MonkeyPatch
 
 def test_what_common_outcomes_add(exact: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a split at ε half of δ is common."""
-    genuine = rare_events._Division.at
+    genuine = rare_events._OutcomeDivision.at
     monkeypatch.setattr(rare_events._ApproximateLaws, "log_chernoff", lambda *_: -math.inf)
     monkeypatch.setattr(
-        rare_events._Division, "at", lambda split, top: genuine(EPSILON if split else 0.0, top)
+        rare_events._OutcomeDivision,
+        "at",
+        lambda split, top: genuine(EPSILON if split else 0.0, top),
     )
     assert holds(exact)
     omitted = rare_events.DividedComposition.omitted
@@ -175,9 +177,9 @@ def test_a_release_that_is_not_counted_would_be_caught(
     exact: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With T − 1 for T half of δ is gone."""
-    genuine = rare_events._TransformProduct.multiply
+    genuine = rare_events._LaplaceTransformProduct.multiply
     monkeypatch.setattr(
-        rare_events._TransformProduct,
+        rare_events._LaplaceTransformProduct,
         "multiply",
         lambda of, b, a, count: genuine(of, b, a, count - 1),
     )
@@ -200,7 +202,7 @@ def test_the_quadrature(exact: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_of_a_factor(exact: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every a and b as far off as stated: by a share of 1e-6, against δ."""
-    genuine = rare_events._TransformValues.with_scale_error
+    genuine = rare_events._LaplaceTransform.with_scale_error
     size = 1e-4
 
     def off(*args: Any) -> Any:
@@ -211,14 +213,14 @@ def test_an_error_of_a_factor(exact: float, monkeypatch: pytest.MonkeyPatch) -> 
             error=found.error + size,
         )
 
-    monkeypatch.setattr(rare_events._TransformValues, "with_scale_error", off)
+    monkeypatch.setattr(rare_events._LaplaceTransform, "with_scale_error", off)
     assert holds(exact)
 
     def careless(*args: Any) -> Any:
         found = off(*args)
         return replace(found, error=0 * found.error)
 
-    monkeypatch.setattr(rare_events._TransformValues, "with_scale_error", careless)
+    monkeypatch.setattr(rare_events._LaplaceTransform, "with_scale_error", careless)
     assert not holds(exact)
 
 

@@ -92,7 +92,7 @@ class AdaDp(PrivateOptimizer):
         self.half_axes: float | None = None  # ‖s‖₂ of the current step; None for a ball
 
     def transform(self) -> Transform:
-        """Return the next step's clipping region: an ellipsoid or box, at first the plain ball."""
+        """Return the next step's clipping region: an ellipsoid or a box, at first a ball."""
         self.half_axes = None
         if not self.adaptive_noise:
             return super().transform()
@@ -107,7 +107,7 @@ class AdaDp(PrivateOptimizer):
         least = max(least, _HALF_AXIS_MIN**2 * mean_square)
 
         def scale(block: Block) -> torch.Tensor:
-            """Return the inverse half axes of the clipping region on a block."""
+            """Return the inverses of the clipping region's half axes on a block."""
             return inverse_square_roots(
                 block.view_in(self.prior_squares), 1 / self.beta, least=least
             )
@@ -120,14 +120,17 @@ class AdaDp(PrivateOptimizer):
         return root / self.size, square / self.size
 
     def update(self, step: StepContext) -> None:
-        """Update the mean squares and the parameters (Algorithm 1, lines 21 to 26)."""
+        """Update the running mean squares of gradients, then the parameters.
+
+        This is Algorithm 1, lines 21 to 26.
+        """
         estimate = self.source.gradients(step) if self.adaptive_noise else NoisyEstimate()
         step.noisy_mean.for_each_block(partial(self._update_block, estimate))
         if self.adaptive_noise and isinstance(estimate, NoisyEstimate):
             self._update_uncertainty(step.noisy_mean.noise_deviation**2)
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the mean squares and the parameters on one block."""
+        """Update the running mean squares and the parameters on one block."""
         gradient, square = noisy.gradient_moments()
         if self.adaptive_noise:
             is_noisy = isinstance(estimate, NoisyEstimate)
@@ -140,7 +143,10 @@ class AdaDp(PrivateOptimizer):
         self.descend(noisy.block, gradient, self.learning_rate)
 
     def _update_uncertainty(self, variance: float) -> None:
-        """Update the variance that the noise causes in the mean-square estimates."""
+        """Update the uncertainty: the variance of the mean squares due to the steps' noise.
+
+        `variance` is that of the noise on a coordinate of this step's mean.
+        """
         if self.half_axes is not None:
             variance *= self.half_axes**2 / self.size
         added = 2 * ((1 - self.memory) * variance) ** 2

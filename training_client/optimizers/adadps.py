@@ -43,7 +43,7 @@ class SquareStatistic:
         return {"squares": self.squares, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore the state that `state_dict` returned.
 
         Raises:
             DataError: the checkpoint is of another model.
@@ -53,7 +53,10 @@ class SquareStatistic:
         self.steps = state["steps"]
 
     def update_block(self, block: Block, square: torch.Tensor) -> None:
-        """Add one more gradient's square on a block; the caller counts `steps` after all blocks."""
+        """Add one more gradient's square on a block.
+
+        The caller increases `steps` after all blocks.
+        """
         total = block.view_in(self.squares)
         if self._statistic == "adagrad":
             total.add_(square)
@@ -70,16 +73,16 @@ class SquareStatistic:
 
 
 class _StatisticOptimizer(PrivateOptimizer):
-    """Base class of optimizers whose state includes a `SquareStatistic`."""
+    """Base of optimizers whose state includes a statistic of squared gradients."""
 
     statistics: SquareStatistic
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, including the statistic."""
+        """Return the optimizer's state, including the statistic of squared gradients."""
         return super().state_dict() | {"statistics": self.statistics.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore the state that `state_dict` returned.
 
         Raises:
             DataError: another optimizer or model returned it.
@@ -91,7 +94,7 @@ class _StatisticOptimizer(PrivateOptimizer):
 
 
 class AdaDps(_StatisticOptimizer):
-    """AdaDPS: preconditions each example's gradient, then clips, adds noise and descends.
+    """AdaDPS: scales each example's gradient by a preconditioner, then clips and adds noise.
 
     A is a statistic of public gradients, or fixed side information that is not secret, such as how
     often each token occurs.
@@ -145,11 +148,11 @@ class AdaDps(_StatisticOptimizer):
         self.velocities = self.zeros() if momentum else None
 
     def transform(self) -> Transform:
-        """Return the next step's clipping: gradients scaled by the inverse preconditioner."""
+        """Return the next step's clipping: gradients are first scaled by the preconditioner."""
         return Transform(self.plan.clip_norm, partial(self._scale, self.statistics.steps))
 
     def _scale(self, steps: int, block: Block) -> torch.Tensor:
-        """Return the inverse preconditioner on a block."""
+        """Return the inverse preconditioner of a step on a block."""
         if self.side_information is not None:
             return block.view_in(self.side_information).reciprocal()
         return self.statistics.inverse(block, steps)
@@ -163,7 +166,7 @@ class AdaDps(_StatisticOptimizer):
         self.statistics.steps += 1
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the statistic and the parameters on one block."""
+        """Update the statistic of squared gradients and the parameters on one block."""
         self.statistics.update_block(noisy.block, estimate.moments(noisy)[1])
         self._descend_with_momentum(noisy)
 
@@ -210,12 +213,12 @@ class PublicPreconditioner(_StatisticOptimizer):
         self.firsts = self.zeros() if first else None
 
     def update(self, step: StepContext) -> None:
-        """Descend along the noisy mean, or its moving mean, divided by the preconditioner."""
+        """Descend along the noisy mean, or its moving average, divided by the preconditioner."""
         step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.statistics.steps += 1
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the statistic and the parameters on one block."""
+        """Update the statistic of squared gradients and the parameters on one block."""
         block, mean, steps = noisy.block, noisy.mean, self.statistics.steps + 1
         self.statistics.update_block(block, estimate.moments(noisy)[1])
         if self.firsts is not None:
@@ -225,5 +228,5 @@ class PublicPreconditioner(_StatisticOptimizer):
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-    """Return the shapes of tensors, to compare them."""
+    """Return the shapes of the tensors, for comparison."""
     return [tuple(each.shape) for each in tensors]

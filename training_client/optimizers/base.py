@@ -98,7 +98,7 @@ class PrivateOptimizer(ABC):
         )
 
     def take(self) -> None:
-        """Take the next step from the budget, before its batch is drawn; otherwise `step` does it.
+        """Charge the next step to the budget before its batch is drawn; otherwise `step` does it.
 
         Raises:
             BudgetExhaustedError: the budget covers no further step.
@@ -109,7 +109,9 @@ class PrivateOptimizer(ABC):
         self.private_sum.take()
 
     def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> float:
-        """Make one step on one Poisson batch; an empty batch gets noise all the same.
+        """Make one step on one Poisson batch; return its mean loss.
+
+        An empty batch gets noise all the same.
 
         Returns:
             The batch's mean loss, for the data owner's eyes only.
@@ -127,7 +129,7 @@ class PrivateOptimizer(ABC):
         return noisy_mean.mean_loss
 
     def zeros(self) -> torch.Tensor:
-        """Return a vector of zeros, one per trained coordinate, for state."""
+        """Return a vector of zeros for state, one for each trained coordinate."""
         return self.private_sum.clipper.zeros()
 
     def descend(self, block: Block, direction: torch.Tensor, rate: float) -> None:
@@ -142,7 +144,7 @@ class PrivateOptimizer(ABC):
             piece.select_rows(self.parameters).sub_(piece.view_in(direction), alpha=rate)
 
     def transform(self) -> Transform:
-        """Return how the next step scales and clips gradients; by default to the clip norm."""
+        """Return how the next step scales and clips gradients; by default to the clip norm only."""
         return Transform(self.plan.clip_norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,7 +152,7 @@ class PrivateOptimizer(ABC):
         return {name: getattr(self, name) for name in self.state_attributes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore the state that `state_dict` returned.
 
         Raises:
             DataError: another optimizer or model returned it.
@@ -173,7 +175,7 @@ class PrivateOptimizer(ABC):
 
 
 def require_same_kind(name: str, given: Any, own: Any) -> None:
-    """Raise unless a checkpoint's value has the same types and shapes as the optimizer's own.
+    """Raise unless a checkpoint's value has the same type and shape as the optimizer's own.
 
     Raises:
         DataError: the types differ, or the tensors' shapes or dtypes.
@@ -186,7 +188,7 @@ def require_same_kind(name: str, given: Any, own: Any) -> None:
 
 
 def _kind(value: Any) -> tuple[Any, ...]:
-    """Return a state value's type, and its shape and dtype if it is a tensor."""
+    """Return a value's type, and its shape and dtype if it is a tensor."""
     if torch.is_tensor(value):
         return torch.Tensor, value.shape, value.dtype
     return (type(value),)

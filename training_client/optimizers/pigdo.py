@@ -19,7 +19,9 @@ Rule = Literal["adam", "rmsprop", "adagrad"]
 
 
 class PiGdo(PrivateOptimizer):
-    """PIGDO: applies an adaptive rule to each example's gradient, clips the result, and descends.
+    """PIGDO: applies an adaptive rule to each example's gradient, clips the result and descends.
+
+    The rule is Adam, RMSprop or Adagrad.
 
     In Table 1 of the paper the rules turn an example's gradient g into f/√s, with
 
@@ -78,7 +80,7 @@ class PiGdo(PrivateOptimizer):
         self.squares = self.zeros()  # s
 
     def transform(self) -> Transform:
-        """Return the rule as an affine map of the gradient, clipped to the plan's clip norm.
+        """Return the adaptive rule as an affine map of the gradient, then the clipping.
 
         D = k/(√(p·s₋) + ε), and for Adam b = β₁/(1 − β₁)·f₋, so that k·b is f₋'s part of f.
 
@@ -90,13 +92,13 @@ class PiGdo(PrivateOptimizer):
         root = old**0.5
 
         def scale(block: Block) -> torch.Tensor:
-            """Return the rule's scale on a block, from the mean squares."""
+            """Return the scale of the rule's affine map on a block, from the mean squares."""
             return inverse_square_roots(
                 block.view_in(self.squares), factor / root, self.epsilon / root
             )
 
         def shift(block: Block) -> torch.Tensor:
-            """Return the rule's shift on a block, from the momentum."""
+            """Return the shift of the rule's affine map on a block, from the momentum."""
             assert firsts is not None
             return block.view_in(firsts) * (first / (1 - first))
 
@@ -104,7 +106,7 @@ class PiGdo(PrivateOptimizer):
         return Transform(self.plan.clip_norm, scale, shifted, damping=own**0.5 / factor)
 
     def _gradient_factor(self) -> float:
-        """Return the weight of the example's gradient in the momentum."""
+        """Return the weight with which an example's gradient enters the momentum."""
         first = self.betas[0]
         return (1 - first) / (1 - first ** (self.steps + 1)) if self.rule == "adam" else 1.0
 
@@ -114,7 +116,7 @@ class PiGdo(PrivateOptimizer):
         return 1 / seen if self.rule == "adam" else 1.0
 
     def _square_weights(self) -> tuple[float, float]:
-        """Return the weights of the old mean squares and of the example's own squared gradient."""
+        """Return the weights of the old mean squares and of an example's squared gradient."""
         second = self.betas[1]
         if self.rule == "adagrad":
             return 1.0, 1.0
@@ -122,12 +124,12 @@ class PiGdo(PrivateOptimizer):
         return second / seen, (1 - second) / seen
 
     def update(self, step: StepContext) -> None:
-        """Descend along the noisy mean, and update the momentum and the mean squares."""
+        """Descend along the noisy mean, and update the momentum and the running mean squares."""
         step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.steps += 1
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the parameters and the state on one block."""
+        """Update the parameters, the momentum and the running mean squares on one block."""
         mean, square = estimate.moments(noisy)
         first, second = self.betas
         if self.firsts is not None:

@@ -29,7 +29,7 @@ MakeOptimizer = Callable[..., PrivateOptimizer]
 
 @dataclass(frozen=True, slots=True)
 class RegisteredOptimizer:
-    """A registered optimizer: its constructor, and its description for users.
+    """An optimizer's constructor, with its description for users.
 
     Attributes:
         make: called with model, allowance, learning_rate, and options.
@@ -57,6 +57,7 @@ def _register_torch(
     def make(
         model: nn.Module, allowance: Allowance, *, learning_rate: float, **options: Any
     ) -> NoisyTorchOptimizer:
+        """Return a private optimizer that gives noisy gradients to this optimizer of PyTorch."""
         torch_options = {name: options.pop(name) for name in ("momentum",) if name in options}
         return NoisyTorchOptimizer(
             model, allowance, partial(optimizer, lr=learning_rate, **torch_options), **options
@@ -66,9 +67,10 @@ def _register_torch(
 
 
 def _register_pigdo(rule: Rule, title: str) -> RegisteredOptimizer:
-    """Return the registry's entry of a PIGDO rule."""
+    """Return the registry's entry of PIGDO with an adaptive rule."""
 
     def make(model: nn.Module, allowance: Allowance, **options: Any) -> PiGdo:
+        """Return a PIGDO optimizer with this rule."""
         return PiGdo(model, allowance, rule, **options)
 
     return RegisteredOptimizer(make, title, "papers/001", 3.0, _ALL_STATES, "own_squares")
@@ -118,7 +120,7 @@ def make_source(
     public: tuple[torch.Tensor, torch.Tensor] | None = None,
     public_batch_size: int = PUBLIC_BATCH_SIZE,
 ) -> StateSource:
-    """Make a state source by its name.
+    """Return a source of gradients for optimizer state by its name.
 
     Args:
         state: privatised, public or raw.
@@ -146,7 +148,7 @@ def make_optimizer(
     public_batch_size: int = PUBLIC_BATCH_SIZE,
     **options: Any,
 ) -> PrivateOptimizer:
-    """Make a private optimizer by its name.
+    """Return a private optimizer by its name.
 
     Args:
         name: one of `OPTIMIZERS`.

@@ -21,10 +21,12 @@ PUBLIC_BATCH_SIZE: Final = 64  # the mini-batches of papers/004, Appendix B
 
 
 class GradientEstimate(Protocol):
-    """An estimate of a step's mean gradient, one block at a time."""
+    """An estimate of a step's mean gradient and its elementwise square, one block at a time."""
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return estimates of the mean gradient and its square on a block, corrected for noise.
+        """Return the estimated mean gradient on a block, and its elementwise square without noise.
+
+        The variance of the noise is subtracted from the square.
 
         Neither may be changed.
         """
@@ -33,7 +35,7 @@ class GradientEstimate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactEstimate:
-    """The mean gradient itself, without clipping and noise.
+    """The exact mean gradient, without clipping and noise, in place of an estimate.
 
     Attributes:
         mean: the mean gradient, as a blockwise sum.
@@ -42,23 +44,26 @@ class ExactEstimate:
     mean: BlockwiseSum
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean gradient on a block, and its square."""
+        """Return the mean gradient on a block, and its elementwise square."""
         mean = torch.empty_like(noisy.mean)
         self.mean.write_block(noisy.block, AffineMap(None), mean)
         return mean, mean * mean
 
 
 class NoisyEstimate:
-    """The mean gradient as estimated from what the step releases."""
+    """The mean gradient as estimated from the noisy mean that a step releases."""
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return estimates of the mean gradient and its square, which may be negative."""
+        """Return the noisy mean on a block, and its square less the noise variance, maybe negative.
+
+        The affine map before clipping is undone in both.
+        """
         return noisy.gradient_moments()
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """A step before its update: the noisy mean that it releases, and its private batch.
+    """The data of one step that a state source may use: its noisy mean and its private batch.
 
     The affine map of a block may depend on the optimizer's state there, so that state must change
     only after the block was read from `noisy_mean`.
@@ -80,7 +85,7 @@ class StepContext:
 
 
 class StateSource(Protocol):
-    """A source of the gradients that update an optimizer's state.
+    """A source of the gradients from which an optimizer updates its state.
 
     Attributes:
         state: its name.
@@ -91,12 +96,12 @@ class StateSource(Protocol):
     proven: ClassVar[bool]
 
     def gradients(self, step: StepContext, /) -> GradientEstimate:
-        """Return the gradients that update the state in one step."""
+        """Return the gradients from which the optimizer updates its state in one step."""
         ...
 
 
 class NoisySource:
-    """Updates state from the noisy means that steps release: post-processing."""
+    """Updates an optimizer's state from the noisy means that steps release: post-processing."""
 
     state: ClassVar[str] = "privatised"
     proven: ClassVar[bool] = True
@@ -107,7 +112,7 @@ class NoisySource:
 
 
 class PublicSource:
-    """Updates state from public data, a random batch of it in each step.
+    """Updates an optimizer's state from public data, a random batch of it in each step.
 
     Args:
         examples, targets: public, on the model's device.
@@ -142,7 +147,10 @@ class PublicSource:
 
 
 class RawSource:
-    """Updates state from raw private gradients, as in the papers; this voids the guarantee."""
+    """Updates an optimizer's state from private gradients without noise: no guarantee holds.
+
+    The papers do so.
+    """
 
     state: ClassVar[str] = "raw"
     proven: ClassVar[bool] = False
@@ -160,7 +168,7 @@ class RawSource:
 
 
 def _make_exact_estimate(mean: BlockwiseSum, kind: str) -> GradientEstimate:
-    """Make an exact estimate from a mean gradient; raise if its mean loss is not finite."""
+    """Return a mean gradient as an exact estimate; raise if its mean loss is not finite."""
     if not math.isfinite(mean.mean_loss):
         raise DataError(
             f"the loss of the {kind} examples has become {mean.mean_loss}: lower the learning rate"

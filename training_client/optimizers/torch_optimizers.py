@@ -44,11 +44,12 @@ class NoisyTorchOptimizer(PrivateOptimizer):
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
+        """Set the learning rate of every parameter group."""
         for group in self.torch_optimizer.param_groups:
             group["lr"] = rate
 
     def update(self, step: StepContext) -> None:
-        """Make one step of PyTorch's optimizer with the noisy mean as gradient."""
+        """Make one step of PyTorch's optimizer with the noisy mean as its gradient."""
         for parameter, mean in zip(self.parameters, step.noisy_mean.to_tensors(), strict=True):
             parameter.grad = _match_memory_layout(parameter, mean)
         self.torch_optimizer.step()
@@ -59,7 +60,7 @@ class NoisyTorchOptimizer(PrivateOptimizer):
         return self.torch_optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore the state that `state_dict` returned.
 
         Raises:
             DataError: another optimizer or model returned it.
@@ -77,7 +78,7 @@ class NoisyTorchOptimizer(PrivateOptimizer):
 
 
 def _match_memory_layout(parameter: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-    """Return the mean in the parameter's memory layout, which PyTorch's optimizers rely on."""
+    """Return a noisy mean in its parameter's memory layout, as PyTorch's optimizers expect."""
     if parameter.stride() == mean.stride():
         return mean
     return torch.empty_like(parameter).copy_(mean)

@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive coordinates of the vector of all trained parameters.
+    """A range of consecutive coordinates in the vector of all trained parameters.
 
     Attributes:
         coordinates: the position of the block in the vector.
@@ -79,7 +79,7 @@ def unflatten_vector(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list
 
 
 def cut_into_blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
-    """Cut all coordinates into blocks; on an accelerator no parameter is divided."""
+    """Cut all trained coordinates into blocks; on an accelerator no parameter is divided."""
     blocks: list[Block] = []
     pieces: list[Piece] = []
     start = size = 0

@@ -137,7 +137,7 @@ def _suggest_layers() -> str:
 
 
 def _opacus_grad_samplers() -> dict[type[nn.Module], GradSampler]:
-    """Return Opacus' per-example gradient function of each layer type; none without Opacus."""
+    """Return Opacus' per-example gradient function for each layer type; empty without Opacus."""
     try:
         from opacus.grad_sample import GradSampleModule
     except ImportError:

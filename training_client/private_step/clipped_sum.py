@@ -17,7 +17,7 @@ _MEMORY_RATIO: Final = 4  # of factors to sum, from which on a sum is computed e
 
 
 class BlockwiseSum(Protocol):
-    """A sum of gradients that is computed block by block.
+    """A sum of gradients over a batch that is computed block by block.
 
     Of private data it is clipped but has no noise, so only `PrivateSum` may read it.
     """
@@ -28,13 +28,13 @@ class BlockwiseSum(Protocol):
         ...
 
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum's values on a block, mapped by the block's affine map, into `out`."""
+        """Write the sum on a block into `out`, each gradient mapped by the block's affine map."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedSum:
-    """The clipped sum of a batch, computed when a block of it is read.
+    """The clipped gradient sum of a batch; each block is computed when it is read.
 
     It is Σᵢ wᵢ·D∘(∇ᵢ + b); in a box Σᵢ clamp(D∘∇ᵢ, ±1); with damping Σᵢ wᵢuᵢ (see `transform`).
 
@@ -59,7 +59,7 @@ class ClippedSum:
         mean_loss: float,
         parameters: Sequence[torch.Tensor],
     ) -> ClippedSum:
-        """Build a clipped sum, and compute now the sums that take less memory than the gradients.
+        """Build a clipped sum, and compute now those parts that take less memory than gradients.
 
         Args:
             gradients: per-example gradients of the examples that count, for each parameter.
@@ -73,7 +73,7 @@ class ClippedSum:
         return cls(found, weights, mean_loss)
 
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum's values on a block.
+        """Write the clipped sum on a block into `out`.
 
         Args:
             block: the block.
@@ -90,7 +90,7 @@ class ClippedSum:
                 affine.map_sum(out, self.weights)
 
     def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on a piece: mapped for a box or damping, else before the affine map."""
+        """Write the sum on a piece: after the affine map for a box or damping, else before it."""
         gradients = self.gradients[piece.index]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])
@@ -107,7 +107,7 @@ class ClippedSum:
 def _sum_if_smaller(
     gradients: ExampleGradients, weights: torch.Tensor, parameter: torch.Tensor
 ) -> ExampleGradients | torch.Tensor:
-    """Return the weighted sum if it takes far less memory; else return the gradients."""
+    """Return the weighted gradient sum if it takes far less memory, else the gradients."""
     if _MEMORY_RATIO * parameter.numel() > gradients.element_count:
         return gradients
     total = torch.empty_like(parameter, memory_format=torch.contiguous_format)
@@ -117,7 +117,7 @@ def _sum_if_smaller(
 
 @dataclass(frozen=True, slots=True)
 class AccumulatedSum:
-    """The sum over several physical batches, held as a vector of all coordinates.
+    """A gradient sum over several physical batches, held as a vector of all coordinates.
 
     Attributes:
         sums: the vector; already mapped.
@@ -128,5 +128,5 @@ class AccumulatedSum:
     mean_loss: float
 
     def write_block(self, block: Block, _: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum's values on a block into `out`."""
+        """Write the sum on a block into `out`."""
         out.copy_(block.view_in(self.sums))

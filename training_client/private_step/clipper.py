@@ -66,7 +66,7 @@ class Clipper:
         self.size = sum(block.size for block in self.blocks)
 
     def zeros(self) -> torch.Tensor:
-        """Return a vector of zeros, one per trained coordinate."""
+        """Return a vector of zeros, one for each trained coordinate."""
         return self.parameters[0].new_zeros(self.size)
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ class Clipper:
     def sum_unclipped(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
     ) -> BlockwiseSum:
-        """Return the unclipped gradient sum divided by `size`.
+        """Return the sum of a batch's unclipped gradients, divided by `size`.
 
         It is for public data, and for runs without a privacy guarantee.
         """
@@ -160,7 +160,7 @@ class Clipper:
         return AccumulatedSum(sums, losses / len(examples))
 
     def _require_safe_bound(self, bound: float) -> None:
-        """Raise if sums clipped to this bound may overflow or underflow."""
+        """Raise if sums of gradients clipped to this bound may overflow or underflow."""
         dtype = self.parameters[0].dtype
         smallest, largest = safe_bound_range(dtype, self.size)
         if not smallest <= bound <= largest:
@@ -213,7 +213,7 @@ class Clipper:
     def _squared_norms(
         self, gradients: list[ExampleGradients], transform: Transform
     ) -> list[torch.Tensor]:
-        """Return, per parameter, upper bounds of its share of each example's squared norm."""
+        """Return upper bounds on each parameter's part of each example's squared gradient norm."""
         if transform.scale is None:
             return [each.squared_norms(transform.bound) for each in gradients]
         by_parameter = groupby(self._mapped_pieces(transform), key=lambda pair: pair[0].index)

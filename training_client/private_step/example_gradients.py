@@ -52,7 +52,10 @@ MappedPieces = Iterable[tuple[Piece, AffineMap]]
 
 
 class ExampleGradients(Protocol):
-    """The per-example gradients of one parameter.
+    """The per-example gradients of one parameter, whatever their representation.
+
+    A piece is a range of the parameter's rows with an affine map D∘(∇ + b) of the gradient. Damping
+    and boxes limit each coordinate; see `Transform`.
 
     Squared norms are upper bounds, in double precision: what rounding and underflow may have taken
     from them is added.
@@ -64,11 +67,11 @@ class ExampleGradients(Protocol):
         ...
 
     def squared_norms(self, bound: float, /) -> torch.Tensor:
-        """Return upper bounds of squared norms; ∞ for examples to exclude because of underflow."""
+        """Return upper bounds on squared norms; ∞ for examples to exclude because of underflow."""
         ...
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds of squared gradient norms after the pieces' affine maps.
+        """Return upper bounds on squared gradient norms after the pieces' affine maps.
 
         Args:
             pieces: all pieces of the parameter, each with its map.
@@ -79,11 +82,11 @@ class ExampleGradients(Protocol):
         ...
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ on rows of the parameter into `out`, of their shape."""
+        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum of clamped gradients Σ clamp(D∘∇ᵢ, ±1) on some rows; NaN counts as 0."""
+        """Return the sum Σ clamp(D∘∇ᵢ, ±1) of the gradients' rows, scaled by D; NaN counts as 0."""
         ...
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
@@ -93,7 +96,7 @@ class ExampleGradients(Protocol):
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of mapped and damped gradients, on rows of the parameter."""
+        """Return the weighted sum of the gradients' rows after an affine map and damping."""
         ...
 
     def select(self, kept: torch.Tensor) -> ExampleGradients:
@@ -109,7 +112,7 @@ class _SquaredMap:
         squares: D².
         shifted: D²∘b; None without a shift.
         scale_norm: ‖D‖².
-        shift_norm: an upper bound of ‖D∘b‖².
+        shift_norm: an upper bound on ‖D∘b‖².
     """
 
     squares: torch.Tensor
@@ -135,14 +138,14 @@ class _SquaredMap:
 
 @dataclass(slots=True)
 class _NormTerms:
-    """The three terms of squared norms after an affine map, summed over pieces.
+    """The three terms that add up to squared norms after an affine map, summed over pieces.
 
     Attributes:
         widths: ‖a‖², for each example.
         square: Σₒ g²ₒ·[D²(a²)]ₒ over ‖a‖², for each example.
         linear: gᵀ(D²∘b)a, for each example.
         scale_norm: ‖D‖².
-        shift_norm: an upper bound of ‖D∘b‖².
+        shift_norm: an upper bound on ‖D∘b‖².
     """
 
     widths: torch.Tensor
@@ -155,6 +158,8 @@ class _NormTerms:
 @dataclass(frozen=True)
 class OuterProducts:
     """Per-example gradients of a Linear layer's weight, held as factors gᵢ and aᵢ of gᵢaᵢᵀ.
+
+    gᵢ is the gradient of the layer's output, and aᵢ its input.
 
     Attributes:
         gradients: g, the gradients of the layer's outputs, one row per example.
@@ -172,7 +177,7 @@ class OuterProducts:
         return self.gradients.numel() + self.inputs.numel()
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return upper bounds of squared norms; ∞ for examples to exclude because of underflow."""
+        """Return upper bounds on squared norms; ∞ for examples to exclude because of underflow."""
         heights = squared_norm_upper_bounds(self.gradients)
         widths = squared_norm_upper_bounds(self.inputs, self._input_factor.squared_norms())
         return self._exclude_underflowing(
@@ -180,7 +185,7 @@ class OuterProducts:
         )
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds of squared norms after the affine maps; ∞ for examples to exclude."""
+        """Return upper bounds on squared norms after the affine maps; ∞ for examples to exclude."""
         terms, dtype = self._norm_terms(pieces), self.inputs.dtype
         heights = squared_norm_upper_bounds(self.gradients)
         widths = squared_norm_upper_bounds(self.inputs, terms.widths)
@@ -210,7 +215,7 @@ class OuterProducts:
         return norms.masked_fill_(excluded, torch.inf)
 
     def _norm_terms(self, pieces: MappedPieces) -> _NormTerms:
-        """Return the terms of all mapped squared norms, summed over the pieces."""
+        """Return the terms of the squared norms after the affine maps, summed over the pieces."""
         unit, widths = self._input_factor.normalized_squares()
         terms = _NormTerms(widths, torch.zeros_like(widths), torch.zeros_like(widths))
         for piece, affine in pieces:
@@ -218,7 +223,11 @@ class OuterProducts:
         return terms
 
     def _add_terms(self, start: int, squared: _SquaredMap, unit: Factor, terms: _NormTerms) -> None:
-        """Add one piece's terms; `start` is its first row, `unit` holds the squares of a/‖a‖."""
+        """Add one piece's part of the terms of the squared norms.
+
+        `start` is the piece's first row, and `unit` holds the squares of a/‖a‖, a the layer's
+        input.
+        """
         terms.scale_norm += squared.scale_norm
         terms.shift_norm += squared.shift_norm
         for part, columns, found in unit.products(squared.squares.T):
@@ -237,11 +246,14 @@ class OuterProducts:
         return make_factor(self.inputs, self.gradients.shape[1], sparse=self.sparse)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢgᵢaᵢᵀ on some rows into `out`, by one matrix product."""
+        """Write the weighted sum Σ wᵢgᵢaᵢᵀ of the gradients' rows into `out`.
+
+        It takes one matrix product.
+        """
         self._input_factor.weighted_product(self.gradients[:, rows], weights, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum of clamped gradients, Σ clamp(D∘(gᵢaᵢᵀ), ±1), on rows of the weight."""
+        """Return the sum Σ clamp(D∘(gᵢaᵢᵀ), ±1) of the gradients' rows, scaled by D."""
         return clamped_sum(self.gradients[:, rows], self.inputs, scale)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
@@ -255,7 +267,7 @@ class OuterProducts:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of mapped and damped gradients, on rows of the weight."""
+        """Return the weighted sum of the gradients' rows after an affine map and damping."""
         return damped_sum(self.gradients[:, rows], self.inputs, affine, damping, weights)
 
     def select(self, kept: torch.Tensor) -> OuterProducts:
@@ -265,7 +277,7 @@ class OuterProducts:
 
 @dataclass(frozen=True, slots=True)
 class MaterializedGradients:
-    """Per-example gradients held in memory, one tensor per example.
+    """Per-example gradients of a parameter held in memory as such, one tensor per example.
 
     Attributes:
         gradients: one per example, shaped like the parameter.
@@ -279,11 +291,11 @@ class MaterializedGradients:
         return self.gradients.numel()
 
     def squared_norms(self, _: float) -> torch.Tensor:
-        """Return each example's squared norm; underflow is negligible at allowed bounds."""
+        """Return each example's squared norm; its underflow is negligible at allowed clip norms."""
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds of squared norms after the affine maps; ∞ for examples to exclude."""
+        """Return upper bounds on squared norms after the affine maps; ∞ for examples to exclude."""
         dtype = self.gradients.dtype
         found = squared_norms(self.gradients.flatten(1)).mul_(overflow_guard(bound, dtype))
         scale_norm: Scalar = 0.0
@@ -303,11 +315,11 @@ class MaterializedGradients:
         return found.masked_fill_(excluded, torch.inf)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ on rows of the parameter into `out`."""
+        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
         torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum of clamped gradients, Σ clamp(D∘∇ᵢ, ±1), on rows of the parameter."""
+        """Return the sum Σ clamp(D∘∇ᵢ, ±1) of the gradients' rows, scaled by D."""
         return clamp_in_place(self.gradients[:, rows] * scale).sum(0)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
@@ -321,11 +333,11 @@ class MaterializedGradients:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of mapped and damped gradients, on rows of the parameter."""
+        """Return the weighted sum of the gradients' rows after an affine map and damping."""
         return damped_sum(*self._as_outer_products(rows), affine.as_row(), damping, weights)
 
     def _as_outer_products(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients as outer products 1·∇: a factor of ones, and the gradients."""
+        """Return the gradients' rows as outer products 1·∇: a factor of ones, and the gradients."""
         return self.gradients.new_ones(len(self.gradients), 1), self.gradients[:, rows].flatten(1)
 
     def select(self, kept: torch.Tensor) -> MaterializedGradients:
@@ -334,7 +346,7 @@ class MaterializedGradients:
 
 
 def _to_scalar(tensor: torch.Tensor) -> Scalar:
-    """Return a one-element tensor as a float, or unchanged on an accelerator to avoid a wait."""
+    """Return a one-element tensor as a float; on an accelerator unchanged, to avoid a wait."""
     return float(tensor) if is_on_cpu(tensor) else tensor
 
 

@@ -21,18 +21,20 @@ _SPARSE_COLUMNS_MIN: Final = 16  # columns of the other matrix, likewise
 
 
 class Factor(Protocol):
-    """A matrix with one row per example, to be multiplied by other matrices."""
+    """A matrix with one row per example, a factor of per-example gradients."""
 
     def squared_norms(self) -> torch.Tensor:
         """Return each row's squared norm, in double precision."""
         ...
 
     def normalized_squares(self) -> tuple[Factor, torch.Tensor]:
-        """Return the squares of rows scaled to norm 1, without underflow, and the rows' norms²."""
+        """Return the squares of rows scaled to norm 1, without underflow, and the squared norms."""
         ...
 
     def products(self, right: torch.Tensor, /) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield the product by another matrix in parts that fit into the cache.
+        """Yield the product with another matrix in parts that fit into the cache.
+
+        Each comes with the slices of its rows and columns.
 
         Yields:
             A slice of rows, a slice of columns, and the product there.
@@ -84,12 +86,12 @@ class DenseFactor:
         return squared_norms(self.rows)
 
     def normalized_squares(self) -> tuple[DenseFactor, torch.Tensor]:
-        """Return the squares of rows scaled to norm 1, without underflow, and the rows' norms²."""
+        """Return the squares of rows scaled to norm 1, without underflow, and the squared norms."""
         unit, norms = normalized_squares(self.rows)
         return DenseFactor(unit), norms
 
     def products(self, right: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield the product by another matrix, some rows at a time."""
+        """Yield the product with another matrix, some rows at a time."""
         for rows in cache_sized_slices(self.rows, right):
             yield rows, slice(0, right.shape[1]), multiply(self.rows[rows], right)
 

@@ -121,7 +121,7 @@ def _restored_random_state(device: torch.device) -> Iterator[None]:
 
 
 def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Return rows with those not in `kept` replaced by values made of their neighbours."""
+    """Return rows in which those not in `kept` are replaced by scaled neighbouring rows."""
     others = rows.roll(1, 0)
     others = others * _REPLACEMENT_FACTOR if others.is_floating_point() else others
     return torch.where(kept.view(-1, *(1,) * (rows.dim() - 1)), rows, others)
@@ -154,12 +154,12 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _relative_tolerance(tensor: torch.Tensor) -> float:
-    """Return the tolerance for values computed in a tensor's precision: the root of its epsilon."""
+    """Return the relative tolerance for values computed in a tensor's precision: √epsilon."""
     return float(torch.finfo(tensor.dtype).eps) ** 0.5 if tensor.is_floating_point() else 0.0
 
 
 def _sum_tolerances(model_pass: ModelPass) -> dict[nn.Parameter, float]:
-    """Return each parameter's tolerance for its sums, relative to the sum of absolute terms.
+    """Return the tolerance for each parameter's gradient sums, relative to the sum of |terms|.
 
     Half precision loses more in a term than in the sum, and so does an accelerator, where
     convolutions are in TF32 by default.
@@ -176,12 +176,12 @@ def _sum_tolerances(model_pass: ModelPass) -> dict[nn.Parameter, float]:
 
 
 def _term_count(gradient: torch.Tensor) -> int:
-    """Return an upper bound of the terms of a parameter's sums: examples times positions."""
+    """Return an upper bound on the number of terms in the sums of a parameter's gradient."""
     return gradient.numel() // max(1, min(gradient.shape[1:], default=1))
 
 
 def _absolute_values(tensors: dict[nn.Module, torch.Tensor]) -> dict[nn.Module, torch.Tensor]:
-    """Return absolute values, so that nothing cancels; indices stay as they are."""
+    """Return absolute values of floats, so that nothing cancels; integers stay as they are."""
     return {
         layer: each.abs() if each.is_floating_point() else each for layer, each in tensors.items()
     }

@@ -20,7 +20,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # one value per exa
 
 @dataclass(frozen=True, slots=True)
 class ModelPass:
-    """The losses of a forward pass, and each layer's inputs and output gradients.
+    """The losses of a model's forward pass, and each layer's inputs and output gradients.
 
     Attributes:
         losses: one per example.
@@ -37,7 +37,7 @@ class ModelPass:
     def take_example_gradients(
         self, parameters: Sequence[nn.Parameter], sparse: torch.Tensor | None = None
     ) -> list[ExampleGradients]:
-        """Return each parameter's per-example gradients, and free the pass; call it once.
+        """Return each parameter's per-example gradients, and free the pass's memory; call it once.
 
         Args:
             parameters: the layers' parameters.
@@ -149,7 +149,7 @@ def run_model_pass(
 
 
 def _copy_if_shared(tensor: torch.Tensor, owned: set[int]) -> torch.Tensor:
-    """Copy a tensor that lies in the model's own memory, which an update would change."""
+    """Return a copy of a tensor that shares the model's memory, which an update would change."""
     return tensor.clone() if tensor.untyped_storage().data_ptr() in owned else tensor
 
 
@@ -166,7 +166,7 @@ def _recording(recorder: _LayerRecorder, layers: Sequence[nn.Module]) -> Iterato
 
 @contextmanager
 def _require_unchanged_state(model: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Yield parameters and buffers; raise if the pass changes them, which would have no noise."""
+    """Yield parameters and buffers; raise if the pass changes them, as that has no noise."""
     before = _parameters_and_buffers(model)
     versions = [tensor._version for tensor in before]
     yield before

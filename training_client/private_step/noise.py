@@ -39,7 +39,7 @@ class FreshGenerator(torch.Generator):
         return FreshGenerator, (self.device,)
 
     def reseed(self) -> None:
-        """Replace the state by fresh entropy."""
+        """Replace the generator's state by fresh entropy of the operating system."""
         self.manual_seed(secrets.randbits(63))
         if self.device.type == "cpu":
             entropy = secrets.token_bytes(4 * _STATE_WORDS)

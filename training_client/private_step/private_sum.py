@@ -24,7 +24,7 @@ from training_client.private_step.single_process import require_one_process
 
 @dataclass(frozen=True, slots=True)
 class NoisyBlock:
-    """The noisy mean that a step releases on one block.
+    """The noisy mean gradient that a step releases, on one block of coordinates.
 
     Attributes:
         block: the block.
@@ -44,7 +44,7 @@ class NoisyBlock:
 
 
 class NoisyMean:
-    """The noisy mean that a step releases, one block at a time; it can be read once.
+    """The noisy mean gradient that a step releases, one block at a time; it can be read once.
 
     The noise of a block is drawn when the block is read.
 
@@ -106,7 +106,7 @@ class NoisyMean:
 
 
 class PrivateSum:
-    """Releases noisy means of clipped gradients, one for each step of a budget.
+    """Releases noisy means of clipped gradients, one for each step that a budget covers.
 
     Attributes:
         allowance: the budget that covers the steps.
@@ -213,7 +213,7 @@ class PrivateSum:
     def _noisy_block(
         self, total: BlockwiseSum, transform: Transform, block: Block, mean: torch.Tensor
     ) -> NoisyBlock:
-        """Write a block's noisy mean, (sum + noise) / expected batch size, into `mean`."""
+        """Write (clipped sum + noise) / expected batch size on a block into `mean`."""
         affine, size = transform.for_block(block), self.plan.expected_batch_size
         deviation = self._noise_deviation(transform)
         total.write_block(block, affine, mean)
@@ -223,5 +223,5 @@ class PrivateSum:
     def clipped_sum(
         self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> BlockwiseSum:
-        """Return a batch's clipped sum without noise: private, and for `release` only."""
+        """Return a batch's clipped sum without noise: private data, for `release` only."""
         return self.clipper.clip(examples, targets, loss, transform)

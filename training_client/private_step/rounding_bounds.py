@@ -37,7 +37,7 @@ Scalar = float | torch.Tensor  # a one-element tensor on an accelerator
 
 
 def safe_bound_range(dtype: torch.dtype, size: int) -> tuple[float, float]:
-    """Return the smallest and largest clipping bound for gradients of `size` coordinates."""
+    """Return the smallest and largest safe clipping bound for gradients of `size` coordinates."""
     smallest = _smallest_normal(dtype) * math.sqrt(size) / NEGLIGIBLE_SHARE
     return max(smallest, _BOUND_MIN), min(_largest_finite(dtype) / _EXAMPLES_MAX, 1 / _BOUND_MIN)
 
@@ -51,7 +51,7 @@ def smallest_safe_factor(dtype: torch.dtype) -> float:
 
 
 def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
-    """Return a bound of a sum's rounding error in any order, relative to the sum of |terms|.
+    """Return an upper bound on a sum's rounding error in any order, relative to Σ|terms|.
 
     Args:
         dtype: the precision in which the terms are computed.
@@ -76,7 +76,7 @@ def overflow_guard(bound: float, dtype: torch.dtype) -> float:
 def squared_norm_upper_bounds(
     rows: torch.Tensor, norms: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return upper bounds of the rows' squared norms, even if entries or squares underflow.
+    """Return upper bounds on the rows' squared norms, even if entries or squares underflow.
 
     Args:
         rows: in the precision that they are multiplied in.
@@ -89,7 +89,7 @@ def squared_norm_upper_bounds(
 def shift_norm_upper_bound(
     computed: Scalar, scale_norm: Scalar, shift_norm: Scalar, dtype: torch.dtype
 ) -> Scalar:
-    """Return an upper bound of a scaled shift's squared norm, even if its squares underflow.
+    """Return an upper bound on a scaled shift's squared norm, even if its squares underflow.
 
     Args:
         computed: the computed Σ D²b², with D² in the precision of `dtype`.
@@ -107,7 +107,7 @@ def norm_underflow(
     coordinates: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return upper bounds of the underflow error in each example's mapped squared norm.
+    """Return upper bounds on the underflow error in each example's mapped squared norm.
 
     Each underflow takes at most the smallest normal number t, once per coordinate: where D² or a
     product with it underflows, t is multiplied by ‖g‖²‖a‖²; where a square does, by D²; where a
@@ -129,7 +129,7 @@ def norm_underflow(
 
 
 def weighted_underflow(coordinates: int, scale_norm: Scalar, dtype: torch.dtype) -> Scalar:
-    """Return an upper bound of the norm of the underflow error in a weighted gradient.
+    """Return an upper bound on the norm of the underflow error in a weighted gradient.
 
     The smallest numbers are rounded up or to 0, and D multiplies the error. A shift is weighted
     separately, so it no longer cancels what has underflowed.
@@ -155,7 +155,7 @@ def has_excessive_underflow(
     Args:
         largest: m, the squared norm of the larger factor of each example.
         scale_norm: ‖D‖²; without D the largest D², which is 1, is enough.
-        bound: the clipping bound of the whole gradient.
+        bound: the clipping bound on the whole gradient.
         coordinates: the number of coordinates of the gradient.
         dtype: the precision of the factors.
     """
@@ -175,5 +175,5 @@ def _largest_finite(dtype: torch.dtype) -> float:
 
 
 def _underflow_square(dtype: torch.dtype) -> float:
-    """Return an upper bound of x² for entries x that underflow, or whose square underflows."""
+    """Return an upper bound on x² for entries x that underflow, or whose square underflows."""
     return max(_smallest_normal(dtype) ** 2, 2 * _smallest_normal(torch.float64))

@@ -36,7 +36,7 @@ class PoissonSampler:
     def for_plan(
         cls, plan: Plan, records: int, sampler: PoissonSampler | None = None
     ) -> PoissonSampler:
-        """Return a sampler at the sample rate that a plan is charged for.
+        """Return a sampler of a dataset at the sample rate that a plan is charged for.
 
         Args:
             plan: the plan.

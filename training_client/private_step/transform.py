@@ -30,7 +30,7 @@ Shift = Callable[[Block], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AffineMap:
-    """A shift, then a scale, of each coordinate of a gradient, on a block or a piece.
+    """A shift, then a scale, of each coordinate of a gradient, on a block or a piece of one.
 
     Attributes:
         scale: D; None for 1.
@@ -51,7 +51,7 @@ class AffineMap:
         return AffineMap(scale, None if self.shift is None else self.shift.reshape(1, -1))
 
     def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Map a weighted sum of gradients in place, as if each gradient had been mapped before.
+        """Map a weighted gradient sum in place, as if each gradient had been mapped before.
 
         Args:
             total: Σ wᵢ∇ᵢ; values that are not finite, or become so, are set to 0.
@@ -81,7 +81,7 @@ class AffineMap:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The clipping of one step: a shift and scale per coordinate, then a norm bound or a box.
+    """How one step clips: each coordinate is shifted and scaled, then a norm or box limits them.
 
     The tensors that `scale` and `shift` return must not be changed. They may depend on an
     optimizer's state and parameters on their block, since that block is updated only afterwards.
@@ -122,7 +122,7 @@ class Transform:
         box: bool = False,
         damping: float = 0.0,
     ) -> Transform:
-        """Build a transform from scales and shifts given as tensors, one per parameter.
+        """Return a transform with given scales and shifts, one tensor per parameter.
 
         Args:
             bound: B.
@@ -133,7 +133,7 @@ class Transform:
         """
 
         def by_block(tensors: Sequence[torch.Tensor]) -> Scale:
-            """Return a function that gives the tensors' values on a block."""
+            """Return a function from a block to the tensors' values on it."""
             vector = flatten_tensors(tensors)
             return lambda block: block.view_in(vector)
 
@@ -141,5 +141,5 @@ class Transform:
         return cls(bound, by_block(scales), shift, box, damping)
 
     def for_block(self, block: Block) -> AffineMap:
-        """Return the affine map of a block."""
+        """Return the affine map (shift and scale) on a block."""
         return AffineMap(self.scale and self.scale(block), self.shift and self.shift(block))

@@ -20,12 +20,12 @@ Json = dict[str, Any]
 
 
 def add(one: Amounts, other: Amounts) -> Amounts:
-    """Return the sum of two amounts of one filter."""
+    """Return the sum of two amounts of a filter, number by number."""
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def subtract(one: Amounts, other: Amounts) -> Amounts:
-    """Return the difference of two amounts of one filter."""
+    """Return the difference of two amounts of a filter, number by number."""
     return tuple(a - b for a, b in zip(one, other, strict=True))
 
 
@@ -44,7 +44,9 @@ def count_units_within(share: float, whole: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Charge(ABC):
-    """The cost of a plan: amounts that are held first, and spent as steps are granted.
+    """The cost of a plan in amounts of a filter: held at first, and spent as steps are granted.
+
+    Amounts are a tuple of integers in the filter's own units, such as reference steps.
 
     Attributes:
         steps: the number of steps that the plan has.
@@ -67,13 +69,13 @@ class Charge(ABC):
 
     @abstractmethod
     def returned(self, granted: int) -> Amounts | None:
-        """Return the amounts returned to the budget if the reservation ends after these grants.
+        """Return the amounts that the budget gets back if the reservation ends after these grants.
 
         None if that takes a computation: see `PrivacyFilter.compute_return`.
         """
 
     def least_returned(self, granted: int) -> Amounts:
-        """Return a lower bound of the returned amounts that takes no computation."""
+        """Return a lower bound on the returned amounts that takes no computation."""
         return self.held(granted)
 
     @abstractmethod
@@ -86,7 +88,9 @@ class Charge(ABC):
 
 
 class PrivacyFilter(ABC):
-    """A privacy filter: the fixed rule that decides which releases a dataset's budget admits.
+    """The fixed rule by which a dataset's budget admits or refuses releases.
+
+    Amounts are a tuple of integers in the filter's own units. Those taken are spent or held.
 
     Attributes:
         name: of the kind of filter, on the wire.
@@ -119,7 +123,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def share_of(self, taken: Amounts) -> float:
-        """Return the share of the budget that these amounts are; at most 1 if it admits them."""
+        """Return the fraction of the budget that these amounts are; at most 1 if it admits them."""
 
     def restrict(
         self,
@@ -127,7 +131,7 @@ class PrivacyFilter(ABC):
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Return `taken`, increased so that only the budget left under a cap remains.
+        """Return the amounts taken, raised so that only the budget left under a cap remains.
 
         They only tell what would fit. A filter without `has_scalar_caps` returns what is taken.
 
@@ -140,7 +144,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return the ε of amounts at the budget's δ, rounded up.
+        """Return the ε of these amounts at the budget's δ, rounded up.
 
         It is 0 for nothing, and at most the budget's ε within the budget. It informs; the budget is
         the claim.
@@ -148,11 +152,17 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
-        """Return the filter after reserving a plan: unchanged unless its reference is open."""
+        """Return the filter to use once a plan is reserved: this one, unless its reference is open.
+
+        A `ReferenceFilter` counts the budget in steps of a reference, which the first plan may
+        choose.
+
+        The reference is the step in which a `ReferenceFilter` counts the budget.
+        """
 
     @abstractmethod
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> Charge:
-        """Return the charge of a plan, given the amounts spent or held already.
+        """Return a plan's charge, given the amounts that are spent or held already.
 
         A charge that does not fit is returned too: the budget does not admit its amounts.
 
@@ -162,7 +172,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the amounts returned to the budget if a reservation ends after these grants.
+        """Return the amounts that the budget gets back if a reservation ends after these grants.
 
         Args:
             plan: the whole plan that was reserved.
@@ -172,15 +182,15 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Return the most steps of a plan that still fit; None if steps cost nothing."""
+        """Return the most steps of a plan that still fit; None if its steps cost nothing."""
 
     @abstractmethod
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether a whole plan fits the remaining budget; faster than its charge."""
+        """Return whether a whole plan fits the remaining budget; faster than `compute_charge`."""
 
     @abstractmethod
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether a recorded charge covers its plan, for `verify`."""
+        """Return whether a recorded charge is at least its plan's cost, for `verify`."""
 
     @abstractmethod
     def is_return_allowed(
@@ -190,31 +200,31 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def read_charge(self, plan: StepPlan, fields: Json) -> Charge:
-        """Return the charge that an entry or a stored row records.
+        """Return the charge that a ledger entry or a stored row records.
 
         Raises:
             KeyError, TypeError, ValueError: the fields do not record a charge of this filter.
         """
 
     def may_become(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether reserving a plan may have replaced this filter by `other`."""
+        """Return whether `other` may be this filter after a plan was reserved, for `verify`."""
         return False
 
     def is_sound(self) -> bool:
-        """Return whether the filter's own parameters keep within its budget, for `verify`."""
+        """Return whether the filter's own parameters keep within (ε, δ), for `verify`."""
         return True
 
     @abstractmethod
     def entry_fields(self) -> Json:
-        """Return the fields that record this filter in a dataset's first entry."""
+        """Return the fields that record this filter in the first ledger entry of a dataset."""
 
     @abstractmethod
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the fields that record a change of the balance in an entry."""
+        """Return the fields that record a change of the balance in a ledger entry."""
 
     @abstractmethod
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the change of the amounts spent and held that an entry records."""
+        """Return the changes of the amounts spent and held that a ledger entry records."""
 
     @abstractmethod
     def to_json(self) -> Json:

@@ -60,7 +60,7 @@ _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCharge(Charge):
-    """A charge in reference steps, which dominate the plan's steps, and in slack of δ.
+    """A charge in reference steps that dominate the plan's steps, and in slack: a part of δ.
 
     Attributes:
         steps: the number of steps of the plan.
@@ -77,11 +77,11 @@ class ExchangeCharge(Charge):
 
     @property
     def reserved(self) -> Amounts:
-        """The reference steps, and the slack for the charge and for the return."""
+        """The amounts held at first: reference steps, and slack for the charge and the return."""
         return self.reference_steps, self.slack + self.return_slack
 
     def spent(self, granted: int) -> Amounts:
-        """Return the reference steps spent after some granted steps, pro rata and rounded up.
+        """Return the reference steps and slack spent after some grants: pro rata and rounded up.
 
         The first grant makes the exchange, and so spends its slack.
         """
@@ -90,7 +90,7 @@ class ExchangeCharge(Charge):
         return -(-self.reference_steps * granted // self.steps), self.slack
 
     def returned(self, granted: int) -> Amounts | None:
-        """Return the amounts returned after some granted steps; None if it takes a computation."""
+        """Return the amounts that the budget gets back, or None if that takes a computation."""
         if granted == 0:  # no exchange was made
             return self.reserved
         if granted == self.steps or not self.reference_steps:
@@ -100,12 +100,12 @@ class ExchangeCharge(Charge):
         return None
 
     def least_returned(self, granted: int) -> Amounts:
-        """Return a lower bound of the returned amounts that takes no computation."""
+        """Return a lower bound on the returned amounts that takes no computation."""
         known = self.returned(granted)
         return (0, self.return_slack) if known is None else known
 
     def entry_fields(self) -> Json:
-        """Return the reference steps and the slack, as a ledger entry records them."""
+        """Return the reference steps and the slack as a ledger entry records them."""
         return {
             "charged_reference_steps": self.reference_steps,
             "slack": self.slack,
@@ -119,7 +119,9 @@ class ExchangeCharge(Charge):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFilter(PrivacyFilter):
-    """A filter that measures the budget in steps of a reference mechanism.
+    """A filter that counts the budget in equal steps of one mechanism, the reference.
+
+    A plan of other steps costs the least number found of reference steps that dominates it.
 
     Attributes:
         epsilon: ε of the budget.
@@ -146,7 +148,7 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def nothing(self) -> Amounts:
-        """No reference step and no slack."""
+        """The zero amounts: no reference step and no slack."""
         return 0, 0
 
     @property
@@ -161,22 +163,22 @@ class ReferenceFilter(PrivacyFilter):
         )
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether the budget has this many reference steps, and this much slack of δ."""
+        """Return whether the budget has at least this many reference steps, and this much slack."""
         return taken[0] <= self.steps and taken[1] <= SLACK_UNITS
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the share of all reference steps; 1 if the budget has none."""
+        """Return the amounts' reference steps divided by all of the budget's; 1 if it has none."""
         if self.reference is None:
             return 0.0
         return taken[0] / self.steps if self.steps else 1.0
 
     def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return `taken`, increased so that only the steps left under a cap remain."""
+        """Return the amounts taken, raised so that only the steps left under a cap remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return the ε of some reference steps, rounded up to the next number in the table."""
+        """Return an upper bound on the ε of some reference steps at the budget's δ, by a table."""
         if taken[0] <= 0 or self.reference is None:
             return 0.0
         if taken[0] > self.steps:
@@ -188,7 +190,7 @@ class ReferenceFilter(PrivacyFilter):
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
 
     def tabulated(self) -> ReferenceFilter:
-        """Return the filter with a table of ε, so that a balance is shown without computing."""
+        """Return the filter with a table of ε, with which a balance is shown without computing."""
         if self.reference is None or self.steps == 0 or self.epsilons:
             return self
         counts = _tabulated_counts(self.steps, _EPSILON_POINTS)
@@ -204,15 +206,15 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def _steps_delta(self) -> float:
-        """The δ at which the reference steps have the budget's ε, rounded down."""
+        """The δ at which all reference steps have at most the budget's ε: δ less the slack."""
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
-        """Return an amount of slack, in units, as a δ; rounded down."""
+        """Return the δ that an amount of slack stands for, rounded down."""
         return rounding.down(rounding.down(self.delta * self.slack_share) * (units / SLACK_UNITS))
 
     def _composition(self, step: CanonicalForm, times: int = 1) -> Composition:
-        """Return the dominating pair of a step that is repeated.
+        """Return the dominating pairs of a step repeated `times` times.
 
         Raises:
             AccountingError: no pair is proved for one of its releases.
@@ -222,7 +224,7 @@ class ReferenceFilter(PrivacyFilter):
         return [(release, count * times) for release, count in dominating_pairs(question)]
 
     def _reference_composition(self, times: int = 1) -> Composition:
-        """Return the dominating pair of a number of reference steps."""
+        """Return the dominating pairs of `times` reference steps."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
         return self._composition(canonical_form(self.reference), times)
@@ -233,14 +235,14 @@ class ReferenceFilter(PrivacyFilter):
         return reference is not None and canonical_form(reference).hash == plan.step.hash
 
     def _is_exact(self, plan: StepPlan) -> bool:
-        """Return whether comparing a plan needs no slack: all releases are unsampled Gaussian."""
+        """Return whether comparing a plan uses no slack: all releases are unsampled Gaussian."""
         reference = self.reference
         return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
 
     # --- the reference
 
     def replaced_by(self, plan: StepPlan, taken: Amounts) -> ReferenceFilter:
-        """Return the filter with the plan's step as the reference, if none is chosen yet.
+        """Return the filter with the plan's step as the reference, if none is fixed yet.
 
         Nothing was released then, so the choice of the reference tells nothing.
         """
@@ -249,11 +251,14 @@ class ReferenceFilter(PrivacyFilter):
         return self.with_reference(plan, is_planned=False)
 
     def _is_open(self, taken: Amounts) -> bool:
-        """Return whether the next reservation may still choose the reference."""
+        """Return whether the next reservation may still choose the reference step."""
         return not self.is_planned and not any(taken)
 
     def with_reference(self, plan: StepPlan, *, is_planned: bool) -> ReferenceFilter:
-        """Return the filter with a plan's step as reference, and the steps that it admits.
+        """Return a copy with a plan's step as `reference`, and how many of them fit as `steps`.
+
+        The budget is counted in reference steps from then on. If `is_planned`, the dataset's
+        creator chose the reference, and no reservation may replace it.
 
         Raises:
             UnsuitableReferenceError: the mechanism cannot be a reference.
@@ -276,10 +281,11 @@ class ReferenceFilter(PrivacyFilter):
         return replace(self, reference=step, steps=steps, is_planned=is_planned)
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
-        """Return the most steps whose ε is within the budget, at δ less the slack."""
+        """Return how often a step may be repeated within the budget's ε, at δ less the slack."""
         question = Question(step, self.relation)
 
         def log_ratio(count: int) -> float:
+            """Return log(ε of `count` steps / the budget's ε), positive if these do not fit."""
             found = self._epsilon_of_question(question.repeated(count))
             if math.isinf(found):
                 return math.inf
@@ -291,7 +297,7 @@ class ReferenceFilter(PrivacyFilter):
         return COUNT_MAX if found is None else found
 
     def _count_by_renyi(self, step: CanonicalForm) -> int:
-        """Return the steps that a Rényi filter admits: a quick lower bound."""
+        """Return how many steps a Rényi filter admits, which is a quick lower bound."""
         try:
             policy = renyi.choose_filter(self.epsilon, self.delta, self.relation, step)
             return policy.count_steps(policy.step_costs(step), policy.nothing) or 0
@@ -299,7 +305,7 @@ class ReferenceFilter(PrivacyFilter):
             return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
-        """Return ε of a composition at the budget's δ less the slack; infinite if there is none.
+        """Return the ε of a composition at δ less the slack; infinite if no finite ε exists.
 
         Raises:
             AccountingError: `pld` cannot account for it.
@@ -324,7 +330,7 @@ class ReferenceFilter(PrivacyFilter):
         )
 
     def is_sound(self) -> bool:
-        """Return whether the reference steps have at most the budget's ε, for `verify`."""
+        """Return whether all reference steps together have at most the budget's ε; for `verify`."""
         if self.reference is None or self.steps == 0:
             return self.steps == 0
         question = Question(canonical_form(self.reference), self.relation)
@@ -334,7 +340,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- charges
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> ExchangeCharge:
-        """Find how few reference steps dominate the plan; return them as its charge.
+        """Find how few reference steps dominate the plan, and return them as its charge.
 
         A plan that no number of free steps dominates is charged one step more than the budget has,
         which is never admitted.
@@ -359,11 +365,11 @@ class ReferenceFilter(PrivacyFilter):
         return ExchangeCharge(plan.steps, found, slack if needs_slack else 0, return_slack)
 
     def _free(self, taken: Amounts) -> tuple[int, int]:
-        """Return the remaining reference steps, and the slack available to one comparison."""
+        """Return the reference steps that remain, and the slack available to one comparison."""
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
     def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Find how many reference steps the steps not granted dominate; these are returned.
+        """Find how many reference steps the steps not granted dominate: these are returned.
 
         They are at most what is held. An exchange that is not decided in time gives nothing back.
         """
@@ -385,7 +391,10 @@ class ReferenceFilter(PrivacyFilter):
         return (found, 0) if found else charge.least_returned(granted)
 
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Find how many steps of the plan the remaining reference steps dominate."""
+        """Find how many steps of a plan the remaining reference steps dominate.
+
+        None if the steps cost nothing.
+        """
         if not plan.step.atom_counts:
             return None
         free, slack = self._free(taken)
@@ -423,7 +432,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- the record
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether the recorded reference steps and slack cover the plan."""
+        """Return whether the recorded reference steps dominate the plan, within the slack."""
         assert isinstance(charge, ExchangeCharge)
         if charge.is_reference:
             return self._is_reference(plan) and charge.reference_steps >= plan.steps
@@ -439,7 +448,7 @@ class ReferenceFilter(PrivacyFilter):
     def is_return_allowed(
         self, plan: StepPlan, charge: Charge, granted: int, returned: Amounts
     ) -> bool:
-        """Return whether the steps not granted dominate the reference steps returned."""
+        """Return whether the steps not granted dominate the reference steps that were returned."""
         assert isinstance(charge, ExchangeCharge)
         known = charge.returned(granted)
         steps, slack = returned
@@ -455,7 +464,7 @@ class ReferenceFilter(PrivacyFilter):
             )
 
     def read_charge(self, plan: StepPlan, fields: Json) -> ExchangeCharge:
-        """Return the charge that an entry or a stored row records."""
+        """Return the charge that a ledger entry or a stored row records."""
         amounts = [fields[name] for name in ("charged_reference_steps", "slack", "return_slack")]
         if any(type(each) is not int or each < 0 for each in amounts):
             raise TypeError(f"a charge has three whole numbers, not {amounts}")
@@ -464,7 +473,7 @@ class ReferenceFilter(PrivacyFilter):
         return ExchangeCharge(plan.steps, steps, slack, return_slack, is_reference)
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the change of reference steps and slack, as an entry records it."""
+        """Return the changes of reference steps and slack as a ledger entry records them."""
         return {
             "spent_reference_steps": spent[0],
             "held_reference_steps": held[0],
@@ -473,7 +482,7 @@ class ReferenceFilter(PrivacyFilter):
         }
 
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the change of the amounts spent and held that an entry records."""
+        """Return the changes of the amounts spent and held that a ledger entry records."""
         names = ("spent_reference_steps", "spent_slack", "held_reference_steps", "held_slack")
         values = [entry[name] for name in names]
         if any(type(each) is not int for each in values):
@@ -481,11 +490,11 @@ class ReferenceFilter(PrivacyFilter):
         return (values[0], values[1]), (values[2], values[3])
 
     def to_json(self) -> Json:
-        """Return the reference and the numbers of the filter, for storage."""
+        """Return the reference step and the filter's numbers as JSON, for storage."""
         return self.entry_fields() | {"epsilons": list(self.epsilons)}
 
     def entry_fields(self) -> Json:
-        """Return the filter as an entry records it.
+        """Return the reference step and the filter's numbers as a ledger entry records them.
 
         Raises:
             ValueError: a number is outside its range; the stack would have more than δ.
@@ -504,7 +513,7 @@ class ReferenceFilter(PrivacyFilter):
 
 
 def require_proof(question: Question) -> None:
-    """Refuse a mechanism without a proved dominating pair.
+    """Raise unless every release of a mechanism has a proved dominating pair.
 
     Raises:
         MethodNotApplicableError: a hypothesis of its accounting fails, or it has no pair.
@@ -532,7 +541,7 @@ def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[None]:
 
     Raises:
         ExchangeUndecidedError: the time has passed without a decision.
-        BoundsContradictError: two bounds of one δ contradict each other.
+        BoundsContradictError: two bounds on one δ contradict each other.
     """
     try:
         with (

@@ -18,7 +18,7 @@ _ROUNDING: Final = 1e-14  # relative: the parts of a Gaussian release together h
 
 
 def choose_reference_step(plan: StepPlan) -> Mechanism:
-    """Return the reference step that suits a plan: small, so that little is lost by whole numbers.
+    """Return the step in which to count a budget for a plan: small, as whole steps are charged.
 
     It is the plan's own step; the one Gaussian release that is equivalent to it; or, for a plan of
     several mechanisms, the same part of each of them.
@@ -52,7 +52,7 @@ def _divide_composition(composed: Composed) -> Mechanism:
 
 
 def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
-    """Return the Gaussian release that is as private as these together if it is made `parts` times.
+    """Return the Gaussian release that, made `parts` times, is as private as all of these.
 
     It may be a little less private, by rounding, never more.
     """
@@ -63,7 +63,7 @@ def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
 
 
 def divide_gaussian_step(step: Gaussian, steps: int) -> Gaussian:
-    """Return a noisier Gaussian step, so that a budget is counted in small units.
+    """Return a Gaussian step with more noise, so that a budget is counted in small units.
 
     k releases of noise multiplier σ·√k are as private as one of σ.
 

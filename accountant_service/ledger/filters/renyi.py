@@ -49,7 +49,7 @@ _NOISE_MULTIPLIERS: Final = (0.7, 0.9, 1.1, 1.5, 2.5, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class RenyiCharge(Charge):
-    """The Rényi divergence of a plan's steps, at each order of a filter.
+    """A charge in Rényi divergence: that of a plan's steps, at each order of a filter.
 
     Attributes:
         steps: the number of steps of the plan.
@@ -68,7 +68,7 @@ class RenyiCharge(Charge):
         return tuple(compute_cost(each, granted) for each in self.step_costs)
 
     def returned(self, granted: int) -> Amounts:
-        """Return the cost of the steps that were not granted."""
+        """Return the cost of the steps that were not granted, in micro-nats at each order."""
         return self.held(granted)
 
     def entry_fields(self) -> Json:
@@ -86,7 +86,7 @@ class RenyiCharge(Charge):
 
 
 class DivergenceFilter(PrivacyFilter):
-    """Base of filters that add up Rényi divergences at frozen orders.
+    """Base of the filters that add up Rényi divergences at frozen orders, in micro-nats.
 
     Attributes:
         orders: at which divergences are added up.
@@ -99,7 +99,7 @@ class DivergenceFilter(PrivacyFilter):
 
     @abstractmethod
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return the most further steps of these costs; None if steps cost nothing."""
+        """Return how many more steps of these costs fit after `taken`; None if they are free."""
 
     @property
     def nothing(self) -> Amounts:
@@ -123,11 +123,11 @@ class DivergenceFilter(PrivacyFilter):
         return RenyiCharge(plan.steps, self.step_costs(plan.step))
 
     def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the cost of the steps that were not granted."""
+        """Return the cost of the steps that were not granted, in micro-nats at each order."""
         return charge.held(granted)
 
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Return the most further steps that fit; None if steps cost nothing."""
+        """Return how many more steps of a plan fit; None if they cost nothing."""
         return self.count_steps(self.step_costs(plan.step), taken)
 
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
@@ -135,7 +135,7 @@ class DivergenceFilter(PrivacyFilter):
         return self.admits(add(taken, self.compute_charge(plan, taken).reserved))
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether the recorded costs are at least those of the plan's step."""
+        """Return whether the recorded step costs are at least the divergence of the plan's step."""
         if not isinstance(charge, RenyiCharge) or charge.steps != plan.steps:
             return False
         least = self.step_costs(plan.step)
@@ -155,7 +155,7 @@ class DivergenceFilter(PrivacyFilter):
         return returned == charge.held(granted)
 
     def read_charge(self, plan: StepPlan, fields: Json) -> RenyiCharge:
-        """Return the charge that an entry or a stored row records."""
+        """Return the charge that a ledger entry or a stored row records."""
         charge = RenyiCharge.from_json(fields, plan.steps)
         if len(charge.step_costs) != len(self.orders):
             raise ValueError(f"a step has {len(charge.step_costs)} costs, not {len(self.orders)}")
@@ -170,7 +170,7 @@ class DivergenceFilter(PrivacyFilter):
         }
 
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the change of the amounts spent and held that an entry records."""
+        """Return the changes of the amounts spent and held that a ledger entry records."""
         spent, held = (
             read_amounts(entry, name, len(self.orders))
             for name in ("spent_micronats", "held_micronats")
@@ -180,7 +180,7 @@ class DivergenceFilter(PrivacyFilter):
 
 @dataclass(frozen=True, slots=True)
 class RenyiFilter(DivergenceFilter):
-    """A Rényi filter of one order.
+    """A filter that adds up the Rényi divergence of one order.
 
     Attributes:
         order: α > 1, the same for every release.
@@ -206,26 +206,26 @@ class RenyiFilter(DivergenceFilter):
 
     @property
     def budget(self) -> int:
-        """The Rényi divergence that (ε, δ) allows, in micro-nats, rounded down."""
+        """The Rényi divergence that the budget (ε, δ) allows, in micro-nats, rounded down."""
         divergence = -rounding.add_rounding_up(self._conversion_overhead(), -self.epsilon)
         return math.floor(1e6 * max(divergence, 0.0))
 
     def _conversion_overhead(self) -> float:
-        """The ε that the conversion from Rényi divergence adds; it may be negative."""
+        """The ε that the conversion from Rényi divergence to (ε, δ) adds; it may be negative."""
         return float(
             renyi_conversion.tight_epsilons(np.array([self.order]), np.zeros(1), self.delta)[0]
         )
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether the divergence is within the budget's."""
+        """Return whether the Rényi divergence is at most the budget's."""
         return taken[0] <= self.budget
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the divergence as a share of the budget's; 1 if the budget is 0."""
+        """Return the Rényi divergence divided by the budget's; 1 if the budget is 0."""
         return taken[0] / self.budget if self.budget else 1.0
 
     def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return `taken`, increased so that only the divergence left under a cap remains."""
+        """Return the divergence taken, raised so that only what is left under a cap remains."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 
@@ -238,7 +238,7 @@ class RenyiFilter(DivergenceFilter):
         return min(value, self.epsilon) if micronats <= self.budget else value
 
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return the most further steps of this cost; None if steps cost nothing."""
+        """Return how many more steps of this cost fit after `taken`; None if they are free."""
         return count_affordable_steps(step_costs[0], self.budget - taken[0])
 
     def entry_fields(self) -> Json:
@@ -253,7 +253,7 @@ class RenyiFilter(DivergenceFilter):
 
 
 def read_amounts(entry: Json, name: str, count: int) -> Amounts:
-    """Return the amounts in a field of an entry: an integer, or a list of `count` integers."""
+    """Return the amounts in an entry's field: an integer, or a list of `count` integers."""
     value = entry[name]
     amounts = value if isinstance(value, list) and count > 1 else [value]
     if len(amounts) != count or any(type(each) is not int for each in amounts):
@@ -262,7 +262,9 @@ def read_amounts(entry: Json, name: str, count: int) -> Amounts:
 
 
 def compute_cost(step_cost: int, steps: int) -> int:
-    """Return the cost of a number of steps in micro-nats, rounded up once for all of them.
+    """Return the cost of some steps in micro-nats, rounded up once for all of them.
+
+    `step_cost` is in atto-nats.
 
     Args:
         step_cost: atto-nats of one step.
@@ -272,7 +274,7 @@ def compute_cost(step_cost: int, steps: int) -> int:
 
 
 def count_affordable_steps(step_cost: int, micronats: int) -> int | None:
-    """Return the most steps that a budget pays for; None if steps cost nothing."""
+    """Return how many steps a budget in micro-nats pays for; None if they cost nothing."""
     if step_cost == 0:
         return None
     return max(micronats, 0) * _ATTO_PER_MICRO // step_cost
@@ -295,13 +297,13 @@ def compute_step_costs(
 
 
 def _round_up_to_attonats(divergence: float) -> int:
-    """Return a divergence in whole atto-nats, rounded up; a non-finite one exceeds any budget."""
+    """Return a divergence in whole atto-nats, rounded up; beyond any budget if not finite."""
     nats = rounding.up(divergence) if math.isfinite(divergence) else math.inf
     return math.ceil(_ATTO * min(nats, STEP_COST_NATS_MAX))
 
 
 def _require_proof(question: Question) -> None:
-    """Refuse releases whose divergence has no proof: they cannot be charged."""
+    """Raise if the Rényi divergence of a release has no proof, so that it cannot be charged."""
     for part in question.release_groups:
         if part.atom.sampling == "shuffled":
             raise MethodNotApplicableError(
@@ -318,7 +320,7 @@ def choose_filter(
     relation: NeighbouringRelation,
     planned: CanonicalForm | None = None,
 ) -> RenyiFilter:
-    """Return a filter of the single order that admits the most steps of typical runs.
+    """Return the filter of the one order that admits the most steps of typical runs.
 
     For each reference run, the steps admitted at an order are divided by the steps admitted at the
     run's best order. The chosen order has the largest geometric mean of these ratios. With a
@@ -355,7 +357,7 @@ def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) ->
 
 @lru_cache(maxsize=4)
 def compute_reference_step_costs(relation: NeighbouringRelation) -> Array:
-    """Return the Rényi cost of one step: rows for typical runs, columns for orders."""
+    """Return the Rényi divergence of one step, in nats: rows typical runs, columns orders."""
     return np.array(
         [
             _step_costs_by_order(canonical_form(DpSgd(sigma, sample_rate=rate, steps=1)), relation)

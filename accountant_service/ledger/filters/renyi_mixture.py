@@ -56,7 +56,7 @@ _WEIGHT_UNIT: Final = 2.0**-20  # sums of multiples are exact
 
 @dataclass(frozen=True, slots=True)
 class RenyiMixtureFilter(DivergenceFilter):
-    """A Rényi filter of several orders: the frozen accounting policy of a dataset.
+    """A filter that adds up Rényi divergences of several orders, each with a weight.
 
     Attributes:
         orders: increasing, each in [1.01, 512], the same for every release.
@@ -100,7 +100,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return f"Rényi filter of a mixture of the orders {parts}"
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether these amounts are proved to be within the budget.
+        """Return whether these Rényi divergences are proved to be within the budget.
 
         If they are not, no larger amounts are.
 
@@ -110,7 +110,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return self._has_guarantee(taken, self.epsilon)
 
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return the least ε that is proved for these amounts at the budget's δ, rounded up.
+        """Return the least ε that is proved for these divergences at the budget's δ, rounded up.
 
         It is 0 for nothing taken, at most the budget's ε if and only if `admits`, and infinite if
         all amounts are.
@@ -118,7 +118,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return _find_least_epsilon(self, taken)
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the share of the budget that amounts take.
+        """Return the fraction of the budget that these divergences make up.
 
         It is the inverse of the largest factor by which they grow and are still admitted.
         """
@@ -141,7 +141,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return {"filter": self.name} | self.entry_fields()
 
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return the most further steps of these costs; None if any number is admitted.
+        """Return how many more steps of these costs fit; None if any number does.
 
         Args:
             step_costs: atto-nats of one step at each order.
@@ -163,7 +163,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return low
 
     def _has_guarantee(self, taken: Amounts, epsilon: float) -> bool:
-        """Return whether these amounts are proved to be (ε, δ)-DP at this ε.
+        """Return whether these divergences are proved to imply (ε, δ)-DP at this ε.
 
         The condition is (1 − e^{ε−L})₊ ≤ δ·W for all L.
         """
@@ -173,7 +173,9 @@ class RenyiMixtureFilter(DivergenceFilter):
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return a lower bound of each order's term of the mixture, w·e^{(α−1)ε−R} at L = ε.
+        """Return lower bounds on the mixture's terms, one per order: w·e^{(α−1)ε−R} at the loss ε.
+
+        w is the order's weight and R = (α − 1) times the divergence taken.
 
         Larger amounts never give a larger value: one micro-nat changes the exponent by 10⁻⁸ at
         least, far more than a rounding error of the exponential function.
@@ -189,7 +191,7 @@ class RenyiMixtureFilter(DivergenceFilter):
 
 @lru_cache(maxsize=4096)  # a balance is shown far more often than it changes
 def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
-    """Bisect for the least ε that is proved for some amounts, rounded up."""
+    """Find, by bisection, the least ε that is proved for divergences, rounded up."""
     if policy._has_guarantee(taken, 0.0):
         return 0.0
     low, high = 0.0, policy.epsilon
@@ -204,7 +206,7 @@ def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
 
 
 def _scale(taken: Amounts, units: int) -> Amounts:
-    """Return the amounts multiplied by units/_SHARE_UNITS, rounded up."""
+    """Return the amounts times units/_SHARE_UNITS, rounded up."""
     return tuple(-(-each * units // _SHARE_UNITS) for each in taken)
 
 
@@ -218,9 +220,9 @@ def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
 
 @lru_cache(maxsize=256)
 def _compute_cell_bounds(orders: tuple[float, ...]) -> Array:
-    """Return coefficients that bound the mixture W from below, two rows for each cell of losses.
+    """Return coefficients of lower bounds on the mixture: two rows per cell of privacy losses.
 
-    The least row is a lower bound of W/(1 − e^{−x}) for all x > 0.
+    The least row is a lower bound on W/(1 − e^{−x}) for all x > 0.
 
     Here x = L − ε, and a row's value is its product with the terms of W at L = ε. All coefficients
     are at least 0, so that a row's value never falls when a term grows.
@@ -254,7 +256,7 @@ def choose_mixture(
     relation: NeighbouringRelation,
     planned: CanonicalForm | None = None,
 ) -> RenyiMixtureFilter:
-    """Return a filter of the orders and weights that admit the most steps of typical runs.
+    """Return the filter whose orders and weights admit the most steps of typical runs.
 
     The mixture maximises the geometric mean of 1 + steps over the reference runs of
     `renyi.choose_filter`; the 1 keeps runs from counting that no mixture admits. For a
@@ -273,14 +275,14 @@ def choose_mixture(
 
 @lru_cache(maxsize=256)
 def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFilter:
-    """Return the best mixture of orders found for typical runs, or the single order."""
+    """Return the best mixture of orders found for typical runs, or the single order if best."""
     candidates = renyi.CANDIDATE_ORDERS
     moments = renyi.compute_reference_step_costs(single_order.relation) * (candidates - 1)
     place = int(np.searchsorted(candidates, single_order.orders[0]))
     best, best_value = single_order, 0.0  # a mixture that admits nothing is no improvement
     for lowest in range(max(place - _LOWEST_BELOW_SINGLE, 0), place + 1):
         chosen = np.arange(lowest, len(candidates), _SPACING)[:_ORDERS_MAX]
-        fit = _MixtureFit(
+        fit = _MixtureWeightsFit(
             candidates[chosen], moments[:, chosen], single_order.epsilon, single_order.delta
         )
         value, weights = fit.maximise()
@@ -291,7 +293,7 @@ def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFil
 
 
 def _freeze(single_order: RenyiMixtureFilter, orders: Array, weights: Array) -> RenyiMixtureFilter:
-    """Return the filter with these orders and weights, leaving out negligible weights."""
+    """Return the filter with these orders and their weights rounded, without negligible ones."""
     kept = weights >= min(_SMALLEST_WEIGHT, float(weights.max()))
     shares = weights[kept] / weights[kept].sum()
     units = np.floor(shares * (1 - 1e-12) / _WEIGHT_UNIT) * _WEIGHT_UNIT
@@ -304,8 +306,8 @@ def _freeze(single_order: RenyiMixtureFilter, orders: Array, weights: Array) -> 
     )
 
 
-class _MixtureFit:
-    """An optimisation of the weights of given orders, for the most steps of some runs.
+class _MixtureWeightsFit:
+    """A search for the weights of Rényi orders that admit the most steps of given runs.
 
     Args:
         orders: increasing.
@@ -325,7 +327,7 @@ class _MixtureFit:
         )
 
     def maximise(self) -> tuple[float, Array]:
-        """Maximise the mean of log(1 + steps) over the runs; return it with its weights."""
+        """Return the largest mean of log(1 + steps) over the runs, and the weights that give it."""
         count = self._moments.shape[1]
         start = np.full(count, math.log(0.4 / count))
         start[0] = math.log(0.6)
@@ -350,7 +352,7 @@ class _MixtureFit:
         return -float(np.log1p(steps).mean()), -gradient
 
     def _count_steps(self, log_weights: Array) -> tuple[Array, Array]:
-        """Return each run's steps as real numbers, and each order's share in the mixture there.
+        """Return how many steps of each run fit, as real numbers, and each order's share there.
 
         At each loss, log W falls with the steps and is convex. Newton's method starts where one
         order suffices, left of the solution, and approaches it from there.

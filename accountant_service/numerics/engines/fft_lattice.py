@@ -49,7 +49,7 @@ _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a f
 
 @dataclass(frozen=True, slots=True)
 class _LatticeMasses:
-    """One release's probability masses on the lattice, and how often it is repeated.
+    """A release's probability masses at the lattice points, and how often it is repeated.
 
     Attributes:
         first: index of the first lattice point.
@@ -64,7 +64,7 @@ class _LatticeMasses:
 
 @dataclass(frozen=True, slots=True)
 class _ComposedMasses:
-    """The exponentially tilted masses of a composition on a window of the lattice.
+    """A composition's exponentially tilted probability masses at consecutive lattice points.
 
     The mass at lattice point j is e^{log_scale − tilt·(l_j − centre)}·(mass_j ± error), and at
     most e^{log_above} (e^{log_below}) of the tilted mass lies above (below) the window.
@@ -81,7 +81,7 @@ class _ComposedMasses:
     log_below: float
 
     def weights(self) -> Array:
-        """Return e^{−tilt·(l − centre)}: the factors from tilted masses back to true masses."""
+        """Return e^{−tilt·(l − centre)} at each loss l: factors from tilted to true masses."""
         return np.exp(-self.tilt * (self.losses - self.centre))
 
     def without_overflow(self) -> _ComposedMasses:
@@ -96,9 +96,9 @@ class _ComposedMasses:
 
 @dataclass(frozen=True, slots=True)
 class LatticeProfile:
-    """A privacy profile on the lattice that bounds δ(ε) from one side.
+    """An upper or a lower bound on a privacy profile δ(ε), computed on a lattice of losses.
 
-    It consists of bounds of the P- and Q-mass of {loss ≥ t} for every t of a window.
+    It consists of bounds on the P- and Q-mass of {loss ≥ t} for every t of a window.
 
     Attributes:
         p, q: tail masses times e^{−log_scale_p}, e^{−log_scale_q}, by increasing t.
@@ -115,11 +115,11 @@ class LatticeProfile:
 
     @property
     def _is_upper(self) -> bool:
-        """Return whether δ(ε) is bounded from above."""
+        """Return whether the profile is an upper bound on δ(ε), rather than a lower one."""
         return self.floor > -math.inf
 
     def epsilon(self, delta: float) -> float:
-        """Return this side's bound of ε at δ.
+        """Return the upper or lower bound on ε at δ.
 
         It is the largest log((P(A_t) − δ)/Q(A_t)) over t, at least 0.
 
@@ -139,11 +139,11 @@ class LatticeProfile:
         return max(0.0, best, self.floor)
 
     def delta(self, epsilon: float) -> float:
-        """Return this side's bound of δ(ε)."""
+        """Return the upper or lower bound on δ(ε)."""
         return float(self.deltas(np.array([epsilon]))[0])
 
     def deltas(self, epsilons: Array) -> Array:
-        """Return this side's bound of δ at each ε.
+        """Return the upper or lower bound on δ(ε) at each ε.
 
         It is the largest P(A_t) − e^ε·Q(A_t) over t, plus the slack, between 0 and 1. Of an upper
         bound it rises with t up to the first loss above ε, and falls from there: every further
@@ -187,7 +187,7 @@ SPACING_MAX: Final = 40.0  # so that e^loss of an edge beyond LOSS_MAX stays a d
 
 
 def standard_deviations_to_cover(steps: int, log_delta: float) -> float:
-    """Return how many standard deviations of a normal tail cells must cover.
+    """Return how many standard deviations of a release's loss its cells must cover.
 
     Beyond that reach `steps` releases lose at most e^_LOG_CUT of δ.
     """
@@ -197,7 +197,7 @@ def standard_deviations_to_cover(steps: int, log_delta: float) -> float:
 def upper_profile(
     releases: Composition, target: AccuracyTarget, spacing: float, log_delta: float
 ) -> LatticeProfile:
-    """Return an upper bound of δ(ε): the profile of a pair that dominates the composition."""
+    """Return an upper bound on δ(ε): the profile of a pair that dominates the composition."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
     steps, infinite = [], 0.0
     for release, count in releases:
@@ -227,7 +227,9 @@ def upper_profile(
 def lower_profile(
     releases: Composition, target: AccuracyTarget, spacing: float, log_delta: float
 ) -> LatticeProfile:
-    """Return a lower bound of δ(ε): the profile of the attacker's events in the window.
+    """Return a lower bound on δ(ε): the largest that an attack on the rounded loss proves.
+
+    An attack accuses if the sum of rounded losses is at least a threshold in the window.
 
     Mass that wrapped around from outside the window is subtracted from P, and left in Q.
     """
@@ -258,7 +260,7 @@ def lower_profile(
 
 
 def _tail_sums(values: Array) -> Array:
-    """Return the sum of each value and all that follow it."""
+    """Return, for each value, the sum of it and all values after it."""
     return np.cumsum(values[::-1])[::-1]
 
 
@@ -298,7 +300,9 @@ def _cut_into_cells(
 
 
 def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, float]:
-    """Move each cell's mass to its two edges, so that its P- and Q-mass are both kept.
+    """Move each cell's mass to its two edges so that both its P- and its Q-mass are kept.
+
+    P and Q are the two laws of the dominating pair.
 
     Mass above the last edge moves to infinity.
 
@@ -322,7 +326,9 @@ def _compose(
     outward: int,
     window: _ComposedMasses | None = None,
 ) -> _ComposedMasses:
-    """Convolve the tilted masses of all releases on a window, which Chernoff's bound chooses.
+    """Convolve all releases' tilted masses on a window of lattice points.
+
+    Chernoff's bound chooses the window unless it is given.
 
     Args:
         steps: the releases' masses.
@@ -379,12 +385,12 @@ def max_cells(releases: int, target: AccuracyTarget) -> int:
 
 
 def _max_window_points(releases: int, target: AccuracyTarget) -> int:
-    """Return the largest number of points of a window, for this many different releases."""
+    """Return the most lattice points that a window may have, for this many different releases."""
     return min(target.points_max, _WORK_MAX // releases)
 
 
 class _ChernoffMoments:
-    """Log-moments of the composed tilted loss, for Chernoff bounds of its tails."""
+    """Log-moments of the composed tilted loss, for Chernoff bounds on its tails."""
 
     def __init__(self, steps: Sequence[_LatticeMasses], spacing: float) -> None:
         coarse = [(*_coarsen(step, spacing), step.count) for step in steps]
@@ -408,7 +414,7 @@ class _ChernoffMoments:
             self.lower += count * (log_sum_exp(log_mass - exponent) + moment_error)
 
     def window(self) -> tuple[float, float]:
-        """Return the lowest and the highest loss of a window that holds nearly all tilted mass.
+        """Return the lowest and highest loss of a window that holds nearly all tilted mass.
 
         On either side at most e^_LOG_WRAP of the tilted mass lies outside.
         """
@@ -417,16 +423,16 @@ class _ChernoffMoments:
         return low, high
 
     def log_tail_above(self, edge: float) -> float:
-        """Return the log of Chernoff's bound of the tilted mass at losses above `edge`."""
+        """Return the log of Chernoff's upper bound on the tilted mass at losses above `edge`."""
         return min(0.0, float((self.upper - self.rates * edge).min()))
 
     def log_tail_below(self, edge: float) -> float:
-        """Return the log of Chernoff's bound of the tilted mass at losses below `edge`."""
+        """Return the log of Chernoff's upper bound on the tilted mass at losses below `edge`."""
         return min(0.0, float((self.lower + self.rates * edge).min()))
 
 
 def _moment_rounding(exponent: Array, log_mass: Array, points: int) -> Array:
-    """Return bounds of the rounding error of one release's log-moment at each order.
+    """Return upper bounds on the rounding error of a release's log-moment at each order.
 
     Every term is off by a few eps of its exponent. Blocks are sums of at most `points` / 4096 + 1
     positive masses, the moment is one of all blocks, and sums in any order are off by at most an
@@ -456,7 +462,7 @@ def _coarsen(step: _LatticeMasses, spacing: float) -> tuple[Array, Array]:
 
 
 def _convolve(steps: Sequence[_LatticeMasses], first: int, size: int) -> tuple[Array, float]:
-    """Convolve masses by FFT; return them at `size` lattice points, and a bound of their error.
+    """Convolve masses by FFT; return `size` lattice points of it, and an upper bound on the error.
 
     Errors: a transform of N points has 2-norm error at most η = 7·eps·log₂N relative to its
     result (Higham, *Accuracy and Stability*, Theorem 24.2, with room). An error e in φᵢ grows to

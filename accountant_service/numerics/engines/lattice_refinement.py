@@ -23,7 +23,7 @@ from accountant_service.numerics.laws.dominating_pair import Composition
 
 
 class RefinedLattice:
-    """An FFT lattice of one direction that `refine` makes finer."""
+    """An FFT lattice of privacy losses in one direction, which `refine` makes finer."""
 
     def __init__(
         self, releases: Composition, target: AccuracyTarget, log_delta: float, spacing: float
@@ -54,7 +54,9 @@ class RefinedLattice:
     def profiles(
         self, lower_wanted: Callable[[LatticeProfile], bool] = lambda _: True
     ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
-        """Return the upper and the lower profile at the current or the finest possible spacing.
+        """Return the upper and the lower bound on the privacy profile, at the current spacing.
+
+        The spacing is made coarser if the lattice does not fit into the limit.
 
         Args:
             lower_wanted: given the upper profile, returns whether to compute the lower one.
@@ -84,7 +86,7 @@ class RefinedLattice:
 def lattice_profiles(
     releases: Composition, saddle: SaddlePoint, tolerance: float, points_max: int
 ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
-    """Return an upper and a lower profile of one direction, accurate around a saddle point.
+    """Return an upper and a lower bound on δ(ε) in one direction, accurate near a saddle point.
 
     Args:
         releases: with their counts.
@@ -98,7 +100,7 @@ def lattice_profiles(
 
 
 def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) -> float:
-    """Return the lattice spacing at which the bounds of ε are about `width` apart.
+    """Return the lattice spacing at which the bounds on ε are about `width` apart.
 
     It solves T·(s+1)·h²/8 ≈ width.
 

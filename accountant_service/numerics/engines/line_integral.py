@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,8 @@ _SECANT_LEAST: Final = 1e-10  # relative, of ε
 _WIDENINGS: Final = (1.05, 2.0)  # factors on the width that the errors suggest
 _ONCE: Final = np.asarray(1.0)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class IntegrationSettings:
@@ -73,7 +75,7 @@ class IntegrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class _FourierSum:
-    """A Fourier sum Σ Re(terms·e^{−ivε}) as a function of ε, with a bound of its error.
+    """A Fourier sum Σ Re(terms·e^{−ivε}) as a function of ε, with an upper bound on its error.
 
     It is off by at most `error`, and by `drift` more for each unit of ε. For several compositions,
     terms, error and drift have a row for each of them.
@@ -85,7 +87,7 @@ class _FourierSum:
     drift: Array
 
     def evaluate(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return the sum and a bound of its error at each ε.
+        """Return the sum, and an upper bound on its absolute error, at each ε.
 
         Several compositions each have their own ε.
         """
@@ -94,7 +96,7 @@ class _FourierSum:
         return total, self.error + self.drift * np.abs(epsilons)
 
     def evaluate_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return the sum and its error bound: a row for each composition, a column for each ε.
+        """Return the sum and its error bound as tables: a row per composition, a column per ε.
 
         The products may be summed in any order: `error` counts the rounding of any.
         """
@@ -107,7 +109,7 @@ class _FourierSum:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedIntegral:
-    """The evaluated line integral of a composition, which bounds δ at any ε.
+    """The evaluated line integral of a composition, which bounds δ(ε) at any ε.
 
     All sums are relative to a scale that is known up to a factor e^{±log_scale_error}. Relative to
     e^{log_scale − sε}, δ(ε) is at most `above` and, less the aliases, at least `below`. Relative to
@@ -125,7 +127,7 @@ class EvaluatedIntegral:
     omitted: OmittedOutcomes
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of δ at each real ε (which may be negative)."""
+        """Return lower and upper bounds on δ at each real ε (which may be negative)."""
         tilt = self.line.tilt
         exponent = np.minimum(self.log_scale - tilt * epsilons, 600.0)  # past it δ ≤ 1 says more
         exponent_size = np.abs(self.log_scale) + np.abs(tilt * epsilons)
@@ -139,7 +141,7 @@ class EvaluatedIntegral:
         return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of each composition's δ at every ε, a row for each."""
+        """Return lower and upper bounds on δ as tables: a row per composition, a column per ε."""
         tilt = self.line.tilt
         log_scale = np.atleast_1d(self.log_scale)[:, np.newaxis]
         exponent = np.minimum(log_scale - tilt * epsilons, 600.0)
@@ -156,11 +158,11 @@ class EvaluatedIntegral:
         return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
 
     def epsilon(self, delta: float, bound: float) -> tuple[float, float]:
-        """Return lower and upper bounds of the smallest ε ≥ 0 with δ(ε) ≤ `delta`.
+        """Return lower and upper bounds on the smallest ε ≥ 0 with δ(ε) ≤ `delta`.
 
         Args:
             delta: in (0, 1).
-            bound: a known upper bound of ε.
+            bound: a known upper bound on ε.
         """
         points, upper = np.linspace(0.0, bound, _POINTS + 1), 0.0
         for _ in range(_ROUNDS):
@@ -179,7 +181,9 @@ class EvaluatedIntegral:
         return lower, upper
 
     def epsilons(self, delta: float, guesses: Array) -> tuple[Array, Array]:
-        """Return bounds of the smallest ε > 0 of several compositions, by the secant method.
+        """Return lower and upper bounds on the smallest ε > 0 with δ(ε) ≤ `delta`, per composition.
+
+        They are found by the secant method.
 
         Args:
             delta: in (0, 1).
@@ -208,17 +212,18 @@ class EvaluatedIntegral:
         return lower, upper
 
     def _log_delta_ratio(self, epsilons: Array, delta: float) -> Array:
-        """Return log(δ(ε)/delta) for the upper bound of δ at each ε."""
+        """Return log(upper bound on δ(ε) / `delta`) at each ε."""
         log_ratio: Array = np.log(self.delta(epsilons)[1]) - math.log(delta)
         return log_ratio
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return bounds of the error rates of attacks that threshold the noisy loss L + ηZ.
+        """Return bounds on the error rates of attacks that accuse if a noisy privacy loss is ≥ t.
 
-        L is the privacy loss, ηZ normal noise of standard deviation `line.attack_smoothing`.
+        Each threshold t is one attack. The noisy loss is L + ηZ: the privacy loss plus normal noise
+        of standard deviation `line.attack_noise_deviation`.
 
         Returns:
-            Upper bounds of the false-positive rates and lower bounds of the true-positive rates.
+            Upper bounds on the false-positive rates and lower bounds on the true-positive rates.
         """
         tilt = self.line.tilt
         exponent_size = np.abs(self.log_scale) + (tilt + 1) * np.abs(thresholds)
@@ -232,12 +237,12 @@ class EvaluatedIntegral:
             np.exp(exponent + scale_error) * np.maximum(total + error, 0.0) + _UNDERFLOW
         )
         true_positives = true_positives - self._aliasing_error(
-            thresholds, self.line.attack_smoothing
+            thresholds, self.line.attack_noise_deviation
         )
         return np.minimum(false_positives, 1.0), np.clip(true_positives, 0.0, 1.0)
 
     def _aliasing_error(self, epsilons: Array, smoothing: float = 0.0) -> Array:
-        """Return upper bounds of the aliasing error of a periodic sum, at each ε."""
+        """Return upper bounds on the error of a sum in place of the integral, one for each ε."""
         line = self.line
         left = math.exp(line.log_mass) / math.expm1(min(line.tilt * line.period, 700.0))
         if not len(line.higher_tilts):
@@ -249,7 +254,7 @@ class EvaluatedIntegral:
         return total * (1 + 1e-9)
 
     def _aliasing_error_table(self, epsilons: Array) -> Array:
-        """Return upper bounds of each composition's aliasing error at every ε."""
+        """Return upper bounds on the aliasing error: a row per composition, a column per ε."""
         rows = np.atleast_2d(self.line.higher_moments)
         return np.stack(
             [
@@ -265,7 +270,7 @@ def integrate_composition(
     settings: IntegrationSettings,
     repetitions: Array = _ONCE,
 ) -> EvaluatedIntegral:
-    """Evaluate the line integral of a composition, on a line through its saddle point.
+    """Evaluate a composition's line integral, on a line through its saddle point.
 
     Args:
         releases: with their counts.
@@ -288,12 +293,12 @@ def integrate_composition(
 
 @dataclass(frozen=True, slots=True)
 class OmittedOutcomes:
-    """A bound of what the outcomes that a line integral leaves out add to δ.
+    """An upper bound on what the outcomes that a line integral leaves out add to δ(ε).
 
     Attributes:
         mass: the mass of outcomes that count as the worst.
         tilts: the tilts of Chernoff's bound for the other outcomes.
-        moments: upper bounds of log E[e^{sL}] of these, at each tilt.
+        moments: upper bounds on log E[e^{sL}] of these, at each tilt.
     """
 
     mass: float = 0.0
@@ -301,7 +306,7 @@ class OmittedOutcomes:
     moments: Array = field(default_factory=lambda: np.zeros(0))
 
     def delta(self, epsilons: Array) -> Array:
-        """Return an upper bound of what the omitted outcomes add to δ at each ε."""
+        """Return an upper bound on what the omitted outcomes add to δ(ε), at each ε."""
         total = np.full_like(epsilons, self.mass)
         if len(self.tilts):
             chernoff = (self.moments - np.multiply.outer(epsilons, self.tilts)).min(axis=1)
@@ -311,14 +316,14 @@ class OmittedOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class IntegrandValues:
-    """Values of a line integral's integrand Φ at some frequencies, with error bounds.
+    """Values of a line integral's integrand Φ(v) at some frequencies v, with error bounds.
 
     They are known up to a factor e^{±log_scale_error}.
 
     Attributes:
         value: Φ, relative to e^{log_scale}.
-        largest: an upper bound of the true |Φ|.
-        error: an upper bound of the distance of `value` from Φ.
+        largest: an upper bound on the true |Φ|.
+        error: an upper bound on the distance of `value` from Φ.
         log_scale: about log Φ(0).
         log_scale_error: see above.
 
@@ -333,28 +338,35 @@ class IntegrandValues:
 
 
 class LineIntegrand(Protocol):
-    """The integrand Φ(v) = E[e^{(s + iv)L}] of a privacy loss L, on the line of one tilt s > 0."""
+    """The integrand Φ(v) = E[e^{(s + iv)L}] at frequency v; L is a privacy loss, s > 0 the tilt."""
 
     @property
     def standard_deviation(self) -> float:
-        """Return the approximate standard deviation of the tilted loss."""
+        """Return an estimate of the standard deviation of the privacy loss tilted by e^{sL}."""
         ...
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds of log|Φ(v)/Φ(0)| between frequencies `edges` and beyond the last."""
+        """Return upper bounds on the integrand's log|Φ(v)/Φ(0)|, one per range of frequencies v.
+
+        Each range starts at one of the edges and ends at the next; the last range has no end.
+        """
         ...
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes needed up to this frequency."""
+        """Return the number of quadrature nodes that the integrand needs up to this frequency."""
         ...
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return Φ at increasing frequencies, with bounds of its error."""
+        """Return the integrand at increasing frequencies, with upper bounds on its error."""
         ...
 
 
 class CompositionIntegrand:
-    """The integrand of a whole composition, Φ = Π φᵢ^{Tᵢ}, or of several powers of it."""
+    """The integrand of a composition: the product Φ = Π φᵢ^{Tᵢ} over its releases i.
+
+    φᵢ is the characteristic function of a release's tilted privacy loss, Tᵢ its count. Several
+    powers of the product may be computed at once.
+    """
 
     def __init__(
         self, tilted: Sequence[tuple[TiltedLoss, int]], repetitions: Array = _ONCE
@@ -371,12 +383,16 @@ class CompositionIntegrand:
 
     @property
     def standard_deviation(self) -> float:
-        """Return the approximate standard deviation of the composed tilted loss."""
+        """Return an estimate of the standard deviation of the composition's tilted privacy loss."""
         square = math.fsum(count * loss.standard_deviation**2 for loss, count in self._tilted)
         return math.sqrt(self._least * square)
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds of log|Φ| between frequencies `edges`, for any of the repetitions."""
+        """Return upper bounds on the integrand's log|Φ(v)|, one per range of frequencies v.
+
+        Each range starts at one of the edges and ends at the next; the last range has no end. The
+        bounds hold for every number of repetitions.
+        """
         total = np.zeros_like(edges)
         for loss, count in self._tilted:
             total[:-1] += count * loss.log_decay(edges[:-1], edges[1:])
@@ -384,11 +400,11 @@ class CompositionIntegrand:
         return self._least * total
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes needed up to this frequency."""
+        """Return the number of quadrature nodes that all releases need up to this frequency."""
         return math.fsum(loss.count_nodes(frequency) for loss, _ in self._tilted)
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return Φ at increasing frequencies, with bounds of its error.
+        """Return the integrand at increasing frequencies, with upper bounds on its error.
 
         The error follows from |(φ + e)^T − φ^T| ≤ (|φ| + |e|)^T − |φ|^T.
         """
@@ -418,19 +434,52 @@ class CompositionIntegrand:
         )
 
 
+class KernelValues(NamedTuple):
+    """A kernel G(s + iv), which a line integral multiplies its integrand by, at frequencies v.
+
+    Attributes:
+        values: G at each frequency.
+        size: the sum of the absolute values of its terms, to which rounding errors are relative.
+    """
+
+    values: ComplexArray
+    size: Array
+
+
+class PerKernel(NamedTuple, Generic[T]):
+    """A value for each of the four kernels G that a line integral multiplies its integrand by.
+
+    An attack is a hypothesis test of P against Q that accuses if L + ηZ ≥ t, Z standard normal.
+
+    Attributes:
+        above: for the upper bound on δ(ε).
+        below: for the lower bound on δ(ε).
+        true_positives: for the attack's probability under P.
+        false_positives: for the attack's probability under Q.
+    """
+
+    above: T
+    below: T
+    true_positives: T
+    false_positives: T
+
+
 @dataclass(frozen=True, slots=True)
 class IntegrationLine:
-    """The vertical line Re w = s of an integral, with its period and its smoothing.
+    """The line Re w = s in the complex plane along which to integrate, and how to sum along it.
+
+    The integral is replaced by a sum over the frequencies v = Im w = 2πk/W. As a function of ε the
+    sum repeats with period W: a longer period means a smaller error and more terms.
 
     Attributes:
         tilt: s.
         period: W; the frequencies are 2πk/W.
         smoothing: η.
         threshold: c, by which the attacker's threshold exceeds ε.
-        log_tail: log of the tail, relative to e^{K(s) − sε}.
-        log_mass: log of the mass of the measure, which δ is at most.
+        log_tail: log of the tail that may be left out, relative to e^{K(s) − sε}.
+        log_mass: log of the total mass of the integrated outcomes, which δ is at most.
         higher_tilts: some tilts above s.
-        higher_moments: upper bounds of K there; for several compositions, a row for each.
+        higher_moments: upper bounds on K there; for several compositions, a row for each.
     """
 
     tilt: float
@@ -443,23 +492,23 @@ class IntegrationLine:
     higher_moments: Array
 
     @property
-    def attack_smoothing(self) -> float:
-        """Return the standard deviation η of the noise that an attack adds to the loss.
+    def attack_noise_deviation(self) -> float:
+        """Return the standard deviation of the noise that smooths the attack "accuse if L ≥ t".
 
-        It is never 0, but without smoothing far too little to matter.
+        The attack's step at L = t has a kernel that decays too slowly to be summed. So the attack
+        that is bounded adds normal noise of this standard deviation to L first. Without smoothing
+        it is far too little to matter, and never 0.
         """
         return max(self.smoothing, 1e-6 * self.period)
 
-    def kernels(self, frequencies: Array) -> list[tuple[ComplexArray, Array]]:
-        """Return the four kernels G(s + iv): for δ from above and below, and an attack's P and Q.
-
-        Each comes with the size of its terms, which its rounding is relative to.
+    def kernels(self, frequencies: Array) -> PerKernel[KernelValues]:
+        """Return the kernels G(s + iv), which multiply the integrand, at each frequency v.
 
         Raises:
             SlowDecayError: the smoothing is so large that they overflow.
         """
         w = np.asarray(self.tilt + 1j * frequencies)
-        if 0.5 * (self.tilt + 1) ** 2 * self.attack_smoothing**2 > 600.0:
+        if 0.5 * (self.tilt + 1) ** 2 * self.attack_noise_deviation**2 > 600.0:
             raise SlowDecayError
         half = 0.5 * self.smoothing**2
         above = np.exp(w * (w + 1) * half) / (w * (w + 1))
@@ -471,50 +520,61 @@ class IntegrationLine:
                 true_positives - false_positives,
                 np.abs(true_positives) + np.abs(false_positives),
             )
-        half = 0.5 * self.attack_smoothing**2
+        half = 0.5 * self.attack_noise_deviation**2
         true_positives, false_positives = (
             np.exp(w * w * half) / w,
             np.exp((w + 1) ** 2 * half) / (w + 1),
         )
-        return [
-            (above, np.abs(above)),
-            (below, below_size),
-            (true_positives, np.abs(true_positives)),
-            (false_positives, np.abs(false_positives)),
-        ]
+        return PerKernel(
+            KernelValues(above, np.abs(above)),
+            KernelValues(below, below_size),
+            KernelValues(true_positives, np.abs(true_positives)),
+            KernelValues(false_positives, np.abs(false_positives)),
+        )
 
-    def log_kernel_tails(self, low: Array, high: Array) -> list[Array]:
-        """Return upper bounds of the log of each kernel's integral over low ≤ v ≤ high.
+    def log_kernel_tails(self, low: Array, high: Array) -> PerKernel[Array]:
+        """Return, per kernel G, upper bounds on the log of its integral over low ≤ v ≤ high.
 
         They bound log(e^{a²η²/2}·∫|G| dv) with a = low.
         """
         s, half = self.tilt, 0.5 * self.smoothing**2
         log_square = np.log(1 / low - 1 / high)
-        attack_half = 0.5 * self.attack_smoothing**2
+        attack_half = 0.5 * self.attack_noise_deviation**2
         octaves = np.log(high / low)
         log_inverse = np.log(np.minimum(octaves, 1 / np.maximum(self.smoothing * low, 1e-150) ** 2))
-        damped = np.log(np.minimum(octaves, 1 / (self.attack_smoothing * low) ** 2))
+        damped = np.log(np.minimum(octaves, 1 / (self.attack_noise_deviation * low) ** 2))
         damped = damped - (attack_half - half) * low * low
         true_positives, false_positives = s * s * half, (s + 1) ** 2 * half
         larger = max(
             true_positives - s * self.threshold, false_positives - (s + 1) * self.threshold
         )
-        return [
+        return PerKernel(
             log_square + s * (s + 1) * half,
             log_inverse + math.log(2) + larger if self.smoothing else log_square,
             damped + s * s * attack_half,
             damped + (s + 1) ** 2 * attack_half,
-        ]
+        )
 
 
 def choose_line(
     saddle: SaddlePoint, settings: IntegrationSettings, log_mass: float = 0.0
 ) -> IntegrationLine:
-    """Choose the line and its period: the shortest period that keeps enough digits.
+    """Choose the tilt s of the line of integration Re w = s that needs the fewest frequencies.
+
+    It is the tilt with the shortest period W of the sum, so with the widest spacing 2π/W of the
+    frequencies. Tilts at which double precision would lose too many digits of δ are left out.
 
     Aliases of a share a of δ need W ≥ log(1/aδ)/s on the left and, by Chernoff's bound at s′ > s,
     W ≥ (K(s′) − s′ε − log aδ)/(s′ − s) on the right. Left of the saddle point the right tail is
     lighter, for which e^{K(s) − sε} exceeds δ by more: digits that double precision has to spare.
+
+    Args:
+        saddle: the tilts to choose from, their log-moments K, and the ε and δ of interest.
+        settings: accuracy and smoothing.
+        log_mass: log of the total mass of the integrated outcomes; 0 for all outcomes.
+
+    Raises:
+        SlowDecayError: no tilt keeps enough digits.
     """
     tilts, moments = saddle.tilts, saddle.moments
     log_share = settings.log_accuracy + saddle.log_delta
@@ -564,20 +624,22 @@ def integrate_along_line(
     frequencies: Array = spacing * np.arange(kept.count + 1, dtype=float)
     values = integrand.values(frequencies)
     reach = line.tilt + 1 + frequencies  # the kernels are off by a few eps of their exponents
-    exponents = line.attack_smoothing**2 * reach**2 + abs(line.threshold) * reach
+    exponents = line.attack_noise_deviation**2 * reach**2 + abs(line.threshold) * reach
     rounding = 8 * _EPS * (1 + exponents)
     share = np.full(len(frequencies), spacing / math.pi)
     share[0] /= 2
-    above, below, true_positives, false_positives = (
-        _fourier_sum(frequencies, values, share * kernel, share * size * rounding, tail)
-        for (kernel, size), tail in zip(line.kernels(frequencies), kept.tails, strict=True)
+    sums = PerKernel(
+        *(
+            _fourier_sum(frequencies, values, share * kernel, share * size * rounding, tail)
+            for (kernel, size), tail in zip(line.kernels(frequencies), kept.tails, strict=True)
+        )
     )
     return EvaluatedIntegral(
         line,
-        above,
-        below,
-        true_positives,
-        false_positives,
+        sums.above,
+        sums.below,
+        sums.true_positives,
+        sums.false_positives,
         values.log_scale,
         values.log_scale_error,
         omitted or OmittedOutcomes(),
@@ -586,16 +648,19 @@ def integrate_along_line(
 
 @dataclass(frozen=True, slots=True)
 class _FrequencyCutoff:
-    """The number of frequencies to sum, and a bound of each kernel's integral beyond them."""
+    """The number of frequencies to sum, and upper bounds on the kernels' integrals beyond them."""
 
     count: int
-    tails: list[float]
+    tails: PerKernel[float]
 
 
 def _choose_frequencies(
     integrand: LineIntegrand, line: IntegrationLine, work_limit: float
 ) -> _FrequencyCutoff:
-    """Choose the fewest frequencies whose omitted tail is at most e^`line.log_tail`."""
+    """Choose the fewest frequencies to sum such that the tail left out is small enough.
+
+    It is at most e^`line.log_tail`.
+    """
     deviation = integrand.standard_deviation
     if not 1e-60 < deviation < 1e60:
         raise SlowDecayError
@@ -604,18 +669,21 @@ def _choose_frequencies(
     log_phi = integrand.log_decay(edges)
     # the largest from each block on: what is left out is bounded by a decreasing function
     log_phi = np.maximum.accumulate(log_phi[::-1])[::-1] - 0.5 * (line.smoothing * low) ** 2
-    tails = [
-        np.logaddexp.accumulate((log_phi + log_kernel)[::-1])[::-1] - math.log(math.pi)
-        for log_kernel in line.log_kernel_tails(low, high)
-    ]
-    reached = np.flatnonzero(np.maximum(tails[0], tails[1]) <= line.log_tail)
+    log_tails = PerKernel(
+        *(
+            np.logaddexp.accumulate((log_phi + log_kernel)[::-1])[::-1] - math.log(math.pi)
+            for log_kernel in line.log_kernel_tails(low, high)
+        )
+    )
+    reached = np.flatnonzero(np.maximum(log_tails.above, log_tails.below) <= line.log_tail)
     if not len(reached):
         raise SlowDecayError
     first = int(reached[0])
     count = max(math.ceil(float(low[first]) * line.period / (2 * math.pi)), 8)
     if count * integrand.count_nodes(2 * math.pi * count / line.period) > work_limit:
         raise SlowDecayError
-    return _FrequencyCutoff(count, [math.exp(min(float(tail[first]), 700.0)) for tail in tails])
+    tails = (math.exp(min(float(tail[first]), 700.0)) for tail in log_tails)
+    return _FrequencyCutoff(count, PerKernel(*tails))
 
 
 def _fourier_sum(
@@ -625,7 +693,7 @@ def _fourier_sum(
     kernel_error: Array,
     tail: float,
 ) -> _FourierSum:
-    """Return the sum of integrand times kernel as a function of ε, with a bound of its error.
+    """Return Σ integrand·kernel·e^{−ivε} as a function of ε, with an upper bound on its error.
 
     |Φ'G' − ΦG| ≤ |Φ' − Φ|·|G'| + |Φ|·|G' − G| for computed Φ', G'.
     """

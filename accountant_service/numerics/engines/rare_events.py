@@ -66,14 +66,14 @@ _RENYI_TILTS: Final = np.geomspace(0.1, 3e3, 80)  # times 1/top
 _SLOW_PHASE: Final = 0.003  # of the top: the phase of smaller losses turns slowly
 _COMMON_TILTS: Final = np.geomspace(1.0, 300.0, 40)  # the same, for the common outcomes
 _SCALE_ERROR_MAX: Final = 1e-9  # log of the scale error of one factor
-_TOTAL_SCALE_ERROR_MAX: Final = 1e-6  # of a composition; the bounds of its decay include it
+_TOTAL_SCALE_ERROR_MAX: Final = 1e-6  # of a composition; the bounds on its decay include it
 _APPROXIMATE_NODES: Final = 1500  # nodes on which a division is chosen
 
 
 def integrate_rare_events(
     releases: Composition, saddle: SaddlePoint, settings: IntegrationSettings
 ) -> EvaluatedIntegral:
-    """Evaluate the line integral of a composition's rare outcomes; bound δ of all others.
+    """Bound δ(ε) by a line integral over rare outcomes, and bound what all others add to δ.
 
     Args:
         releases: with their counts.
@@ -88,7 +88,7 @@ def integrate_rare_events(
     if saddle.epsilon < _EPSILON_MIN:
         raise SlowDecayError
     epsilon = _SCALE ** round(math.log(saddle.epsilon, _SCALE))
-    for division in _divisions(parts, epsilon, saddle.log_delta + settings.log_accuracy):
+    for division in _candidate_divisions(parts, epsilon, saddle.log_delta + settings.log_accuracy):
         with contextlib.suppress(SlowDecayError):
             divided = DividedComposition(parts, division, epsilon)
             line = choose_line(divided.own_saddle(saddle), settings, divided.log_mass)
@@ -99,7 +99,7 @@ def integrate_rare_events(
 
 
 def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[SaddlePoint]:
-    """Return guesses of the saddle point: ε from a single rare outcome, or from many.
+    """Return two guesses of the saddle point: if one rare outcome decides δ, and if many do.
 
     The first guess solves Σ T·δ₁(ε) = δ, with δ₁(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) for one release
     and δ_G for the unsampled one. The second is the Rényi bound without the extreme outcomes.
@@ -114,7 +114,7 @@ def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[Saddle
 
 
 def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_SampledGaussian]:
-    """Return the parameters of each release: sample rate, μ and count.
+    """Return sample rate, μ and count of each release; all must be sampled Gaussian releases.
 
     Raises:
         SlowDecayError: a record is added or replaced, or a release is not Gaussian.
@@ -130,7 +130,7 @@ def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_Sample
 
 
 def _log_delta_of_one_outcome(parts: list[_SampledGaussian], epsilons: Array) -> Array:
-    """Return an estimate of log δ(ε) if one rare outcome alone reaches ε."""
+    """Return an estimate of log δ(ε), at each ε, if one release alone has a loss above ε."""
     total = np.full_like(epsilons, -np.inf)
     for part in parts:
         unsampled = np.log1p(np.expm1(np.minimum(epsilons, 500.0)) / part.sample_rate)
@@ -141,7 +141,13 @@ def _log_delta_of_one_outcome(parts: list[_SampledGaussian], epsilons: Array) ->
 
 @dataclass(frozen=True, slots=True)
 class _SampledGaussian:
-    """A sampled Gaussian release and its count."""
+    """A Gaussian release with Poisson sampling, and how often it is repeated.
+
+    Attributes:
+        sample_rate: q.
+        mu: μ, the sensitivity divided by the standard deviation of the noise.
+        count: the number of repetitions.
+    """
 
     sample_rate: float
     mu: float
@@ -149,16 +155,20 @@ class _SampledGaussian:
 
 
 @dataclass(frozen=True, slots=True)
-class _Division:
-    """A division of outcomes by loss into common, rare and extreme, with smooth windows."""
+class _OutcomeDivision:
+    """A division of outcomes by privacy loss into common (low), rare (high) and extreme (highest).
+
+    Each part is given by the smooth windows whose product is the weight with which an outcome of
+    some loss belongs to it.
+    """
 
     common: tuple[Window, ...]
     rare: tuple[Window, ...]
     extreme: tuple[Window, ...]
 
     @classmethod
-    def at(cls, split: float, top: float) -> _Division:
-        """Return the division with rare losses from about `split`, and extreme ones from `top` on.
+    def at(cls, split: float, top: float) -> _OutcomeDivision:
+        """Return the division with rare losses above about `split` and extreme ones above `top`.
 
         No outcomes are common if `split` is 0.
         """
@@ -170,13 +180,13 @@ class _Division:
 
 
 class _ApproximateLaws:
-    """Approximate laws of the releases' privacy losses, used only to choose a division."""
+    """Approximate distributions of the releases' privacy losses, used only to choose a division."""
 
     def __init__(self, parts: list[_SampledGaussian]) -> None:
         self._laws = [(*_approximate_law(part.sample_rate, part.mu), part.count) for part in parts]
 
     def log_mass(self, windows: tuple[Window, ...]) -> float:
-        """Return the log of the expected number of outcomes in the windows."""
+        """Return the log of the expected number of releases whose loss is in the windows."""
         counts = [
             count * math.exp(float(log_sum_exp(log_mass + _log_windows(windows, loss))))
             for loss, log_mass, count in self._laws
@@ -184,12 +194,12 @@ class _ApproximateLaws:
         return math.log(max(math.fsum(counts), 1e-300))
 
     def log_chernoff(self, windows: tuple[Window, ...], epsilon: float) -> float:
-        """Return the log of Chernoff's bound of δ(ε), for outcomes within the windows."""
+        """Estimate the log of Chernoff's upper bound on δ(ε), for losses in the windows only."""
         tilts = _COMMON_TILTS / epsilon
         return float((self._log_moments(windows, tilts) - tilts * epsilon).min())
 
     def _log_moments(self, windows: tuple[Window, ...], tilts: Array) -> Array:
-        """Return the composition's log-moments within the windows at each tilt."""
+        """Return the composition's log E[e^{sL}] at each tilt s, for losses in the windows only."""
         total = np.zeros_like(tilts)
         for loss, log_mass, count in self._laws:
             weighted = log_mass + _log_windows(windows, loss)
@@ -197,11 +207,11 @@ class _ApproximateLaws:
         return total
 
     def estimate_top(self, log_share: float) -> float:
-        """Estimate the least loss that at most e^log_share outcomes exceed."""
+        """Estimate the least loss above which at most e^log_share outcomes are expected."""
 
         def is_negligible(top: float) -> bool:
-            """Return whether few enough outcomes lie above `top`."""
-            return self.log_mass(_Division.at(0.0, float(top)).extreme) < log_share
+            """Return whether few enough outcomes have a loss above `top`."""
+            return self.log_mass(_OutcomeDivision.at(0.0, float(top)).extreme) < log_share
 
         at = bisect.bisect_left(_TOPS, True, key=is_negligible)
         if at == len(_TOPS):
@@ -209,34 +219,34 @@ class _ApproximateLaws:
         return float(_TOPS[at])
 
     def renyi_epsilon(self, log_delta: float) -> float:
-        """Estimate the Rényi bound of ε at δ, leaving out extreme outcomes."""
+        """Estimate the Rényi upper bound on ε at δ, leaving out extreme outcomes."""
         top = self.estimate_top(log_delta - 3.0)
         tilts = _RENYI_TILTS / top
-        moments = self._log_moments(_Division.at(0.0, top).rare, tilts)
+        moments = self._log_moments(_OutcomeDivision.at(0.0, top).rare, tilts)
         constant = -np.log1p(tilts) - tilts * np.log1p(1 / tilts)
         return float(((moments + constant - log_delta) / tilts).min())
 
 
 @lru_cache(maxsize=16)
 def _approximate_law(sample_rate: float, mu: float) -> tuple[Array, Array]:
-    """Return a few quadrature nodes of a release's privacy loss, with their log masses."""
+    """Return a release's privacy losses at a few quadrature nodes, and their log masses."""
     z = np.linspace(-9.0, 13.0 + mu, _APPROXIMATE_NODES)
     loss = privacy_loss(mu * z - 0.5 * mu**2, sample_rate)
     return loss, loss - 0.5 * z * z - LOG_SQRT_TWO_PI + math.log(z[1] - z[0])
 
 
 def _log_windows(windows: tuple[Window, ...], loss: Array) -> Array:
-    """Return the log of the product of the windows at each loss."""
+    """Return the log of the windows' product at each privacy loss."""
     total = np.zeros_like(loss)
     for window in windows:
         total = total + window.log_weight(loss)
     return total
 
 
-def _divisions(
+def _candidate_divisions(
     parts: list[_SampledGaussian], epsilon: float, log_share: float
-) -> Iterator[_Division]:
-    """Yield divisions to try; each leaves out a δ of at most about e^log_share.
+) -> Iterator[_OutcomeDivision]:
+    """Yield divisions of the outcomes to try; each leaves out a δ of at most about e^log_share.
 
     Their top is the lowest possible. Their splits are the highest possible, none, and a very low
     one.
@@ -245,23 +255,29 @@ def _divisions(
     top = laws.estimate_top(log_share)
     for shares in (_SHARES, (), _LOW_SHARES):
         if not shares:
-            yield _Division.at(0.0, top)
-        for division in (_Division.at(share * epsilon, top) for share in shares):
+            yield _OutcomeDivision.at(0.0, top)
+        for division in (_OutcomeDivision.at(share * epsilon, top) for share in shares):
             if laws.log_chernoff(division.common, epsilon) < log_share:
                 yield division
                 break
 
 
 class DividedComposition:
-    """A composition divided into common, rare and extreme outcomes."""
+    """A composition whose outcomes are divided by privacy loss: common, rare and extreme.
 
-    def __init__(self, parts: list[_SampledGaussian], division: _Division, epsilon: float) -> None:
+    Integrated are the outcomes in which some release has a rare loss and none an extreme one;
+    without common losses, all that have no extreme one. What is left out is bounded by `omitted`.
+    """
+
+    def __init__(
+        self, parts: list[_SampledGaussian], division: _OutcomeDivision, epsilon: float
+    ) -> None:
         self._sampled_gaussians, self._division, self._epsilon = parts, division, epsilon
         order = 1.0 + float(_TILTS[-1]) / epsilon
         self._rare = self._laws(division.rare, order)
         self._common = self._laws(division.common, order) if division.common else []
         top = division.rare[-1].edge
-        slow = _Division.at(_SLOW_PHASE * top, top)  # slow and fast phases
+        slow = _OutcomeDivision.at(_SLOW_PHASE * top, top)  # slow and fast phases
         self._slow_and_fast = list(
             zip(self._laws(slow.common, order), self._laws(slow.rare, order), strict=True)
         )
@@ -269,14 +285,14 @@ class DividedComposition:
         self._moments = self._integrated_log_moments(1.0 + self._tilts)
 
     def _laws(self, windows: tuple[Window, ...], order: float) -> list[WindowedLoss]:
-        """Return the windowed loss of each release."""
+        """Return each release's privacy loss weighted by the windows, for orders up to `order`."""
         return [
             cached_windowed_loss(p.sample_rate, p.mu, windows, order)
             for p in self._sampled_gaussians
         ]
 
     def _integrated_log_moments(self, orders: Array) -> Array:
-        """Return upper bounds of the log-moments of the outcomes that are integrated."""
+        """Return upper bounds on the log-moment of the integrated outcomes, one for each order."""
         total, ratio = np.zeros_like(orders), np.zeros_like(orders)
         if not self._common:
             for rare, part in zip(self._rare, self._sampled_gaussians, strict=True):
@@ -293,17 +309,20 @@ class DividedComposition:
 
     @property
     def log_mass(self) -> float:
-        """Return an upper bound of the log probability of the outcomes that are integrated."""
+        """Return an upper bound on the log probability of the integrated outcomes."""
         return min(float(self._moments[0]), 0.0)
 
     def own_saddle(self, near: SaddlePoint) -> SaddlePoint:
-        """Return the saddle point of the integrated outcomes, at the ε of `near`."""
+        """Return the saddle point of the integrated outcomes alone, at the ε of `near`."""
         tilts, moments = self._tilts[1:], self._moments[1:]
         cost = moments - tilts * near.epsilon - np.log(tilts) - np.log1p(tilts)
         return replace(near, tilt=float(tilts[np.argmin(cost)]), tilts=tilts, moments=moments)
 
     def omitted(self) -> OmittedOutcomes:
-        """Return a bound of δ from omitted outcomes: some extreme one, or only common ones."""
+        """Return an upper bound on what the omitted outcomes add to δ.
+
+        These are the outcomes with some extreme loss, and those with common losses only.
+        """
         mass = math.fsum(
             part.count * math.exp(float(law.log_moments(np.ones(1))[0]))
             for part, law in zip(
@@ -319,11 +338,11 @@ class DividedComposition:
             moments += part.count * law.log_moments(1.0 + tilts)
         return OmittedOutcomes(mass, tilts, moments)
 
-    def integrand(self, tilt: float) -> _DividedIntegrand:
-        """Return the integrand of the outcomes that are integrated, on the line Re w = tilt."""
+    def integrand(self, tilt: float) -> _RareOutcomeIntegrand:
+        """Return the integrated outcomes' integrand Φ(v) = E[e^{(s + iv)L}], s = `tilt`."""
         log_scale = float(self._integrated_log_moments(np.array([1.0 + tilt]))[0])
         counts = [part.count for part in self._sampled_gaussians]
-        return _DividedIntegrand(
+        return _RareOutcomeIntegrand(
             counts,
             self._common,
             self._rare,
@@ -335,10 +354,11 @@ class DividedComposition:
 
 
 @dataclass(frozen=True, slots=True)
-class _DividedIntegrand:
-    """The integrand of a divided composition on the line Re w = s.
+class _RareOutcomeIntegrand:
+    """The integrand Φ(v) = E[e^{(s + iv)L}] of the integrated outcomes of a divided composition.
 
-    It is Π(a + b)^T − Πa^T, or Πb^T without common outcomes.
+    With a and b the transforms of a release's common and rare outcomes and T its count, Φ is Π(a +
+    b)^T − Πa^T over the releases, or Πb^T without common outcomes.
 
     It is a polynomial in every a and b without negative coefficients. So if a and b are off by e
     and f, it is off by at most its value at |a| + e and |b| + f, less its value at |a| and |b|.
@@ -354,11 +374,11 @@ class _DividedIntegrand:
 
     @property
     def standard_deviation(self) -> float:
-        """Return an upper estimate of the tilted loss's standard deviation."""
+        """Return an upper estimate of the tilted privacy loss's standard deviation."""
         return 10.0 * self.epsilon
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds of log|Φ| between frequencies `edges`, and beyond the last.
+        """Return upper bounds on the integrand's log|Φ(v)/Φ(0)|, one per range of frequencies v.
 
         |Φ(v)| ≤ Σ T·|b(v)|·Π(a + b)^T/(a + b), all factors at v = 0 but the first.
 
@@ -383,7 +403,10 @@ class _DividedIntegrand:
     def _log_decay_of_law(
         self, whole: WindowedLoss, slow: WindowedLoss, fast: WindowedLoss, edges: Array
     ) -> Array:
-        """Return upper bounds of one release's log|K(v)| for each range of frequencies.
+        """Return upper bounds on log|K|, K the transform of one release's losses, per range of v.
+
+        A range of frequencies v starts at one of the edges and ends at the next; the last has no
+        end.
 
         Each is the least of three bounds; `whole` = `slow` + `fast`.
 
@@ -400,14 +423,14 @@ class _DividedIntegrand:
         return best
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes of all laws up to this frequency."""
+        """Return the number of quadrature nodes that all releases need up to this frequency."""
         laws = (*self.common, *self.rare)
         return math.fsum(law.count_nodes(self.order, frequency) for law in laws)
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return Φ at increasing frequencies, with bounds of its error."""
+        """Return the integrand at increasing frequencies, with upper bounds on its error."""
         value, size, largest = (
-            _TransformProduct(len(frequencies), bool(self.common)) for _ in range(3)
+            _LaplaceTransformProduct(len(frequencies), bool(self.common)) for _ in range(3)
         )
         terms: Array = np.full(len(frequencies), float(len(self.counts)))
         log_scale_error = 0.0
@@ -432,22 +455,24 @@ class _DividedIntegrand:
 
     def _transforms(
         self, at: int, frequencies: Array
-    ) -> tuple[_TransformValues, _TransformValues | None]:
-        """Return one release's transforms of its rare and of its common outcomes, b and a.
+    ) -> tuple[_LaplaceTransform, _LaplaceTransform | None]:
+        """Return the transforms of rare outcomes, b, and of common ones, a, of release number `at`.
+
+        a is None if no outcomes are common.
 
         Beside common outcomes rare ones are few. An error of b's scale, as a factor of the whole
         measure, would count T times. As an absolute error it counts only as often as rare outcomes
         occur.
         """
         if not self.common:
-            return _TransformValues.with_scale_error(self.rare[at], self.order, frequencies), None
-        b = _TransformValues.with_absolute_error(self.rare[at], self.order, frequencies)
-        return b, _TransformValues.with_scale_error(self.common[at], self.order, frequencies)
+            return _LaplaceTransform.with_scale_error(self.rare[at], self.order, frequencies), None
+        b = _LaplaceTransform.with_absolute_error(self.rare[at], self.order, frequencies)
+        return b, _LaplaceTransform.with_scale_error(self.common[at], self.order, frequencies)
 
 
 @dataclass(frozen=True, slots=True)
-class _TransformValues:
-    """A Laplace transform of a release's common or rare outcomes, with error bounds.
+class _LaplaceTransform:
+    """The Laplace transform of a release's common or rare losses, with upper bounds on errors.
 
     It is e^{log_scale ± scale_error}·(1 + phi_minus_one ± error) at each frequency v of s + iv.
 
@@ -464,8 +489,8 @@ class _TransformValues:
     @classmethod
     def with_scale_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
-    ) -> _TransformValues:
-        """Return the transform with the error of its scale kept apart, if that is small.
+    ) -> _LaplaceTransform:
+        """Return the transform, with the error of its constant factor e^log_scale kept apart.
 
         Otherwise it is made part of the absolute error, as in `with_absolute_error`.
         """
@@ -478,8 +503,8 @@ class _TransformValues:
     @classmethod
     def with_absolute_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
-    ) -> _TransformValues:
-        """Return the transform with all errors combined into an absolute one."""
+    ) -> _LaplaceTransform:
+        """Return the transform, with the error of its constant factor made part of `error`."""
         nodes = law.trapezoidal_rule(order, float(frequencies[-1]))
         phi_minus_one, error = nodes.unnormalised_characteristic(frequencies)
         return cls(nodes.log_moment, 0.0, phi_minus_one, error)
@@ -489,17 +514,17 @@ class _TransformValues:
         return np.asarray(self.log_scale + log1p_complex(self.phi_minus_one))
 
     def log_size(self) -> ComplexArray:
-        """Return the log of the absolute value of the computed transform."""
+        """Return the log of the computed transform's absolute value."""
         return np.asarray(self.log().real, complex)
 
     def log_largest(self) -> ComplexArray:
-        """Return an upper bound of the log of the true transform's absolute value."""
+        """Return an upper bound on the log of the exact transform's absolute value."""
         size = np.exp(log1p_complex(self.phi_minus_one).real)
         return self.log_size() + np.log1p(self.error / np.maximum(size, 1e-300))
 
 
-class _TransformProduct:
-    """The product of all releases' transforms, less that of common outcomes alone.
+class _LaplaceTransformProduct:
+    """Φ(v): the product of all releases' transforms, less that of their common outcomes'.
 
     That is Π(a + b)^T − Πa^T, or Πb^T alone without common outcomes, built release by release.
     """
@@ -509,7 +534,7 @@ class _TransformProduct:
         self._differs = differs
 
     def multiply(self, log_b: ComplexArray, log_a: ComplexArray | None, count: int) -> Array:
-        """Multiply by one release `count` times; return the scale of its rounding error."""
+        """Multiply by a release's transform, `count` times; return its relative error in eps."""
         if log_a is None:
             self._whole += count * log_b
             return np.asarray(np.abs(log_b))

@@ -52,9 +52,9 @@ class SaddlePoint:
         tilt: s.
         epsilon: about the ε whose saddle point it is.
         log_delta: about log δ(ε).
-        bound: the Rényi bound: an upper bound of ε at the given δ, or of log δ at the given ε.
+        bound: the Rényi bound: an upper bound on ε at the given δ, or on log δ at the given ε.
         tilts: increasing, around the saddle point.
-        moments: upper bounds of K at each of them.
+        moments: upper bounds on K at each of them.
     """
 
     direction: Direction
@@ -72,18 +72,18 @@ def find_at_delta(
     log_delta: float,
     other_lower_bound: float = -math.inf,
 ) -> SaddlePoint:
-    """Find the saddle point at the ε where δ(ε) = δ, and the Rényi bound of ε.
+    """Find the saddle point at the ε where δ(ε) = δ, and the Rényi upper bound on ε.
 
     Args:
         releases: with their counts.
         direction: of add-or-remove.
         log_delta: log δ < 0.
-        other_lower_bound: a lower bound of the other direction. If the Rényi bound is at most
+        other_lower_bound: a lower bound on the other direction. If the Rényi bound is at most
             this, the direction does not matter, and no saddle point is computed.
     """
 
     def cost(tilts: Array, moments: Array) -> Array:
-        """Return the Rényi bound of ε at each tilt."""
+        """Return the Rényi upper bound on ε at each tilt."""
         ratio: Array = (moments + _log_constant(tilts) - log_delta) / tilts
         return ratio
 
@@ -102,13 +102,13 @@ def find_at_epsilon(
     epsilon: float,
     other_lower_bound: float = -math.inf,
 ) -> SaddlePoint:
-    """Find the saddle point at ε ≥ 0, and the Rényi bound of log δ(ε).
+    """Find the saddle point at a given ε ≥ 0, and the Rényi upper bound on log δ(ε).
 
     The arguments are those of `find_at_delta`; `other_lower_bound` is one of log δ(ε).
     """
 
     def cost(tilts: Array, moments: Array) -> Array:
-        """Return the Rényi bound of log δ(ε) at each tilt."""
+        """Return the Rényi upper bound on log δ(ε) at each tilt."""
         log_delta: Array = moments + _log_constant(tilts) - tilts * epsilon
         return log_delta
 
@@ -121,14 +121,14 @@ def find_at_epsilon(
 
 
 def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:
-    """Return the Rényi bound of ε at δ for each share (at most 1) of the repetitions."""
+    """Return Rényi upper bounds on ε at δ, for fewer repetitions: given shares of all of them."""
     moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
     least: Array = ((moments - log_delta) / saddle.tilts).min(axis=1)
     return rounding.up_each(np.maximum(least, 0.0))
 
 
 def renyi_log_deltas(saddle: SaddlePoint, shares: Array, epsilons: Array) -> Array:
-    """Return the Rényi bound of log δ at each ε (columns) for each share of the repetitions."""
+    """Return Rényi upper bounds on log δ: rows are shares of the repetitions, columns are ε."""
     moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
     least: Array = np.full((len(shares), len(epsilons)), math.inf)
     for tilt, moment in zip(saddle.tilts, moments.T, strict=True):
@@ -137,7 +137,7 @@ def renyi_log_deltas(saddle: SaddlePoint, shares: Array, epsilons: Array) -> Arr
 
 
 class _SaddlePointCurve:
-    """Interpolated ε, log δ and log-moments at finely spaced tilts."""
+    """The ε and log δ of the saddle points at finely spaced tilts, by interpolation."""
 
     def __init__(self, tilts: Array, moments: Array) -> None:
         from scipy import interpolate  # 25 MB that a server without questions does without
@@ -154,18 +154,18 @@ class _SaddlePointCurve:
         self.log_deltas = self.estimate_log_deltas(self.epsilons)
 
     def estimate_log_deltas(self, epsilons: Array | float) -> Array:
-        """Return estimates of log δ(ε), one for each tilt."""
+        """Return the saddle-point estimate of log δ(ε) at each tilt."""
         seen: Array = self.moments - self.tilts * epsilons - self._log_poles
         return seen
 
 
 def _log_constant(tilts: Array) -> Array:
-    """Return the log of the constant sˢ/(s + 1)^{s+1} in the Rényi bound, for each tilt s."""
+    """Return the log of the factor sˢ/(s + 1)^{s+1} in the Rényi bound, for each tilt s."""
     return -np.log1p(tilts) - tilts * np.log1p(1 / tilts)
 
 
 def _range_moments(releases: Composition, direction: Direction, range_index: int) -> Array:
-    """Return upper bounds of a composition's log-moment for each tilt of a range."""
+    """Return upper bounds on a composition's log-moment at each tilt of a range of tilts."""
     total = np.zeros_like(_RANGES[range_index])
     for release, count in releases:
         total += count * _release_moments(release, direction, range_index)
@@ -174,7 +174,7 @@ def _range_moments(releases: Composition, direction: Direction, range_index: int
 
 @lru_cache(maxsize=128)
 def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int) -> Array:
-    """Return upper bounds of one release's log-moment for each tilt of a range.
+    """Return upper bounds on one release's log-moment at each tilt of a range of tilts.
 
     They do not depend on the count, so a search for the steps asks for them often.
     """

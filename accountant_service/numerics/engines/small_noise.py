@@ -67,13 +67,13 @@ _RELATIVE_WIDTH: Final = 1e-12
 
 
 def is_useful(releases: Composition) -> bool:
-    """Return whether the noise is so small that this engine's bounds are tight."""
+    """Return whether the noise is so small that this engine bounds δ(ε) tightly."""
     sampled = _collect_sampled(releases)
     return sampled is not None and _choose_slack(sampled) is not None
 
 
 def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
-    """Return a proved interval around ε at δ; None if this engine's bounds are too wide.
+    """Return a proved interval around ε at δ, or None if it would be too wide.
 
     Args:
         releases: each release with its count (≥ 1), at least one.
@@ -85,11 +85,11 @@ def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
     log_delta, largest = math.log(delta), 1.0 + profile.epsilon_max(delta)
 
     def upper_violation(epsilon: float) -> float:
-        """Return how far the upper bound of δ(ε) exceeds δ, in logs."""
+        """Return log(upper bound on δ(ε)) − log δ, which is positive if ε is too small."""
         return profile.log_upper(epsilon) - log_delta
 
     def lower_violation(epsilon: float) -> float:
-        """Return how far the lower bound of δ(ε) falls below δ, in logs."""
+        """Return log δ − log(lower bound on δ(ε)), which is positive if ε is too large."""
         return log_delta - profile.log_lower(epsilon)
 
     upper = _find_smallest_epsilon(upper_violation, largest)
@@ -106,7 +106,7 @@ def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
 
 
 def delta_bounds(releases: Composition, epsilon: float) -> Bounds | None:
-    """Return a proved interval around δ(ε); None if this engine's bounds are too wide.
+    """Return a proved interval around δ(ε), or None if it would be too wide.
 
     Args:
         releases: each release with its count (≥ 1), at least one.
@@ -120,7 +120,10 @@ def delta_bounds(releases: Composition, epsilon: float) -> Bounds | None:
 
 
 def _find_smallest_epsilon(violation: Callable[[float], float], largest: float) -> float:
-    """Return the smallest ε whose violation is at most 0; infinite if `largest` violates."""
+    """Return the smallest ε whose violation is at most 0; ∞ if even `largest` has a positive one.
+
+    The violation decreases with ε.
+    """
     if violation(0.0) <= 0:
         return 0.0
     if violation(_EPSILON_LEAST) <= 0:
@@ -132,7 +135,12 @@ def _find_smallest_epsilon(violation: Callable[[float], float], largest: float) 
 
 @dataclass(frozen=True, slots=True)
 class _SampledReleases:
-    """The parameters of all sampled releases, as arrays with one entry each."""
+    """The parameters of all sampled Gaussian releases, as arrays with one entry for each.
+
+    A release is ambiguous if its outcome does not show whether the record was in the sample: |Λ −
+    v| < x, Λ the log-likelihood ratio of presence, v = log((1 − q)/q), and x the `slack` that the
+    methods take. A larger slack leaves more releases ambiguous and bounds the others better.
+    """
 
     counts: Array
     rates: Array
@@ -140,24 +148,30 @@ class _SampledReleases:
 
     @property
     def log_absent(self) -> Array:
-        """Return log(1 − q) of each release."""
+        """Return log(1 − q) for each release: the log probability of not sampling the record."""
         return np.log1p(-self.rates)
 
     @property
     def log_odds(self) -> Array:
-        """Return the log-odds v = log((1 − q)/q) of each release, q the sample rate."""
+        """Return the log-odds log((1 − q)/q) of absence for each release with sample rate q."""
         return self.log_absent - np.log(self.rates)
 
     def log_false_presence(self, slack: float) -> Array:
-        """Return the log probability that an absent record looks present: N₀(Λ > v − x)."""
+        """Return, per release, log P(the outcome does not look so | the record is absent).
+
+        This is N₀(Λ > v − x).
+        """
         return log_normal_tail((self.log_odds - slack) / self.mus + self.mus / 2)
 
     def log_false_absence(self, slack: float) -> Array:
-        """Return the log probability that a present record looks absent: N₁(Λ < v + x)."""
+        """Return, per release, log P(the outcome does not look so | the record is present).
+
+        This is N₁(Λ < v + x).
+        """
         return log_normal_tail(self.mus / 2 - (self.log_odds + slack) / self.mus)
 
     def expected_ambiguous(self, slack: float) -> float:
-        """Return the expected number of ambiguous releases, each weighted by 1/(1 − q).
+        """Return an upper bound on the sum of P(ambiguous)/(1 − q) over all releases.
 
         This is M of the module docstring, rounded up.
         """
@@ -169,13 +183,13 @@ class _SampledReleases:
 
 @dataclass(frozen=True, slots=True)
 class _Participations:
-    """A mixture over how often the record takes part in each sampled release.
+    """The distribution of how often the record is sampled in each of the releases.
 
     It has P(k), o(k) and μ(k) for all likely combinations of numbers k of participations.
 
     Attributes:
         log_weights, offsets, mus: of every combination of counts within the window.
-        log_outside: of an upper bound of all others' probability.
+        log_outside: of an upper bound on all others' probability.
     """
 
     log_weights: Array
@@ -184,7 +198,7 @@ class _Participations:
     log_outside: float
 
     def log_mixture_delta(self, epsilon: float, outward: float) -> float:
-        """Return log δ(ε) of the mixture of Gaussian mechanisms over participation counts.
+        """Return log δ(ε) of the mixture of Gaussian mechanisms over the participation counts.
 
         This is log G(ε) of the module docstring.
 
@@ -199,7 +213,7 @@ class _Participations:
 
 @dataclass(frozen=True, slots=True)
 class _SmallNoiseProfile:
-    """Bounds of log δ(ε) in closed form, the larger of both directions."""
+    """Bounds on log δ(ε) in closed form: the larger δ(ε) of the two directions."""
 
     sampled: _SampledReleases
     participations: _Participations
@@ -207,12 +221,12 @@ class _SmallNoiseProfile:
     slack: float
 
     def epsilon_max(self, delta: float) -> float:
-        """Return the ε at δ of the same releases without sampling, which is an upper bound."""
+        """Return the ε at δ of the same releases without sampling: an upper bound on ε."""
         total = self.sampled.counts @ self.sampled.mus**2 + self.unsampled_mu**2
         return float(gaussian.epsilon(delta, math.sqrt(total)))
 
     def log_lower(self, epsilon: float) -> float:
-        """Return a lower bound of log δ(ε), rounded down; −∞ if δ may be 0.
+        """Return a lower bound on log δ(ε), rounded down; −∞ if δ may be 0.
 
         Where δ hardly falls with ε, an error of δ would be a large one of ε.
         """
@@ -224,7 +238,7 @@ class _SmallNoiseProfile:
         return max(removing, adding + math.log1p(-rounding.up(taken))) - rounding.MARGIN
 
     def log_upper(self, epsilon: float) -> float:
-        """Return an upper bound of log δ(ε), rounded up."""
+        """Return an upper bound on log δ(ε), rounded up."""
         removing = float(
             np.logaddexp(self._log_delta_removing(epsilon), self.participations.log_outside)
         )
@@ -232,14 +246,14 @@ class _SmallNoiseProfile:
 
     @property
     def _loss_slack(self) -> float:
-        """Return the total error η of the losses' approximation.
+        """Return an upper bound on the error η of the approximated losses, summed over releases.
 
         Each release contributes e^{−x}.
         """
         return float(self.sampled.counts.sum()) * math.exp(-self.slack)
 
     def _log_delta_removing(self, epsilon: float) -> float:
-        """Return the log of an upper bound of δ(ε) for removing a record.
+        """Return the log of an upper bound on δ(ε) in the direction of removing a record.
 
         It sums over the number of ambiguous releases; the last number counts fully.
         """
@@ -257,7 +271,11 @@ class _SmallNoiseProfile:
         return float(np.logaddexp.reduce([*terms, log_factor]))
 
     def _log_delta_adding(self, epsilon: float, outward: float) -> float:
-        """Return the log of the bound of δ(ε) for adding a record: δ₀(ε − c)."""
+        """Return log δ(ε) of the bound in the direction of adding a record, ε moved outward.
+
+        It is δ₀(ε − c) of the module docstring. The argument is moved up by `outward` times its
+        rounding error: −1 gives an upper bound.
+        """
         cost = -float(self.sampled.counts @ self.sampled.log_absent)
         size = abs(epsilon) + cost + self.unsampled_mu**2
         at = epsilon - cost + outward * _ARGUMENT_ROUNDING * size
@@ -265,7 +283,7 @@ class _SmallNoiseProfile:
 
 
 def _build_profile(releases: Composition, log_tail: float) -> _SmallNoiseProfile | None:
-    """Return closed-form bounds of δ(ε); None if they would be too wide or cost too much."""
+    """Return closed-form bounds on δ(ε), or None if they would be too wide or cost too much."""
     sampled = _collect_sampled(releases)
     slack = _choose_slack(sampled) if sampled else None
     if sampled is None or slack is None:
@@ -280,7 +298,7 @@ def _build_profile(releases: Composition, log_tail: float) -> _SmallNoiseProfile
 
 
 def _gaussian_parameters(releases: Composition) -> list[tuple[int, float, float]]:
-    """Return count, sample rate and μ of each Gaussian release."""
+    """Return the count, sample rate and μ of each Gaussian release."""
     return [
         (count, each.sample_rate, each.base_pair.mu)
         for each, count in releases
@@ -298,9 +316,9 @@ def _collect_sampled(releases: Composition) -> _SampledReleases | None:
 
 
 def _choose_slack(sampled: _SampledReleases) -> float | None:
-    """Return the most accurate slack that leaves few releases ambiguous, or None.
+    """Return the largest slack that leaves few releases ambiguous; None if all leave many.
 
-    It is the most accurate of `_SLACKS` that leaves few of them ambiguous.
+    It is one of `_SLACKS` plus log ΣT.
     """
     log_count = math.log(float(sampled.counts.sum()))
     slacks = [log_count + slack for slack in _SLACKS]
@@ -311,7 +329,10 @@ def _choose_slack(sampled: _SampledReleases) -> float | None:
 def _enumerate_participations(
     sampled: _SampledReleases, unsampled: float, log_tail: float
 ) -> _Participations | None:
-    """Return the likely combinations of participation counts; None if there are too many."""
+    """Return the likely counts of how often the record is sampled; None if there are too many.
+
+    `unsampled` is the sum of μ² of the unsampled releases.
+    """
     log_weights, offsets, squares = np.zeros(1), np.zeros(1), np.full(1, unsampled)
     columns = zip(sampled.counts, sampled.rates, sampled.mus, sampled.log_absent, strict=True)
     for count, rate, mu, log_absent in columns:
@@ -329,7 +350,7 @@ def _enumerate_participations(
 
 
 def _log_gaussian_delta(epsilon: Array, mu: Array) -> Array:
-    """Return log δ_μ(ε) of the Gaussian mechanism at any ε, also negative; μ may be 0."""
+    """Return log δ(ε) of a Gaussian mechanism at any ε, also negative; μ may be 0."""
     size = np.abs(epsilon)
     with np.errstate(divide="ignore"):
         of_size = np.where(mu > 0, gaussian.log_delta(size, np.where(mu > 0, mu, 1.0)), -np.inf)

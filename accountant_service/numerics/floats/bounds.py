@@ -42,7 +42,7 @@ def check_bounds(lower: float, upper: float) -> Bounds:
 
 
 def widen_bounds(bounds: Bounds, tolerance: float) -> Bounds:
-    """Widen a final interval by a safety margin; this is done once.
+    """Widen an interval by a safety margin for floating-point errors; call it once.
 
     Raises:
         ContradictionError: the lower one is above the upper one by more than rounding explains.

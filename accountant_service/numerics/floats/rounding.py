@@ -41,5 +41,5 @@ def subtract_rounding_down(first: float, second: float) -> float:
 
 
 def up_each(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round each of an array of non-negative upper bounds up, like `up`."""
+    """Round each non-negative upper bound in an array up, past its floating-point error."""
     return values * (1.0 + MARGIN)

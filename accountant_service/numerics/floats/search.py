@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 
 
 def _next_trial_point(feasible: tuple[float, float], infeasible: tuple[float, float]) -> float:
-    """Return the next point to try in a bracket, by the secant rule.
+    """Return the next point to try between a feasible and an infeasible one, by the secant rule.
 
     That is the middle of the bracket if a value is infinite.
     """
@@ -32,7 +32,7 @@ def _replace_end(
     point: tuple[Number, float],
     was_feasible: bool | None,
 ) -> tuple[tuple[Number, float], tuple[Number, float]]:
-    """Return the bracket with one end replaced by a new point (regula falsi, Illinois).
+    """Return a bracket with one end replaced by a new point, by the Illinois rule.
 
     The value at the other end is halved if that is stale.
 
@@ -46,7 +46,7 @@ def _replace_end(
 def find_boundary(
     violation: Callable[[float], float], feasible: float, infeasible: float, relative_width: float
 ) -> float:
-    """Find the last feasible point between two: where the violation becomes positive.
+    """Find the last feasible point before the boundary, where the violation becomes positive.
 
     Args:
         violation: ≤ 0 where the parameter is feasible; evaluated on positive numbers only.
@@ -76,7 +76,7 @@ def find_boundary(
 def _bracket_integer(
     violation: Callable[[int], float], limit: int, start: int
 ) -> tuple[tuple[int, float], tuple[int, float]] | None:
-    """Find a feasible and an infeasible integer around `start`; None if `limit` is feasible."""
+    """Return a feasible and an infeasible integer near `start`; None if `limit` is feasible."""
     inside, outside, step = (0, -math.inf), (start, violation(start)), max(1, start // 8)
     while outside[1] <= 0:  # upwards, with growing steps
         if outside[0] == limit:
@@ -95,10 +95,10 @@ def _bracket_integer(
 def find_largest_integer(
     violation: Callable[[int], float], limit: int, start: int = 1
 ) -> int | None:
-    """Return the largest feasible integer up to `limit`, for an increasing violation.
+    """Return the largest feasible integer below `limit`; None if `limit` is feasible too.
 
     Args:
-        violation: ≤ 0 where n is feasible; 0 always is, and is never evaluated.
+        violation: increasing, and ≤ 0 where n is feasible; 0 always is, and is never evaluated.
         limit: at least 1.
         start: a guess of the answer, from 1 to `limit`.
 

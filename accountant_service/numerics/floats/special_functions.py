@@ -24,7 +24,10 @@ def log_sum_exp(exponents: Array, axis: int = -1) -> Array:
 
 
 def log1p_minus(x: Array) -> Array:
-    """Return log(1 + x) − x, without cancellation near zero (series of eight terms)."""
+    """Return log(1 + x) − x, without cancellation near zero.
+
+    There it is a series of eight terms.
+    """
     y = np.clip(x, -_SMALL, _SMALL)
     tail = 1 / 3 - y * (1 / 4 - y * (1 / 5 - y * (1 / 6 - y * (1 / 7 - y * (1 / 8 - y / 9)))))
     series = -y * y * (0.5 - y * tail)
@@ -32,7 +35,10 @@ def log1p_minus(x: Array) -> Array:
 
 
 def log1p_complex(x: ComplexArray) -> ComplexArray:
-    """Return log(1 + x), accurate relative to |x|; numpy's own is accurate relative to 1."""
+    """Return log(1 + x) of complex x with full relative accuracy also near x = 0.
+
+    numpy's own loses digits there.
+    """
     near = np.abs(x) < 0.5
     small = np.where(near, x, 0.0)
     real = 0.5 * np.log1p(small.real * (2.0 + small.real) + small.imag**2)
@@ -41,7 +47,10 @@ def log1p_complex(x: ComplexArray) -> ComplexArray:
 
 
 def lattice_points(first: int, count: int, spacing: float, offset: float = 0.0) -> Array:
-    """Return `count` equally spaced points: (first + offset)·h, (first + 1 + offset)·h, …"""
+    """Return `count` equally spaced numbers, from (first + offset)·spacing on.
+
+    The next one is (first + 1 + offset)·spacing.
+    """
     points: Array = (np.arange(first, first + count, dtype=float) + offset) * spacing
     return points
 
@@ -92,7 +101,7 @@ def _deviance(x: Array, mean: Array | float) -> Array:
 
 
 def log_binomial_pmf(successes: Array, trials: int, probability: float) -> Array:
-    """Return the log probability of each number of successes, to about 1e-13 absolute.
+    """Return the log probability of each number of successes, with an error of about 1e-13.
 
     Loader's saddle-point form ("Fast and accurate computation of binomial probabilities", 2000):
     the difference of log-gamma functions would lose eight digits at ten million trials.
@@ -119,7 +128,7 @@ def log_binomial_pmf(successes: Array, trials: int, probability: float) -> Array
 
 
 def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[int, int]:
-    """Return a window of counts; a binomial has at most e^`log_tail` on either side of it.
+    """Return the range of counts beyond which a binomial has at most e^`log_tail` on each side.
 
     From Chernoff's bound P(X ≥ x) ≤ exp(−D(x)) with D the relative entropy, solved by bisection.
 
@@ -134,7 +143,7 @@ def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[i
     mean = trials * probability
 
     def exponent(count: int) -> float:
-        """Return the relative entropy in Chernoff's bound of the tail beyond a count."""
+        """Return the exponent in Chernoff's bound on the binomial's tail beyond a count."""
         x = np.array([float(count), float(trials - count)])
         means = np.array([mean, trials - mean])
         safe = np.maximum(x, 1.0)  # x is 0 or at least 1

@@ -9,7 +9,7 @@ complex order: E[e^{(s+iv)·loss}] = K(a), a = s + 1 + iv or a = −s − iv,
 
 The law whose density is n(z)·e^{Re(a)·l(z)}/K(Re a) is the tilted one; φ(v) is its loss's
 characteristic function. The engine `line_integral` integrates products of such φ. It needs values,
-a bound of their error, and a bound of |φ| at all frequencies that are not evaluated. All three are
+a bound on their error, and a bound on |φ| at all frequencies that are not evaluated. All three are
 proved in docs/accountants/pld.md.
 """
 
@@ -61,13 +61,13 @@ _STRIP: Final = np.linspace(0.02, 0.98, 49)  # shares of the strip of analyticit
 
 @dataclass(frozen=True, slots=True)
 class CharacteristicValues:
-    """A characteristic function at some frequencies and the log-moment, with error bounds.
+    """A characteristic function φ at some frequencies and a log-moment, with error bounds.
 
     Attributes:
         log_value: log φ, complex, one for each frequency.
-        error: bound of |computed φ − φ|.
+        error: bound on |computed φ − φ|.
         log_moment: log E[e^{s·loss}].
-        moment_error: bound of its error.
+        moment_error: bound on its error.
     """
 
     log_value: ComplexArray
@@ -77,27 +77,37 @@ class CharacteristicValues:
 
 
 class TiltedLoss(Protocol):
-    """The privacy loss of one release under a tilted law; φ is its characteristic function."""
+    """A release's privacy loss under a tilted law, and its characteristic function φ(v).
+
+    The tilted law weights each outcome by e^{s·loss}, s the tilt, and divides by the mean weight.
+    Decay is how |φ(v)| falls with the frequency v.
+    """
 
     @property
     def standard_deviation(self) -> float:
-        """Return the approximate standard deviation of the tilted loss."""
+        """Return an estimate of the standard deviation of the tilted privacy loss."""
         ...
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds of log|φ(v)|, one for each range low ≤ v ≤ high of frequencies."""
+        """Return upper bounds on the characteristic function's log|φ(v)| for low ≤ v ≤ high.
+
+        There is one for each range of frequencies v.
+        """
         ...
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return an upper bound of log|φ(v)| for all v ≥ frequency."""
+        """Return an upper bound on the characteristic function's log|φ| beyond this frequency."""
         ...
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes needed up to this frequency."""
+        """Return the number of quadrature nodes that φ needs for frequencies up to this one."""
         ...
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return φ at increasing frequencies, and the log-moment of the loss."""
+        """Return the characteristic function φ at increasing frequencies, and the log-moment.
+
+        The log-moment is log E[e^{s·loss}] without tilting.
+        """
         ...
 
 
@@ -120,31 +130,40 @@ def tilted_loss(release: ReleaseLaw, direction: Direction, tilt: float) -> Tilte
 
 @dataclass(frozen=True, slots=True)
 class TiltedGaussian:
-    """The tilted loss of an unsampled Gaussian release, whose law is N((s + ½)μ², μ²)."""
+    """The tilted privacy loss of an unsampled Gaussian release; its law is N((s + ½)μ², μ²)."""
 
     mu: float
     tilt: float
 
     @property
     def standard_deviation(self) -> float:
-        """Return the standard deviation of the tilted loss."""
+        """Return the standard deviation of the tilted privacy loss."""
         return self.mu
 
     def log_decay(self, low: Array, high: Array) -> Array:  # noqa: ARG002
-        """Return log|φ(v)| at each v = low; as |φ| decreases, it bounds low ≤ v ≤ high."""
+        """Return the characteristic function's log|φ(low)|, which bounds low ≤ v ≤ high from above.
+
+        |φ(v)| decreases with the frequency v.
+        """
         decay: Array = -0.5 * (low * self.mu) ** 2
         return decay
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return log|φ| at this frequency; as |φ| decreases, it bounds all higher ones."""
+        """Return the characteristic function's log|φ|, which bounds all higher frequencies.
+
+        |φ(v)| decreases with the frequency v.
+        """
         return -0.5 * (frequency * self.mu) ** 2
 
     def count_nodes(self, frequency: float) -> float:  # noqa: ARG002
-        """Return 1: φ has a closed form."""
+        """Return 1: the characteristic function has a closed form and needs no quadrature."""
         return 1.0
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return φ at increasing frequencies, and the log-moment, in closed form."""
+        """Return the characteristic function at increasing frequencies, and the log-moment.
+
+        Both are in closed form.
+        """
         mean = (self.tilt + 0.5) * self.mu**2
         log_value = np.asarray(1j * frequencies * mean - 0.5 * (frequencies * self.mu) ** 2)
         error = 8 * _EPS * np.abs(log_value) * np.exp(log_value.real)
@@ -153,22 +172,25 @@ class TiltedGaussian:
 
 
 class QuadratureLoss(ABC):
-    """Base of tilted losses whose φ is computed by a trapezoidal rule.
+    """Base of tilted losses whose characteristic function φ is computed by a trapezoidal rule.
 
-    It is an increasing function of an output z. A law sets the attributes below.
+    The privacy loss is an increasing function of an output z. A subclass sets the attributes below.
     """
 
     standard_deviation: float
     _pairs: CellPairs
-    _mass_above: Array  # lower bounds of all of the mass, then of that above each cell's lower edge
-    _variation_above: Array  # upper bounds of the variation of the loss's density there
+    _mass_above: Array  # lower bounds on all of the mass, then of that above each cell's lower edge
+    _variation_above: Array  # upper bounds on the variation of the loss's density there
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds of log|φ(v)|, one for each range low ≤ v ≤ high of frequencies."""
+        """Return upper bounds on the characteristic function's log|φ(v)| for low ≤ v ≤ high.
+
+        There is one for each range of frequencies v.
+        """
         return np.minimum(self._pairs.log_decay(low, high), self._log_decay_by_variation(low))
 
     def _log_decay_by_variation(self, frequencies: Array) -> Array:
-        """Return upper bounds of log|φ| at each frequency, from the variation of the density.
+        """Return upper bounds on log|φ| at each frequency from the variation of the loss's density.
 
         A law of mass W whose density varies by B has |φ(v)| ≤ B/v; the rest adds at most 1 − W.
         """
@@ -177,31 +199,31 @@ class QuadratureLoss(ABC):
         return np.log1p(-np.clip(largest, 0.0, 1 - 1e-12))
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return an upper bound of log|φ| from this frequency on."""
+        """Return an upper bound on the characteristic function's log|φ| beyond this frequency."""
         return float(self._log_decay_by_variation(np.array([frequency]))[0])
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes up to this frequency."""
+        """Return the number of quadrature nodes that φ needs for frequencies up to this one."""
         low, high = self._limits()
         return (high - low) / self._spacing(frequency)
 
     @abstractmethod
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over z."""
+        """Return the limits of integration over the output z."""
 
     @abstractmethod
     def _spacing(self, frequency: float) -> float:
-        """Return the widest trapezoidal spacing accurate up to this frequency.
+        """Return the widest trapezoidal spacing that is accurate for frequencies up to this one.
 
         Its relative error is e^_LOG_ERROR.
         """
 
     @abstractmethod
     def _trapezoidal_rule(self, frequency: float) -> TrapezoidalRule:
-        """Return the trapezoidal rule that is accurate up to this frequency."""
+        """Return a trapezoidal rule that is accurate for frequencies up to this one."""
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return φ at increasing frequencies, and the log-moment of the loss.
+        """Return the characteristic function φ at increasing frequencies, and the log-moment.
 
         The sum is that of φ − 1, so that T factors keep their accuracy.
         """
@@ -213,7 +235,10 @@ class QuadratureLoss(ABC):
 
 
 class TiltedSampledGaussian(QuadratureLoss):
-    """The tilted loss of a Poisson-sampled Gaussian release, computed by quadrature."""
+    """The tilted privacy loss of a Poisson-sampled Gaussian release, computed by quadrature.
+
+    A record is added or removed. z is the noise in units of its standard deviation.
+    """
 
     def __init__(self, sample_rate: float, mu: float, direction: Direction, tilt: float) -> None:
         self._rate, self._mu = sample_rate, mu
@@ -227,25 +252,29 @@ class TiltedSampledGaussian(QuadratureLoss):
         self._log_moment = rounding.up(log_moment)
         if self._log_truncation_error - self._log_moment > math.log(_MISSING_MAX):
             raise SlowDecayError
-        self._build_cells()
+        self._prepare_decay_bounds()
 
     def _loss(self, z: Array) -> Array:
-        """Return the privacy loss at each noise value z: l(z) = log(1 − q + q·e^Λ)."""
+        """Return the privacy loss l(z) = log(1 − q + q·e^Λ(z)) at each output z.
+
+        Λ(z) = μz − μ²/2 is the log-likelihood ratio without sampling.
+        """
         return sampled_gaussian.privacy_loss(self._mu * z - 0.5 * self._mu**2, self._rate)
 
     def _log_share(self, z: Array) -> Array:
-        """Return the log posterior probability that the record was sampled, at each z.
+        """Return the log posterior probability that the record was sampled, at each output z.
 
         π = q·e^Λ/(1 − q + q·e^Λ); the slope of l is μπ.
         """
         ratio = self._mu * z - 0.5 * self._mu**2
         return -np.logaddexp(0.0, math.log1p(-self._rate) - math.log(self._rate) - ratio)
 
-    def _build_cells(self) -> None:
-        """Prepare the cells and the density's variation, from which decay bounds of φ follow.
+    def _prepare_decay_bounds(self) -> None:
+        """Prepare bounds on the characteristic function: cells of z, their masses and densities.
 
-        For the density of the tilted loss, n·e^{a·l}/(μπ), each factor is replaced by its largest
-        value on the cell.
+        Stored are lower bounds on the cells' masses under the tilted law, and upper bounds on the
+        total variation of the density of the tilted loss, which is n·e^{a·l}/(μπ). On a cell, each
+        of its factors is replaced by its largest value there.
         """
         mu, order = self._mu, self._order
         low = min(order * mu, -mu) - _SPAN
@@ -272,7 +301,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         self._pairs = CellPairs(loss, mass)
 
     def _count_modes(self) -> int:
-        """Return the largest number of modes of the tilted loss's density: one or two.
+        """Return an upper bound on the number of modes of the tilted loss's density: one or two.
 
         In z its logarithmic slope is (a + 1)·μπ − z − μ: a logistic function less a line, with at
         most three zeros. There are three only if it is negative where it has its minimum, and
@@ -288,12 +317,12 @@ class TiltedSampledGaussian(QuadratureLoss):
         return 2 if lowest < 1e-9 and highest > -1e-9 else 1
 
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over z."""
+        """Return the limits of integration over the output z."""
         low, high = sampled_gaussian.integration_limits(self._order, self._order, 1 / self._mu)
         return low * self._mu, high * self._mu
 
     def _spacing(self, frequency: float) -> float:
-        """Return the widest trapezoidal spacing accurate up to this frequency.
+        """Return the widest trapezoidal spacing that is accurate for frequencies up to this one.
 
         Its relative error is e^_LOG_ERROR.
 
@@ -306,7 +335,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def _trapezoidal_rule(self, frequency: float) -> TrapezoidalRule:
-        """Return the trapezoidal rule that is accurate up to this frequency."""
+        """Return a trapezoidal rule that is accurate for frequencies up to this one."""
         spacing = round_spacing(self._spacing(frequency))
         z = exact_multiples(spacing, *self._limits())
         loss = self._loss(z)
@@ -319,7 +348,7 @@ class TiltedSampledGaussian(QuadratureLoss):
 
 
 class TiltedReplacedRecord(QuadratureLoss):
-    """The tilted loss of a Poisson-sampled Gaussian release under replacement of a record.
+    """The tilted privacy loss of a Poisson-sampled Gaussian release if a record is replaced.
 
     In the terms of `laws.replaced_record` the tilted law has the density n·A₊^{s+1}·A₋^{−s}/K. Both
     directions are the same.
@@ -335,29 +364,30 @@ class TiltedReplacedRecord(QuadratureLoss):
         self._log_truncation_error = float(np.logaddexp(left, right))
         if self._log_truncation_error - self._log_moment > math.log(_MISSING_MAX):
             raise SlowDecayError
-        self._build_cells()
+        self._prepare_decay_bounds()
 
     def _growth(self, z: Array) -> Array:
-        """Return the log of a moment's integrand over the normal density, at each z.
+        """Return the log of the moment's integrand divided by the normal density, at each output z.
 
         It is log(A₊^{s+1}·A₋^{−s}), which increases with z.
         """
         return self._release.log_ratio(z) + self._tilt * self._release.loss(z)
 
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over z."""
+        """Return the limits of integration over the output z."""
         return -_TAIL_DEVIATIONS, self._release.largest_node(self._tilt)
 
     def _spacing(self, frequency: float) -> float:
-        """Return the widest trapezoidal spacing accurate up to this frequency."""
+        """Return the widest trapezoidal spacing that is accurate for frequencies up to this one."""
         return self._release.spacing(self._tilt, frequency)
 
-    def _build_cells(self) -> None:
-        """Prepare the cells and the density's variation, from which decay bounds of φ follow.
+    def _prepare_decay_bounds(self) -> None:
+        """Prepare bounds on the characteristic function: cells of z, their masses and densities.
 
-        The loss's density, as a function of z, is f = n·A₊^{s+1}·A₋^{−s}/(K·μ·(π₊ + π₋)). Its
-        variation is the integral of f·|(log f)′|, bounded cell by cell; outside the cells f
-        decreases outwards.
+        Stored are lower bounds on the cells' masses under the tilted law, and upper bounds on the
+        total variation of the density of the tilted loss. As a function of z that is f =
+        n·A₊^{s+1}·A₋^{−s}/(K·μ·(π₊ + π₋)). Its variation is the integral of f·|(log f)′|, bounded
+        cell by cell; outside the cells f decreases outwards.
         """
         release, tilt, mu = self._release, self._tilt, self._release.mu
         mode = mu * (tilt + 1)
@@ -389,7 +419,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         self._pairs = CellPairs(loss, mass)
 
     def _log_cell_mass_bounds(self, z: Array) -> Array:
-        """Return logs of lower bounds of the tilted mass of each cell between points z.
+        """Return logs of lower bounds on the tilted mass of each cell between points z.
 
         The mass is ∫ n·A₊^{s+1}·A₋^{−s} over the cell, without normalisation.
 
@@ -405,7 +435,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return log_mass - LOG_SQRT_TWO_PI
 
     def _steepness(self, left: Array, right: Array, plus: Array, minus: Array) -> Array:
-        """Return upper bounds of |(log f)′| on each cell, f the density of the tilted loss.
+        """Return upper bounds on |(log f)′| in each cell, f the density of the tilted privacy loss.
 
         (log f)′ = μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). π₊ and ρ
         increase with z, and π₋ decreases.
@@ -424,7 +454,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return steepest * (1 + 1e-9)
 
     def _trapezoidal_rule(self, frequency: float) -> TrapezoidalRule:
-        """Return the trapezoidal rule that is accurate up to this frequency."""
+        """Return a trapezoidal rule that is accurate for frequencies up to this one."""
         release, tilt = self._release, self._tilt
         spacing = round_spacing(self._spacing(frequency))
         z = exact_multiples(spacing, *self._limits())
@@ -439,7 +469,7 @@ class TiltedReplacedRecord(QuadratureLoss):
 
 
 def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:
-    """Return bounds of the rounding error of computed privacy losses.
+    """Return upper bounds on the rounding errors of computed privacy losses.
 
     They are a few eps of the loss l > log(1 − q), and of Λ where l follows Λ.
     """
@@ -450,7 +480,7 @@ def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:
 
 
 def growth_rounding(order: float, loss: Array, loss_error: Array) -> Array:
-    """Return bounds of the rounding error of order·loss, given the losses' errors."""
+    """Return upper bounds on the error of order·loss, given upper bounds on the losses' errors."""
     rounding: Array = 4 * _EPS * np.abs(order * loss) + abs(order) * loss_error
     return rounding
 
@@ -472,13 +502,15 @@ def exact_multiples(spacing: float, low: float, high: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class MomentIntegrand:
-    """The integrand n(z)·e^{growth(z)} of a moment at the nodes of a trapezoidal rule.
+    """A moment's integrand n(z)·e^{growth(z)} at the nodes z of a trapezoidal rule.
+
+    n is the standard normal density.
 
     Attributes:
         z: the nodes, from −13 or less to 13 or more; multiples of the spacing.
         spacing: their distance κ.
         growth: at each node; −∞ where e^growth counts as 0.
-        growth_error: bound of the absolute error of each growth.
+        growth_error: bound on the absolute error of each growth.
     """
 
     z: Array
@@ -488,18 +520,18 @@ class MomentIntegrand:
 
     @property
     def exponent(self) -> Array:
-        """Return the log of the integrand at each node, without the factor 1/√(2π)."""
+        """Return the log of the integrand at each node, except for its constant factor 1/√(2π)."""
         exponent: Array = self.growth - 0.5 * self.z * self.z
         return exponent
 
     @property
     def normal_error(self) -> Array:
-        """Return bounds of the relative error of the computed normal density n(z)."""
+        """Return upper bounds on the relative error of the computed normal density n(z)."""
         error: Array = 4 * _EPS * (2 + self.z * self.z)
         return error
 
     def moment_minus_one(self) -> tuple[float, float]:
-        """Return the moment less 1, ∫ n·(e^growth − 1), and a bound of its error.
+        """Return the moment less 1, ∫ n·(e^growth − 1), and an upper bound on its error.
 
         Every error is one of the differences e^growth − 1, so a moment near 1 keeps the digits
         of its distance from 1. The rule integrates n itself up to 2e^{−2π²/κ²} (Poisson's
@@ -520,15 +552,17 @@ class MomentIntegrand:
 
 @dataclass(frozen=True, slots=True)
 class TrapezoidalRule:
-    """Nodes and weights of the trapezoidal rule for expectations under a tilted law.
+    """Nodes and weights of a trapezoidal rule for expectations under a tilted law.
+
+    φ is the characteristic function of the tilted privacy loss, φ(v) = Σ weight·e^{iv·loss}.
 
     Attributes:
         weight: of each node, summing to one.
         loss: the loss at each node.
-        relative_error: bound of the relative error of each weight.
+        relative_error: bound on the relative error of each weight.
         loss_error: the mean error of a loss.
         log_moment: log K(a).
-        moment_rounding: bound of its error, apart from `missing`.
+        moment_rounding: bound on its error, apart from `missing`.
         missing: the share of K(a) that the nodes leave out.
     """
 
@@ -542,11 +576,11 @@ class TrapezoidalRule:
 
     @property
     def moment_error(self) -> float:
-        """Return a bound of the error of the log-moment."""
+        """Return an upper bound on the error of the rule's log-moment."""
         return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
 
     def unnormalised_characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return φ − 1, and an error bound that includes the error of normalisation.
+        """Return the characteristic function less 1, its error including that of the weights' sum.
 
         1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
         errors of all weights count in full, and none is divided out. They count twice, because
@@ -556,13 +590,13 @@ class TrapezoidalRule:
         return phi_minus_one, error + 2 * (float(self._weight_errors().sum()) + 64 * _EPS)
 
     def _weight_errors(self) -> Array:
-        """Return bounds of the error of each weight, relative to the sum of all weights."""
+        """Return upper bounds on the error of each weight, relative to the sum of all weights."""
         summed = _CHUNK + len(self.weight) / _CHUNK + 8
         relative: Array = self.weight * (self.relative_error + _EPS * summed)
         return relative
 
     def phi_minus_one(self, frequencies: Array) -> ComplexArray:
-        """Return φ − 1 at each frequency."""
+        """Return the characteristic function less 1 at each frequency."""
         half = np.multiply.outer(0.5 * frequencies, self.loss)
         sine = np.sin(half)
         real = -2 * _chunked_dot(sine * sine, self.weight)
@@ -570,7 +604,7 @@ class TrapezoidalRule:
         return np.asarray(real + 1j * imaginary)
 
     def characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return φ − 1 at each frequency, and a bound of its error."""
+        """Return the characteristic function less 1 at each frequency, with upper error bounds."""
         blocks = _frequency_blocks(frequencies, len(self.weight))
         phi_minus_one = np.concatenate([self.phi_minus_one(block) for block in blocks])
         # each term e^{ivl} − 1 is at most min(2, v|l|); its weight is off by its relative error,
@@ -587,7 +621,7 @@ class TrapezoidalRule:
 def trapezoidal_rule(
     integrand: MomentIntegrand, loss: Array, loss_error: Array, log_omitted: float
 ) -> TrapezoidalRule:
-    """Build the normalised trapezoidal rule for an integrand.
+    """Return the trapezoidal rule for a moment's integrand, with weights that sum to one.
 
     Nodes of negligible weight are left out.
 
@@ -617,7 +651,7 @@ def trapezoidal_rule(
 
 
 def _log_moment_near_one(integrand: MomentIntegrand, about: float) -> tuple[float, float]:
-    """Return the log of a moment near 1, computed without cancellation, and an error bound.
+    """Return the log of a moment near 1, without cancellation, and an upper bound on its error.
 
     The bound is infinite where the moment is far from 1.
     """
@@ -645,7 +679,7 @@ def _frequency_blocks(frequencies: Array, nodes: int) -> list[Array]:
 
 
 def log_cell_mass_bounds(z: Array, loss: Array, middle: Array, order: float) -> Array:
-    """Return the logs of lower bounds of the tilted mass of each cell between points z.
+    """Return logs of lower bounds on the tilted mass of each cell between neighbouring points z.
 
     The mass is the integral of n(z)·e^{a·l(z)} over the cell.
 
@@ -659,7 +693,9 @@ def log_cell_mass_bounds(z: Array, loss: Array, middle: Array, order: float) -> 
 
 
 class CellPairs:
-    """Decay bounds of a characteristic function, from pairs of cells of its law.
+    """Upper bounds on a characteristic function |φ(v)|, from pairs of cells of its distribution.
+
+    A cell is an interval of privacy losses with a lower bound on its probability.
 
     They use 1 − |φ|² = E[1 − cos v(l − l′)] for two independent losses l and l′.
 
@@ -672,7 +708,7 @@ class CellPairs:
 
         Args:
             loss: at the edges of the cells, increasing.
-            mass: a lower bound of that of each cell.
+            mass: a lower bound on that of each cell.
         """
         first, second = np.triu_indices(len(mass), 1)
         relative_error = 8 * _EPS * float(np.abs(loss).max())
@@ -688,7 +724,10 @@ class CellPairs:
         self._sums_by_least = _prefix_sums(weight[by_least])
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds of log|φ(v)|, one for each range low ≤ v ≤ high of frequencies."""
+        """Return upper bounds on the characteristic function's log|φ(v)| for low ≤ v ≤ high.
+
+        There is one for each range of frequencies v.
+        """
         near = np.searchsorted(self._greatest, 2.0 / high, side="right")
         opposite = (
             self._sums_by_greatest[

@@ -40,7 +40,7 @@ _EPS: Final = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True)
 class IntervalMasses:
-    """Probabilities of intervals under N₀ and N₁, each with a bound of its rounding error."""
+    """Probabilities of intervals without (N₀) and with the record (N₁), with rounding errors."""
 
     without_record: Array
     with_record: Array
@@ -49,14 +49,20 @@ class IntervalMasses:
 
 
 class BasePair(Protocol):
-    """A pair of noise laws without and with a record, (N₀, N₁); Λ = log(dN₁/dN₀) is their loss."""
+    """The noise laws without and with a record, and the log-likelihood ratio between them.
+
+    They are N₀ and N₁, and the ratio is Λ = log(dN₁/dN₀).
+    """
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the probabilities under N₀ and N₁ that Λ lies in each (edge, next edge]."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record.
+
+        An interval is (edge, next edge].
+        """
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return the limits of the log-likelihood ratio Λ that cells must cover.
+        """Return the least and greatest log-likelihood ratio Λ that cells must cover.
 
         Under both laws, at most the normal tail beyond `tail_deviations` standard deviations lies
         outside.
@@ -64,21 +70,21 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds of log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0."""
+        """Return upper bounds on log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0."""
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes of a moment at this tilt."""
+        """Return the number of quadrature nodes that a moment at this tilt needs."""
         ...
 
     def total_variation(self) -> float:
-        """Return the total variation distance of N₀ and N₁."""
+        """Return the total variation distance of the two noise laws."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianPair:
-    """The Gaussian mechanism's pair: Λ is N(∓μ²/2, μ²) under N₀ and N₁.
+    """The Gaussian mechanism's pair of noise laws; Λ is N(∓μ²/2, μ²) without and with the record.
 
     μ is the sensitivity divided by the standard deviation of the noise.
     """
@@ -86,7 +92,7 @@ class GaussianPair:
     mu: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the probabilities under N₀ and N₁ that Λ lies in each interval."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         scaled = edges / self.mu
         without_record, without_record_rounding = normal_masses(scaled + self.mu / 2, self.mu)
         with_record, with_record_rounding = normal_masses(scaled - self.mu / 2, self.mu)
@@ -95,16 +101,16 @@ class GaussianPair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of Λ; at most a normal tail of `tail_deviations` lies outside."""
+        """Return limits of Λ outside which at most the tail of `tail_deviations` lies."""
         half = self.mu * self.mu / 2
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds of the sampled release's log-moments, one for each order."""
+        """Return upper bounds on the sampled release's log-moments, one for each order."""
         return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes of a moment."""
+        """Return the number of quadrature nodes that a moment at this tilt needs."""
         return sampled_gaussian.count_nodes(-tilt, tilt + 1, 1 / self.mu)
 
     def total_variation(self) -> float:
@@ -113,7 +119,10 @@ class GaussianPair:
 
 
 def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
-    """Return normal probabilities between neighbouring points z, and their rounding errors."""
+    """Return normal probabilities between neighbouring points z, and their rounding errors.
+
+    The points are ratios Λ/μ ± μ/2, whose own rounding errors are included.
+    """
     z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
     magnitude = special.ndtr(-np.abs(z)) * (1 + z * z + mu * (1 + np.abs(z)))
     rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]) + _UNDERFLOW
@@ -122,12 +131,12 @@ def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class LaplacePair:
-    """The Laplace mechanism's pair: Λ lies within ±1/b, with an atom at either end."""
+    """The Laplace mechanism's pair of noise laws; Λ is within ±1/b, with an atom at either end."""
 
     inverse_scale: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the probabilities under N₀ and N₁ that Λ lies in each interval."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         bound = self.inverse_scale
         low, high = edges[:-1], edges[1:]
         start, end = np.clip(low, -bound, bound), np.clip(high, -bound, bound)
@@ -149,7 +158,7 @@ class LaplacePair:
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds of the log-moments: each cell counts at the worse of its two ends."""
+        """Return upper bounds on the log-moments: each cell counts at the worse of its two ends."""
         edges = np.linspace(-self.inverse_scale, self.inverse_scale, _MOMENT_CELLS + 1)
         below = np.nextafter(edges[0], -np.inf)
         mass = self.masses(
@@ -171,7 +180,7 @@ class LaplacePair:
 
 @dataclass(frozen=True, slots=True)
 class LossCells:
-    """A release's outcomes grouped by privacy loss, in order of increasing loss.
+    """A release's outcomes grouped into cells: intervals of the privacy loss, in increasing order.
 
     Attributes:
         first: lattice index k of the lowest edge: finite edges are k·h, (k+1)·h, …
@@ -208,7 +217,7 @@ class LossCells:
 
 
 class ReleaseLaw(Protocol):
-    """The dominating pair of one release, in both directions: its moments and its cells."""
+    """The dominating pair (P, Q) of one release in both directions: its moments and its cells."""
 
     def __hash__(self) -> int:
         """Return a hash, so that results of equal releases are cached."""
@@ -216,35 +225,38 @@ class ReleaseLaw(Protocol):
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions."""
+        """Return whether the privacy loss has the same distribution in both directions."""
         ...
 
     def total_variation(self) -> float:
-        """Return the total variation distance of the pair."""
+        """Return the total variation distance of P and Q."""
         ...
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        """Return upper bounds on log E_P[e^{s·loss}], one for each tilt s > 0."""
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes of a moment at this tilt, in either direction."""
+        """Return the number of quadrature nodes that a moment at this tilt needs."""
         ...
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and the greatest loss that cells must cover."""
+        """Return the least and the greatest privacy loss that cells must cover."""
         ...
 
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond."""
+        """Group the outcomes into `count` cells of the privacy loss, and two end cells beyond.
+
+        The edges are (first + offset)·spacing, (first + 1 + offset)·spacing, …
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release: a base pair, and the rate of Poisson sampling in front of it.
+    """One release: the noise laws, and the rate of the Poisson sampling in front of them.
 
     Its two directions are the removal and the addition of a record.
     """
@@ -254,24 +266,24 @@ class Release:
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions: without sampling."""
+        """Return whether both directions have the same loss distribution: without sampling."""
         return self.sample_rate == 1.0
 
     def total_variation(self) -> float:
-        """Return the total variation distance: the rate times that of the base pair."""
+        """Return the total variation distance: the sample rate times that of the noise laws."""
         return self.sample_rate * self.base_pair.total_variation()
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        """Return upper bounds on log E_P[e^{s·loss}], one for each tilt s > 0."""
         orders = tilts + 1 if direction == "removing" else -tilts
         return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes of a moment at this tilt, in either direction."""
+        """Return the number of quadrature nodes that a moment at this tilt needs."""
         return self.base_pair.count_nodes(tilt)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and the greatest loss that cells must cover.
+        """Return the least and the greatest privacy loss that cells must cover.
 
         Outside, P has at most a normal tail on either side.
 
@@ -288,7 +300,7 @@ class Release:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
+        """Group the outcomes into `count` cells of the privacy loss, and two end cells beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, …
         """
@@ -299,7 +311,7 @@ class Release:
         return self._cells(first, edges, edges[1:]).reversed()
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
-        """Return the cells between edges of the loss, for the direction of removing a record.
+        """Return the cells between edges of the loss, in the direction of removing a record.
 
         `anchor` is each cell's edge of lower loss. The gap P − Q·e^{loss} is
         q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
@@ -333,7 +345,7 @@ class Release:
         )
 
     def loss(self, log_ratio: Array) -> Array:
-        """Return the privacy loss l = log(1 − q + q·e^Λ)."""
+        """Return the privacy loss log(1 − q + q·e^Λ) at each log-likelihood ratio Λ."""
         return sampled_gaussian.privacy_loss(log_ratio, self.sample_rate)
 
     def _log_ratio_at(self, loss: Array) -> Array:
@@ -355,6 +367,6 @@ def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
 
 
 def total_variation(releases: Composition) -> float:
-    """Return an upper bound of δ(0): the sum of the releases' total variations, at most 1."""
+    """Return an upper bound on δ(0): the sum of the releases' total variations, at most 1."""
     total = math.fsum(count * each.total_variation() for each, count in releases)
     return min(1.0, rounding.up(total))

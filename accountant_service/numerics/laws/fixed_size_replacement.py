@@ -46,7 +46,7 @@ _ROUNDING: Final = 1e-9  # relative, of the sum over them, with room
 
 @dataclass(frozen=True, slots=True)
 class FixedSizeReplacement:
-    """One Gaussian release on a fixed-size sample, under the replacement of a record.
+    """A Gaussian release on a fixed-size sample, for datasets that differ in a replaced record.
 
     Attributes:
         mu: twice the clip norm divided by the standard deviation of the noise.
@@ -63,7 +63,7 @@ class FixedSizeReplacement:
 
     @property
     def _positive_loss_release(self) -> Release:
-        """The Poisson-sampled release whose positive losses have the same law."""
+        """The Poisson-sampled release that has the same distribution of positive privacy losses."""
         return Release(GaussianPair(self.mu), self.sample_rate)
 
     def total_variation(self) -> float:
@@ -71,7 +71,7 @@ class FixedSizeReplacement:
         return self._positive_loss_release.total_variation()
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
+        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
         whole = np.logaddexp(
             _log_expm1(sampled_gaussian.log_moments(tilts + 1, self.sample_rate, 1 / self.mu)),
             _log_expm1(sampled_gaussian.log_moments(-tilts, self.sample_rate, 1 / self.mu)),
@@ -81,7 +81,9 @@ class FixedSizeReplacement:
         return rounding.up_each(np.logaddexp(0.0, whole + np.log1p(-share) + _ROUNDING))
 
     def _negative_loss_moments(self, tilts: Array) -> Array:
-        """Return lower bounds of the part of each moment from outcomes of negative loss.
+        """Return lower bounds on the moments' part from negative losses, which is subtracted.
+
+        The losses are those of the sampled Gaussian, and there is a bound for each tilt.
 
         That is the integral of f(r) under N₀ where r < 1.
         """
@@ -131,7 +133,7 @@ class FixedSizeReplacement:
         return _join_cells(first, lower, middle, upper, atom)
 
     def _cells_around_zero(self, half: float) -> LossCells:
-        """Return the outcomes with losses within ±`half`/2 as one cell, without the atom at 0."""
+        """Return one cell of all outcomes with a loss within ±`half`, except for loss 0 itself."""
         above = self._positive_loss_release.cells("removing", 0, 1, half)
         mass = above.p[1:-1] + above.q[1:-1]
         error = above.p_rounding[1:-1] + above.q_rounding[1:-1] + 4 * _EPS * mass
@@ -143,7 +145,7 @@ class FixedSizeReplacement:
 def _join_cells(
     first: int, lower: LossCells, middle: LossCells | None, upper: LossCells, atom: float
 ) -> LossCells:
-    """Join the cells of negative losses, of losses around 0, and of positive losses.
+    """Return the cells of negative losses, of losses around 0 and of positive losses, joined.
 
     The atom is added to the middle cell, or to the lowest cell of the positive losses.
     """
@@ -152,7 +154,7 @@ def _join_cells(
     at = len(lower.gap)  # of the cell with the atom, among the inner cells
 
     def masses(name: str) -> Array:
-        """Return the joined masses of this name, or their rounding errors."""
+        """Return the joined masses, or their rounding errors: the attribute called `name`."""
         return np.concatenate(
             [
                 getattr(lower, name)[:-1],
@@ -162,7 +164,7 @@ def _join_cells(
         )
 
     def edges(name: str) -> Array:
-        """Return the joined values of this name, which only inner cells have."""
+        """Return the joined values of the attribute `name`, which the two end cells do not have."""
         return np.concatenate([getattr(each, name) for each in (lower, *between, upper)])
 
     p, q, gap = masses("p"), masses("q"), edges("gap")

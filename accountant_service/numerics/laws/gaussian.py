@@ -22,17 +22,17 @@ from accountant_service.numerics.floats.special_functions import (
 )
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
-_LOG_MARGIN: Final = 1e-12  # a bound of the error of `log_delta`, with room
+_LOG_MARGIN: Final = 1e-12  # a bound on the error of `log_delta`, with room
 _SQRT_HALF_PI: Final = math.sqrt(math.pi / 2)
 
 
 def _mills_ratio(x: Array) -> Array:
-    """Return Mills' ratio m(x) = P(Z > x)/φ(x)."""
+    """Return Mills' ratio P(Z > x)/n(x) of a standard normal Z with density n."""
     return _SQRT_HALF_PI * special.erfcx(x / math.sqrt(2.0))
 
 
 def _mills_ratio_difference(centre: Array, mu: Array) -> Array:
-    """Return the difference m(c − μ/2) − m(c + μ/2) of Mills' ratios, without cancellation.
+    """Return the difference m(c − μ/2) − m(c + μ/2) of Mills' ratios m, without cancellation.
 
     As m′(x) = x·m(x) − 1, it is the integral of 1 − x·m(x) over the interval, by Gauss–Legendre.
     """
@@ -44,7 +44,9 @@ def _mills_ratio_difference(centre: Array, mu: Array) -> Array:
 
 
 def log_delta(epsilon: Array | float, mu: Array | float) -> Array:
-    """Return log δ(ε) of a Gaussian mechanism, accurate in relative terms down to any δ.
+    """Return log δ(ε) of a Gaussian mechanism, with full relative accuracy down to any δ.
+
+    μ is the sensitivity divided by the standard deviation of the noise.
 
     With c = ε/μ, both terms of the profile carry the factor φ(c − μ/2) (because
     e^ε φ(c + μ/2) = φ(c − μ/2)), so δ = φ(c − μ/2)·[m(c − μ/2) − m(c + μ/2)] with m Mills' ratio.
@@ -69,7 +71,7 @@ def log_delta(epsilon: Array | float, mu: Array | float) -> Array:
 
 
 def epsilon(delta: Array | float, mu: Array | float) -> Array:
-    """Return an upper bound of a Gaussian mechanism's smallest ε ≥ 0 with δ(ε) ≤ `delta`.
+    """Return an upper bound on a Gaussian mechanism's smallest ε ≥ 0 with δ(ε) ≤ `delta`.
 
     Args:
         delta: in (0, 1], any shape.
@@ -82,12 +84,12 @@ def epsilon(delta: Array | float, mu: Array | float) -> Array:
 
 
 def epsilon_lower(delta: Array | float, mu: Array | float) -> Array:
-    """Return a lower bound of a Gaussian mechanism's smallest ε ≥ 0 with δ(ε) ≤ `delta`."""
+    """Return a lower bound on a Gaussian mechanism's smallest ε ≥ 0 with δ(ε) ≤ `delta`."""
     return _invert(delta, mu, -_LOG_MARGIN)[0]
 
 
 def _invert(delta: Array | float, mu: Array | float, log_margin: float) -> tuple[Array, Array]:
-    """Return a bracket of the ε at which log δ(ε) = log(delta) − log_margin, by bisection."""
+    """Return lower and upper bounds on the ε at which log δ(ε) = log(delta) − log_margin."""
     delta, mu = np.broadcast_arrays(np.asarray(delta, float), np.asarray(mu, float))
     safe_mu = np.maximum(mu, 1e-300)
     log_target = np.log(delta) - log_margin

@@ -66,7 +66,7 @@ _DIRECT_MAX: Final = 300.0  # exponents up to which e^x and sinh x are used as s
 
 @dataclass(frozen=True, slots=True)
 class ReplacedRecord:
-    """One Poisson-sampled Gaussian release under the replacement of a record.
+    """A Poisson-sampled Gaussian release for datasets that differ in one replaced record.
 
     Attributes:
         mu: the clip norm divided by the standard deviation of the noise.
@@ -86,15 +86,15 @@ class ReplacedRecord:
         return self.sample_rate * math.erf(self.mu / math.sqrt(2.0))
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
+        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
         return rounding.up_each(self._log_moments(tilts))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes of a moment."""
+        """Return the number of quadrature nodes of the moments for tilts up to `tilt`."""
         return self.largest_node(tilt) / self.spacing(tilt)
 
     def _log_moments(self, tilts: Array) -> Array:
-        """Return upper bounds of the log-moments, including quadrature and truncation errors."""
+        """Return upper bounds on the log-moments, including quadrature and truncation errors."""
         upper = np.empty_like(tilts)
         order = np.argsort(tilts)
         block = max(1, int(_ELEMENTS_MAX / self.count_nodes(float(tilts.max()))))
@@ -121,7 +121,7 @@ class ReplacedRecord:
         return upper
 
     def spacing(self, tilt: float, frequency: float = 0.0) -> float:
-        """Return the widest trapezoidal spacing whose relative error stays below e^_LOG_ERROR.
+        """Return the widest trapezoidal spacing whose relative error is below e^`_LOG_ERROR`.
 
         Args:
             tilt: s.
@@ -133,7 +133,7 @@ class ReplacedRecord:
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def argument_bound(self, y: Array) -> Array:
-        """Return bounds of the complex argument of the likelihood ratio on lines |Im z| = y.
+        """Return upper bounds on the complex argument of the ratio P/Q on lines |Im z| = y.
 
         Each factor's argument is at most μy. A₊ and the conjugate of A₋ have the product
         e^{iμy}·(2(1−q)b·cosh(μx) + (1−q)²e^{−iμy} + b²e^{iμy}). Where b ≤ 1 − q the second
@@ -144,7 +144,7 @@ class ReplacedRecord:
         return factor * self.mu * y
 
     def largest_node(self, tilt: float) -> float:
-        """Return the upper end of the quadrature of moments up to this tilt.
+        """Return the largest node z of the quadrature of moments for tilts up to `tilt`.
 
         From μ(s + 1) on, the slope of log G is at most μ(s + 1 + s·π₋), π₋ taken there.
         """
@@ -153,7 +153,7 @@ class ReplacedRecord:
         return mode + self.mu * tilt * share + _TAIL_DEVIATIONS
 
     def log_tail(self, tilts: Array, ends: Array) -> Array:
-        """Return logs of upper bounds of a moment's integral beyond each end, for each tilt.
+        """Return logs of upper bounds on the moment's integral beyond each end, one for each tilt.
 
         The integral is ∫ n·A₊^{s+1}·A₋^{−s}, and every end z₁ is positive.
         """
@@ -163,7 +163,7 @@ class ReplacedRecord:
         return tail
 
     def log_ratio(self, z: Array) -> Array:
-        """Return the log-likelihood ratio of P and N(0) at each output z.
+        """Return the log-likelihood ratio of P and the noise alone, N(0), at each output z.
 
         It is log A₊(z), which is log A₋(−z).
         """
@@ -180,7 +180,7 @@ class ReplacedRecord:
         )
 
     def loss(self, z: Array) -> Array:
-        """Return the privacy loss L = log(A₊/A₋) at outputs z.
+        """Return the privacy loss L = log(P/Q) at each output z.
 
         A₊ − A₋ = 2b·sinh(μz) keeps the digits of a small loss.
         """
@@ -196,7 +196,7 @@ class ReplacedRecord:
         return np.copysign(loss, z)
 
     def loss_rounding(self, z: Array, loss: Array) -> Array:
-        """Return bounds of the rounding error of computed losses.
+        """Return upper bounds on the rounding errors of computed privacy losses.
 
         The relative error of e^{|L|} − 1 is a few eps of 1 + |μz| + μ², and its effect on L is at
         most 1 − e^{−|L|} times that. Large losses are differences of two logarithms.
@@ -209,7 +209,7 @@ class ReplacedRecord:
         return error
 
     def _output_at(self, loss: Array) -> Array:
-        """Return the output z that has each privacy loss."""
+        """Return the output z at which the privacy loss has each given value."""
         half = 0.5 * np.abs(loss)
         log_odds = math.log1p(-self.sample_rate) - math.log(self.sample_rate) + 0.5 * self.mu**2
         # sinh(x) = e^x·(1 − e^{−2x})/2; the inverse of a large argument x is log(2x)
@@ -272,13 +272,13 @@ class ReplacedRecord:
 def _mix(
     rate: float, absent: Array, present: Array, absent_rounding: Array, present_rounding: Array
 ) -> tuple[Array, Array]:
-    """Return the masses of a mixture of two laws, and bounds of their rounding errors."""
+    """Return the masses of a mixture of two laws, and upper bounds on their rounding errors."""
     mixed = (1 - rate) * absent + rate * present
     return mixed, (1 - rate) * absent_rounding + rate * present_rounding + 4 * _EPS * mixed
 
 
 def _log_product_of_differences(tilts: Array, loss: Array) -> Array:
-    """Return log((1 − e^{−sL})·(e^{(s+1)L} − 1)), a factor of a moment less 1."""
+    """Return log((1 − e^{−sL})·(e^{(s+1)L} − 1)): rows are tilts s, columns are losses L."""
     lower = np.multiply.outer(tilts, loss)
     upper = np.multiply.outer(tilts + 1, loss)
     with np.errstate(divide="ignore"):  # a loss that underflows adds nothing

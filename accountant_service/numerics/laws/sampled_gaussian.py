@@ -10,7 +10,7 @@ K(α)/(α−1) is the Rényi divergence D_α(μ‖μ₀); K(−λ) is the log-mo
 
 **How it is computed.** The trapezoidal rule on the real line. The integrand is analytic in the
 strip |Im z| < πσ², where 1 + u has no zero, so the rule converges geometrically: with spacing h
-the error is at most 2M/(e^{2πc/h} − 1), M a bound of ∫|f(x + iy)|dx over |y| ≤ c (Trefethen &
+the error is at most 2M/(e^{2πc/h} − 1), M a bound on ∫|f(x + iy)|dx over |y| ≤ c (Trefethen &
 Weideman, SIAM Review 56(3), 2014, Theorem 5.1). Here |f(x + iy)| ≤ f(x)·e^{c²/(2σ²)} for a ≥ 1,
 and a further factor cos(c/(2σ²))^a for a < 0, because |s + t·e^{iθ}| lies between (s+t)·cos(θ/2)
 and s + t. The spacing is chosen so that the whole error is below e^{−80}(E + 1 + 2|a|), E the
@@ -43,7 +43,7 @@ _ELEMENTS_MAX: Final = 1 << 20  # of one block of orders × nodes (8 MiB)
 
 
 def _spacing(order: float, sigma: float) -> float:
-    """Return the widest trapezoidal spacing whose relative error stays below e^_LOG_ERROR."""
+    """Return the widest trapezoidal spacing whose relative error is below e^`_LOG_ERROR`."""
     half_width = np.minimum(sigma * sigma * np.pi * np.linspace(0.02, 0.98, 49), 12.6 * sigma)
     cost = half_width**2 / (2 * sigma * sigma)
     if order < 0:
@@ -52,13 +52,13 @@ def _spacing(order: float, sigma: float) -> float:
 
 
 def count_nodes(lowest: float, highest: float, sigma: float) -> float:
-    """Return the number of quadrature nodes for orders from `lowest` to `highest`."""
+    """Return how many quadrature nodes the moments of orders from `lowest` to `highest` need."""
     low, high = integration_limits(lowest, highest, sigma)
     return (high - low) / min(_spacing(lowest, sigma), _spacing(highest, sigma))
 
 
 def integration_limits(lowest: float, highest: float, sigma: float) -> tuple[float, float]:
-    """Return the limits of integration: `_TAIL_DEVIATIONS` standard deviations beyond the modes.
+    """Return the limits of the moments' integrals, 13 standard deviations beyond the modes.
 
     The modes lie at 0 and at the order.
     """
@@ -66,7 +66,9 @@ def integration_limits(lowest: float, highest: float, sigma: float) -> tuple[flo
 
 
 def log_truncation_error(orders: Array, q: float, sigma: float) -> Array:
-    """Return the log of a bound of the integral outside its limits, for each order.
+    """Return logs of upper bounds on the part of each moment that the limits of integration omit.
+
+    The moment of order a is E[(1 + u)^a].
 
     For a > 1: to the left 1 + u ≤ 1; to the right 1 + u ≤ (μ₁/μ₀)·(q + (1−q)·(μ₀/μ₁ at the end)).
     For a < 0: to the right 1 + u ≥ 1; to the left the integrand is log-concave, with a logarithmic
@@ -88,7 +90,9 @@ def log_truncation_error(orders: Array, q: float, sigma: float) -> Array:
 
 
 def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return upper bounds of the log-moment K(a) = log E_{μ₀}[(μ/μ₀)^a], for each order a.
+    """Return upper bounds on the sampled Gaussian release's log-moments, one for each order a.
+
+    The log-moment is K(a) = log E_{μ₀}[(μ/μ₀)^a], μ₀ and μ the laws without and with the record.
 
     They are tight to a relative 1e-10.
 
@@ -119,7 +123,9 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def privacy_loss(ratio: Array, q: float) -> Array:
-    """Return the privacy loss l = log(1 − q + q·e^Λ) at log-likelihood ratios Λ.
+    """Return the privacy loss log(1 − q + q·e^Λ) of a sampled release at each ratio Λ.
+
+    Λ is the log-likelihood ratio without sampling, and q the sample rate.
 
     It is accurate to a few eps for any q in (0, 1] and any Λ.
     """
@@ -134,7 +140,7 @@ def privacy_loss(ratio: Array, q: float) -> Array:
 
 
 def _group_orders(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
-    """Group orders of similar size, so that each group shares a quadrature grid.
+    """Return the positions of orders in groups of similar size, which share quadrature nodes.
 
     Groups span up to 16, then factors of four, in bounded memory.
 
@@ -147,7 +153,7 @@ def _group_orders(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
 
 
 class _QuadratureGrid:
-    """The quadrature nodes for a range of orders, with the quantities that every order uses."""
+    """The quadrature nodes for a range of orders, with the values that every order uses."""
 
     def __init__(self, q: float, sigma: float, lowest: float, highest: float) -> None:
         self.sigma = sigma
@@ -167,7 +173,7 @@ class _QuadratureGrid:
         self.linear = log1p_minus(excess) * self.weight  # w·(log(1 + u) − u)
 
     def integrate(self, orders: Array) -> Array:
-        """Return the log-moment log Σ_j w_j (1 + u_j)^a for each order a.
+        """Return the log-moment of each order a: log Σ_j w_j (1 + u_j)^a over the nodes j.
 
         Near a moment of 1, it is computed from the sum less 1.
         """

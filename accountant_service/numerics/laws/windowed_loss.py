@@ -61,9 +61,10 @@ _RESULTS_MAX: Final = 16  # results that a law remembers
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A smooth window of the privacy loss l, with the weight Φ(sign·(l − edge)/width).
+    """A smooth window of the privacy loss l: a weight from 0 to 1 that changes at an edge.
 
-    With sign +1 it keeps the losses above its edge, with −1 those below.
+    The weight is Φ(sign·(l − edge)/width), Φ the standard normal distribution function. With sign
+    +1 the window keeps the losses above its edge, with −1 those below.
     """
 
     edge: float
@@ -71,11 +72,14 @@ class Window:
     sign: int
 
     def log_weight(self, loss: Array) -> Array:
-        """Return the log of the window's weight at each loss."""
+        """Return the log of the window's weight at each privacy loss."""
         return special.log_ndtr(self.sign * (loss - self.edge) / self.width)
 
     def relative_error(self, loss: Array, loss_error: Array) -> Array:
-        """Return bounds of the relative error of the window's computed weights."""
+        """Return upper bounds on the computed weights' relative errors.
+
+        `loss_error` bounds the error of each loss, which makes the weight inexact too.
+        """
         u = self.sign * (loss - self.edge) / self.width
         closed = np.maximum(-u, 0.0)
         hazard = np.where(u > 0, np.exp(-0.5 * u * u), 1 + closed)  # at least (log Φ)′
@@ -85,25 +89,26 @@ class Window:
         relative_error: Array = hazard * moved + evaluated
         return relative_error
 
-    def log_weight_bound_beyond(self, loss: Array, angle: Array) -> Array:
-        """Return the log of a bound of the weight at complex losses with larger real parts.
+    def log_weight_bound_beyond(self, real: Array, imaginary: Array) -> Array:
+        """Return the log of an upper bound on |weight| at complex losses right of a given point.
 
-        θ² − (Re l − edge)² must decrease there.
+        The point is real + i·imaginary. The bound holds for all losses l on a curve to the right
+        along which (Im l)² − (Re l − edge)² decreases.
         """
-        u = self.sign * (loss - self.edge) / self.width
-        growth = 0.5 * (angle / self.width) ** 2
+        u = self.sign * (real - self.edge) / self.width
+        growth = 0.5 * (imaginary / self.width) ** 2
         if self.sign > 0:
             return np.logaddexp(0.0, growth + special.log_ndtr(-u))
         return np.asarray(growth + special.log_ndtr(u))
 
-    def log_weight_bound(self, low: Array, high: Array, angle: Array) -> Array:
-        """Return the log of a bound of the weight at complex losses with real parts in a range.
+    def log_weight_bound(self, low: Array, high: Array, imaginary_max: Array) -> Array:
+        """Return the log of an upper bound on |weight| at complex losses l in a rectangle.
 
-        It holds where low ≤ Re l ≤ high and |Im l| ≤ angle.
+        The rectangle is low ≤ Re l ≤ high, |Im l| ≤ imaginary_max.
         """
         ends = np.stack([self.sign * (low - self.edge), self.sign * (high - self.edge)])
         u = ends / self.width
-        growth = 0.5 * (angle / self.width) ** 2
+        growth = 0.5 * (imaginary_max / self.width) ** 2
         near_one = np.logaddexp(0.0, growth + special.log_ndtr(-u.min(axis=0)))
         bound: Array = np.minimum(growth + special.log_ndtr(u.max(axis=0)), near_one)
         return bound
@@ -113,12 +118,16 @@ class Window:
 def cached_windowed_loss(
     sample_rate: float, mu: float, windows: tuple[Window, ...], order: float
 ) -> WindowedLoss:
-    """Return the `WindowedLoss` with these arguments from a cache, or construct it."""
+    """Return the cached `WindowedLoss` for these arguments; construct it if there is none."""
     return WindowedLoss(sample_rate, mu, windows, order)
 
 
 class WindowedLoss:
-    """The privacy loss of a sampled Gaussian release weighted by smooth windows."""
+    """The privacy loss l of a sampled Gaussian release, its outcomes weighted by smooth windows.
+
+    K(a) = E[e^{(a − 1)l}·weight] is its transform at a complex order a, whose imaginary part is a
+    frequency v. K of a real order is a moment.
+    """
 
     def __init__(
         self, sample_rate: float, mu: float, windows: Sequence[Window], order: float
@@ -155,7 +164,7 @@ class WindowedLoss:
         return found
 
     def _position_of_loss(self, loss: float) -> float:
-        """Return the noise value z that has this privacy loss."""
+        """Return the noise value z at which the release has this privacy loss."""
         odds = (
             loss - math.log(self._rate) if loss > 300 else math.log1p(math.expm1(loss) / self._rate)
         )
@@ -166,7 +175,7 @@ class WindowedLoss:
         return sampled_gaussian.privacy_loss(self._mu * z - 0.5 * self._mu**2, self._rate)
 
     def _complex_loss(self, z: Array, heights: Array) -> tuple[Array, Array]:
-        """Return real and imaginary part of the loss at z + iy, for each height y and each z."""
+        """Return the real and imaginary parts of the privacy loss at z + iy: rows y, columns z."""
         whole = self._mu * z - 0.5 * self._mu**2
         ratio = np.minimum(whole, 300.0)  # beyond it l follows Λ
         angle = self._mu * heights[:, None]
@@ -181,7 +190,7 @@ class WindowedLoss:
         return log_size + (whole - ratio), np.arctan2(imaginary, real)
 
     def _prepare_lines(self) -> None:
-        """Prepare bounds of the integrand on lines parallel to the real axis, cell by cell."""
+        """Prepare bounds on the transform's integrand along lines Im z = y, for each cell of z."""
         self._heights = np.minimum(_LINE_HEIGHTS * 0.5 * math.pi / self._mu, _HEIGHT_MAX)
         z = self._cell_edges()
         loss, angle = self._complex_loss(z, self._heights)
@@ -199,7 +208,7 @@ class WindowedLoss:
         self._end_loss, self._end_angle = loss[:, -1], angle[:, -1]
 
     def _cell_edges(self) -> Array:
-        """Return the edges of the cells: more of them where a window opens or closes."""
+        """Return the edges of the cells of z: finer where a window opens or closes."""
         turns = [
             self._position_of_loss(max(window.edge + u * window.width, 0.0))
             for window in self._windows
@@ -216,7 +225,10 @@ class WindowedLoss:
         end_angle: Array,
         frequency: float = 0.0,
     ) -> Array:
-        """Return the log of a bound of the integral beyond the last cell, on each line.
+        """Return logs of upper bounds on the integral beyond the last cell, for each line Im z = y.
+
+        `heights` are the y. `end_loss` and `end_angle` are the real and imaginary part of the loss
+        where the cells end on each line.
 
         The integrand is weighted by e^{vθ}.
 
@@ -248,12 +260,15 @@ class WindowedLoss:
         return largest
 
     def log_decay(self, order: float, frequencies: Array) -> Array:
-        """Return upper bounds of log|K(order + iv)| from each frequency v on, K the transform."""
+        """Return upper bounds on log|K(order + iu)| of the transform K for all u ≥ v, for each v.
+
+        v is a frequency.
+        """
         argument = np.append(frequencies, order)
         return self._compute_once("decay", argument, lambda: self._log_decay(order, frequencies))
 
     def _log_decay(self, order: float, frequencies: Array) -> Array:
-        """Compute the result of `log_decay`."""
+        """Compute the bounds that `log_decay` returns and caches."""
         fixed = self._log_size + order * self._greatest_loss
         beyond = self._log_beyond(order, self._heights, self._end_loss, self._end_angle)
         best = np.full_like(frequencies, math.inf)
@@ -266,7 +281,7 @@ class WindowedLoss:
         return best
 
     def cell_pairs(self, order: float) -> CellPairs:
-        """Return the decay bounds of the tilted law from pairs of cells."""
+        """Return upper bounds on the tilted loss's characteristic function, from pairs of cells."""
         z = np.linspace(self._low, self._high, _PAIR_CELLS + 1)
         loss, middle = self._loss(z), self._loss(0.5 * (z[:-1] + z[1:]))
         log_mass = log_cell_mass_bounds(z, loss, middle, order)
@@ -275,9 +290,10 @@ class WindowedLoss:
         return CellPairs(loss, np.exp(log_mass - self.log_moments(np.array([order]))[0]))
 
     def _log_growth(self, orders: Array, frequency: float) -> Array:
-        """Return the log of a bound of the integrand in a strip, for the trapezoidal rule's error.
+        """Return logs of upper bounds on ∫|integrand| along lines Im z = y, for each order.
 
-        There is one bound M for each order and line.
+        The integrand is that of the transform K. Rows are orders, columns are lines. The
+        trapezoidal rule's error follows from them.
         """
         growth = []
         for order in orders:
@@ -291,7 +307,7 @@ class WindowedLoss:
         return np.array(growth)
 
     def _choose_spacing(self, orders: Array, frequency: float) -> tuple[float, Array]:
-        """Return a spacing of the trapezoidal rule, and the log of its error at each order."""
+        """Return a trapezoidal spacing, and logs of upper bounds on its error at each order."""
         growth = self._log_growth(orders, frequency)
         z = self._cell_edges()
         about = log_sum_exp(self._exponent(z[1:], orders) + np.log(np.diff(z))) - LOG_SQRT_TWO_PI
@@ -310,29 +326,35 @@ class WindowedLoss:
         return float(spacing), np.logaddexp(np.logaddexp(left, right), quadrature)
 
     def _log_windows(self, loss: Array) -> Array:
-        """Return the log of the product of all windows at each loss."""
+        """Return the log of the windows' product at each privacy loss."""
         return sum((window.log_weight(loss) for window in self._windows), np.zeros_like(loss))
 
     def _exponent(self, z: Array, orders: Array) -> Array:
-        """Return the log of √(2π) times the integrand, for each order and z."""
+        """Return the log of the transform's integrand, times √(2π), at each order and each z.
+
+        Rows are orders.
+        """
         loss = self._loss(z)
         fixed = self._log_windows(loss) - 0.5 * z * z
         exponent: Array = np.multiply.outer(orders, loss) + fixed
         return exponent
 
     def _growth_error(self, loss: Array, loss_error: Array, order: float) -> Array:
-        """Return bounds of the rounding error of a·loss + log of the windows."""
+        """Return upper bounds on the rounding error of order·loss + log(product of windows)."""
         error = growth_rounding(order, loss, loss_error)
         for window in self._windows:
             error = error + window.relative_error(loss, loss_error)
         return error
 
     def log_moments(self, orders: Array) -> Array:
-        """Return upper bounds of the log-moment log K(a), for each order a in (0, order]."""
+        """Return upper bounds on log K of the transform K at real orders: the log-moments.
+
+        Each order is in (0, order].
+        """
         return self._compute_once("moments", orders, lambda: self._log_moments(orders))
 
     def _log_moments(self, orders: Array) -> Array:
-        """Compute the result of `log_moments`."""
+        """Compute the bounds that `log_moments` returns and caches."""
         spacing, log_omitted = self._choose_spacing(orders, 0.0)
         z = exact_multiples(spacing, self._low, self._high)
         loss = self._loss(z)
@@ -349,12 +371,12 @@ class WindowedLoss:
         return upper
 
     def count_nodes(self, order: float, frequency: float) -> float:
-        """Return the number of quadrature nodes of K up to this frequency."""
+        """Return the number of quadrature nodes that the transform needs up to this frequency."""
         spacing, _ = self._choose_spacing(np.array([order]), frequency)
         return (self._high - self._low) / spacing
 
     def trapezoidal_rule(self, order: float, frequency: float) -> TrapezoidalRule:
-        """Return the trapezoidal rule for the tilted law of this order, up to this frequency."""
+        """Return a trapezoidal rule for the transform at this order, up to this frequency."""
         orders = np.array([order])
         spacing, log_omitted = self._choose_spacing(orders, frequency)
         z = exact_multiples(spacing, self._low, max(self._high, _TAIL_DEVIATIONS))

@@ -33,7 +33,7 @@ _LOG_ERROR: Final = -340.0
 
 @lru_cache(maxsize=64)
 def _log_central_moments(sigma: float, order_max: int) -> Array:
-    """Return logs of the even central moments B(0), B(2), … up to at least `order_max`.
+    """Return logs of the moments B(0), B(2), B(4), …, up to at least B(`order_max`).
 
     The array is cached and read-only.
     """
@@ -56,7 +56,7 @@ def _log_central_moments(sigma: float, order_max: int) -> Array:
 
 
 def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return an upper bound of the sampled Rényi log-moment (α−1)·ε′(α) for each real order.
+    """Return upper bounds on the sampled Rényi log-moments (α−1)·D_α, one for each real order α.
 
     The expression above with the general term of Theorem 9, 2·e^{j(j−1)/(2σ²)}, wherever that is
     smaller; never above the unsampled α(α−1)/(2σ²), because sampling costs nothing; and between
@@ -78,7 +78,7 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return the paper's own bound of the log-moment, without the improvements of `log_moments`.
+    """Return the paper's own upper bounds on the log-moments, without later improvements.
 
     Args:
         orders: whole numbers from 2 to `ORDER_MAX`, as floats.
@@ -89,7 +89,10 @@ def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier:
 
 
 def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Array:
-    """Return the log-moment bound of Wang et al.'s Theorem 9, with or without its general term."""
+    """Return the upper bounds of Wang et al.'s Theorem 9 on the log-moments, one for each order.
+
+    With `general_term`, each term from the third on is the smaller of its two forms in the theorem.
+    """
     order_max = int(orders.max())
     j = np.arange(3.0, max(order_max, 3) + 1.0)
     moments = _log_central_moments(sigma, order_max + 2)

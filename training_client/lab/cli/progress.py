@@ -56,7 +56,7 @@ def _line_printer(console: Console, total: int, unit: str) -> Report:
     every = max(1, total // 10)
 
     def report(number: int, text: str) -> None:
-        """Print the progress if a tenth of the run is complete."""
+        """Print one line of progress if `number` completes another tenth of the run."""
         if number % every == 0:
             console.print(f"{unit} {number}: {text}", markup=False)
 

@@ -17,7 +17,7 @@ _SQUARE_MAX: Final = 1e36  # root is finite and > 0
 def inverse_square_roots(
     squares: torch.Tensor, factor: float = 1.0, epsilon: float = 0.0, least: float = 0.0
 ) -> torch.Tensor:
-    """Return inverse square roots, factor/(√max(s, least) + ε), finite and > 0 for all s.
+    """Return factor/(√max(s, least) + ε) for each square s; finite and > 0 for all s.
 
     Args:
         squares: s; may be negative, as estimates with the noise variance subtracted are; NaN counts
@@ -67,7 +67,9 @@ def map_in_place(
 def gradient_moments(
     mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, variance: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean gradient before the affine map, and its square less the noise variance.
+    """Estimate the mean gradient and its square from a noisy mean of scaled, shifted gradients.
+
+    The scale and shift are undone, and the variance of the noise is subtracted from the square.
 
     The square is computed as ((u − D∘b)² − v)/D².
 
@@ -100,9 +102,9 @@ def sum_square_roots(squares: torch.Tensor, least: float) -> tuple[float, float]
 def rmsprop_update(
     gradient: torch.Tensor, mean_square: torch.Tensor, *, rate: float, epsilon: float
 ) -> torch.Tensor:
-    """Update RMSprop's mean square in place, and return the scaled gradient to descend along.
+    """Update RMSprop's mean square m in place, and return gradient/√(m + ε).
 
-    The update is m ← (1 − rate)·m + rate·g²; ε is added under the root.
+    The update is m ← (1 − rate)·m + rate·g².
 
     Args:
         gradient: g.
@@ -126,7 +128,7 @@ def _is_contiguous(*tensors: torch.Tensor) -> bool:
 def _run_loop(
     loop: Callable[..., None], tensors: tuple[torch.Tensor, ...], numbers: tuple[float, ...]
 ) -> None:
-    """Run a compiled loop over tensors of one shape and dtype, some of which it changes."""
+    """Run a compiled loop over tensors of one shape and dtype; it changes some of them."""
     arrays = [each.numpy().reshape(-1) for each in tensors]
     assert {each.size for each in arrays} <= {arrays[0].size, 1}  # loops do not check it
     dtype = arrays[0].dtype.type
@@ -144,7 +146,7 @@ def _inverse_square_roots(
 
 
 def _map_without_shift(total: Any, scale: Any) -> None:
-    """Multiply a sum by the scale in place; non-finite values become 0."""
+    """Multiply a gradient sum by the scale in place; non-finite values become 0."""
     for i in range(len(total)):
         u = total[i] * scale[i]
         total[i] = u if isfinite(u) else 0.0

@@ -28,7 +28,7 @@ _PRECISION_VARIABLES: Final = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMAT
 
 
 def cache_sized_slices(left: torch.Tensor, right: torch.Tensor) -> list[slice]:
-    """Cut the rows of `left` so that each part of the product stays in the cache."""
+    """Return slices of the rows of `left` whose products with `right` stay in the cache."""
     size = len(left)
     if not left.is_cpu:
         return [slice(0, size)]
@@ -38,7 +38,7 @@ def cache_sized_slices(left: torch.Tensor, right: torch.Tensor) -> list[slice]:
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return left @ right, of two matrices that are not differentiated.
+    """Return left @ right for matrices that need no gradients.
 
     Args:
         left: one row per example.
@@ -74,7 +74,7 @@ def weighted_product(
 
 
 def _weight_columns(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted transpose rowsᵀ @ diag(w), one column per example."""
+    """Return the weighted transpose rowsᵀ @ diag(weights), one column per example."""
     return torch.mul(rows.T, weights, out=rows.new_empty(rows.shape[::-1]))
 
 
@@ -86,7 +86,7 @@ def _multiply_by_onednn(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor
 
 
 def _is_for_onednn(left: torch.Tensor, right: torch.Tensor, per_example: int) -> bool:
-    """Return whether oneDNN is expected to multiply two matrices faster than MKL.
+    """Return whether oneDNN is expected to multiply two matrices faster than MKL does.
 
     They must be in single precision on a CPU, large enough, and without gaps or overlaps in memory:
     with other layouts oneDNN is many times slower. The size counts per example: if the number of
@@ -111,7 +111,7 @@ def _is_for_onednn(left: torch.Tensor, right: torch.Tensor, per_example: int) ->
 
 @cache
 def _has_avx512() -> bool:
-    """Return whether the CPU has AVX-512, which MKL does not always use."""
+    """Return whether the CPU has AVX-512, which MKL does not use on every CPU."""
     return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
@@ -128,7 +128,7 @@ def _is_gapless(matrix: torch.Tensor) -> bool:
 
 @cache
 def _onednn_linear() -> Callable[..., torch.Tensor] | None:
-    """Return PyTorch's call of oneDNN; None if it has none, or the environment lowers precision."""
+    """Return PyTorch's call of oneDNN; None if there is none or it would lower the precision."""
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not built or any(
         os.environ.get(name, "STRICT") != "STRICT" for name in _PRECISION_VARIABLES
@@ -140,7 +140,7 @@ def _onednn_linear() -> Callable[..., torch.Tensor] | None:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Compute products in the precision of their factors, whatever settings the model runs with."""
+    """Return a context in which matrix products have the full precision of their factors."""
     setting = _matmul_precision()
     if setting == "highest" and not torch.is_autocast_enabled(device.type):
         return nullcontext()  # changing settings takes as long as a small sum
@@ -148,7 +148,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _matmul_precision() -> str | None:
-    """Return PyTorch's setting for all devices; None if devices differ, for it then raises."""
+    """Return PyTorch's precision setting for all devices; None if devices have different ones."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

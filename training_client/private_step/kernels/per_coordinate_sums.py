@@ -27,7 +27,9 @@ _ROW_GROUP: Final = 4  # rows of the sum at a time: an example's inputs stay in 
 
 
 def clamped_sum(gradients: torch.Tensor, inputs: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return the sum of scaled gradients, each coordinate clamped to ±1; NaN counts as 0.
+    """Return the sum of scaled per-example gradients, each coordinate clamped to ±1.
+
+    NaN counts as 0.
 
     Args:
         gradients: g, one row per example.
@@ -104,7 +106,7 @@ def damped_sum(
 def _gradients_of_few_examples(
     gradients: torch.Tensor, inputs: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield a few examples at a time: their slice and their gradients ∇ = gaᵀ."""
+    """Yield the gradients ∇ = gaᵀ of a few examples at a time, with the examples' slice."""
     rows = max(1, _ELEMENTS_MAX // (gradients.shape[1] * inputs.shape[1]))
     for at in range(0, len(gradients), rows):
         part = slice(at, at + rows)
@@ -122,7 +124,7 @@ def _damp_in_place(each: torch.Tensor, affine: AffineMap, damping: float) -> tor
 def _loop_arguments(
     gradients: torch.Tensor, inputs: torch.Tensor, affine: AffineMap, damping: float
 ) -> list[Any]:
-    """Return the arguments of a compiled damped loop, all of one dtype."""
+    """Return the arguments of a compiled damped loop, converted to one dtype."""
     assert affine.scale is not None
     shift = None if affine.shift is None else (affine.scale * affine.shift).numpy()
     arrays = [each.numpy() for each in (gradients, inputs, affine.scale)]

@@ -26,7 +26,7 @@ def squared_norms(rows: torch.Tensor) -> torch.Tensor:
 def mapped_squared_norms(
     rows: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return each row's squared norm after it is shifted and scaled by column.
+    """Return each row's squared norm after each column is shifted and scaled.
 
     Args:
         rows: r.
@@ -44,7 +44,10 @@ def mapped_squared_norms(
 def add_row_dots(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with a row of `others`, from column `start` on, to `total`."""
+    """Add each row's dot product with a part of the same row of `others` to `total`.
+
+    The part begins at column `start`, and is as long as the row.
+    """
     if is_on_cpu(rows):
         compile_loop(_add_row_dots)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
@@ -54,7 +57,10 @@ def add_row_dots(
 def add_row_dots_of_squares(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with the squares of a row of `others` to `total`."""
+    """Add each row's dot product with squares of a part of the same row of `others` to `total`.
+
+    The part begins at column `start`, and is as long as the row.
+    """
     if is_on_cpu(rows):
         compile_loop(_add_row_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
@@ -62,7 +68,7 @@ def add_row_dots_of_squares(
 
 
 def normalized_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the squares of rows scaled to norm 1, in their precision, and the rows' norms².
+    """Return the squares of rows scaled to norm 1, and the squared norms of the rows.
 
     A row of zeros stays one. Squares that would underflow are rounded up to the smallest normal
     number, because a large D² may multiply them later.
@@ -94,7 +100,7 @@ def _squared_norms(rows: Any, result: Any) -> None:
 
 
 def _scaled_squared_norms(rows: Any, scale: Any, result: Any) -> None:
-    """Write each row's squared norm after scaling by column to `result`."""
+    """Write each row's squared norm to `result`, after each column is scaled."""
     for i in range(len(rows)):
         total, row, scales = 0.0, rows[i], scale[0]
         for j in range(len(row)):
@@ -103,7 +109,7 @@ def _scaled_squared_norms(rows: Any, scale: Any, result: Any) -> None:
 
 
 def _mapped_squared_norms(rows: Any, scale: Any, shift: Any, result: Any) -> None:
-    """Write each row's squared norm after shift and scale by column to `result`."""
+    """Write each row's squared norm to `result`, after each column is shifted and scaled."""
     for i in range(len(rows)):
         total, row, scales, shifts = 0.0, rows[i], scale[0], shift[0]
         for j in range(len(row)):
@@ -112,7 +118,7 @@ def _mapped_squared_norms(rows: Any, scale: Any, shift: Any, result: Any) -> Non
 
 
 def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
-    """Add each row's dot product with a row of `others` to `result`."""
+    """Add each row's dot product with part of a row of `others`, from `start` on, to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
@@ -122,7 +128,10 @@ def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
 
 
 def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) -> None:
-    """Add each row's dot product with the squares of a row of `others` to `result`."""
+    """Add each row's dot product with squares of part of a row of `others` to `result`.
+
+    The part starts at column `start`.
+    """
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
@@ -132,7 +141,7 @@ def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) ->
 
 
 def _normalized_squares(rows: Any, squares: Any, least: Any, result: Any) -> None:
-    """Write the squares of rows scaled to norm 1 to `squares`, the squared norms to `result`."""
+    """Write the squares of rows scaled to norm 1 to `squares`, and squared norms to `result`."""
     for i in range(len(rows)):
         total, row, square = 0.0, rows[i], squares[i]
         for j in range(len(row)):

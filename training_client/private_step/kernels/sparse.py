@@ -36,7 +36,7 @@ class SparseFactor:
 
     @classmethod
     def from_dense(cls, matrix: torch.Tensor) -> SparseFactor:
-        """Convert a dense matrix."""
+        """Return a dense matrix in CSR format."""
         numbers = matrix.numpy()
         filled = numbers != 0
         found = np.flatnonzero(filled)  # for booleans seven times as fast as for numbers
@@ -53,7 +53,7 @@ class SparseFactor:
         return self._sum_rows(self.values.double().square_())
 
     def normalized_squares(self) -> tuple[SparseFactor, torch.Tensor]:
-        """Return the squares of rows scaled to norm 1, without underflow, and the rows' norms²."""
+        """Return the squares of rows scaled to norm 1, without underflow, and the squared norms."""
         squares = self.values.double().square_()
         norms = self._sum_rows(squares)
         inverse = norms.reciprocal().index_select(0, self._row_indices)
@@ -62,7 +62,7 @@ class SparseFactor:
         return SparseFactor(self.starts, self.places, unit, self.columns), norms
 
     def products(self, right: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield the product by another matrix, some columns at a time, by `embedding_bag`."""
+        """Yield the product with another matrix, some columns at a time, by `embedding_bag`."""
         for columns in _column_slices(right.shape[1]):
             table = np.ascontiguousarray(
                 right[:, columns].numpy()
@@ -94,11 +94,11 @@ class SparseFactor:
 
     @property
     def _row_indices(self) -> torch.Tensor:
-        """The row of each value."""
+        """The row index of each stored value."""
         return torch.repeat_interleave(self.starts.diff())
 
     def _sum_rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Add up one number per value along each row."""
+        """Return, for each row, the sum of the numbers given one per stored value."""
         return numbers.new_zeros(len(self.starts) - 1).index_add_(0, self._row_indices, numbers)
 
 

@@ -11,7 +11,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Create every table."""
+    """Create every table of the ledger."""
     op.create_table(
         "dataset",
         sa.Column("id", sa.String(32), primary_key=True),

@@ -10,7 +10,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Create the index."""
+    """Create the index by which old idempotency keys are found."""
     op.create_index("ix_idempotency_key_created_at", "idempotency_key", ["created_at"])
 
 

@@ -43,7 +43,7 @@ def upgrade() -> None:
         lambda row: {
             "id": row.id,
             "charge": json.dumps({"unit_attonats": row.unit}),
-            "taken": json.dumps([_compute_taken(row)]),
+            "taken": json.dumps([_compute_spent_or_held(row)]),
         },
     )
     _add_teams_and_caps()
@@ -54,8 +54,10 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE dataset RENAME COLUMN {name}_amounts TO {name}")
 
 
-def _compute_taken(row: Any) -> int:
-    """Return a reservation's micro-nats: of all steps while it is open, then of granted steps.
+def _compute_spent_or_held(row: Any) -> int:
+    """Return the micro-nats that a reservation has spent or holds, rounded up.
+
+    While it is open these are the cost of all its steps, then of the granted steps.
 
     Each state of a Rényi charge is rounded up once.
     """
@@ -79,7 +81,7 @@ def _add_teams_and_caps() -> None:
 
 
 def _copy(query: str, statement: str, values: Callable[[Any], dict[str, Any]]) -> None:
-    """Run a query, and a statement with values computed from each row that it returns."""
+    """Run a statement for each row of a query, with values computed from that row."""
     connection = op.get_bind()
     rows = connection.execute(sa.text(query)).all()
     for first in range(0, len(rows), _ROWS):

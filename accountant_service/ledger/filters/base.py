@@ -156,8 +156,6 @@ class PrivacyFilter(ABC):
 
         A `ReferenceFilter` counts the budget in steps of a reference, which the first plan may
         choose.
-
-        The reference is the step in which a `ReferenceFilter` counts the budget.
         """
 
     @abstractmethod

@@ -507,7 +507,7 @@ class IntegrationLine:
         Raises:
             SlowDecayError: the smoothing is so large that they overflow.
         """
-        w = np.asarray(self.tilt + 1j * frequencies)
+        w: ComplexArray = np.asarray(self.tilt + 1j * frequencies)
         if 0.5 * (self.tilt + 1) ** 2 * self.attack_noise_deviation**2 > 600.0:
             raise SlowDecayError
         half = 0.5 * self.smoothing**2

@@ -129,7 +129,7 @@ class _Question(ABC):
 
     @abstractmethod
     def read_profile(self, profile: LatticeProfile) -> float:
-        """Return the bound on the answer that an FFT lattice's privacy profile proves.
+        """Return the bound on the answer that a lattice's profile of δ(ε) proves: upper or lower.
 
         It is an upper bound if the profile is one, else a lower bound.
         """

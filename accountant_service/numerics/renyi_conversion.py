@@ -30,7 +30,7 @@ def classical_log_deltas(orders: Array, log_moments: Array, epsilon: float) -> A
 
 
 def _tight_conversion_gain(orders: Array) -> Array:
-    """Return by how much log δ is less by the tight Rényi conversion than by the classical one.
+    """Return how much less log δ is by the tight Rényi conversion than by the classical one.
 
     It is log α − (α − 1)·log(1 − 1/α) > 0.
     """

@@ -256,7 +256,7 @@ def _is_right_turn(a: Array, b: Array, c: Array) -> bool:
 def _nearest_gaussian(
     lower: Callable[[Array], Array], upper: Callable[[Array], Array]
 ) -> tuple[float, float]:
-    """Return the μ of the Gaussian trade-off function nearest to f, and a bound on its distance.
+    """Return the μ of the Gaussian trade-off nearest to f, and an upper bound on its distance.
 
     That trade-off is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
 

@@ -90,7 +90,7 @@ class ClippedSum:
                 affine.map_sum(out, self.weights)
 
     def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on a piece: after the affine map for a box or damping, else before it."""
+        """Write the sum on a piece into `out`, after the affine map only for a box or damping."""
         gradients = self.gradients[piece.index]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])

@@ -119,7 +119,7 @@ class LatticeProfile:
         return self.floor > -math.inf
 
     def epsilon(self, delta: float) -> float:
-        """Return the upper or lower bound on ε at δ.
+        """Return the bound on ε at δ: an upper bound if the profile is one, else a lower bound.
 
         It is the largest log((P(A_t) − δ)/Q(A_t)) over t, at least 0.
 
@@ -139,11 +139,11 @@ class LatticeProfile:
         return max(0.0, best, self.floor)
 
     def delta(self, epsilon: float) -> float:
-        """Return the upper or lower bound on δ(ε)."""
+        """Return the bound on δ(ε): an upper bound if the profile is one, else a lower bound."""
         return float(self.deltas(np.array([epsilon]))[0])
 
     def deltas(self, epsilons: Array) -> Array:
-        """Return the upper or lower bound on δ(ε) at each ε.
+        """Return the bound on δ(ε) at each ε: upper if the profile is an upper bound, else lower.
 
         It is the largest P(A_t) − e^ε·Q(A_t) over t, plus the slack, between 0 and 1. Of an upper
         bound it rises with t up to the first loss above ε, and falls from there: every further

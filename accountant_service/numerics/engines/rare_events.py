@@ -534,7 +534,10 @@ class _LaplaceTransformProduct:
         self._differs = differs
 
     def multiply(self, log_b: ComplexArray, log_a: ComplexArray | None, count: int) -> Array:
-        """Multiply by a release's transform, `count` times; return its relative error in eps."""
+        """Multiply by one release's transforms, `count` times; return the relative error in eps.
+
+        `log_b` and `log_a` are the logs of its transforms of rare and of common outcomes.
+        """
         if log_a is None:
             self._whole += count * log_b
             return np.asarray(np.abs(log_b))

@@ -121,7 +121,7 @@ def find_at_epsilon(
 
 
 def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:
-    """Return Rényi upper bounds on ε at δ, for fewer repetitions: given shares of all of them."""
+    """Return Rényi upper bounds on ε at δ after given shares (at most 1) of the repetitions."""
     moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
     least: Array = ((moments - log_delta) / saddle.tilts).min(axis=1)
     return rounding.up_each(np.maximum(least, 0.0))

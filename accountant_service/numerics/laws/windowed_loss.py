@@ -260,10 +260,7 @@ class WindowedLoss:
         return largest
 
     def log_decay(self, order: float, frequencies: Array) -> Array:
-        """Return upper bounds on log|K(order + iu)| of the transform K for all u ≥ v, for each v.
-
-        v is a frequency.
-        """
+        """Return upper bounds on the transform's log|K(order + iu)| for all u ≥ each frequency."""
         argument = np.append(frequencies, order)
         return self._compute_once("decay", argument, lambda: self._log_decay(order, frequencies))
 

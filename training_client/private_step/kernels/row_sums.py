@@ -44,10 +44,7 @@ def mapped_squared_norms(
 def add_row_dots(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with a part of the same row of `others` to `total`.
-
-    The part begins at column `start`, and is as long as the row.
-    """
+    """Add each row's dot product with a row of `others`, from column `start` on, to `total`."""
     if is_on_cpu(rows):
         compile_loop(_add_row_dots)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
@@ -57,10 +54,7 @@ def add_row_dots(
 def add_row_dots_of_squares(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with squares of a part of the same row of `others` to `total`.
-
-    The part begins at column `start`, and is as long as the row.
-    """
+    """Add each row's dot product with squares of a row of `others`, from `start` on, to `total`."""
     if is_on_cpu(rows):
         compile_loop(_add_row_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
@@ -128,10 +122,7 @@ def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
 
 
 def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) -> None:
-    """Add each row's dot product with squares of part of a row of `others` to `result`.
-
-    The part starts at column `start`.
-    """
+    """Add each row's dot product with squares of a row of `others`, from `start`, to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]

@@ -20,12 +20,12 @@ Json = dict[str, Any]
 
 
 def add(one: Amounts, other: Amounts) -> Amounts:
-    """Return the sum of two amounts of a filter, number by number."""
+    """Return the sum of two amounts of a filter, element by element."""
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def subtract(one: Amounts, other: Amounts) -> Amounts:
-    """Return the difference of two amounts of a filter, number by number."""
+    """Return the difference of two amounts of a filter, element by element."""
     return tuple(a - b for a, b in zip(one, other, strict=True))
 
 

@@ -313,8 +313,6 @@ class Release:
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
         """Return the cells between edges of the loss, in the direction of removing a record.
 
-        `anchor` is the edge of each inner cell at which its gap P − Q·e^{edge} is taken.
-
         `anchor` is each cell's edge of lower loss. The gap P − Q·e^{loss} is
         q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
         `reversed` supplies the sign and the factor.

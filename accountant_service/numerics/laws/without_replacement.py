@@ -89,7 +89,7 @@ def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier:
 
 
 def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Array:
-    """Return the upper bounds on Wang et al.'s Theorem 9 on the log-moments, one for each order.
+    """Return the upper bounds of Wang et al.'s Theorem 9 on the log-moments, one for each order.
 
     With `general_term`, each term from the third on is the smaller of its two forms in the theorem.
     """

@@ -128,7 +128,7 @@ def trade_off(
     hull = _attack_hull(removing, adding) if attained else np.array([[0.0, 1.0], [1.0, 0.0]])
 
     def upper(at: Array) -> Array:
-        """Return an upper bound of the trade-off function at each rate."""
+        """Return an upper bound on the trade-off function at each false-positive rate."""
         found: Array = np.minimum(np.interp(at, hull[:, 0], hull[:, 1]) + _SLACK, 1.0)
         return found
 
@@ -140,7 +140,7 @@ def trade_off(
 
 
 def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
-    """Return the error rates of the best attacks: the hull of their points, by increasing rate."""
+    """Return the lower convex hull of all attacks' (false-positive, false-negative) rates."""
     # the event of "adding" clears the record: its Q is a false negative, its P a true one
     points = np.concatenate(
         [
@@ -181,7 +181,7 @@ def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> 
 
     δ and δ_μ are convex functions of x = e^ε, and δ is decreasing. Between two points of the grid δ
     is below the chord of its upper bounds, and δ_μ above its tangents; after the last point δ must
-    be within the slack. At the points themselves lower bounds of δ give a lower bound of μ.
+    be within the slack. At the points themselves lower bounds on δ give a lower bound on μ.
 
     Args:
         curves: δ of each direction on a grid that begins at 0.

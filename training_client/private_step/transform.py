@@ -81,7 +81,7 @@ class AffineMap:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """How one step clips: each coordinate is shifted and scaled, then a norm or box limits them.
+    """The clipping of one step: coordinates are shifted and scaled, then a norm or box limits them.
 
     The tensors that `scale` and `shift` return must not be changed. They may depend on an
     optimizer's state and parameters on their block, since that block is updated only afterwards.

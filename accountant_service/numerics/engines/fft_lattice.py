@@ -220,6 +220,8 @@ def lower_profile(
 
     An attack accuses if the sum of rounded losses is at least a threshold in the window.
 
+    An attack accuses if the sum of rounded losses is at least a threshold in the window.
+
     Mass that wrapped around from outside the window is subtracted from P, and left in Q. Outcomes
     of infinite loss, which Q excludes, belong to every event: they are the slack.
     """

@@ -301,7 +301,9 @@ class AccountingService:
         Raises:
             ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
         """
-        known = {"sample_rate": sample_rate, "steps": steps, "sampling": sampling}
+        known: dict[str, float | str] = {"sample_rate": sample_rate, "steps": steps}
+        if sampling != "poisson":  # the default, which older services need not be told
+            known["sampling"] = sampling
         return self._solve("noise-multiplier", "noise_multiplier", known, epsilon, delta, method)
 
     def steps(

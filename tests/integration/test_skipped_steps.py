@@ -404,5 +404,5 @@ def test_an_empty_batch_has_a_step(transport: Any) -> None:
                 optimizer.step()
 
     over(empty=True)
-    with pytest.raises(NoGuaranteeError, match="empty ones too"):
+    with pytest.raises(NoGuaranteeError, match="even if it is empty"):
         over(empty=False)

@@ -184,3 +184,26 @@ def test_subsampled_rdp_over_a_random_grid() -> None:
 
         exact = at_order(moment, claim.optimal_order, steps, delta, tight=True)
         assert_rounded_up(claim.epsilon, max(exact, mp.mpf(0)))
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.3, 0.3), (0.1, 2.0), (1.5, 1.7), (1e-3, 1.0)])
+def test_laplace_noise_on_two_numbers_costs_at_most_that_on_one(
+    first: float, second: float
+) -> None:
+    """docs/accountants/pld.md, Laplace noise on a vector: the mean of H_t(x − L)."""
+
+    def profile(shift: float, x: mp.mpf) -> mp.mpf:
+        if x >= shift:
+            return mp.mpf(0)
+        return 1 - mp.e ** ((x - shift) / 2) if x >= -shift else 1 - mp.e**x
+
+    for x in mp.linspace(0, first + second, 9):
+        kinks = sorted({-first, first, *(y for y in (x - second, x + second) if abs(y) < first)})
+        between = mp.quad(
+            lambda loss, x=x: mp.e ** ((loss - first) / 2) / 4 * profile(second, x - loss), kinks
+        )
+        atoms = profile(second, x - first) / 2 + mp.e**-first * profile(second, x + first) / 2
+        y = x - second
+        room = mp.e ** ((y - first) / 2) * (first / 2 - max(y + first, 0) / 4)
+        assert between + atoms <= profile(first + second, x) + mp.mpf(10) ** -12
+        assert between + atoms == pytest.approx(profile(first + second, x) - room, abs=1e-12)

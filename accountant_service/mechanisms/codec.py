@@ -706,10 +706,14 @@ def _check_bins(run: DpSgd, pointer: str) -> None:
     bins = run.bins()
     whole = "balls_in_bins sampling needs a whole number of batches an epoch"
     if run.sample_rate is None and (run.batch_size or 1) * bins != run.dataset_size:
-        message = f"must divide dataset_size, which is {run.dataset_size}: {whole}"
+        message = (
+            f"must divide dataset_size, which is {run.dataset_size}: {whole}. For {bins} batches, "
+            f"give sample_rate {1 / bins!r} and steps instead of sizes"
+        )
         raise MechanismError((f"{pointer}/batch_size", message))
     if run.sample_rate is not None and abs(run.sample_rate * bins - 1) > _RATE_ROUNDING:
-        raise MechanismError((f"{pointer}/sample_rate", f"must be 1/bins: {whole}"))
+        message = f"must be 1 divided by a whole number, such as {1 / bins!r}: {whole}"
+        raise MechanismError((f"{pointer}/sample_rate", message))
     if bins > BINS_MAX:
         name = "sample_rate" if run.sample_rate is not None else "batch_size"
         raise MechanismError(

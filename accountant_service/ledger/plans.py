@@ -118,7 +118,7 @@ class BudgetPreview:
 
 @dataclass(frozen=True, slots=True)
 class StepsLeft:
-    """How many more steps, like those of an earlier run, a budget still admits.
+    """The number of further steps like those of an earlier run that a budget admits.
 
     Attributes:
         run: the run's identifier.

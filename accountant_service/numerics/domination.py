@@ -115,6 +115,8 @@ def fewest_repetitions(
     Raises:
         TimeoutError: the CPU time is up (`time_limit`).
     """
+    if most < 1:
+        return None
     unproved = _largest(lambda n: not _is_evident(_repeat(step, n), block, slack), most)
     evident = unproved + 1 if unproved < most else None
     if not slack > 0 or not step or evident == 1 or _is_multiple(block, step):

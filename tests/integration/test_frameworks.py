@@ -477,7 +477,7 @@ def test_the_loader_of_a_later_epoch_is_checked(service: AccountingService, tmp_
         def train_dataloader(self) -> Any:
             return loaders.pop(0)
 
-    with pytest.raises(NoGuaranteeError, match="does not sample by Poisson"):
+    with pytest.raises(NoGuaranteeError, match="samples neither by Poisson"):
         InLightning().fit(
             private, budget(service), tmp_path, data=Changing(), reload_dataloaders_every_n_epochs=1
         )

@@ -321,6 +321,7 @@ def test_searches_keep_to_their_limit() -> None:
     larger, smaller = PAIRS[0]
     step, other = [(larger[0][0], 1)], [(smaller[0][0], 1)]
     assert fewest_repetitions(smaller, step, SLACK, 100) is None
+    assert fewest_repetitions(smaller, step, SLACK, 0) is None
     assert most_repetitions(other, larger, SLACK, 100) == 100
     assert most_repetitions(steps(1.0, 0.1), larger, SLACK, 100) == 0
 

@@ -13,7 +13,7 @@ import pytest
 from scipy import special
 
 from accountant_service import calculator, mechanisms
-from accountant_service.accountants import pld, subsampled_rdp
+from accountant_service.accountants import release_laws, subsampled_rdp
 from accountant_service.guarantee import Status
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.laws import without_replacement
@@ -188,7 +188,7 @@ def test_a_pair_at_the_wrong_distance_contradicts_the_definition(monkeypatch: Pa
     described = mechanisms.from_json(tree)
     assert calculator.delta(described, 0.4, relation=REPLACE).delta >= exact
     monkeypatch.setattr(
-        pld, "FixedSizeReplacement", lambda mu, rate: FixedSizeReplacement(0.5 * mu, rate)
+        release_laws, "FixedSizeReplacement", lambda mu, rate: FixedSizeReplacement(0.5 * mu, rate)
     )
     assert calculator.delta(described, 0.4, relation=REPLACE).delta < 0.9 * exact
 

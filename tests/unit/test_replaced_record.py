@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from accountant_service import calculator, mechanisms
-from accountant_service.accountants import ACCOUNTANTS, pld, subsampled_rdp
+from accountant_service.accountants import ACCOUNTANTS, release_laws, subsampled_rdp
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import Status
 from accountant_service.numerics import certified_interval
@@ -117,7 +117,9 @@ def test_the_bounds_of_a_pair_at_the_wrong_distance_contradict_the_definition(
     exact = definition.delta(tree, REPLACE, 2, [0.4])[0]
     described = mechanisms.from_json(tree)
     assert calculator.delta(described, 0.4, relation=REPLACE).delta >= exact
-    monkeypatch.setattr(pld, "ReplacedRecord", lambda mu, rate: ReplacedRecord(0.5 * mu, rate))
+    monkeypatch.setattr(
+        release_laws, "ReplacedRecord", lambda mu, rate: ReplacedRecord(0.5 * mu, rate)
+    )
     assert calculator.delta(described, 0.4, relation=REPLACE).delta < 0.9 * exact
 
 

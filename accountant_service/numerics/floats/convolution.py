@@ -61,34 +61,6 @@ def convolve(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Arr
     return mass, error
 
 
-def convolve_binary(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Array, float]:
-    """Do the same as `convolve` for a size that is a power of two, with a smaller error bound.
-
-    Each output of a transform of 2^n points is then a sum of the inputs, each times n factors of
-    modulus 1. A step is a multiplication by such a factor, itself rounded, which is off by
-    (√5 + 1)·eps/2, and an addition: less than 2.2·eps a step, and η = 3·eps·n leaves room. So an
-    output is off by at most η times the sum of the inputs' moduli. A point of the inverse transform
-    is off by the mean over the frequencies of |Φ|·(η + 8·eps·Σ countᵢ) and of
-    countᵢ·η·Σ pᵢ·|Φ/φᵢ|, every |φ| here raised by its own error. The mean of |Φ| is about the
-    largest composed mass.
-    """
-    log_size, log_parts, angle = _transform(steps, size)
-    mass = _invert(log_size, angle, steps, first, size)
-    eta = 3 * _EPS * math.log2(size)
-    count = sum(step.count for step in steps)
-    error = (eta + 8 * _EPS * count) * _mean_modulus(log_size, size)
-    owns = [eta * float(step.mass.sum()) for step in steps]
-    largest = [
-        np.log(np.exp(part) + own)
-        for part, own in zip(log_parts, owns, strict=True)
-        if part is not None
-    ]
-    product = np.sum([s.count * part for s, part in zip(steps, largest, strict=True)], axis=0)
-    for step, part, own in zip(steps, largest, owns, strict=True):
-        error += step.count * own * _mean_modulus(product - part, size)
-    return mass, error * (1 + 1e-6)
-
-
 def _transform(
     steps: Sequence[LatticeMasses], size: int, *, keep: bool = True
 ) -> tuple[Array, list[Array | None], Array]:
@@ -99,7 +71,7 @@ def _transform(
     log_size, angle, log_parts = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1), []
     for step in steps:
         check_time()
-        transform = fft.rfft(_fold_modulo(step.mass, size))
+        transform = fft.rfft(fold_modulo(step.mass, size))
         log_part = np.log(np.maximum(np.abs(transform), _UNDERFLOW))
         log_parts.append(log_part if keep else None)
         log_size += step.count * log_part
@@ -114,11 +86,6 @@ def _invert(
     shift = (sum(step.first * step.count for step in steps) - first) % size
     inverse: Array = np.roll(fft.irfft(np.exp(log_size + 1j * angle), size), shift)
     return inverse
-
-
-def _mean_modulus(log_size: Array, size: int) -> float:
-    """Return the mean modulus over all frequencies, from the first half of a transform."""
-    return 2 * float(np.exp(np.minimum(log_size, _LOG_SIZE_MAX)).sum()) / size
 
 
 def coarsen(step: LatticeMasses, spacing: float) -> tuple[Array, Array]:
@@ -144,7 +111,7 @@ def _norm_from_transform(transform: Array, size: int) -> float:
     return math.sqrt(2 * float((np.abs(transform) ** 2).sum()) / size)
 
 
-def _fold_modulo(mass: Array, size: int) -> Array:
+def fold_modulo(mass: Array, size: int) -> Array:
     """Return the masses wrapped around onto `size` points: indices equal modulo `size` add up."""
     padded = np.pad(mass, (0, -len(mass) % size))
     folded: Array = padded.reshape(-1, size).sum(axis=0)

@@ -45,18 +45,14 @@ from accountant_service.numerics.laws.dominating_pair import (
     LossCells,
 )
 from accountant_service.numerics.laws.lognormal_sum import SumAbove, SumLattice
+from accountant_service.numerics.laws.sum_lattices import choose_lattices, ratio_limits
 
 _EPS: Final = float(np.finfo(float).eps)
-_DEVIATIONS_MAX: Final = 38.0  # beyond it a normal law has no mass in double precision
-_POINTS_MAX: Final = 1 << 18  # of the lattice of the sum
-_STEP_SHARE: Final = 1.0  # of the step at which the sum's lattice costs as much as the losses'
 _CUT_LESS: Final = 20.0  # less in the square of the deviations that cells cover
 _MOMENT_DEVIATIONS: Final = 8.0
 _MOMENT_POINTS: Final = 1 << 13
-_ROOM: Final = 1.08  # times the window: for the others beside a largest summand
+_MOMENT_SPACING: Final = 0.05
 _LEAST: Final = 1e-300  # more than any mass that is computed as zero
-_NARROWEST: Final = 1e-9  # distance from 1 of the limits of ratios
-_QUADRATURE: Final = 200  # nodes, and rates
 _MOMENT_ROUNDING: Final = 1e-12
 
 
@@ -97,7 +93,7 @@ class BallsInBins:
         width of bounds, never their validity: what lies outside is counted outward.
         """
         deviations = math.sqrt(max(tail_deviations**2 - _CUT_LESS, 1.0))
-        low, high = _ratio_limits(self.mu, self.bins, deviations)
+        low, high = ratio_limits(self.mu, self.bins, deviations)
         if direction == "removing":
             return math.log(low), math.log(high)
         return -math.log(high), -math.log(low)
@@ -125,41 +121,41 @@ class BallsInBins:
         low, high = float(edges[0]), float(edges[-1])
         if direction == "adding":
             low, high = -high, -low
-        lattice = _choose_lattice(self.mu, self.bins, low, high, spacing)
+        lattices = choose_lattices(self.mu, self.bins, low, high, spacing)
         if offset > 0:
-            return self._cells_below(direction, first, edges, lattice)
-        return self._cells_above(direction, first, edges, lattice)
+            return self._cells_below(direction, first, edges, lattices)
+        return self._cells_above(direction, first, edges, lattices)
 
     def _cells_above(
-        self, direction: Direction, first: int, edges: Array, lattice: SumLattice
+        self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
         """Return the cells of the pair whose summands are larger in convex order."""
-        law = _cached_sum_above(self.mu, self.bins, lattice)
-        ratio = lattice.points() / self.bins
+        law = _cached_sum_above(self.mu, self.bins, lattices)
+        removing = direction == "removing"
+        # sums outside of a window count at its end if that is the worse, else as infinite loss
+        at_ends = (law.lows, law.below) if removing else (law.ends, law.beyond)
+        ratio = np.concatenate([law.points, at_ends[0]]) / self.bins
+        mass = np.concatenate([law.mass, at_ends[1]])
         loss = np.log(np.maximum(ratio, _LEAST))
         error = 8 * _EPS * (1 + np.abs(loss))
-        tilted = ratio * law.mass * (1 + 8 * _EPS)
-        if direction == "removing":
-            cells = _group(first, edges, loss + error, tilted, law.mass)
+        tilted = ratio * mass * (1 + 8 * _EPS)
+        if removing:
+            cells = _group(first, edges, loss + error, tilted, mass)
             cells.p[-1] += law.tilted_beyond
-            cells.p[0] += law.below  # where R < 1
-            return cells
-        cells = _group(first, edges, -loss + error, law.mass, tilted)
-        cells.p[-1] += law.below
-        # the lowest loss if a summand that was cut off makes the ratio larger than that of any edge
-        lowest = lattice.cut * lattice.step >= self.bins * math.exp(-float(edges[0]))
-        cells.p[0 if lowest else -1] += law.beyond
+        else:
+            cells = _group(first, edges, -loss + error, mass, tilted)
+            cells.p[-1] += law.below.sum()
         return cells
 
     def _cells_below(
-        self, direction: Direction, first: int, edges: Array, lattice: SumLattice
+        self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
         """Return the cells of an attacker who sees each summand rounded.
 
         An outcome's loss is that of the bounds of its masses; any function of it would do.
         """
         removing = direction == "removing"
-        make = partial(lognormal_sum.sum_below, self.mu, self.bins, lattice)
+        make = partial(lognormal_sum.sum_below, self.mu, self.bins, lattices)
         p, wrapped = make(tilted=removing, outward=-1)
         q, _ = make(tilted=not removing, outward=1)
         with np.errstate(divide="ignore"):
@@ -207,74 +203,37 @@ def _group(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCel
 
 
 @lru_cache(maxsize=8)  # both directions use the same law
-def _cached_sum_above(mu: float, bins: int, lattice: SumLattice) -> SumAbove:
+def _cached_sum_above(mu: float, bins: int, lattices: tuple[SumLattice, ...]) -> SumAbove:
     """Return the bounds of the sum above; they serve both directions."""
-    return lognormal_sum.sum_above(mu, bins, lattice)
+    return lognormal_sum.sum_above(mu, bins, lattices)
 
 
 @lru_cache(maxsize=64)
-def _ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
-    """Return a low ratio under Q and a high one under P, beyond which lies about a normal tail.
-
-    From Chernoff's bound, by a coarse quadrature: the limits decide no validity. No summand exceeds
-    its quantile.
-    """
-    z = np.linspace(-deviations, deviations + mu, _QUADRATURE)
-    x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
-    log_mass = -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
-    tail = 0.5 * deviations * deviations
-    rates = np.geomspace(0.1 / x[-1], 1e4, _QUADRATURE)
-    down = log_sum_exp(log_mass - rates[:, None] * x)
-    low = float(((-tail - bins * down) / (bins * rates)).max())
-    rates = np.geomspace(0.1, LOSS_MAX, _QUADRATURE) / x[-1]
-    exponent = log_mass + rates[:, None] * x
-    up = (bins - 1) * log_sum_exp(exponent) + log_sum_exp(exponent + np.log(x))
-    high = float(((tail + up) / (bins * rates)).min())
-    floor = math.exp(-LOSS_MAX)
-    return max(min(low, 1 - _NARROWEST), floor), min(max(high, 1 + _NARROWEST), 1 / floor)
-
-
-def _choose_lattice(mu: float, bins: int, low: float, high: float, spacing: float) -> SumLattice:
-    """Return a lattice of the sum for losses between two limits."""
-    largest = bins * math.exp(min(high, LOSS_MAX))
-    deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)))
-    step = min(_STEP_SHARE * spacing * math.sqrt(1.5 * bins), 0.5 * deviation)
-    lowest = max(bins * math.exp(low) - 4 * step, 0.0)
-    reach = _ROOM * (largest - lowest)
-    size = min(1 << math.ceil(math.log2(reach / step + 16)), _POINTS_MAX)
-    step = lognormal_sum.round_step(reach / (size - 16))
-    first = max(math.floor(lowest / step) - 2, 0)
-    cut = min(largest, lognormal_sum.quantile(mu, _DEVIATIONS_MAX))
-    start = math.floor(lognormal_sum.quantile(mu, -_DEVIATIONS_MAX) / step)
-    return SumLattice(step, first, size, start, math.ceil(cut / step) + 1)
-
-
-@lru_cache(maxsize=64)
-def _law_for_moments(mu: float, bins: int) -> tuple[SumLattice, SumAbove]:
-    """Return the bounds of the sum above, on a coarse lattice for moments."""
-    low, high = _ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
-    spacing = (high - low) * math.sqrt(bins) / _MOMENT_POINTS
-    lattice = _choose_lattice(mu, bins, math.log(low), math.log(high), spacing)
-    return lattice, lognormal_sum.sum_above(mu, bins, lattice)
+def _law_for_moments(mu: float, bins: int) -> SumAbove:
+    """Return the bounds of the sum above, on coarse lattices for moments."""
+    low, high = ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
+    lattices = choose_lattices(mu, bins, math.log(low), math.log(high), _MOMENT_SPACING)
+    return lognormal_sum.sum_above(mu, bins, lattices)
 
 
 def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
     """Return upper bounds of log E[R^{s+1}], for each tilt s."""
-    lattice, law = _law_for_moments(mu, bins)
-    powers = tilts + 1
-    ratio = lattice.points() / bins
-    useful = (ratio > 0) & (law.mass > 0)
-    terms = np.log(law.mass[useful]) + powers[:, None] * np.log(ratio[useful])
-    above = lognormal_sum.log_powers_above(law, lattice.end, powers) - powers * math.log(bins)
-    outside = np.logaddexp(above, math.log(law.below + _LEAST))
-    within = np.logaddexp(log_sum_exp(terms), outside)
-    cut = lattice.cut * lattice.step
+    law, powers = _law_for_moments(mu, bins), tilts + 1
+    points, mass = np.concatenate([law.points, law.lows]), np.concatenate([law.mass, law.below])
+    useful = (points > 0) & (mass > 0)
+    terms = np.log(mass[useful]) + powers[:, None] * np.log(points[useful] / bins)
+    above = [
+        each.log_power_above(float(end), powers) - powers * math.log(bins)
+        for each, end in zip(law.classes, law.ends, strict=False)
+    ]
+    within = log_sum_exp(np.stack([log_sum_exp(terms), *above], axis=1))
+    cut = float(law.ends[-1])
     share = min(lognormal_sum.tails_beyond(mu, cut)[0], 0.5)
     jumps = 0.5 * mu**2 * powers * tilts + log_normal_tail(
         math.log(cut) / mu + 0.5 * mu - powers * mu - 1e-9
     )
     jumps += (bins - 1) * np.logaddexp(
-        0.0, math.log(share) + tilts * math.log(2)
+        0.0, math.log(share + _LEAST) + tilts * math.log(2)
     ) - tilts * math.log(bins)
     beside = within - bins * math.log1p(-share) + math.log(bins * share + _LEAST)
     beyond = powers * np.logaddexp(beside / powers, jumps / powers)
@@ -283,19 +242,14 @@ def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
 
 def _moments_below(mu: float, bins: int, tilts: Array) -> Array:
     """Return upper bounds of log E[R^{−s}], for each tilt s."""
-    lattice, law = _law_for_moments(mu, bins)
-    ratio = lattice.points() / bins
-    least = max(float(ratio[0]), _ratio_limits(mu, bins, _MOMENT_DEVIATIONS)[0])
-    most = min(float(ratio[-1]), lattice.cut * lattice.step / bins)
+    law, least = _law_for_moments(mu, bins), ratio_limits(mu, bins, _MOMENT_DEVIATIONS)[0]
+    ratio = np.concatenate([law.points, law.ends, np.zeros(1)]) / bins
+    log_mass = np.log(np.concatenate([law.mass, law.beyond, [law.below.sum()]]) + _LEAST)
     capped = np.maximum(ratio, least)
     factor = np.log1p(tilts[:, None] * (1 - np.minimum(ratio / least, 1.0)))
-    inside = log_sum_exp(np.log(law.mass + _LEAST) - tilts[:, None] * np.log(capped) + factor)
-    outside = np.logaddexp(
-        math.log(law.below + _LEAST) - tilts * math.log(least) + np.log1p(tilts),
-        math.log(law.beyond + _LEAST) - tilts * math.log(most),
-    )
+    inside = log_sum_exp(log_mass - tilts[:, None] * np.log(capped) + factor)
     rest = 0.5 * (
         tilts * (2 * tilts / bins + 1) * mu**2
         + math.log(lognormal_sum.mass_below(law, least * bins) + _LEAST)
     )
-    return np.logaddexp(np.logaddexp(inside, outside), rest) + _MOMENT_ROUNDING * (1 + tilts)
+    return np.logaddexp(inside, rest) + _MOMENT_ROUNDING * (1 + tilts)

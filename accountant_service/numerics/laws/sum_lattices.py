@@ -1,0 +1,172 @@
+"""The choice of classes, lattices, windows and tilts for the sum of lognormal variables.
+
+All from coarse quadratures: the choice affects the width of bounds, never their validity.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from scipy import special
+
+from accountant_service.numerics.floats.special_functions import Array, log_sum_exp
+from accountant_service.numerics.laws.dominating_pair import LOSS_MAX
+from accountant_service.numerics.laws.lognormal_sum import SumLattice, quantile, round_step
+
+_DEVIATIONS_MAX: Final = 38.0  # beyond it a normal law has no mass in double precision
+_DEVIATIONS: Final = [2.0 * 1.2**n for n in range(16)] + [_DEVIATIONS_MAX]  # that are tried
+_POINTS_MAX: Final = 1 << 18  # of a class's window
+_STEP_SHARE: Final = 1.0  # of the step at which the sum's lattice costs as much as the losses'
+_LARGE: Final = 0.2  # expected number of summands above the first class
+_SPREAD: Final = 2.0  # standard deviations of the sum that the first class's summands reach
+_MARGIN: Final = 4.0  # natural log of the tail of the losses over that of windows
+_TILT_EXPONENT: Final = 18.0  # of a mass that a tilt brings to the centre, times 1, 4, 9, …
+_TILT_ROOM: Final = 12.0  # more, for the tilt to be useful
+_TILT_LARGE: Final = 4.0  # expected number of large summands under a tilt
+_TILTS_MAX: Final = 6  # on either side
+_NARROWEST: Final = 1e-9  # distance from 1 of the limits of ratios
+_NODES: Final = 200
+_RATES: Final = 32
+
+
+@lru_cache(maxsize=64)
+def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
+    """Return a low ratio under Q and a high one under P, beyond which lies about a normal tail.
+
+    From Chernoff's bound. No summand exceeds its quantile.
+    """
+    x, log_mass = _quadrature(mu, -deviations, deviations + mu)
+    tail = 0.5 * deviations * deviations
+    rates = np.geomspace(0.1 / x[-1], 1e4, _NODES)
+    down = log_sum_exp(log_mass - rates[:, None] * x)
+    low = float(((-tail - bins * down) / (bins * rates)).max())
+    rates = np.geomspace(0.1, LOSS_MAX, _NODES) / x[-1]
+    exponent = log_mass + rates[:, None] * x
+    up = (bins - 1) * log_sum_exp(exponent) + log_sum_exp(exponent + np.log(x))
+    high = float(((tail + up) / (bins * rates)).min())
+    floor = math.exp(-LOSS_MAX)
+    return max(min(low, 1 - _NARROWEST), floor), min(max(high, 1 + _NARROWEST), 1 / floor)
+
+
+def _deviations(mu: float, summand: float) -> float:
+    """Return z of a summand."""
+    return math.log(summand) / mu + 0.5 * mu
+
+
+def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
+    """Return summands at equally spaced z, and the logs of their masses."""
+    z = np.linspace(low, high, _NODES)
+    x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
+    return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
+
+
+def choose_lattices(
+    mu: float, bins: int, low: float, high: float, spacing: float
+) -> tuple[SumLattice, ...]:
+    """Return the classes and their lattices for losses log(S/b) between two limits."""
+    lowest, largest = bins * math.exp(low), bins * math.exp(min(high, LOSS_MAX))
+    tail = _log_tail(mu, bins, low, high) + _MARGIN
+    end = min(largest, quantile(mu, min(math.sqrt(2 * tail) + mu, _DEVIATIONS_MAX)))
+    deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)))
+    step = round_step(min(_STEP_SHARE * spacing * math.sqrt(1.5 * bins), 0.5 * deviation))
+    start = quantile(mu, -_DEVIATIONS_MAX)
+    halves = max(2, math.ceil(_first_cut(mu, bins) / (2 * step)))
+    found: list[SumLattice] = []
+    above, cut, factor = 0, 2 * halves, 1
+    while not found or above * step < end:
+        while factor * bins < above * step and cut % (4 * factor) == 0:
+            factor *= 2
+        found.append(
+            _class_lattice(
+                _Class(mu, bins, above * step, min(cut * step, 2 * end), tail),
+                factor * step, above // factor, cut // factor, start, lowest, largest,
+            )
+        )  # fmt: skip
+        above, cut = cut, 2 * cut
+    return tuple(found)
+
+
+def _first_cut(mu: float, bins: int) -> float:
+    """Return the largest summand of the first class."""
+    z = -float(special.ndtri(min(_LARGE / bins, 0.1)))
+    x, log_mass = _quadrature(mu, -8.0, z)
+    deviation = math.sqrt(bins * float(np.exp(log_mass) @ (x - 1) ** 2))
+    return max(quantile(mu, z), _SPREAD * deviation)
+
+
+def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
+    """Return −log of about the mass outside of two limits of the loss, not less than it."""
+    for deviations in _DEVIATIONS:
+        least, most = ratio_limits(mu, bins, deviations)
+        if math.log(least) <= low and math.log(most) >= high:
+            break
+    return 0.5 * deviations * deviations
+
+
+class _Class:
+    """Coarse log-moments of the sums of a class."""
+
+    def __init__(self, mu: float, bins: int, above: float, cut: float, tail: float) -> None:
+        reach = math.sqrt(2 * tail) + 1
+        most = min(_deviations(mu, cut), reach + mu)
+        split = min(_deviations(mu, above), most) if above > 0 else most
+        self.bins, self.tail = bins, tail
+        self.small = x, log_mass = _quadrature(mu, -reach, split)
+        self.large = _quadrature(mu, split, _deviations(mu, cut)) if above > 0 else None
+        mean = float(np.exp(log_mass) @ np.abs(x - 1) ** 2)
+        deviation = math.sqrt(bins * mean)
+        least = min(0.05 / deviation, 0.5 / cut)
+        self.rates_up = np.geomspace(least, 600.0 * least, _RATES)
+        self.rates_down = -np.geomspace(0.05 / deviation, 60.0 / deviation, _RATES)
+
+    def log_moments(self, rates: Array) -> tuple[Array, Array]:
+        """Return log E[e^{rS}; the class], and the expected number of large summands tilted."""
+        small = log_sum_exp(self.small[1] + rates[:, None] * self.small[0])
+        if self.large is None:
+            return self.bins * small, np.zeros_like(rates)
+        large = log_sum_exp(self.large[1] + rates[:, None] * self.large[0])
+        both = math.log(self.bins) + large + (self.bins - 1) * np.logaddexp(small, large)
+        return both, self.bins * np.exp(np.minimum(large - small, 300.0))
+
+
+def _class_lattice(
+    law: _Class, step: float, above: int, cut: int, start: float, lowest: float, largest: float
+) -> SumLattice:
+    """Return a class's lattice, with a window and with tilts."""
+    up, many = law.log_moments(law.rates_up)
+    down, few = law.log_moments(law.rates_down)
+    mass = float(law.log_moments(np.zeros(1))[0][0])
+    high = min(float(((up + law.tail) / law.rates_up).min()), largest)
+    low = max(float(((down + law.tail) / law.rates_down).max()), lowest, above * step)
+    first = max(math.floor(low / step) - 2, 0)
+    points = max((high - first * step) / step + 16, 64)
+    size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)
+    begin = min(math.floor(start / step), max(above - 1, 0))
+    ends = (first * step, (first + size) * step)
+    tilts = (0.0, *_tilts(law.rates_up, up, many, mass, law.tail, ends),
+             *_tilts(law.rates_down, down, few, mass, law.tail, ends))  # fmt: skip
+    return SumLattice(step, first, size, begin, above if above else begin, cut, tilts)
+
+
+def _tilts(
+    rates: Array, logs: Array, expected: Array, mass: float, tail: float, ends: tuple[float, float]
+) -> list[float]:
+    """Return rates of tilts that bring improbable sums of the window to the centre.
+
+    Under a rate the sum is where the masses are about e^{−exponent} of the class.
+    """
+    sums = np.gradient(logs, rates)
+    exponent = rates * sums - logs + mass
+    useful = (sums >= ends[0]) & (sums <= ends[1]) & (expected <= _TILT_LARGE)
+    chosen: list[float] = []
+    for number in range(1, _TILTS_MAX + 1):
+        aim = _TILT_EXPONENT * number**2
+        near = np.flatnonzero(useful & (exponent <= aim))
+        if aim + _TILT_ROOM > tail + mass or not len(near):
+            break
+        if not chosen or rates[near[-1]] != chosen[-1]:
+            chosen.append(float(rates[near[-1]]))
+    return chosen

@@ -45,6 +45,7 @@ kind the bounds hold only while the term is there.
     saddle_point        `laws.sampled_gaussian.log_moments`     test_numerics.py
                         `ReplacedRecord.log_moments`            test_replaced_record.py
                         `FixedSizeReplacement.log_moments`      test_fixed_size_replacement.py
-    laws.lognormal_sum  `_bound_masses`, `_mass_above`,         test_balls_in_bins.py
-                        `sum_above`, `sum_below`
+    laws.lognormal_sum  `_bound_masses`, `_ClassMoments`,       test_balls_in_bins.py
+                        `compose_class`, `sum_above`,
+                        `floats.complex_balls`
 """

@@ -57,6 +57,8 @@ _ACCURACY: Final = 1e-8  # relative, of δ, where a line integral is cheap
 _ACCURACY_SHARE: Final = 0.01  # of the tolerance, where a line integral is costly
 _SMOOTHING_SHARE: Final = 0.15  # of the tolerance that smoothing may cost
 _RARE_SHARE: Final = 0.05  # of the tolerance: the error of δ allowed where δ is steep
+_LATTICE_SHARE: Final = 0.4  # of the tolerance that the first lattice aims at
+_OTHER_SHARE: Final = 8.0  # the same, in the direction that is probably the better one
 _SMOOTHED_ATTEMPTS: Final = 3
 _RARE_ATTEMPTS: Final = 2
 _WORK_FAST: Final = 1 << 17  # a millisecond
@@ -473,9 +475,13 @@ class _DirectionSearch:
             self._thorough_settings(target_width), smoothing=smoothing, work_limit=_WORK_SMOOTHED
         )
 
-    def _first_lattice(self, target_width: float) -> RefinedLattice:
-        """Return the coarse FFT lattice with which narrowing starts."""
-        width = target_width * self.question.epsilon_width(self.saddle)
+    def _first_lattice(self, target_width: float, best_lower: float) -> RefinedLattice:
+        """Return the lattice that narrowing starts with.
+
+        It is coarse if the other direction may be the worse one.
+        """
+        share = _LATTICE_SHARE if best_lower <= self.lower else _OTHER_SHARE
+        width = share * target_width * self.question.epsilon_width(self.saddle)
         return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
 
     def _width_ratio(self, best_lower: float, width: float) -> float:
@@ -497,7 +503,7 @@ class _DirectionSearch:
         if self.question.accepts_wide_bounds or self._width_ratio(best_lower, stop_width) <= 1:
             return
         if self.lattice is None:
-            self.lattice = self._first_lattice(target_width)
+            self.lattice = self._first_lattice(target_width, best_lower)
         else:
             self.lattice.refine(math.sqrt(1 / self._width_ratio(best_lower, target_width)))
         read = self.question.read_profile

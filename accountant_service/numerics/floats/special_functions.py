@@ -60,16 +60,6 @@ def log_normal_tail(x: Array) -> Array:
     return special.log_ndtr(-x)
 
 
-def normal_interval(low: Array, high: Array) -> Array:
-    """Return P(low < Z ≤ high) for a standard normal Z, from the tail that keeps more digits."""
-    in_upper_tail = low > 0
-    return np.where(
-        in_upper_tail,
-        special.ndtr(-low) - special.ndtr(-high),
-        special.ndtr(high) - special.ndtr(low),
-    )
-
-
 def _stirling_error(n: Array) -> Array:
     """Return the error of Stirling's formula, log n! − log(√(2πn) (n/e)^n)."""
     large = np.maximum(n, 16.0)

@@ -12,10 +12,10 @@ R is a sum, whose law is known by bounds only. So there are two sets of cells: t
 bound of δ have Xᵢ that are larger in convex order, those for a lower bound come from an attacker
 who sees Xᵢ rounded.
 
-**Moments.** Outcomes without a summand above a cut are bounded on the lattice. On the others let ΣY
-be the sum of the summands up to the cut and ΣJ that of those above: ‖R‖ ≤ ‖ΣY/b‖ + ‖ΣJ/b‖, in the
-norm whose a-th power is E[·^a]. With N the number of further summands above the cut, (ΣJ)^a is at
-most the sum of Jᵢ^a·(1 + N)^{a−1}, and 1 + N ≤ 2^N. For E[R^{−s}] the lattice bounds a convex
+**Moments.** Outcomes without a summand above a cut are bounded on the lattices. On the others let
+ΣY be the sum of the summands up to the cut and ΣJ that of those above: ‖R‖ ≤ ‖ΣY/b‖ + ‖ΣJ/b‖, in
+the norm whose a-th power is E[·^a]. With N the number of further summands above the cut, (ΣJ)^a is
+at most the sum of Jᵢ^a·(1 + N)^{a−1}, and 1 + N ≤ 2^N. For E[R^{−s}] the lattices bound a convex
 function that is R^{−s} above a point r₀ and its tangent below; the rest, where R < r₀, is at most
 √(E[R^{−2s}]·Q(R < r₀)), and R is at least the geometric mean of the Xᵢ. Both are at most the
 moments of the release without sampling.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -39,7 +39,6 @@ from accountant_service.numerics.floats.special_functions import (
 )
 from accountant_service.numerics.laws import lognormal_sum
 from accountant_service.numerics.laws.dominating_pair import (
-    LOSS_MAX,
     Direction,
     GaussianPair,
     LossCells,
@@ -49,9 +48,9 @@ from accountant_service.numerics.laws.sum_lattices import choose_lattices, ratio
 
 _EPS: Final = float(np.finfo(float).eps)
 _CUT_LESS: Final = 20.0  # less in the square of the deviations that cells cover
-_MOMENT_DEVIATIONS: Final = 8.0
+_MOMENT_DEVIATIONS: Final = 7.0
 _MOMENT_POINTS: Final = 1 << 13
-_MOMENT_SPACING: Final = 0.05
+_MOMENT_SPACING: Final = 0.1
 _LEAST: Final = 1e-300  # more than any mass that is computed as zero
 _MOMENT_ROUNDING: Final = 1e-12
 
@@ -154,10 +153,9 @@ class BallsInBins:
 
         An outcome's loss is that of the bounds of its masses; any function of it would do.
         """
-        removing = direction == "removing"
-        make = partial(lognormal_sum.sum_below, self.mu, self.bins, lattices)
-        p, wrapped = make(tilted=removing, outward=-1)
-        q, _ = make(tilted=not removing, outward=1)
+        p, wrapped, q = lognormal_sum.sum_below(
+            self.mu, self.bins, lattices, tilted=direction == "removing"
+        )
         with np.errstate(divide="ignore"):
             cells = _group(first, edges, np.log(p) - np.log(q + _LEAST), p, q + _LEAST)
         return replace(cells, p=_without_top(cells.p, wrapped))

@@ -25,7 +25,6 @@ from accountant_service.numerics.floats.special_functions import (
     Array,
     lattice_points,
     log_sum_exp,
-    normal_interval,
 )
 from accountant_service.numerics.laws import sampled_gaussian
 
@@ -140,12 +139,18 @@ class GaussianPair:
 def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
     """Return normal probabilities between neighbouring points z, and their rounding errors.
 
-    The points are ratios Λ/μ ± μ/2, whose own rounding errors are included.
+    The points are ratios Λ/μ ± μ/2, whose own rounding errors are included. The probabilities are
+    differences of tails, except around 0.
     """
     z = np.clip(z, -40.0, 40.0)  # beyond lies less than the least double
-    magnitude = special.ndtr(-np.abs(z)) * (1 + z * z + mu * (1 + np.abs(z)))
+    tail = special.ndtr(-np.abs(z))
+    magnitude = tail * (1 + z * z + mu * (1 + np.abs(z)))
     rounding = 8 * _EPS * np.maximum(magnitude[:-1], magnitude[1:]) + _UNDERFLOW
-    return normal_interval(z[:-1], z[1:]), rounding
+    mass = np.abs(tail[:-1] - tail[1:])
+    around = (z[:-1] < 0) & (z[1:] > 0)
+    mass[around] = 1 - (tail[:-1] + tail[1:])[around]
+    rounding[around] += 2 * _EPS
+    return mass, rounding
 
 
 @dataclass(frozen=True, slots=True)

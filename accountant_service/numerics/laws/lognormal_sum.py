@@ -20,6 +20,7 @@ added outward: cell masses, exponents, transforms, terms left out, and mass that
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
     )
     masses, below, beyond, tilted_beyond = [], [], [], 0.0
     for each, moments, lattice in zip(summands, classes, lattices, strict=True):
-        masses.append(_bound_masses(each, moments, lattice, bins, outward=1)[0])
+        masses.append(_bound_masses(each, lattice, bins)[0])
         below.append(moments.mass_below(lattice.low))
         beyond.append(moments.mass_above(lattice.end))
         tilted_beyond += _exp_up(float(moments.log_power_above(lattice.end, np.ones(1))[0])) / bins
@@ -159,28 +160,33 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
 
 
 def sum_below(
-    mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool, outward: int
-) -> tuple[Array, float]:
+    mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool
+) -> tuple[Array, float, Array]:
     """Return bounds of the masses of the sum of rounded summands, at the points of all classes.
-
-    The second result bounds the mass in all that wrapped around: lower bounds hold without it.
 
     Args:
         mu: of each summand.
         bins: number of summands.
         lattices: of the classes.
-        tilted: whether one of the summands has the tilted law.
-        outward: 1 for upper bounds, −1 for lower ones.
+        tilted: whether the lower bounds are of the law with one tilted summand, and the upper ones
+            of the plain law; else the other way round.
+
+    Returns:
+        Lower bounds; the mass in all that wrapped around, without which they hold; upper bounds.
     """
-    masses, wrapped = [], 0.0
+    lower, upper, wrapped = [], [], 0.0
     for lattice in lattices:
-        plain, one = _split_below(mu, lattice, outward)
-        summands = _Summands(plain, one if tilted else ())
-        moments = _ClassMoments(summands, lattice, bins)
-        mass, wrap = _bound_masses(summands, moments, lattice, bins, outward=outward)
-        masses.append(mass)
+        cells = _split_below(mu, lattice)
+        low, high = (
+            _round_cells(cells, -1, tilted=tilted),
+            _round_cells(cells, 1, tilted=not tilted),
+        )
+        moments = _ClassMoments(low, lattice, bins)
+        mass, wrap = _bound_masses(low, lattice, bins, moments)
+        lower.append(mass)
         wrapped += wrap
-    return np.concatenate(masses), wrapped
+        upper.append(_bound_masses(high, lattice, bins)[0])
+    return np.concatenate(lower), wrapped, np.concatenate(upper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,22 +229,27 @@ def _cell_ranges(lattice: SumLattice) -> list[slice]:
     return [slice(split), slice(split, None)]
 
 
-def _split_below(
-    mu: float, lattice: SumLattice, outward: int
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Return bounds of the plain and of the tilted masses of rounded summands."""
-    plain, one = [], []
+def _split_below(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
+    """Return the cells of rounded summands below a class and in it, as `_cell_masses` does."""
     ends = [lattice.start, lattice.cut]
     if not lattice.is_first:
         ends.insert(1, lattice.above)
-    for low, high in zip(ends[:-1], ends[1:], strict=True):
-        edges = (np.arange(low - 1, high + 1) + 0.5) * lattice.step
+    cells = []
+    for low, high in itertools.pairwise(ends):
+        edges: Array = (np.arange(low - 1.0, high + 1.0) + 0.5) * lattice.step
         edges[0] = max(edges[0], 0.0) if low == lattice.start else low * lattice.step
         edges[-1] = high * lattice.step
-        mass, error, other, other_error = _cell_masses(mu, edges)
-        plain.append(np.maximum(mass + outward * error, 0.0))
-        one.append(np.maximum(other + outward * other_error, 0.0))
-    return tuple(plain), tuple(one)
+        cells.append(_cell_masses(mu, edges))
+    return cells
+
+
+def _round_cells(
+    cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
+) -> _Summands:
+    """Return upper (`outward` = 1) or lower (−1) bounds of the masses of cells."""
+    plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
+    one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
+    return _Summands(plain, one if tilted else ())
 
 
 def _cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
@@ -363,13 +374,14 @@ def _exp_up(log_value: float) -> float:
 
 
 def _bound_masses(
-    summands: _Summands, moments: _ClassMoments, lattice: SumLattice, bins: int, *, outward: int
+    summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments | None = None
 ) -> tuple[Array, float]:
-    """Return upper (`outward` = 1) or lower (−1) bounds of the masses of a class's sums.
+    """Return upper bounds of the masses of a class's sums, or lower ones if moments are given.
 
     Each point has the best bound of those under several tilts. Mass that wraps around can only
     raise an upper bound; lower bounds are without it but for the second result in all.
     """
+    outward = 1 if moments is None else -1
     found, score, total_wrapped = np.zeros(lattice.size), np.full(lattice.size, math.inf), 0.0
     for rate in lattice.tilts:
         check_time()
@@ -379,7 +391,7 @@ def _bound_masses(
         log_weight = np.minimum(log_scale - rate * points, _EXPONENT_MAX)
         off = 8 * _EPS * (4 + abs(log_scale) + abs(rate) * points)
         heaviest = np.exp(log_weight + off)
-        if outward > 0:
+        if moments is None:
             bound, wrapped = (np.maximum(mass, 0.0) + error) * heaviest + _UNDERFLOW, 0.0
         else:
             bound = np.maximum(mass - error, 0.0) * np.exp(log_weight - off)

@@ -19,8 +19,9 @@ from accountant_service.numerics.laws.lognormal_sum import SumLattice, quantile,
 _DEVIATIONS_MAX: Final = 38.0  # beyond it a normal law has no mass in double precision
 _DEVIATIONS: Final = [2.0 * 1.2**n for n in range(16)] + [_DEVIATIONS_MAX]  # that are tried
 _POINTS_MAX: Final = 1 << 18  # of a class's window
-_STEP_SHARE: Final = 1.0  # of the step at which the sum's lattice costs as much as the losses'
+_STEP_SHARE: Final = 0.7  # of the step at which the sum's lattice costs as much as the losses'
 _LARGE: Final = 0.2  # expected number of summands above the first class
+_GROWTH: Final = 4  # of the largest summand from class to class
 _SPREAD: Final = 2.0  # standard deviations of the sum that the first class's summands reach
 _MARGIN: Final = 4.0  # natural log of the tail of the losses over that of windows
 _TILT_EXPONENT: Final = 18.0  # of a mass that a tilt brings to the centre, times 1, 4, 9, …
@@ -28,8 +29,9 @@ _TILT_ROOM: Final = 12.0  # more, for the tilt to be useful
 _TILT_LARGE: Final = 4.0  # expected number of large summands under a tilt
 _TILTS_MAX: Final = 6  # on either side
 _NARROWEST: Final = 1e-9  # distance from 1 of the limits of ratios
-_NODES: Final = 200
+_NODES: Final = 128
 _RATES: Final = 32
+_LIMIT_RATES: Final = 64
 
 
 @lru_cache(maxsize=64)
@@ -40,10 +42,10 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
     """
     x, log_mass = _quadrature(mu, -deviations, deviations + mu)
     tail = 0.5 * deviations * deviations
-    rates = np.geomspace(0.1 / x[-1], 1e4, _NODES)
+    rates = np.geomspace(0.1 / x[-1], 1e4, _LIMIT_RATES)
     down = log_sum_exp(log_mass - rates[:, None] * x)
     low = float(((-tail - bins * down) / (bins * rates)).max())
-    rates = np.geomspace(0.1, LOSS_MAX, _NODES) / x[-1]
+    rates = np.geomspace(0.1, LOSS_MAX, _LIMIT_RATES) / x[-1]
     exponent = log_mass + rates[:, None] * x
     up = (bins - 1) * log_sum_exp(exponent) + log_sum_exp(exponent + np.log(x))
     high = float(((tail + up) / (bins * rates)).min())
@@ -77,7 +79,7 @@ def choose_lattices(
     found: list[SumLattice] = []
     above, cut, factor = 0, 2 * halves, 1
     while not found or above * step < end:
-        while factor * bins < above * step and cut % (4 * factor) == 0:
+        while 2 * factor * bins < above * step + bins and above % (2 * factor) == 0:
             factor *= 2
         found.append(
             _class_lattice(
@@ -85,7 +87,7 @@ def choose_lattices(
                 factor * step, above // factor, cut // factor, start, lowest, largest,
             )
         )  # fmt: skip
-        above, cut = cut, 2 * cut
+        above, cut = cut, _GROWTH * cut
     return tuple(found)
 
 
@@ -139,7 +141,10 @@ def _class_lattice(
     up, many = law.log_moments(law.rates_up)
     down, few = law.log_moments(law.rates_down)
     mass = float(law.log_moments(np.zeros(1))[0][0])
-    high = min(float(((up + law.tail) / law.rates_up).min()), largest)
+    high = min(
+        float(((up + law.tail + max(math.log(largest / law.bins), 0.0)) / law.rates_up).min()),
+        largest,
+    )
     low = max(float(((down + law.tail) / law.rates_down).max()), lowest, above * step)
     first = max(math.floor(low / step) - 2, 0)
     points = max((high - first * step) / step + 16, 64)

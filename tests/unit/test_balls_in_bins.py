@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from accountant_service import calculator, mechanisms, solver
@@ -18,6 +21,7 @@ from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import DpSgd, MechanismError
 from accountant_service.numerics import certified_interval
+from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
 from accountant_service.numerics.laws import balls_in_bins, lognormal_sum, sum_lattices
 from accountant_service.numerics.laws.balls_in_bins import BallsInBins
 from accountant_service.numerics.laws.dominating_pair import DIRECTIONS, GaussianPair, Release
@@ -133,6 +137,38 @@ def test_tolerances_are_consistent(sigma: float, bins: int, epochs: int, delta: 
     assert coarse.lower <= fine.lower <= fine.upper <= coarse.upper
 
 
+def assert_tolerances_intersect(case: tuple[float, float, float, float]) -> None:
+    """Intervals of two tolerances intersect, and the finer one is within the coarser."""
+    sigma, log_bins, log_epochs, log_delta = case
+    bins, epochs, delta = round(math.exp(log_bins)), round(math.exp(log_epochs)), 10**log_delta
+    releases = [(BallsInBins(1 / sigma, bins), epochs)]
+    coarse = certified_interval.epsilon_bounds(releases, delta, 1e-3)
+    fine = certified_interval.epsilon_bounds(releases, delta, 1e-5)
+    assert coarse.lower <= fine.lower <= fine.upper <= coarse.upper
+    assert coarse.upper - coarse.lower <= 1.01e-3 * max(coarse.upper, EPSILON_NEGLIGIBLE)
+
+
+RANDOM_CASES = st.tuples(
+    st.floats(0.5, 4.0),
+    st.floats(math.log(2), math.log(1000)),
+    st.floats(0.0, math.log(100)),
+    st.floats(-12.0, -3.0),
+)
+
+
+@given(RANDOM_CASES)
+@settings(max_examples=5, deadline=None)
+def test_more_digits_never_loosen(case: tuple[float, float, float, float]) -> None:
+    assert_tolerances_intersect(case)
+
+
+@pytest.mark.nightly
+@given(RANDOM_CASES)
+@settings(max_examples=200, deadline=None)
+def test_more_digits_never_loosen_in_many_cases(case: tuple[float, float, float, float]) -> None:
+    assert_tolerances_intersect(case)
+
+
 def test_balls_in_bins_costs_less_than_a_known_bin_and_than_poisson_sampling() -> None:
     bins = certified_interval.epsilon_bounds([(BallsInBins(1.0, 100), 10)], 1e-5, 1e-3)
     poisson = certified_interval.epsilon_bounds(
@@ -157,6 +193,14 @@ def masses() -> dict[str, np.ndarray[Any, Any]]:
 @pytest.fixture(scope="module")
 def genuine() -> dict[str, np.ndarray[Any, Any]]:
     return masses()
+
+
+def test_classes_share_their_limits() -> None:
+    """Every outcome up to the last cut belongs to one class."""
+    for small_sums in (False, True):
+        found = sum_lattices.choose_lattices(2.0, 3, -9.0, 9.0, 0.01, small_sums=small_sums)
+        assert all(a.largest == b.above * b.step for a, b in itertools.pairwise(found))
+        assert all(a.largest < b.largest for a, b in itertools.pairwise(found))
 
 
 def test_there_are_classes_of_each_sort() -> None:

@@ -239,6 +239,8 @@ def lower_profile(
         log_finite += count * math.log1p(-cells.infinite) if cells.infinite < 1 else -math.inf
         p_mass, q_mass = np.maximum(cells.p - cells.p_rounding, 0.0), cells.q + cells.q_rounding
         p_mass[-1] = max(p_mass[-1] - cells.infinite, 0.0)
+        if not p_mass.any():  # its rounding errors exceed all masses: nothing is known
+            return LatticeProfile(np.zeros(1), np.ones(1), 0.0, 0.0)
         p_steps.append(LatticeMasses(cells.first, p_mass, count))
         q_steps.append(LatticeMasses(cells.first, q_mass, count))
     p = _compose(p_steps, spacing, target, outward=-1)

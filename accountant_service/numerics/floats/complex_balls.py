@@ -20,7 +20,7 @@ from accountant_service.numerics.floats.convolution import fold_modulo
 from accountant_service.numerics.floats.special_functions import Array, ComplexArray
 
 _EPS: Final = float(np.finfo(float).eps)
-_UNDERFLOW: Final = 1e-300  # more than any modulus that is computed as zero
+_UNDERFLOW: Final = 1e-300  # more than all that underflows
 _ROOM: Final = 1 + 1e-6  # for the rounding of error bounds
 
 
@@ -77,7 +77,7 @@ def transform_masses(mass: Array, size: int) -> ComplexBalls:
     """Return the first half of the transform of masses, wrapped around onto 2^n points."""
     value = fft.rfft(fold_modulo(mass, size))
     folds = 1 + len(mass) // size
-    error = (_transform_error(size) + folds * _EPS) * float(mass.sum()) * _ROOM
+    error = (_transform_error(size) + folds * _EPS) * float(mass.sum()) * _ROOM + _UNDERFLOW
     return ComplexBalls(
         value, np.abs(value) * _ROOM + error + _UNDERFLOW, np.full(len(value), error)
     )
@@ -86,7 +86,7 @@ def transform_masses(mass: Array, size: int) -> ComplexBalls:
 def invert_transform(balls: ComplexBalls, size: int) -> tuple[Array, float]:
     """Return the masses with this transform, and an upper bound of the error of each."""
     errors = balls.error + _transform_error(size) * balls.size
-    return fft.irfft(balls.value, size), 2 * float(errors.sum()) / size * _ROOM
+    return fft.irfft(balls.value, size), 2 * float(errors.sum()) / size * _ROOM + _UNDERFLOW
 
 
 def _transform_error(size: int) -> float:

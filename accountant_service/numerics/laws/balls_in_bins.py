@@ -120,7 +120,9 @@ class BallsInBins:
         low, high = float(edges[0]), float(edges[-1])
         if direction == "adding":
             low, high = -high, -low
-        lattices = choose_lattices(self.mu, self.bins, low, high, spacing)
+        lattices = choose_lattices(
+            self.mu, self.bins, low, high, spacing, small_sums=direction == "adding"
+        )
         if offset > 0:
             return self._cells_below(direction, first, edges, lattices)
         return self._cells_above(direction, first, edges, lattices)

@@ -43,9 +43,11 @@ _EPS: Final = float(np.finfo(float).eps)
 _UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
 _EXPONENT_MAX: Final = 700.0
 _BLOCKS: Final = 256  # of a summand's masses, for Chernoff bounds
-_TERMS_MAX: Final = 40  # of the binomial expansion
+TERMS_MAX: Final = 40  # of the binomial expansion
 _TERM_LEAST: Final = 1e-18  # relative to the class
 _WRAP_POINTS: Final = 64  # over which mass that wraps around is thought to spread
+_FASTEST: Final = 100.0  # rate of Chernoff bounds, times the lowest sum or the deviation
+_RATES: Final = 32
 _RATES_UP: Final[Array] = 1.4 ** np.arange(24.0)  # of Chernoff bounds, relative to the least
 
 
@@ -317,7 +319,10 @@ class _ClassMoments:
         points, log_mass = self.plain[0].points, self.plain[0].log_mass
         deviation = math.sqrt(bins * float(np.exp(log_mass) @ (points - 1) ** 2) + 1e-12)
         self.rates_up: Array = min(0.5 / deviation, 2.0 / lattice.largest) * _RATES_UP
-        self.rates_down: Array = min(0.5 / deviation, 0.5) * _RATES_UP
+        inverse = 1 / max(lattice.low, 1e-200)
+        slowest = min(0.5 / deviation, inverse)
+        fastest = max(_RATES_UP[-1] * slowest, _FASTEST / deviation, _FASTEST * inverse)
+        self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> Array:
         """Return upper bounds of log E[e^{rS}; the class], for each rate r.
@@ -386,22 +391,30 @@ def _bound_masses(
     for rate in lattice.tilts:
         check_time()
         tilted, log_moment = _tilt(summands, lattice, rate, outward)
+        if not all(np.isfinite(mass).all() for mass in tilted.plain + tilted.one):
+            continue
         mass, error = compose_class(tilted, lattice, bins)
         log_scale, points = bins * log_moment, lattice.points()
         log_weight = np.minimum(log_scale - rate * points, _EXPONENT_MAX)
         off = 8 * _EPS * (4 + abs(log_scale) + abs(rate) * points)
         heaviest = np.exp(log_weight + off)
+        # mass from below wraps around to the highest points, that from above to any
+        from_above, from_below = 0.0, 0.0
         if moments is None:
-            bound, wrapped = (np.maximum(mass, 0.0) + error) * heaviest + _UNDERFLOW, 0.0
+            bound = (np.maximum(mass, 0.0) + error) * heaviest + _UNDERFLOW
         else:
             bound = np.maximum(mass - error, 0.0) * np.exp(log_weight - off)
             bound[log_weight >= _EXPONENT_MAX] = 0.0
-            wrapped = moments.mass_above(lattice.end, rate, log_scale)
-            wrapped += moments.mass_below(lattice.low, rate, log_scale)
-        uncertain = (error + wrapped / _WRAP_POINTS) * heaviest
+            from_above = moments.mass_above(lattice.end, rate, log_scale)
+            from_below = moments.mass_below(lattice.low, rate, log_scale)
+        uncertain = (error + from_above / _WRAP_POINTS) * heaviest
+        highest = slice(max(lattice.size - lattice.first, 0), None)
+        uncertain[highest] += from_below / _WRAP_POINTS * heaviest[highest]
         better = uncertain < score
         found[better], score[better] = bound[better], uncertain[better]
-        total_wrapped += wrapped * float(heaviest[better].max(initial=0.0))
+        used = np.where(better, heaviest, 0.0)
+        total_wrapped += from_above * float(used.max())
+        total_wrapped += from_below * float(used[highest].max(initial=0.0))
     return found, total_wrapped * (1 + 1e-9)
 
 
@@ -424,7 +437,8 @@ def _tilt(
         exponent = log_mass + tilt - log_moment
         terms = np.abs(log_mass) + np.abs(tilt) + abs(log_moment)
         error = np.where(np.isfinite(exponent), 4 * _EPS * (4 + terms), 0.0)
-        found: Array = np.exp(np.minimum(exponent + outward * error, _EXPONENT_MAX))
+        with np.errstate(over="ignore"):  # the tilt is then of no use
+            found: Array = np.exp(exponent + outward * error)
         return found
 
     with np.errstate(divide="ignore"):
@@ -482,7 +496,7 @@ def _binomial_terms(
     expected = count * float(summands.plain[1].sum()) * (1 + 1e-9)
     whole = max(1.0, float(summands.plain[0].sum()) * (1 + 1e-9))
     terms, left_out = 1, 0.5 * expected**2
-    while terms < min(count, _TERMS_MAX) and left_out > _TERM_LEAST * expected:
+    while terms < min(count, TERMS_MAX) and left_out > _TERM_LEAST * expected:
         terms += 1
         left_out *= expected / (terms + 1)
     total, power = small.power(0).scaled(math.comb(count, terms)), small.power(0)

@@ -14,7 +14,12 @@ from scipy import special
 
 from accountant_service.numerics.floats.special_functions import Array, log_sum_exp
 from accountant_service.numerics.laws.dominating_pair import LOSS_MAX
-from accountant_service.numerics.laws.lognormal_sum import SumLattice, quantile, round_step
+from accountant_service.numerics.laws.lognormal_sum import (
+    TERMS_MAX,
+    SumLattice,
+    quantile,
+    round_step,
+)
 
 _DEVIATIONS_MAX: Final = 38.0  # beyond it a normal law has no mass in double precision
 _DEVIATIONS: Final = [2.0 * 1.2**n for n in range(16)] + [_DEVIATIONS_MAX]  # that are tried
@@ -22,15 +27,18 @@ _POINTS_MAX: Final = 1 << 18  # of a class's window
 _STEP_SHARE: Final = 0.7  # of the step at which the sum's lattice costs as much as the losses'
 _LARGE: Final = 0.2  # expected number of summands above the first class
 _GROWTH: Final = 4  # of the largest summand from class to class
+_LOW_REACH: Final = 64.0  # of the first class's sums over the lowest
 _SPREAD: Final = 2.0  # standard deviations of the sum that the first class's summands reach
-_MARGIN: Final = 4.0  # natural log of the tail of the losses over that of windows
+_MARGIN: Final = 7.0  # natural log of the tail of the losses over that of windows
 _TILT_EXPONENT: Final = 18.0  # of a mass that a tilt brings to the centre, times 1, 4, 9, …
 _TILT_ROOM: Final = 12.0  # more, for the tilt to be useful
 _TILT_LARGE: Final = 4.0  # expected number of large summands under a tilt
 _TILTS_MAX: Final = 6  # on either side
 _NARROWEST: Final = 1e-9  # distance from 1 of the limits of ratios
 _NODES: Final = 128
+_BELOW: Final = 8.0  # deviations below a class's limit that are covered
 _RATES: Final = 32
+_FASTEST: Final = 100.0  # rate, times the largest or the least sum
 _LIMIT_RATES: Final = 64
 
 
@@ -42,7 +50,7 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
     """
     x, log_mass = _quadrature(mu, -deviations, deviations + mu)
     tail = 0.5 * deviations * deviations
-    rates = np.geomspace(0.1 / x[-1], 1e4, _LIMIT_RATES)
+    rates = np.geomspace(0.1 / x[-1], 10 / x[0], _LIMIT_RATES)
     down = log_sum_exp(log_mass - rates[:, None] * x)
     low = float(((-tail - bins * down) / (bins * rates)).max())
     rates = np.geomspace(0.1, LOSS_MAX, _LIMIT_RATES) / x[-1]
@@ -66,25 +74,37 @@ def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
 
 
 def choose_lattices(
-    mu: float, bins: int, low: float, high: float, spacing: float
+    mu: float, bins: int, low: float, high: float, spacing: float, *, small_sums: bool = False
 ) -> tuple[SumLattice, ...]:
-    """Return the classes and their lattices for losses log(S/b) between two limits."""
+    """Return the classes and their lattices for log(S/b) between two limits.
+
+    Args:
+        mu: of each summand.
+        bins: number of summands.
+        low: the lower limit.
+        high: the upper limit.
+        spacing: of the lattice of log(S/b); the lattice of S should be about as accurate.
+        small_sums: whether it should be so also for sums far below b.
+    """
     lowest, largest = bins * math.exp(low), bins * math.exp(min(high, LOSS_MAX))
     tail = _log_tail(mu, bins, low, high) + _MARGIN
     end = min(largest, quantile(mu, min(math.sqrt(2 * tail) + mu, _DEVIATIONS_MAX)))
     deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)))
-    step = round_step(min(_STEP_SHARE * spacing * math.sqrt(1.5 * bins), 0.5 * deviation))
-    start = quantile(mu, -_DEVIATIONS_MAX)
-    halves = max(2, math.ceil(_first_cut(mu, bins) / (2 * step)))
+    step = min(_STEP_SHARE * spacing * math.sqrt(1.5 * bins), 0.5 * deviation)
+    start, first_cut, scale = quantile(mu, -_DEVIATIONS_MAX), _first_cut(mu, bins), 1.0
+    if small_sums and bins <= TERMS_MAX:  # classes of smaller sums, on finer lattices
+        while bins * first_cut * scale > _LOW_REACH * lowest:
+            scale /= _GROWTH
+    step = round_step(scale * step)
     found: list[SumLattice] = []
-    above, cut, factor = 0, 2 * halves, 1
+    above, cut, factor = 0, 2 * max(2, math.ceil(scale * first_cut / (2 * step))), 1
     while not found or above * step < end:
-        while 2 * factor * bins < above * step + bins and above % (2 * factor) == 0:
+        while 2 * factor * scale * bins < above * step + scale * bins and above % (2 * factor) == 0:
             factor *= 2
         found.append(
             _class_lattice(
-                _Class(mu, bins, above * step, min(cut * step, 2 * end), tail),
-                factor * step, above // factor, cut // factor, start, lowest, largest,
+                _Class(mu, bins, above * step, min(cut * step, 2 * end), tail, lowest),
+                factor * step, above // factor, cut // factor, start, largest,
             )
         )  # fmt: skip
         above, cut = cut, _GROWTH * cut
@@ -111,18 +131,22 @@ def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
 class _Class:
     """Coarse log-moments of the sums of a class."""
 
-    def __init__(self, mu: float, bins: int, above: float, cut: float, tail: float) -> None:
+    def __init__(
+        self, mu: float, bins: int, above: float, cut: float, tail: float, lowest: float
+    ) -> None:
         reach = math.sqrt(2 * tail) + 1
         most = min(_deviations(mu, cut), reach + mu)
         split = min(_deviations(mu, above), most) if above > 0 else most
         self.bins, self.tail = bins, tail
-        self.small = x, log_mass = _quadrature(mu, -reach, split)
+        self.small = x, log_mass = _quadrature(mu, min(-reach, split - _BELOW), split)
         self.large = _quadrature(mu, split, _deviations(mu, cut)) if above > 0 else None
         mean = float(np.exp(log_mass) @ np.abs(x - 1) ** 2)
         deviation = math.sqrt(bins * mean)
-        least = min(0.05 / deviation, 0.5 / cut)
-        self.rates_up = np.geomspace(least, 600.0 * least, _RATES)
-        self.rates_down = -np.geomspace(0.05 / deviation, 60.0 / deviation, _RATES)
+        slowest = min(0.05 / deviation, 0.5 / cut)
+        self.rates_up = np.geomspace(slowest, max(600 * slowest, _FASTEST / cut), _RATES)
+        slowest = 0.05 / deviation
+        fastest = max(1200 * slowest, _FASTEST / max(above, lowest))
+        self.rates_down = -np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> tuple[Array, Array]:
         """Return log E[e^{rS}; the class], and the expected number of large summands tilted."""
@@ -135,17 +159,19 @@ class _Class:
 
 
 def _class_lattice(
-    law: _Class, step: float, above: int, cut: int, start: float, lowest: float, largest: float
+    law: _Class, step: float, above: int, cut: int, start: float, largest: float
 ) -> SumLattice:
     """Return a class's lattice, with a window and with tilts."""
     up, many = law.log_moments(law.rates_up)
     down, few = law.log_moments(law.rates_down)
+    if law.bins <= TERMS_MAX:
+        many, few = np.zeros(_RATES), np.zeros(_RATES)  # no terms are left out
     mass = float(law.log_moments(np.zeros(1))[0][0])
     high = min(
         float(((up + law.tail + max(math.log(largest / law.bins), 0.0)) / law.rates_up).min()),
         largest,
     )
-    low = max(float(((down + law.tail) / law.rates_down).max()), lowest, above * step)
+    low = max(float(((down + law.tail) / law.rates_down).max()), above * step)
     first = max(math.floor(low / step) - 2, 0)
     points = max((high - first * step) / step + 16, 64)
     size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)

@@ -45,10 +45,9 @@ _EXPONENT_MAX: Final = 700.0
 _BLOCKS: Final = 256  # of a summand's masses, for Chernoff bounds
 TERMS_MAX: Final = 40  # of the binomial expansion
 _TERM_LEAST: Final = 1e-18  # relative to the class
-_WRAP_POINTS: Final = 64  # over which mass that wraps around is thought to spread
 _FASTEST: Final = 100.0  # rate of Chernoff bounds, times the lowest sum or the deviation
 _RATES: Final = 32
-_RATES_UP: Final[Array] = 1.4 ** np.arange(24.0)  # of Chernoff bounds, relative to the least
+_RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relative to the least
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,16 +311,18 @@ class _ClassMoments:
     def __init__(self, summands: _Summands, lattice: SumLattice, bins: int) -> None:
         firsts = (lattice.start, lattice.above)
         self.bins = bins
+        self.least = (lattice.above + (bins - 1) * lattice.start) * lattice.step * (1 - 1e-9)
         self.plain, self.one = (
             [_Blocks(m, f, lattice.step) for m, f in zip(masses, firsts, strict=False)]
             for masses in (summands.plain, summands.one)
         )
         points, log_mass = self.plain[0].points, self.plain[0].log_mass
         deviation = math.sqrt(bins * float(np.exp(log_mass) @ (points - 1) ** 2) + 1e-12)
-        self.rates_up: Array = min(0.5 / deviation, 2.0 / lattice.largest) * _RATES_UP
+        slowest = min(0.1 / deviation, 0.2 / lattice.largest)
+        self.rates_up: Array = slowest * _RATES_UP
         inverse = 1 / max(lattice.low, 1e-200)
         slowest = min(0.5 / deviation, inverse)
-        fastest = max(_RATES_UP[-1] * slowest, _FASTEST / deviation, _FASTEST * inverse)
+        fastest = _FASTEST * max(inverse, 1 / deviation, 0.1)
         self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> Array:
@@ -351,8 +352,11 @@ class _ClassMoments:
         return _exp_up(float(logs.min()) - log_scale)
 
     def mass_below(self, level: float, tilt: float = 0.0, log_scale: float = 0.0) -> float:
-        """Return Chernoff's bound of E[e^{tilt·S}; S < level], divided by e^{log_scale}."""
-        if level <= 0:
+        """Return Chernoff's bound of E[e^{tilt·S}; S < level], divided by e^{log_scale}.
+
+        It is 0 up to the least sum of the class.
+        """
+        if level <= self.least:
             return 0.0
         logs = self.log_moments(tilt - self.rates_down) + self.rates_down * level
         return _exp_up(float(logs.min()) - log_scale)
@@ -398,23 +402,26 @@ def _bound_masses(
         log_weight = np.minimum(log_scale - rate * points, _EXPONENT_MAX)
         off = 8 * _EPS * (4 + abs(log_scale) + abs(rate) * points)
         heaviest = np.exp(log_weight + off)
-        # mass from below wraps around to the highest points, that from above to any
-        from_above, from_below = 0.0, 0.0
         if moments is None:
             bound = (np.maximum(mass, 0.0) + error) * heaviest + _UNDERFLOW
         else:
             bound = np.maximum(mass - error, 0.0) * np.exp(log_weight - off)
             bound[log_weight >= _EXPONENT_MAX] = 0.0
-            from_above = moments.mass_above(lattice.end, rate, log_scale)
-            from_below = moments.mass_below(lattice.low, rate, log_scale)
-        uncertain = (error + from_above / _WRAP_POINTS) * heaviest
-        highest = slice(max(lattice.size - lattice.first, 0), None)
-        uncertain[highest] += from_below / _WRAP_POINTS * heaviest[highest]
-        better = uncertain < score
-        found[better], score[better] = bound[better], uncertain[better]
-        used = np.where(better, heaviest, 0.0)
-        total_wrapped += from_above * float(used.max())
-        total_wrapped += from_below * float(used[highest].max(initial=0.0))
+        uncertain = error * heaviest
+        used = np.flatnonzero(uncertain < score)
+        if not len(used):
+            continue
+        wrapped = 0.0
+        if moments is not None:
+            # sums above the window wrap around to its first points, those below it to its last
+            above = lattice.end + int(used[0]) * lattice.step
+            below = lattice.low - (lattice.size - 1 - int(used[-1])) * lattice.step
+            wrapped = moments.mass_above(above, rate, log_scale)
+            wrapped += moments.mass_below(below, rate, log_scale)
+            wrapped *= float(heaviest[used].max())
+        if wrapped <= float((score - uncertain)[used].sum()):
+            found[used], score[used] = bound[used], uncertain[used]
+            total_wrapped += wrapped
     return found, total_wrapped * (1 + 1e-9)
 
 

@@ -41,7 +41,7 @@ from accountant_service.numerics.laws.truncated_poisson import truncated_poisson
 
 POISSON_SOURCE: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
-BINS_NOISE_MIN: Final = 0.5  # below it the sum of lognormals needs too long a lattice
+BINS_NOISE_MIN: Final = 0.25  # below it a known bin is assumed
 BINS_NOISE_MAX: Final = 100.0  # above it the cells of the sum are too narrow
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
 RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it

@@ -193,6 +193,8 @@ def upper_profile(
             release, target, spacing, tail_deviations, max_cells(len(releases), target)
         )
         first, mass, beyond = _connect_the_dots(cells, spacing)
+        if not mass.any():  # every loss counts as infinite
+            return LatticeProfile(np.zeros(1), np.zeros(1), 0.0, 0.0, slack=1.0, floor=0.0)
         steps.append(LatticeMasses(first, mass, count))
         log_finite += count * math.log1p(-beyond) if beyond < 1 else -math.inf
     tilted = _compose(steps, spacing, target, outward=1).without_overflow()

@@ -48,9 +48,10 @@ from accountant_service.numerics.laws.sum_lattices import choose_lattices, ratio
 
 _EPS: Final = float(np.finfo(float).eps)
 _CUT_LESS: Final = 20.0  # less in the square of the deviations that cells cover
-_MOMENT_DEVIATIONS: Final = 7.0
+_MOMENT_DEVIATIONS: Final = 8.0  # fewer bend the curve of moments, and saddle points go astray
 _MOMENT_POINTS: Final = 1 << 13
 _MOMENT_SPACING: Final = 0.1
+_MOMENT_SHARE: Final = 0.5  # of the standard deviation of R, for the same
 _LEAST: Final = 1e-300  # more than any mass that is computed as zero
 _MOMENT_ROUNDING: Final = 1e-12
 
@@ -212,7 +213,9 @@ def _cached_sum_above(mu: float, bins: int, lattices: tuple[SumLattice, ...]) ->
 def _law_for_moments(mu: float, bins: int) -> SumAbove:
     """Return the bounds of the sum above, on coarse lattices for moments."""
     low, high = ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
-    lattices = choose_lattices(mu, bins, math.log(low), math.log(high), _MOMENT_SPACING)
+    deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)) / bins)  # of R
+    spacing = min(_MOMENT_SPACING, _MOMENT_SHARE * deviation)
+    lattices = choose_lattices(mu, bins, math.log(low), math.log(high), spacing)
     return lognormal_sum.sum_above(mu, bins, lattices)
 
 

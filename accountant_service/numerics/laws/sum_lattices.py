@@ -171,7 +171,10 @@ def _class_lattice(
         float(((up + law.tail + max(math.log(largest / law.bins), 0.0)) / law.rates_up).min()),
         largest,
     )
-    low = max(float(((down + law.tail) / law.rates_down).max()), above * step)
+    # in a coarse lattice small summands are 0, and the sum may be that of the largest alone
+    low = above * step
+    if low < law.bins:
+        low = max(low, float(((down + law.tail) / law.rates_down).max()))
     first = max(math.floor(low / step) - 2, 0)
     points = max((high - first * step) / step + 16, 64)
     size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)

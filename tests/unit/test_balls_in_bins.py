@@ -163,8 +163,9 @@ def test_more_digits_never_loosen(case: tuple[float, float, float, float]) -> No
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)  # several seconds an example
 @given(RANDOM_CASES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_more_digits_never_loosen_in_many_cases(case: tuple[float, float, float, float]) -> None:
     assert_tolerances_intersect(case, 1e-5)
 

@@ -72,7 +72,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 def _tool(document: Json) -> dict[str, Json]:
     """Return the `tool` table of a `pyproject.toml`, or an empty one."""
-    tool = document.get("tool")
+    tool = document.get("tool") if isinstance(document, dict) else None
     return tool if isinstance(tool, dict) else {}
 
 

@@ -38,8 +38,10 @@ def detect(document: Json) -> bool:
     return _FILTERS in document or "scopes" in document or _name(document) in _NAMES
 
 
-def _name(document: dict[str, Json]) -> str:
-    """Return the name of a filter's class, without the modules before it."""
+def _name(document: Json) -> str:
+    """Return the name of a filter's class, without the modules before it; empty if there is none."""
+    if not isinstance(document, dict):
+        return ""
     return str(document.get("path", document.get(CLASS_NAME, ""))).rsplit(".", 1)[-1]
 
 

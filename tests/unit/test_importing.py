@@ -22,7 +22,7 @@ from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
 from accountant_service.cli import app
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.importing import Facts, account_for, read_document
+from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document
 from accountant_service.importing.document import DEPTH_MAX, VALUES_MAX
 
 EVENT = dp_accounting.dp_event
@@ -398,6 +398,13 @@ def test_sizes_are_limited() -> None:
 )  # fmt: skip
 def test_a_bad_field_is_named(document: Any, pointer: str) -> None:
     assert pointers(document, delta=1e-5) == [pointer]
+
+
+@pytest.mark.parametrize("document", [[], 1, 1.5, None, True, [[]], [{}], {"scopes": []}])
+def test_documents_of_the_wrong_form_are_refused_in_every_format(document: Any) -> None:
+    for name in FORMATS:
+        with pytest.raises(DocumentError):
+            read_document(document, Facts(), name)
 
 
 def test_a_document_without_delta_needs_one() -> None:

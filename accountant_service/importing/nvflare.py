@@ -39,7 +39,7 @@ def detect(document: Json) -> bool:
 
 
 def _name(document: Json) -> str:
-    """Return the name of a filter's class, without the modules before it; empty if there is none."""
+    """Return the name of a filter's class without its modules, or an empty string."""
     if not isinstance(document, dict):
         return ""
     return str(document.get("path", document.get(CLASS_NAME, ""))).rsplit(".", 1)[-1]

@@ -61,7 +61,7 @@ def save_png(screenshot: bytes, path: Path) -> None:
     from PIL import Image
 
     picture = Image.open(io.BytesIO(screenshot)).convert("RGB")
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save_png(path, optimize=True)
+    picture.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 

@@ -101,7 +101,7 @@ def test_batches_need_not_divide_the_records(bench: Bench) -> None:
 def test_a_run_that_died_within_an_epoch_goes_on_with_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 20 epochs of four batches the first block grants 13, and what is left of them is lost."""
+    """The first block grants 13 of 20 epochs of four batches; the rest of them is lost."""
     bench.give(3.0)
     genuine, drawn = BallsInBinsSampler.draw, []
 

@@ -68,7 +68,7 @@ def test_records_are_put_into_bins_uniformly_and_independently_of_each_other_and
 
 
 def test_no_bin_is_favoured_by_a_remainder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8 integers the remainders of 3 would be 3, 3 and 2."""
+    """Eight integers have the remainders modulo 3 unequally often: 3, 3 and 2 times."""
     monkeypatch.setattr(sampling, "_WORDS", 8)
     require_uniform(bins_of(seeded(30_000, 3)), 3)
 

@@ -96,6 +96,7 @@ class ForkServer:
         if self._socket is not None and self._process is not None:
             self._socket.close()
             self._socket = None
+            self._process.terminate()  # it may still be importing; its processes go on
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(2.0)
 

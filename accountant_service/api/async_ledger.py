@@ -8,6 +8,7 @@ calculations.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -56,7 +57,7 @@ _WRITERS_EACH: Final = 2  # one writes, the next waits for its row
 _WRITES_WAITING_MAX: Final = 1024
 _WRITE_WAIT_SECONDS_MAX: Final = 10.0
 _KEYS_WAITING_SHARE: Final = 2
-_REMEMBERED_MAX: Final = 1000  # previews of budgets, and steps left of datasets
+_REMEMBERED_MAX: Final = 1000  # previews of budgets, steps left of datasets, refused plans
 Result = TypeVar("Result")
 
 
@@ -93,6 +94,7 @@ class AsyncLedger:
         self._readers, self._writers = CapacityLimiter(_READERS), CapacityLimiter(_WRITERS)
         self._previews: dict[tuple[PrivacyFilter, Mechanism | None], BudgetPreview] = {}
         self._steps_left: dict[str, tuple[int, StepsLeft]] = {}  # by dataset, with its version
+        self._affordable: dict[Any, asyncio.Future[tuple[int | None, float | None]]] = {}
 
     def close(self) -> None:
         """Kill the computation processes."""
@@ -329,11 +331,27 @@ class AsyncLedger:
     async def _explain_refusal(
         self, error: CodedError, key: KeyRecord, name: str, mechanism: Mechanism
     ) -> None:
-        """Add to the error how many steps, or how much noise, would fit the budget."""
-        if isinstance(error, BudgetExhaustedError):
-            current, caps = await self._find_dataset_and_caps(key, name)
-            found = await self._calculate(key, plans.find_affordable, current, mechanism, caps)
-            error.explain(*found)
+        """Add to the error how many steps, or how much noise, would fit the budget.
+
+        Equal refusals share one computation, which takes most of a second: otherwise jobs that try
+        again and again would keep their key's other requests waiting.
+        """
+        if not isinstance(error, BudgetExhaustedError):
+            return
+        current, caps = await self._find_dataset_and_caps(key, name)
+        question = (current.identifier, current.version, mechanism, tuple(caps))
+        found = self._affordable.get(question)
+        if found is None:
+            find = self._calculate(key, plans.find_affordable, current, mechanism, caps)
+            found = asyncio.ensure_future(find)
+            _remember(self._affordable, question, found)
+        try:
+            error.explain(*await asyncio.shield(found))
+        except CodedError:  # too expensive, or too many wait: the refusal stands without it
+            pass
+        finally:
+            if found.done() and (found.cancelled() or found.exception() is not None):
+                self._affordable.pop(question, None)
 
     # --- runs
 

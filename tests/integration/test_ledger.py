@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from accountant_service import calculator, cli, mechanisms
 from accountant_service.api.ledger_views import encode_answer
 from accountant_service.app import create_app
-from accountant_service.errors import NoFiniteEpsilonError
+from accountant_service.computation_processes import ProcessPool
+from accountant_service.errors import NoFiniteEpsilonError, TooExpensiveError
 from accountant_service.ledger import certificate, hash_chain, plans
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
@@ -324,6 +325,52 @@ def test_a_mechanism_for_another_number_of_records_is_refused(
     assert batch["together"]["fits"] is False
     assert admin.get(f"/v1/datasets/{name}")[1]["version"] == 1
     assert admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": wrap(60_000)})[0] == 200
+
+
+def test_equal_refusals_compute_once_what_would_fit(
+    admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes most of a second of the key's turn: a job that retries would jam it."""
+    computed: list[str] = []
+    run = ProcessPool.run
+
+    async def count(pool: ProcessPool, function: Any, *arguments: Any) -> Any:
+        computed.append(function.__name__)
+        return await run(pool, function, *arguments)
+
+    monkeypatch.setattr(ProcessPool, "run", count)
+    name = f"refused-{uuid.uuid4().hex}"
+    admin.dataset(name, {"epsilon": 1.0, "delta": 1e-5})
+    long = {"mechanism": RUN | {"steps": 100_000}}
+    answers = [admin.post(f"/v1/datasets/{name}/reservations", long) for _ in range(3)]
+    assert [status for status, _ in answers] == [409] * 3
+    assert answers[0][1]["affordable"]["steps"] > 0
+    assert all(problem["affordable"] == answers[0][1]["affordable"] for _, problem in answers)
+    assert computed.count("find_affordable") == 1
+    admin.reserve(name, RUN | {"steps": 1})
+    _, problem = admin.post(f"/v1/datasets/{name}/reservations", long)
+    assert computed.count("find_affordable") == 2, "the budget has changed"
+    assert problem["affordable"]["steps"] < answers[0][1]["affordable"]["steps"]
+
+
+def test_a_refusal_stands_when_nothing_tells_what_would_fit(
+    admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ProcessPool.run
+
+    async def fail(pool: ProcessPool, function: Any, *arguments: Any) -> Any:
+        if function.__name__ == "find_affordable":
+            raise TooExpensiveError("more than 10 s of CPU time")
+        return await run(pool, function, *arguments)
+
+    monkeypatch.setattr(ProcessPool, "run", fail)
+    name = f"refused-{uuid.uuid4().hex}"
+    admin.dataset(name, {"epsilon": 1.0, "delta": 1e-5})
+    long = {"mechanism": RUN | {"steps": 100_000}}
+    assert admin.post(f"/v1/datasets/{name}/reservations", long)[1]["code"] == "budget-exhausted"
+    monkeypatch.undo()
+    status, problem = admin.post(f"/v1/datasets/{name}/reservations", long)
+    assert (status, problem["affordable"]["steps"] > 0) == (409, True), "a failure is not kept"
 
 
 def test_a_run_that_does_not_fit_is_refused_with_one_that_does(admin: Caller) -> None:

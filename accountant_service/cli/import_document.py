@@ -24,7 +24,11 @@ Json = dict[str, Any]
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _ENDPOINT: Final = "/v1/import"
 
+import_app = typer.Typer()
+COMMANDS: Final = {"import": import_app}
 
+
+@import_app.command(epilog="Example: accountant import history.json -d 1e-5")
 def import_document(
     file: Annotated[
         str, typer.Argument(help="The document: JSON, TOML or a Python repr; - is standard input.")

@@ -1,50 +1,29 @@
-"""The `accountant` command line: the API's computations without HTTP, the server and the ledger.
+"""The commands `epsilon`, `delta`, `compare` and the solvers: the API's computations without HTTP.
 
-The commands of `_COMMANDS` build the request body that the API would receive, and use the same
+They build the request body that the API would receive, and use the same
 request model and computation, so that both accept, refuse and answer alike.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import import_cli, ledger_cli, number_format
+from accountant_service import number_format
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.database import NewerDatabaseError
-from accountant_service.ledger.errors import DatabaseAwayError
-from accountant_service.paper_audit import Finding
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Privacy accounting: what a differentially private run costs, and the budget ledger.",
-)
-
-app.add_typer(ledger_cli.keys, name="keys")
-app.add_typer(ledger_cli.ledger, name="ledger")
-app.add_typer(ledger_cli.caps, name="caps")
-app.add_typer(ledger_cli.db, name="db")
-app.command("verify")(ledger_cli.verify_certificate)
-app.command("import", epilog="Example: accountant import history.json -d 1e-5")(
-    import_cli.import_document
-)
 
 Json = dict[str, Any]
 
@@ -140,7 +119,7 @@ _CLAIM: Final = ("method", "neighbouring_relation")
 
 
 @dataclass(frozen=True, slots=True)
-class _Command:
+class _Question:
     """A command that computes the answer of an API endpoint without HTTP.
 
     Attributes:
@@ -156,26 +135,26 @@ class _Command:
     example: str
 
 
-_COMMANDS: Final = (
-    _Command(
+_QUESTIONS: Final = (
+    _Question(
         "epsilon",
         "Compute the ε of a run, or of any mechanism, at δ.",
         ("delta", *_MECHANISM, *_CLAIM, "tolerance"),
         "-q 0.01 -s 1.1 -t 1000 -d 1e-5",
     ),
-    _Command(
+    _Question(
         "delta",
         "Compute the δ of a run, or of any mechanism, at ε.",
         ("epsilon", *_MECHANISM, *_CLAIM, "tolerance"),
         "-q 0.01 -s 1.1 -t 1000 -E 2",
     ),
-    _Command(
+    _Question(
         "noise-multiplier",
         "Find the least noise multiplier with which a run stays within ε at δ, or a risk.",
         (*_TARGET, "sample_rate", "steps", *_SHAPE, *_CLAIM),
         "-q 0.01 -t 1000 -E 2 -d 1e-5",
     ),
-    _Command(
+    _Question(
         "steps",
         "Find the largest number of steps with which a run stays within ε at δ, or a risk.",
         (
@@ -189,13 +168,13 @@ _COMMANDS: Final = (
         ),
         "-q 0.01 -s 1.1 -E 2 -d 1e-5",
     ),
-    _Command(
+    _Question(
         "sample-rate",
         "Find the largest sample rate with which a run stays within ε at δ, or a risk.",
         (*_TARGET, "noise_multiplier", "steps", *_CLAIM),
         "-s 1.1 -t 1000 -E 2 -d 1e-5",
     ),
-    _Command(
+    _Question(
         "compare",
         "Compare the ε of all methods with what is proved.",
         ("delta", *_MECHANISM, "neighbouring_relation", "tolerance"),
@@ -204,8 +183,8 @@ _COMMANDS: Final = (
 )
 
 
-def _add_command(command: _Command) -> None:
-    """Add a command to the command line, with the options that its table entry names."""
+def _create_command(command: _Question) -> typer.Typer:
+    """Return a command with the options that its table entry names."""
 
     def run(**options: Any) -> None:
         as_json = options.pop("as_json")
@@ -227,10 +206,12 @@ def _add_command(command: _Command) -> None:
         ]
     )
     epilog = f"Example: accountant {command.name} {command.example}"
+    app = typer.Typer()
     app.command(command.name, help=command.help, epilog=epilog)(run)
+    return app
 
 
-def _answer(command: _Command, options: Json) -> Json:
+def _answer(command: _Question, options: Json) -> Json:
     """Return the API's answer to a command's question, or exit with code 2."""
     given = {name: value for name, value in options.items() if value is not None}
     described = given.pop("mechanism", None)
@@ -257,7 +238,7 @@ def _parse(mechanism: str) -> Any:
         ) from None
 
 
-def _print_problem(problem: Json, command: _Command, *, is_run: bool) -> None:
+def _print_problem(problem: Json, command: _Question, *, is_run: bool) -> None:
     """Print why a question has no answer, naming options in place of JSON pointers."""
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
@@ -267,7 +248,7 @@ def _print_problem(problem: Json, command: _Command, *, is_run: bool) -> None:
         console.print("  " + f"{place} {fault['message']}".lstrip().replace("[", r"\["))
 
 
-def _option_of(pointer: str, command: _Command, *, is_run: bool) -> str:
+def _option_of(pointer: str, command: _Question, *, is_run: bool) -> str:
     """Return the command-line option for a JSON pointer, or the pointer if there is none.
 
     The pointer of the whole run has no option: the result is empty.
@@ -276,82 +257,6 @@ def _option_of(pointer: str, command: _Command, *, is_run: bool) -> str:
         return ""
     name = pointer.removeprefix("/mechanism/" if is_run else "/").removeprefix("/")
     return "--" + name.replace("_", "-") if name in command.options else pointer
-
-
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Server processes; ACCOUNTANT_WORKERS by default."),
-    ] = None,
-) -> None:
-    """Run the service: the API, its documentation at /docs, health at /healthz."""
-    from accountant_service import serving  # imports more than the other commands need
-
-    typer.echo(f"Listening on http://{host}:{port} (API documentation at /docs)", err=True)
-    try:
-        serving.serve(host, port, workers)
-    except (DatabaseAwayError, NewerDatabaseError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-
-
-for _command in _COMMANDS:
-    _add_command(_command)
-
-
-@app.command(epilog="Example: accountant audit --plots docs/images")
-def audit(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the findings as a Markdown table.")
-    ] = False,
-    plots: Annotated[
-        Path | None, typer.Option(help="Also draw the papers' figures into this folder.")
-    ] = None,
-) -> None:
-    """Recompute the papers' claims and compare each with what is proved."""
-    from accountant_service import audit_report
-    from accountant_service import paper_audit as claims
-
-    console = Console(stderr=True, highlight=False)
-    with console.status("recomputing the papers' claims"):
-        found = list(claims.findings())
-        if plots is not None:
-            try:
-                written = audit_report.draw(claims.figures(), plots)
-            except ImportError:
-                raise typer.BadParameter(
-                    "needs matplotlib: pip install 'privacy-accountant[plots]'",
-                    param_hint="--plots",
-                ) from None
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2, ensure_ascii=False))
-    elif as_markdown:
-        typer.echo(audit_report.markdown(found), nl=False)
-    else:
-        _print_findings(found)
-    for file in written if plots is not None else []:
-        console.print(f"drew {file}")
-
-
-def _print_findings(found: list[Finding]) -> None:
-    """Print the audit's findings as a table."""
-    colours = {"confirmed": "green", "misprinted": "yellow", "not reproduced": "yellow"}
-    table = Table(title="The papers' claims, recomputed", title_justify="left", show_lines=True)
-    for column in ("claim", "computed", "proved", "verdict"):
-        table.add_column(column, overflow="fold")
-    for finding in found:
-        table.add_row(
-            f"[bold]{escape(finding.source)}[/]\n{escape(finding.claim)}",
-            finding.computed,
-            finding.proved,
-            f"[{colours.get(finding.verdict, 'bold red')}]{finding.verdict}[/]\n"
-            f"[dim]{finding.remark}[/]",
-        )
-    Console(highlight=False).print(table)
 
 
 def _print_answer(answer: Json) -> None:
@@ -446,3 +351,6 @@ def _explain_unproven(claim: Json) -> str:
     if claim["status"] == "refuted":
         return "below the proved lower bound"
     return f"does not hold: {failed[0]}" if failed else ""
+
+
+COMMANDS: Final = {question.name: _create_command(question) for question in _QUESTIONS}

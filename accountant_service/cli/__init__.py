@@ -1,0 +1,113 @@
+"""The `accountant` command line: computations without HTTP, the server and the ledger.
+
+A module is imported when one of its commands is called, so that `--help` answers at once and
+`serve` starts quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from accountant_service import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A command of the table below.
+
+    Attributes:
+        module: the module in this folder whose `COMMANDS` has the command.
+        help: the first line of the command's help.
+    """
+
+    module: str
+    help: str
+
+
+_COMMANDS: Final = {
+    "epsilon": _Entry("questions", "Compute the ε of a run, or of any mechanism, at δ."),
+    "delta": _Entry("questions", "Compute the δ of a run, or of any mechanism, at ε."),
+    "noise-multiplier": _Entry(
+        "questions",
+        "Find the least noise multiplier with which a run stays within ε at δ, or a risk.",
+    ),
+    "steps": _Entry(
+        "questions",
+        "Find the largest number of steps with which a run stays within ε at δ, or a risk.",
+    ),
+    "sample-rate": _Entry(
+        "questions",
+        "Find the largest sample rate with which a run stays within ε at δ, or a risk.",
+    ),
+    "compare": _Entry("questions", "Compare the ε of all methods with what is proved."),
+    "import": _Entry(
+        "import_document",
+        "Import a configuration or history of another tool: its mechanism, its cost and a lint.",
+    ),
+    "audit": _Entry("audit", "Recompute the papers' claims and compare each with what is proved."),
+    "serve": _Entry(
+        "server", "Run the service: the API, its documentation at /docs, health at /healthz."
+    ),
+    "keys": _Entry("keys", "Create, list and revoke API keys."),
+    "ledger": _Entry("ledger", "Verify, show and export the budget ledger."),
+    "caps": _Entry("caps", "Limit what teams and keys may take of a dataset's budget."),
+    "verify": _Entry(
+        "certificates",
+        "Verify a certificate offline: check its signature and recompute its guarantee.",
+    ),
+    "db": _Entry("database", "Manage the ledger's database."),
+}
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command, and return the command."""
+    module = import_module(f"{__name__}.{_COMMANDS[name].module}")
+    command = typer.main.get_command(module.COMMANDS[name])
+    command.name = name
+    return command
+
+
+class _LazyGroup(TyperGroup):
+    """A group of commands that lists them without importing their modules."""
+
+    def __init__(self, **attributes: Any) -> None:
+        listed = {name: TyperCommand(name, help=entry.help) for name, entry in _COMMANDS.items()}
+        super().__init__(**attributes | {"commands": listed})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the called command's name, the command itself, and the other arguments."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else load_command(name), rest
+
+
+app: Final = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    """Print the version and exit, if it is wanted."""
+    if wanted:
+        typer.echo(f"accountant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def accountant(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Privacy accounting: what a differentially private run costs, and the budget ledger."""

@@ -1,0 +1,72 @@
+"""The command `accountant verify`: check a certificate offline."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+
+from accountant_service import number_format
+from accountant_service.cli.printing import AsJson
+from accountant_service.guarantee import Guarantee
+from accountant_service.ledger import certificate
+
+verify_app = typer.Typer()
+COMMANDS: Final = {"verify": verify_app}
+
+
+@verify_app.command()
+def verify_certificate(
+    file: Annotated[typer.FileText, typer.Argument(help="The certificate, as JSON.")],
+    public_key: Annotated[
+        str | None, typer.Option(help="The issuer's public key, in hexadecimal.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a certificate offline: check its signature and recompute its guarantee."""
+    try:
+        document = certificate.read(file.read())
+    except (ValueError, RecursionError) as error:
+        document, faults, found = {}, [f"it is not a certificate: {error}"], None
+    else:
+        faults, found = certificate.check(document, public_key)
+    if as_json:
+        print(json.dumps(_describe_check(document, faults, found)))
+    else:
+        for fault in faults:
+            print(fault, file=sys.stderr)
+        if found is not None:
+            _print_certificate_check(_describe_check(document, faults, found), found)
+            print(f"signed with {document.get('public_key')}")
+        print("not valid" if faults else "valid")
+    if faults:
+        raise typer.Exit(1)
+
+
+def _describe_check(
+    document: certificate.Document, faults: list[str], found: Guarantee | None
+) -> dict[str, Any]:
+    """Return the result of a certificate's verification as JSON."""
+    return {
+        "faults": faults,
+        "epsilon": None if found is None else found.epsilon,
+        "steps_reserved": document.get("steps_reserved"),
+        "steps_granted": document.get("steps"),
+        "assumptions": [] if found is None else [each.statement for each in found.assumptions],
+        "not_covered": certificate.list_gaps(document),
+    }
+
+
+def _print_certificate_check(result: dict[str, Any], recomputed: Guarantee) -> None:
+    """Print a certificate's recomputed guarantee, covered steps, assumptions and gaps."""
+    epsilon = number_format.round_up(recomputed.epsilon)
+    print(f"computed anew: ε = {epsilon} at δ = {recomputed.delta:g}")
+    reserved, granted = result["steps_reserved"], result["steps_granted"]
+    if reserved is not None:
+        print(f"it covers all {reserved} steps reserved; {granted} of them were granted")
+    for statement in result["assumptions"]:
+        print(f"it assumes: {statement}")
+    for gap in result["not_covered"]:
+        print(f"it does not cover {gap}")

@@ -1,0 +1,155 @@
+"""The commands `accountant ledger`: verify, show and export the budget ledger."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from accountant_service import mechanisms, number_format
+from accountant_service.api.ledger_views import dataset_view, quote_view
+from accountant_service.cli.opening import open_repository
+from accountant_service.cli.printing import AsJson, print_rows
+from accountant_service.errors import CodedError
+from accountant_service.ledger import verification
+from accountant_service.ledger.plans import Quote, StepsLeft, count_steps_left, quote_plan
+from accountant_service.mechanisms import describe_step
+
+ledger = typer.Typer(no_args_is_help=True, help="Verify, show and export the budget ledger.")
+COMMANDS: Final = {"ledger": ledger}
+
+
+@ledger.command("verify")
+def verify(as_json: AsJson = False) -> None:
+    """Recompute every chain, balance and charge. Exit code 1 if anything is wrong."""
+    with open_repository() as repository:
+        report = verification.verify(repository)
+    if as_json:
+        print(json.dumps({"entries": report.entries, "faults": report.faults}))
+    else:
+        for fault in report.faults:
+            print(fault, file=sys.stderr)
+        verdict = f"{len(report.faults)} wrong" if report.faults else "all is well"
+        print(f"{verdict}; datasets: {report.datasets}, entries: {report.entries}")
+    if report.faults:
+        raise typer.Exit(1)
+
+
+@ledger.command("show")
+def show(as_json: AsJson = False) -> None:
+    """Show every dataset's budget: spent, held, and left in steps like the last run's."""
+    with open_repository() as repository, repository.reading() as reading:
+        found = [(each, reading.find_last_run(each)) for each in reading.list_datasets()]
+    views = [
+        dataset_view(dataset)
+        | {"steps_left": None if run is None else _view_steps_left(count_steps_left(dataset, run))}
+        for dataset, run in found
+    ]
+    if as_json:
+        print(json.dumps(views))
+        return
+    rows = [
+        {
+            "dataset": view["name"],
+            "budget": f"ε = {view['budget']['epsilon']:g}, δ = {view['budget']['delta']:g}",
+            "spent": f"{number_format.round_up(100 * view['spent']['share'], 3)} %",
+            "held": f"{number_format.round_up(100 * view['held']['share'], 3)} %",
+            "left": f"{number_format.round_down(100 * view['remaining']['share'], 3)} %",
+            "entries": view["version"],
+        }
+        for view in views
+    ]
+    print_rows(rows, ["dataset", "budget", "spent", "held", "left", "entries"], "Datasets", False)
+    for view in views:
+        if view["steps_left"] is not None:
+            print(f"{view['name']}: {_describe_steps_left(view['steps_left'])} fit")
+
+
+def _view_steps_left(left: StepsLeft) -> dict[str, Any]:
+    """Return as JSON how many steps a budget still admits."""
+    return {
+        "run": left.run,
+        "step": mechanisms.to_json(left.step),
+        "steps": left.steps,
+        "is_exact": left.is_exact,
+    }
+
+
+def _describe_steps_left(left: dict[str, Any]) -> str:
+    """Return in words how many steps like the last run's a budget still admits."""
+    like = f"like the last run ({describe_step(mechanisms.from_json(left['step']))})"
+    if left["steps"] is None:
+        count = "any number of steps" if left["is_exact"] else "an unknown number of steps"
+    else:
+        count = f"{'' if left['is_exact'] else 'at least '}{left['steps']} more steps"
+    return f"{count} {like}"
+
+
+@ledger.command("quote")
+def quote(
+    dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
+    mechanism: Annotated[
+        str, typer.Option("--mechanism", "-m", help="The plan as JSON, as in a reservation.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Quote a plan: whether it fits, what would fit, and what would as the only plan."""
+    with open_repository() as repository, repository.reading() as reading:
+        found = reading.find_dataset(dataset)
+    if found is None:
+        print(f"error: there is no dataset {dataset!r}", file=sys.stderr)
+        raise typer.Exit(1)
+    try:
+        answer = quote_plan(found, mechanisms.from_json(json.loads(mechanism)))
+    except (CodedError, mechanisms.MechanismError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps(quote_view(answer)))
+    else:
+        print("\n".join(_describe_quote(answer)))
+
+
+def _describe_quote(quote: Quote) -> Iterator[str]:
+    """Yield the lines of text that describe a quote."""
+    share = "" if quote.share is None else number_format.round_up(100 * quote.share, 3)
+    yield f"fits; it takes {share} % of the budget" if quote.fits else "does not fit"
+    left, alone = quote.affordable_steps, quote.affordable_alone
+    if left is not None:
+        line = f"steps with this noise: {left} fit what is left"
+        yield line if alone is None else f"{line}; as the only plan of the budget, {alone} would"
+    if quote.least_noise_multiplier is not None:
+        sigma = number_format.round_up(quote.least_noise_multiplier)
+        yield f"noise for all steps: σ = {sigma} is enough"
+    if quote.guarantee is not None:
+        epsilon = number_format.round_up(quote.guarantee.epsilon)
+        yield f"this run alone: ε = {epsilon} at δ = {quote.guarantee.delta:g}"
+
+
+@ledger.command("export")
+def export() -> None:
+    """Print every entry as one line of JSON, with its dataset and hash."""
+    with open_repository() as repository, repository.snapshot() as transaction:
+        for dataset in transaction.list_datasets():
+            after = 0
+            while rows := transaction.list_entries(dataset, after):
+                for row in rows:
+                    entry = {"dataset": dataset.name, **json.loads(row.body), "hash": row.hash}
+                    print(json.dumps(entry))
+                after = rows[-1].number
+
+
+@ledger.command("events")
+def events(as_json: AsJson = False) -> None:
+    """Show which key created or revoked keys, created datasets, or changed caps."""
+    with open_repository() as repository, repository.reading() as reading:
+        found = reading.list_audit_events()
+    rows = [
+        event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC).isoformat(" ", "seconds")}
+        for event in found
+    ]
+    print_rows(rows, ["at", "key", "action", "subject", "detail"], "Audit events", as_json)

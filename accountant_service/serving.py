@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from accountant_service import logs
 from accountant_service.app import create_app
+from accountant_service.fork_server import FORK_SERVER
 from accountant_service.ledger.database import open_repository
 from accountant_service.settings import Settings
 from accountant_service.slow_clients import SlowClientProtocol
@@ -71,6 +72,7 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
     if workers == 1:
         uvicorn.run(_prepare_process(create_app(settings)), **options)
         return
+    FORK_SERVER.close()  # each worker process has its own
     open_repository(settings.database).close()  # fails once here, not in each worker
     with _shared_metrics_directory():
         uvicorn.run(

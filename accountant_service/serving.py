@@ -49,7 +49,7 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
 
     Raises:
         DatabaseAwayError: the database does not answer.
-        NewerDatabaseError: the database was made by a newer version.
+        DatabaseRefusedError: a newer version made the database, or the ledger was moved.
     """
     settings = Settings()
     workers = workers or settings.workers

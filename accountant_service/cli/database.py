@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID
 
-from accountant_service.ledger import database
+from accountant_service.ledger import database, moving
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.repository import Repository, connect
 from accountant_service.settings import Settings
@@ -28,9 +31,36 @@ def upgrade() -> None:
     try:
         with Repository(engine).transaction() as transaction:
             before, after = database.upgrade(transaction.connection)
-    except (LedgerError, database.NewerDatabaseError) as error:
+    except (LedgerError, database.DatabaseRefusedError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     finally:
         engine.dispose()
     print(f"at revision {after}" if before == after else f"from {before} to revision {after}")
+
+
+@db.command("move", epilog="Example: accountant db move accountant.db")
+def move(
+    file: Annotated[Path, typer.Argument(help="The SQLite file whose ledger is moved.")],
+) -> None:
+    """Move a ledger from an SQLite file into the configured, empty PostgreSQL database.
+
+    The file is closed for good: no server grants from it afterwards. If the move fails, call it
+    again.
+    """
+    try:
+        with Progress(console=Console(stderr=True)) as bars:
+            tasks: dict[str, TaskID] = {}
+
+            def show(table: str, copied: int, count: int) -> None:
+                """Show how many rows of a table are copied."""
+                if table not in tasks:
+                    tasks[table] = bars.add_task(table, total=count)
+                bars.update(tasks[table], completed=copied)
+
+            moved = moving.move_ledger(file, Settings().database, show)
+    except (LedgerError, database.DatabaseRefusedError, moving.MoveRefusedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    print(f"moved {moved.datasets} datasets with {moved.entries} entries; all is verified")
+    print(f"{file} is closed: keep it until the new database has a backup")

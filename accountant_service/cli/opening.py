@@ -23,6 +23,6 @@ def open_repository() -> Iterator[Repository]:
             yield repository
         finally:
             repository.close()
-    except (LedgerError, database.NewerDatabaseError) as error:
+    except (LedgerError, database.DatabaseRefusedError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

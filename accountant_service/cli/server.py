@@ -28,13 +28,13 @@ def serve(
     # start do not wait for it
     FORK_SERVER.start()
     from accountant_service import serving
-    from accountant_service.ledger.database import NewerDatabaseError
+    from accountant_service.ledger.database import DatabaseRefusedError
     from accountant_service.ledger.errors import DatabaseAwayError
 
     typer.echo(f"Listening on http://{host}:{port} (API documentation at /docs)", err=True)
     try:
         serving.serve(host, port, workers)
-    except (DatabaseAwayError, NewerDatabaseError) as error:
+    except (DatabaseAwayError, DatabaseRefusedError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
 

@@ -14,8 +14,19 @@ _MIGRATION_LOCK: Final = 7_071_967  # an arbitrary number for an advisory lock
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
 
-class NewerDatabaseError(RuntimeError):
+MOVED: Final = "moved"  # the revision of a database whose ledger is in another one now
+
+
+class DatabaseRefusedError(RuntimeError):
+    """The database must not be used by this service."""
+
+
+class NewerDatabaseError(DatabaseRefusedError):
     """The database was made by a newer version of this service."""
+
+
+class MovedDatabaseError(DatabaseRefusedError):
+    """The ledger was moved to another database, where its budgets are spent now."""
 
 
 def open_repository(url: str) -> Repository:
@@ -23,6 +34,7 @@ def open_repository(url: str) -> Repository:
 
     Raises:
         NewerDatabaseError: a newer version of this service made the tables.
+        MovedDatabaseError: the ledger was moved to another database.
     """
     repository = Repository(connect(url))
     with repository.transaction() as transaction:
@@ -35,12 +47,22 @@ def open_repository(url: str) -> Repository:
     return repository
 
 
+def current_revision(connection: Connection) -> str | None:
+    """Return the revision of a database's tables; None if it has none."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return None if found is None else str(found)
+
+
 def upgrade(connection: Connection) -> tuple[str | None, str]:
     """Run the missing migrations; return the revision before and after."""
     known = sorted(path.stem.split("_")[0] for path in _MIGRATIONS.glob("versions/[0-9]*.py"))
-    before = None
-    if inspect(connection).has_table("alembic_version"):
-        before = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    before = current_revision(connection)
+    if before == MOVED:
+        raise MovedDatabaseError(
+            "the ledger was moved from this database to another one: use that one"
+        )
     if before is not None and before not in known:
         raise NewerDatabaseError(
             f"the database is at revision {before}, which this version does not know: "

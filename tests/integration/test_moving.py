@@ -1,0 +1,177 @@
+"""A ledger moves from SQLite to PostgreSQL whole, and only one of the two grants afterwards."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from accountant_service import cli
+from accountant_service.app import create_app
+from accountant_service.ledger import database as opening
+from accountant_service.ledger import moving
+from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.tables import METADATA
+from accountant_service.ledger.verification import verify
+from accountant_service.settings import Settings
+from tests.support.databases import database
+from tests.support.earlier_ledgers import read_rows
+
+RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
+
+
+class Service:
+    """The service on one database, called by one key."""
+
+    def __init__(self, url: str) -> None:
+        self.app = create_app(Settings(database_url=url))
+        self.client = TestClient(self.app, raise_server_exceptions=False)
+        self.client.__enter__()
+        self.key = ""
+
+    def create_key(self) -> str:
+        self.key = self.app.state.keys.create([Scope.ADMIN])[0]
+        return self.key
+
+    def post(self, path: str, body: Any, name: str) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {self.key}", "Idempotency-Key": name}
+        answer = self.client.post(path, json=body, headers=headers)
+        return answer.status_code, answer.json()
+
+    def close(self) -> None:
+        self.client.__exit__(None, None, None)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def running(file: Path) -> Iterator[Service]:
+    """A service on SQLite with a dataset, a run that has ended and one with 10 granted steps."""
+    service = Service(f"sqlite:///{file}")
+    service.create_key()
+    budget = {"epsilon": 3.0, "delta": 1e-5}
+    service.post("/v1/datasets", {"name": "d", "size": 60_000, "budget": budget}, "dataset")
+    for number in (1, 2):
+        plan = {"mechanism": RUN, "lease_seconds": 600}
+        _, run = service.post("/v1/datasets/d/reservations", plan, f"run {number}")
+        service.post(
+            f"/v1/reservations/{run['id']}/grants", {"steps": 10, "sequence": 0}, f"{number}"
+        )
+        if number == 1:
+            service.post(f"/v1/reservations/{run['id']}/commit", {}, "commit")
+    service.run = run["id"]  # type: ignore[attr-defined]
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[str]:
+    with database("postgresql", tmp_path) as url:
+        yield url
+
+
+def move(file: Path, target: str) -> Result:
+    environment = {"ACCOUNTANT_DATABASE_URL": target}
+    return CliRunner().invoke(cli.app, ["db", "move", str(file)], env=environment)
+
+
+def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
+    running: Service, file: Path, target: str
+) -> None:
+    before = opening.open_repository(f"sqlite:///{file}")
+    tables = [table.name for table in METADATA.sorted_tables]
+    rows = {name: read_rows(before, name) for name in tables}
+    before.close()
+    done = move(file, target)
+    assert done.exit_code == 0, done.output
+    assert "moved 1 datasets with" in done.stdout
+    after = opening.open_repository(target)
+    for name in tables:
+        assert sorted(map(repr, read_rows(after, name))) == sorted(map(repr, rows[name])), name
+    assert verify(after).faults == []
+    after.close()
+    service = Service(target)
+    service.key = running.key
+    path = f"/v1/reservations/{running.run}/grants"  # type: ignore[attr-defined]
+    status, granted = service.post(path, {"steps": 10, "sequence": 10}, "next")
+    assert (status, granted["steps_granted"]) == (200, 20)
+    status, again = service.post(path, {"steps": 10, "sequence": 0}, "2")
+    assert (status, again["steps_granted"]) == (200, 10), "answers of earlier calls moved too"
+    service.close()
+
+
+def test_a_server_that_still_runs_on_the_old_file_grants_nothing(
+    running: Service, file: Path, target: str
+) -> None:
+    assert move(file, target).exit_code == 0
+    path = f"/v1/reservations/{running.run}/grants"  # type: ignore[attr-defined]
+    status, problem = running.post(path, {"steps": 10, "sequence": 10}, "next")
+    assert (status, problem["code"]) == (503, "database-away")
+    status, problem = running.post(
+        "/v1/datasets/d/reservations", {"mechanism": RUN, "lease_seconds": 600}, "third"
+    )
+    assert status == 503
+
+
+def test_the_old_file_cannot_be_opened_again(running: Service, file: Path, target: str) -> None:
+    assert move(file, target).exit_code == 0
+    with pytest.raises(opening.MovedDatabaseError, match="moved"):
+        opening.open_repository(f"sqlite:///{file}")
+    done = CliRunner().invoke(
+        cli.app, ["ledger", "show"], env={"ACCOUNTANT_DATABASE_URL": f"sqlite:///{file}"}
+    )
+    assert (done.exit_code, "use that one" in done.stderr) == (2, True)
+
+
+def test_a_move_that_failed_is_continued_by_the_same_command(
+    running: Service, file: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise moving.MoveRefusedError("the network was cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moving, "_copy_table", fail)
+        assert move(file, target).exit_code == 2
+    with pytest.raises(opening.MovedDatabaseError):
+        opening.open_repository(f"sqlite:///{file}")
+    assert move(file, target).exit_code == 0
+    moved = opening.open_repository(target)
+    assert verify(moved).entries > 5
+    moved.close()
+
+
+def test_a_database_with_rows_is_refused_and_the_file_stays_open(
+    running: Service, file: Path, target: str
+) -> None:
+    other = Service(target)
+    other.create_key()
+    other.close()
+    done = move(file, target)
+    assert (done.exit_code, "not empty" in done.stderr) == (2, True)
+    opening.open_repository(f"sqlite:///{file}").close()
+
+
+def test_a_ledger_with_faults_is_refused_and_the_file_stays_open(
+    running: Service, file: Path, target: str
+) -> None:
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE dataset SET epsilon = 30")
+    connection.close()
+    done = move(file, target)
+    assert (done.exit_code, "faults" in done.stderr) == (2, True)
+    opening.open_repository(f"sqlite:///{file}").close()
+
+
+@pytest.mark.parametrize("wrong", ["target", "file"])
+def test_a_wrong_address_is_named(wrong: str, file: Path, tmp_path: Path, target: str) -> None:
+    done = move(file, f"sqlite:///{tmp_path}/other.db" if wrong == "target" else target)
+    message = "ACCOUNTANT_DATABASE_URL" if wrong == "target" else "no file"
+    assert (done.exit_code, message in done.stderr) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from accountant_service.settings import Settings
 from tests.support.databases import database
 from tests.support.earlier_ledgers import read_rows
 
+COMMAND = "accountant db move accountant.db"
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
 
 
@@ -48,8 +50,10 @@ class Service:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.db"
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that `COMMAND` names; a folder of its own is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "accountant.db"
 
 
 @pytest.fixture
@@ -78,9 +82,9 @@ def target(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def move(file: Path, target: str) -> Result:
+def move(target: str) -> Result:
     environment = {"ACCOUNTANT_DATABASE_URL": target}
-    return CliRunner().invoke(cli.app, ["db", "move", str(file)], env=environment)
+    return CliRunner().invoke(cli.app, shlex.split(COMMAND)[1:], env=environment)
 
 
 def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
@@ -90,7 +94,7 @@ def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
     tables = [table.name for table in METADATA.sorted_tables]
     rows = {name: read_rows(before, name) for name in tables}
     before.close()
-    done = move(file, target)
+    done = move(target)
     assert done.exit_code == 0, done.output
     assert "moved 1 datasets with" in done.stdout
     after = opening.open_repository(target)
@@ -111,7 +115,7 @@ def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
 def test_a_server_that_still_runs_on_the_old_file_grants_nothing(
     running: Service, file: Path, target: str
 ) -> None:
-    assert move(file, target).exit_code == 0
+    assert move(target).exit_code == 0
     path = f"/v1/reservations/{running.run}/grants"  # type: ignore[attr-defined]
     status, problem = running.post(path, {"steps": 10, "sequence": 10}, "next")
     assert (status, problem["code"]) == (503, "database-away")
@@ -122,7 +126,7 @@ def test_a_server_that_still_runs_on_the_old_file_grants_nothing(
 
 
 def test_the_old_file_cannot_be_opened_again(running: Service, file: Path, target: str) -> None:
-    assert move(file, target).exit_code == 0
+    assert move(target).exit_code == 0
     with pytest.raises(opening.MovedDatabaseError, match="moved"):
         opening.open_repository(f"sqlite:///{file}")
     done = CliRunner().invoke(
@@ -139,10 +143,10 @@ def test_a_move_that_failed_is_continued_by_the_same_command(
 
     with monkeypatch.context() as patch:
         patch.setattr(moving, "_copy_table", fail)
-        assert move(file, target).exit_code == 2
+        assert move(target).exit_code == 2
     with pytest.raises(opening.MovedDatabaseError):
         opening.open_repository(f"sqlite:///{file}")
-    assert move(file, target).exit_code == 0
+    assert move(target).exit_code == 0
     moved = opening.open_repository(target)
     assert verify(moved).entries > 5
     moved.close()
@@ -154,7 +158,7 @@ def test_a_database_with_rows_is_refused_and_the_file_stays_open(
     other = Service(target)
     other.create_key()
     other.close()
-    done = move(file, target)
+    done = move(target)
     assert (done.exit_code, "not empty" in done.stderr) == (2, True)
     opening.open_repository(f"sqlite:///{file}").close()
 
@@ -165,13 +169,13 @@ def test_a_ledger_with_faults_is_refused_and_the_file_stays_open(
     with sqlite3.connect(file) as connection:
         connection.execute("UPDATE dataset SET epsilon = 30")
     connection.close()
-    done = move(file, target)
+    done = move(target)
     assert (done.exit_code, "faults" in done.stderr) == (2, True)
     opening.open_repository(f"sqlite:///{file}").close()
 
 
 @pytest.mark.parametrize("wrong", ["target", "file"])
 def test_a_wrong_address_is_named(wrong: str, file: Path, tmp_path: Path, target: str) -> None:
-    done = move(file, f"sqlite:///{tmp_path}/other.db" if wrong == "target" else target)
+    done = move(f"sqlite:///{tmp_path}/other.db" if wrong == "target" else target)
     message = "ACCOUNTANT_DATABASE_URL" if wrong == "target" else "no file"
     assert (done.exit_code, message in done.stderr) == (2, True)

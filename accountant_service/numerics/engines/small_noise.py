@@ -157,14 +157,14 @@ class _SampledReleases:
         return self.log_absent - np.log(self.rates)
 
     def log_false_presence(self, slack: float) -> Array:
-        """Return, per release, log P(the outcome does not look so | the record is absent).
+        """Return, per release, log P(the outcome does not look absent | the record is absent).
 
         This is N₀(Λ > v − x).
         """
         return log_normal_tail((self.log_odds - slack) / self.mus + self.mus / 2)
 
     def log_false_absence(self, slack: float) -> Array:
-        """Return, per release, log P(the outcome does not look so | the record is present).
+        """Return, per release, log P(the outcome does not look present | the record is present).
 
         This is N₁(Λ < v + x).
         """

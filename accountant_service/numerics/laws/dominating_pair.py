@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol, Self
 
 import numpy as np
 from scipy import special
@@ -46,6 +46,18 @@ class IntervalMasses:
     without_record_rounding: Array
     with_record_rounding: Array
 
+    @classmethod
+    def with_relative_error(
+        cls, relative_error: float, without_record: Array, with_record: Array
+    ) -> Self:
+        """Return masses whose rounding errors are at most a share of each mass."""
+        return cls(
+            without_record,
+            with_record,
+            relative_error * without_record + _UNDERFLOW,
+            relative_error * with_record + _UNDERFLOW,
+        )
+
 
 class BasePair(Protocol):
     """The noise laws without and with a record, and the log-likelihood ratio between them.
@@ -59,16 +71,16 @@ class BasePair(Protocol):
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether Λ has the same law under N₁ as −Λ under N₀."""
+        """Return whether Λ under N₁ is distributed as −Λ under N₀."""
         ...
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The N₀-mass of outcomes that N₁ excludes (Λ = −∞), and the N₁-mass that N₀ excludes."""
+        """The N₀-mass of outcomes that N₁ excludes, and the N₁-mass of those that N₀ excludes."""
         ...
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the probabilities under N₀ and N₁ that Λ lies in each (edge, next edge].
+        """Return P(Λ in each (edge, next edge]) under N₀ and N₁; Λ is the log-likelihood ratio.
 
         The last of the edges −∞ begins the interval that holds Λ = −∞.
         """
@@ -83,7 +95,7 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0.
+        """Return upper bounds on log E[(1 − q + q·e^Λ)^a] without the record, per order a.
 
         Outcomes at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
         """
@@ -119,7 +131,7 @@ class GaussianPair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of Λ outside which at most the tail of `tail_deviations` lies."""
+        """Return limits of the log-likelihood ratio that leave out at most a normal tail."""
         half = self.mu * self.mu / 2
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
@@ -172,15 +184,10 @@ class LaplacePair:
         far = math.exp(-bound)
         without_record = within * np.exp(-0.5 * (start + bound)) + bottom + far * top
         with_record = within * np.exp(-0.5 * (bound - end)) + top + far * bottom
-        return IntervalMasses(
-            without_record,
-            with_record,
-            8 * _EPS * without_record + _UNDERFLOW,
-            8 * _EPS * with_record + _UNDERFLOW,
-        )
+        return IntervalMasses.with_relative_error(8 * _EPS, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the ends of the support of Λ, ±1/b."""
+        """Return the least and the greatest log-likelihood ratio: −1/b and 1/b."""
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
@@ -207,7 +214,7 @@ class LaplacePair:
 def moments_of_cells(
     edges: Array, masses: IntervalMasses, orders: Array, sample_rate: float
 ) -> Array:
-    """Return upper bounds on log E_{N₀}[R^a], R = 1 − q + q·e^Λ, from the masses of cells of Λ.
+    """Return upper bounds on the sampled release's log-moments, from masses of cells of Λ.
 
     R^a is convex in R, so each cell's mass moves to its two ends with the mean of R kept. The share
     of the upper end does not depend on q.
@@ -454,7 +461,7 @@ def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
 
 
 def infinite_mass(releases: Composition, direction: Direction) -> float:
-    """Return an upper bound of the composition's mass of infinite loss: δ(ε) is at least that.
+    """Return an upper bound on a composition's mass of infinite loss, which δ(ε) is at least.
 
     It is 1 − Π(1 − m)ⁿ for the masses m of the releases and their counts n.
     """

@@ -44,7 +44,7 @@ from accountant_service.ledger.rules import (
     NewDataset,
     Reservation,
 )
-from accountant_service.ledger.service import Ledger, Returns, WriteRequest
+from accountant_service.ledger.service import Ledger, Refunds, WriteRequest
 from accountant_service.mechanisms import Mechanism
 from accountant_service.settings import Settings
 
@@ -179,24 +179,24 @@ class AsyncLedger:
         suffice are ended by a later request; until then their budget is held.
         """
         deadline, name = time.monotonic() + _RETURNS_SECONDS_MAX, dataset.name
-        returns: Returns = {}
+        refunds: Refunds = {}
         for run in overdue:
             if returns and time.monotonic() > deadline:
                 break
-            returns[run.identifier] = await self._compute_return(key, dataset, run)
-        return await self._write(dataset.identifier, self._ledger.expire_leases, name, returns)
+            refunds[run.identifier] = await self._compute_refund(key, dataset, run)
+        return await self._write(dataset.identifier, self._ledger.expire_leases, name, refunds)
 
-    async def _compute_return(
+    async def _compute_refund(
         self, key: KeyRecord, dataset: Dataset, run: Reservation
     ) -> tuple[int, Amounts]:
         """Return a run's granted steps, and the budget that it would return if it ended now."""
-        returned = run.returned
-        if returned is None:
+        refund = run.refund_if_ended
+        if refund is None:
             try:
-                returned = await self._calculate(key, plans.compute_return, dataset.policy, run)
+                refund = await self._calculate(key, plans.compute_refund, dataset.policy, run)
             except TooExpensiveError:  # the run ends all the same
-                returned = run.charge.least_returned(run.steps_granted)
-        return run.steps_granted, returned
+                refund = run.charge.least_refund(run.steps_granted)
+        return run.steps_granted, refund
 
     async def count_steps_left(
         self, key: KeyRecord, name: str, *, allow_slow: bool = True
@@ -382,17 +382,17 @@ class AsyncLedger:
         self, request: WriteRequest, identifier: str, kind: EntryKind
     ) -> StoredAnswer:
         """End a run; if the returned budget takes a computation, compute it and try again."""
-        returned: tuple[int, Amounts] | None = None
+        refund: tuple[int, Amounts] | None = None
         for _ in range(service.ATTEMPTS):
             try:
                 return await self._write_to_run(
-                    self._ledger.close_run, request, identifier, kind, returned
+                    self._ledger.close_run, request, identifier, kind, refund
                 )
             except ChargeOutdatedError:
                 dataset, run = await self._read(
                     self._ledger.find_reservation, request.key, identifier
                 )
-                returned = await self._compute_return(request.key, dataset, run)
+                refund = await self._compute_refund(request.key, dataset, run)
         raise ChargeOutdatedError(
             "further steps were granted meanwhile; the run has not ended. Try again"
         )

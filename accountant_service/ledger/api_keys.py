@@ -128,7 +128,7 @@ class Keys:
             return reading.list_keys()
 
     def revoke(self, identifier: str, by: str) -> KeyRecord | None:
-        """Revoke a key from now on; return None if there is no such key."""
+        """Revoke a key from now on; return its record, or None if there is no such key."""
         with self._repository.transaction() as transaction:
             if transaction.find_key(identifier) is None:
                 return None

@@ -133,15 +133,15 @@ class RenyiMixtureFilter(DivergenceFilter):
         return _SHARE_UNITS / low if low else math.inf
 
     def entry_fields(self) -> Json:
-        """Return the orders and weights, as an entry records them."""
+        """Return the filter's orders and weights as ledger-entry fields."""
         return {"orders": list(self.orders), "weights": list(self.weights)}
 
     def to_json(self) -> Json:
-        """Return the orders and weights, for storage."""
+        """Return the filter's orders and weights as JSON, for storage."""
         return {"filter": self.name} | self.entry_fields()
 
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return how many more steps of these costs fit; None if any number does.
+        """Return how many more steps of these costs fit; None if they cost nothing.
 
         Args:
             step_costs: atto-nats of one step at each order.
@@ -206,7 +206,7 @@ def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
 
 
 def _scale(taken: Amounts, units: int) -> Amounts:
-    """Return the amounts times units/_SHARE_UNITS, rounded up."""
+    """Return the amounts multiplied by units/_SHARE_UNITS, rounded up."""
     return tuple(-(-each * units // _SHARE_UNITS) for each in taken)
 
 
@@ -293,7 +293,7 @@ def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFil
 
 
 def _freeze(single_order: RenyiMixtureFilter, orders: Array, weights: Array) -> RenyiMixtureFilter:
-    """Return the filter with these orders and their weights rounded, without negligible ones."""
+    """Return the filter with these orders and rounded weights, without negligible weights."""
     kept = weights >= min(_SMALLEST_WEIGHT, float(weights.max()))
     shares = weights[kept] / weights[kept].sum()
     units = np.floor(shares * (1 - 1e-12) / _WEIGHT_UNIT) * _WEIGHT_UNIT

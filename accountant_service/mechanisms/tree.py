@@ -228,7 +228,7 @@ class Rdp:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyProfile:
-    """Any release that is (ε, δ)-DP for each of these pairs under the stated relation."""
+    """Any release that is (ε, δ)-DP for each of these points (ε, δ) under the stated relation."""
 
     kind: ClassVar = "privacy_profile"
     epsilons: tuple[float, ...]
@@ -343,7 +343,7 @@ class DpSgd:
         return round(1 / self._exact_rate())
 
     def unit_steps(self) -> int:
-        """Return the number of steps that only make sense together: an epoch of balls in bins."""
+        """Return the number of steps accounted together: those of a balls-in-bins epoch, else 1."""
         return self.bins() if self.sampling == "balls_in_bins" else 1
 
     def step_count(self) -> int:

@@ -260,9 +260,7 @@ class ReferenceMachine(RuleBasedStateMachine):
                 assert rules.close(run, state, offered) is None
                 assert run.state is state
             return
-        if (
-            run.refund_if_ended is None and slack_returned
-        ):  # first without, then with it
+        if run.refund_if_ended is None and slack_returned:  # first without, then with it
             with pytest.raises(ChargeOutdatedError):
                 rules.close(run, state)
         try:

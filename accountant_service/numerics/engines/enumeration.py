@@ -207,7 +207,7 @@ def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bound
 
 
 def _worse(found: list[Bounds | None]) -> Bounds | None:
-    """Return the larger bounds of the two directions', or None if those of one are unknown."""
+    """Return bounds on the larger of two directions' values; None if one has no bounds."""
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Severity(StrEnum):
-    """How serious a finding is: an error, a warning or a note.
+    """The severity of a finding.
 
     An error makes a claim false or leaves nothing proved; a warning names something that the claim
     rests on and that the document does not establish; a note is for information.

@@ -228,7 +228,7 @@ class Rdp:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyProfile:
-    """Any release that is (ε, δ)-DP for each of these points (ε, δ) under the stated relation."""
+    """Any release that is (ε, δ)-DP for each of these pairs under the stated relation."""
 
     kind: ClassVar = "privacy_profile"
     epsilons: tuple[float, ...]

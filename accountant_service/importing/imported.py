@@ -78,7 +78,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What was read from a document: its mechanism, claims and findings.
+    """The content of a document: its mechanism, claims and findings.
 
     Attributes:
         tool: the tool and the kind of document, in words.
@@ -108,7 +108,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the caller states about a run beside the document, such as its dataset size.
+    """Facts about a run that the caller states beside the document, such as its dataset size.
 
     Attributes:
         dataset_size: number of records.

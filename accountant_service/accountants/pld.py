@@ -51,7 +51,7 @@ class Pld(Accountant):
         "any kind of mechanism; with sampling, add/remove or zero-out neighbours, or Gaussian "
         "noise and replace-one"
     )
-    proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-8"
+    proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-6"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
         """Return the hypothesis that every release has a dominating pair."""

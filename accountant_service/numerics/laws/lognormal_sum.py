@@ -4,7 +4,7 @@ X = exp(μz − μ²/2) with z standard normal has the mean 1. The plain law of 
 has the density x with respect to it, and is that of exp(μz + μ²/2). S is the sum of b independent
 X. Balls-in-bins sampling needs the law of S under Q, and with one tilted summand.
 
-Outcomes are divided into classes by their largest summand: up to c₀, from c₀ to c₁ = 2c₀, and so
+Outcomes are divided into classes by their largest summand: up to c₀, from c₀ to c₁ = 4c₀, and so
 on. Each class has its own lattice, coarser where the sums are larger.
 
 * **Above**: each cell's mass goes to its two ends with its mean kept. The sum is then larger in

@@ -150,7 +150,7 @@ def _refute_without_noise(part: Part, epsilon: float, delta: float, noise: float
 
 
 def _check_sensitivity(part: Part, sensitivity: float, norm: float) -> tuple[Finding, ...]:
-    """Return findings if a sensitivity is not the 2C that separate two updates of norm C."""
+    """Return findings unless a sensitivity is 2C, the distance of two updates clipped to C."""
     if sensitivity < norm:
         message = (
             f"the sensitivity is {sensitivity:g}, but updates are clipped to norm {norm:g}: the "

@@ -145,7 +145,7 @@ class MatrixFactorization:
     participations: int
 
     def sensitivity(self) -> float:
-        """Return the ℓ2 sensitivity of C times the gradients, in units of the clip norm.
+        """Return the ℓ2 sensitivity of the matrix C times the gradients, in units of the clip norm.
 
         The worst record takes part in the steps 0, b, 2b, …: inner products of columns are not
         negative, and fall with the distance of the columns and with the later one's index.

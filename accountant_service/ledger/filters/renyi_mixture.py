@@ -173,9 +173,10 @@ class RenyiMixtureFilter(DivergenceFilter):
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return lower bounds on the mixture's terms, one per order: w·e^{(α−1)ε−R} at the loss ε.
+        """Return lower bounds on the weighted terms of the mixture at the loss ε, one per order.
 
-        w is the order's weight and R = (α − 1) times the divergence taken.
+        The term of the order α is w·e^{(α−1)ε−R}, with the order's weight w, and R = (α − 1) times
+        the divergence taken.
 
         Larger amounts never give a larger value: one micro-nat changes the exponent by 10⁻⁸ at
         least, far more than a rounding error of the exponential function.

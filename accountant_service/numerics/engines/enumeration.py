@@ -105,7 +105,7 @@ class EnumeratedProfile:
         return lower[np.newaxis], upper[np.newaxis]
 
     def _excess(self, epsilons: Array) -> Array:
-        """Return Σ p·(1 − e^{ε−l}) over the losses l > ε, of probability p, at each ε."""
+        """Return the part of δ(ε) from finite losses l > ε, Σ p·(1 − e^{ε−l}), at each ε."""
         losses, mass = self._outcomes.losses, self._outcomes.mass
         found = np.empty_like(epsilons)
         for i, epsilon in enumerate(epsilons):
@@ -121,7 +121,7 @@ class EnumeratedProfile:
         return max(lower - shift, 0.0), max(upper + shift, 0.0)
 
     def _largest(self, delta: float) -> float:
-        """Return the largest log((P(A) − δ)/Q(A)) over the events A = "the loss is at least t"."""
+        """Return the least ε at which every event "the loss is at least t" allows this δ."""
         if delta <= 0:
             return math.inf
         useful = self._p > delta

@@ -171,7 +171,7 @@ class _SampledReleases:
         return log_normal_tail(self.mus / 2 - (self.log_odds + slack) / self.mus)
 
     def expected_ambiguous(self, slack: float) -> float:
-        """Return an upper bound on the sum of P(ambiguous)/(1 − q) over all releases.
+        """Return an upper bound on the sum over releases of P(the outcome is ambiguous)/(1 − q).
 
         This is M of the module docstring, rounded up.
         """
@@ -246,7 +246,7 @@ class _SmallNoiseProfile:
 
     @property
     def _loss_slack(self) -> float:
-        """Return an upper bound on the error η of the approximated losses, summed over releases.
+        """Return an upper bound on the error of the approximated losses, summed over releases.
 
         Each release contributes e^{−x}.
         """

@@ -58,12 +58,12 @@ class AtomicPair(ABC):
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The N₀-mass of outcomes that N₁ excludes, and the N₁-mass of those that N₀ excludes."""
+        """The mass of outcomes possible only without the record, and of those only with it."""
         atoms = _atoms_of(self)
         return atoms.only_without, atoms.only_with
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(Λ is in each interval) under N₀ and N₁; Λ is the log-likelihood ratio."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         atoms, intervals = _atoms_of(self), len(edges) - 1
         index = np.searchsorted(edges, atoms.log_ratios, side="left") - 1
         without_record = np.bincount(index, np.exp(atoms.log_without), intervals).astype(float)

@@ -103,7 +103,7 @@ class BallsInBins:
         return float(_MOMENT_POINTS)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
         bounds = _moments_above if direction == "removing" else _moments_below
         unsampled = 0.5 * self.mu**2 * tilts * (tilts + 1)
         found = np.minimum(bounds(self.mu, self.bins, tilts), unsampled)
@@ -220,7 +220,7 @@ def _law_for_moments(mu: float, bins: int) -> SumAbove:
 
 
 def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
-    """Return upper bounds on log E_Q[(P/Q)^{s+1}], for each tilt s: the record is removed."""
+    """Return upper bounds on the log-moments of the loss of a removed record, per tilt."""
     law, powers = _law_for_moments(mu, bins), tilts + 1
     points, mass = np.concatenate([law.points, law.lows]), np.concatenate([law.mass, law.below])
     useful = (points > 0) & (mass > 0)
@@ -244,7 +244,7 @@ def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
 
 
 def _moments_below(mu: float, bins: int, tilts: Array) -> Array:
-    """Return upper bounds on log E_Q[(P/Q)^{−s}], for each tilt s: the record is added."""
+    """Return upper bounds on the log-moments of the loss of an added record, per tilt."""
     law, least = _law_for_moments(mu, bins), ratio_limits(mu, bins, _MOMENT_DEVIATIONS)[0]
     ratio = np.concatenate([law.points, law.ends, np.zeros(1)]) / bins
     log_mass = np.log(np.concatenate([law.mass, law.beyond, [law.below.sum()]]) + _LEAST)

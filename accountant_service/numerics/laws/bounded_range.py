@@ -33,14 +33,14 @@ _MOMENT_CELLS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class BoundedRangePair:
-    """The worst pair of an ε-bounded-range mechanism; Λ = log(N₁/N₀) lies in [−ε, ε]."""
+    """The worst pair of an ε-bounded-range mechanism; its privacy loss lies in [−ε, ε]."""
 
     is_symmetric: ClassVar[bool] = True
     infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
     epsilon: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(Λ is in each interval) under N₀ and N₁; Λ is the log-likelihood ratio."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         start, end = (
             np.clip(each, -self.epsilon, self.epsilon) for each in (edges[:-1], edges[1:])
         )

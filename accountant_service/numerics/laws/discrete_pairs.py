@@ -105,7 +105,7 @@ class ApproximatePair(AtomicPair):
 
 
 def _atoms(log_ratios: Array, log_without: Array, infinite: float = 0.0) -> Atoms:
-    """Return the outcomes of a pair that is symmetric: Λ under N₁ is distributed as −Λ under N₀.
+    """Return the outcomes of a pair that is its own mirror image, from one side's masses.
 
     Every log is off by a few eps of its size, and the normalising constants by fewer than 16.
     """

@@ -71,16 +71,16 @@ class BasePair(Protocol):
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether Λ under N₁ is distributed as −Λ under N₀."""
+        """Return whether the log-likelihood ratio has mirrored laws without and with the record."""
         ...
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The N₀-mass of outcomes that N₁ excludes, and the N₁-mass of those that N₀ excludes."""
+        """The mass of outcomes possible only without the record, and of those only with it."""
         ...
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(Λ in each (edge, next edge]) under N₀ and N₁; Λ is the log-likelihood ratio.
+        """Return P(the log-likelihood ratio is in each interval), without and with the record.
 
         The last of the edges −∞ begins the interval that holds Λ = −∞.
         """
@@ -95,9 +95,10 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[(1 − q + q·e^Λ)^a] without the record, per order a.
+        """Return upper bounds on the sampled release's log-moments, one for each order.
 
-        Outcomes at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
+        The log-moment of order a > 1 or a < 0 is log E_{N₀}[(1 − q + q·e^Λ)^a]. Outcomes
+        at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
         """
         ...
 
@@ -112,9 +113,10 @@ class BasePair(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GaussianPair:
-    """The Gaussian mechanism's pair of noise laws; Λ is N(∓μ²/2, μ²) without and with the record.
+    """The Gaussian mechanism's noise without and with a record: normals that are μ apart.
 
-    μ is the sensitivity divided by the standard deviation of the noise.
+    μ is the sensitivity divided by the standard deviation of the noise. The log-likelihood ratio is
+    N(∓μ²/2, μ²) without and with the record.
     """
 
     is_symmetric: ClassVar[bool] = True
@@ -167,7 +169,7 @@ def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class LaplacePair:
-    """The Laplace mechanism's pair of noise laws; Λ is within ±1/b, with an atom at either end."""
+    """The Laplace mechanism's noise without and with a record; the loss is within ±1/b."""
 
     is_symmetric: ClassVar[bool] = True
     infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
@@ -214,7 +216,7 @@ class LaplacePair:
 def moments_of_cells(
     edges: Array, masses: IntervalMasses, orders: Array, sample_rate: float
 ) -> Array:
-    """Return upper bounds on the sampled release's log-moments, from masses of cells of Λ.
+    """Return upper bounds on the sampled release's log-moments, from masses of cells of losses.
 
     R^a is convex in R, so each cell's mass moves to its two ends with the mean of R kept. The share
     of the upper end does not depend on q.
@@ -303,7 +305,7 @@ class ReleaseLaw(Protocol):
         ...
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0.
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0.
 
         Outcomes with an infinite loss are left out.
         """
@@ -366,7 +368,7 @@ class Release:
         return without_record if self.sample_rate == 1.0 else 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on log E_P[e^{s·loss}], one for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
         orders = tilts + 1 if direction == "removing" else -tilts
         return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
 

@@ -75,7 +75,7 @@ class FixedSizeReplacement:
         return 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0."""
         whole = np.logaddexp(
             _log_expm1(sampled_gaussian.log_moments(tilts + 1, self.sample_rate, 1 / self.mu)),
             _log_expm1(sampled_gaussian.log_moments(-tilts, self.sample_rate, 1 / self.mu)),

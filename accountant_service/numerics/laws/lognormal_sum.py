@@ -94,7 +94,7 @@ class SumLattice:
         return self.cut * self.step
 
     def points(self) -> Array:
-        """Return the sums at the lattice's points."""
+        """Return the sums that the lattice's points stand for."""
         return lattice_points(self.first, self.size, self.step)
 
 
@@ -204,7 +204,7 @@ class _Summands:
 
 
 def _split_above(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
-    """Return a summand's masses on lattice points: each cell's go to its ends, mean kept."""
+    """Return a summand's masses, each cell's moved to the cell's ends with its mean kept."""
     edges = lattice_points(lattice.start, lattice.cut + 1 - lattice.start, lattice.step)
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, edges)
     low = edges[:-1]
@@ -493,7 +493,7 @@ def _transform(masses: tuple[Array, ...], lattice: SumLattice) -> list[ComplexBa
 def _binomial_terms(
     small: ComplexBalls, large: list[ComplexBalls], summands: _Summands, count: int
 ) -> tuple[ComplexBalls, float]:
-    """Return (φ + χ)^count − φ^count of two FFTs φ and χ, and the mass of terms left out.
+    """Return the transform (φ + χ)^count − φ^count of a class's sums, and the mass left out.
 
     The first class has φ^count and leaves nothing out. The terms beyond n have at most the mass
     Σ x^j/j! over j > n, which is at most x^{n+1}/(n + 1)!·e^x, for x = count·χ(0), if φ(0) ≤ 1.

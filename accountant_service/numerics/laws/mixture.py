@@ -35,7 +35,7 @@ class MixedRelease:
         return math.fsum(weight * part.infinite_mass(direction) for weight, part in self.parts)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
         logs = [
             math.log(weight) + part.log_moments(direction, tilts) for weight, part in self.parts
         ]

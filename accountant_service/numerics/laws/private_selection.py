@@ -47,7 +47,7 @@ class Repeats:
     shape: float
 
     def log_inverse_gamma(self) -> float:
-        """Return log(1/γ), rounded up, for the γ with which K has its mean.
+        """Return log(1/γ), rounded up; the distribution has its mean at the parameter γ.
 
         E[K] = η(1 − γ)/(γ(1 − γ^η)), and (1/γ − 1)/log(1/γ) for η = 0, increases with 1/γ.
         """
@@ -64,7 +64,7 @@ class Repeats:
         return rounding.up(found)
 
     def _mean(self, log_inverse: float) -> float:
-        """Return the mean number of runs E[K] for a value of log(1/γ)."""
+        """Return the mean number of runs at the parameter γ, given log(1/γ)."""
         ratio = math.expm1(min(log_inverse, 700.0))  # (1 − γ)/γ
         if self.shape == 0.0:
             return ratio / log_inverse
@@ -105,7 +105,7 @@ def _affordable_orders(laws: tuple[tuple[ReleaseLaw, int], ...]) -> Array:
 
 
 def _log_moments(laws: tuple[tuple[ReleaseLaw, int], ...], tilts: Array) -> Array:
-    """Return upper bounds on a composition's (α − 1)·D_α, in the costlier direction."""
+    """Return upper bounds on a composition's log-moments (α − 1)·D_α, in the worse direction."""
     sums = [
         sum((count * law.log_moments(each, tilts) for law, count in laws), np.zeros_like(tilts))
         for each in DIRECTIONS

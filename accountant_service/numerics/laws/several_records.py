@@ -86,7 +86,7 @@ class SeveralRecordsPair:
         return float(self._weights()[0][-1]) * self.mu
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(Λ is in each interval) without (N₀) and with (N₁) the person's records."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the person."""
         inner, residual = self._outputs_at(edges[np.isfinite(edges)])
         below, above = int((edges == -np.inf).sum()), int((edges == np.inf).sum())
         z = np.concatenate([np.full(below, -np.inf), inner, np.full(above, np.inf)])
@@ -130,7 +130,7 @@ class SeveralRecordsPair:
         return slope
 
     def _outputs_at(self, log_ratios: Array) -> tuple[Array, Array]:
-        """Return the outputs z with these log-likelihood ratios, and bounds on the error in Λ.
+        """Return the outputs with these log-likelihood ratios, and bounds on the ratios' errors.
 
         Λ is increasing and convex, and at least k·log(1 − q): smaller values have no output.
         """
@@ -156,14 +156,14 @@ class SeveralRecordsPair:
         return float(low), float(high)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:  # noqa: ARG002
-        """Return upper bounds on log E[(N₁/N₀)ᵃ] under N₀, for each order a."""
+        """Return upper bounds on the log-moments of the likelihood ratio, one for each order."""
         found = np.empty_like(orders)
         for i, order in enumerate(orders):
             found[i] = self._log_moment(float(order))
         return np.maximum(found, 0.0)
 
     def _log_moment(self, order: float) -> float:
-        """Return an upper bound on log E[(N₁/N₀)ᵃ] under N₀, for one order a."""
+        """Return an upper bound on the log-moment of the likelihood ratio at one order."""
         spacing, last = self._spacing(order), self._last_node(order)
         z = spacing * np.arange(
             -math.ceil(_TAIL_DEVIATIONS / spacing), math.ceil(last / spacing) + 1, dtype=float
@@ -198,7 +198,7 @@ class SeveralRecordsPair:
         return nodes * (len(self._weights()[0]) + 1)
 
     def total_variation(self) -> float:
-        """Return an upper bound on the total variation distance of N₀ and N₁."""
+        """Return an upper bound on the total variation distance without and with the person."""
         masses = self.masses(np.array([-np.inf, 0.0, np.inf]))
         difference = float(masses.with_record[1] - masses.without_record[1])
         return difference + float(

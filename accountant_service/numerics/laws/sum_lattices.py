@@ -149,7 +149,7 @@ class _Class:
         self.rates_down = -np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> tuple[Array, Array]:
-        """Return log E[e^{rS}] over a class per rate r, and the tilted number of large summands."""
+        """Return log E[e^{rS}] of a class's sums S, and its large summands' number, per rate r."""
         small = log_sum_exp(self.small[1] + rates[:, None] * self.small[0])
         if self.large is None:
             return self.bins * small, np.zeros_like(rates)

@@ -44,7 +44,7 @@ class TruncatedLaplacePair:
         return -math.expm1(-self.bound / self.scale)
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(Λ is in each interval) under N₀ and N₁; Λ is the log-likelihood ratio."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         most, low, high = self.sensitivity / self.scale, edges[:-1], edges[1:]
         start, end = np.clip(low, -most, most), np.clip(high, -most, most)
         within = -0.5 * np.expm1(-0.5 * (end - start)) / self._kept

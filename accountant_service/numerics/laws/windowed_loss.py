@@ -260,7 +260,7 @@ class WindowedLoss:
         return largest
 
     def log_decay(self, order: float, frequencies: Array) -> Array:
-        """Return upper bounds on the transform's log|K(order + iu)| for all u ≥ each frequency."""
+        """Return upper bounds on log|K(order + iu)| for u ≥ each frequency; K is the transform."""
         argument = np.append(frequencies, order)
         return self._compute_once("decay", argument, lambda: self._log_decay(order, frequencies))
 
@@ -344,7 +344,7 @@ class WindowedLoss:
         return error
 
     def log_moments(self, orders: Array) -> Array:
-        """Return upper bounds on log K of the transform K at real orders: the log-moments.
+        """Return upper bounds on the log-moments: the log of the loss's transform at real orders.
 
         Each order is in (0, order].
         """

@@ -76,7 +76,7 @@ class SolverTarget(ABC):
         """Return the target in words."""
 
     def risk(self, run: DpSgd) -> Interval | None:  # noqa: ARG002
-        """Return proved bounds of the risk, if the target is a risk."""
+        """Return proved bounds on the risk, or None if the target is (ε, δ)."""
         return None
 
     @abstractmethod
@@ -172,7 +172,7 @@ class RiskTarget(SolverTarget):
         return replace(self, tolerance=tolerance)
 
     def risk(self, run: DpSgd) -> Interval:
-        """Return proved bounds of the risk."""
+        """Return proved bounds on the risk."""
         return self.measure.risk(self.question(run))
 
     def log_ratio(self, run: DpSgd) -> float:

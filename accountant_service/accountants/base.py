@@ -82,7 +82,7 @@ class Question:
 
     @property
     def release_groups(self) -> tuple[ReleaseGroup, ...]:
-        """The mechanism's distinct releases, with the noise and rate that the relation implies."""
+        """The mechanism's distinct releases, with noise and sample rate under the relation."""
         return release_laws.release_groups(self.form.atom_counts, self.relation)
 
     @property

@@ -222,7 +222,7 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
 
 
 def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:
-    """Raise if releases are on disjoint parts of the data: each part has its own pair."""
+    """Raise if releases are on disjoint parts of the data, which have no common pair."""
     for group in groups:
         if group.atom.parts:
             raise MethodNotApplicableError(

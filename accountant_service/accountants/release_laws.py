@@ -71,7 +71,7 @@ class ReleaseGroup:
     rate: float
 
     def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
-        """Return whether neighbouring datasets replace a record, and batches are such samples.
+        """Return whether the relation replaces a record, and batches are drawn by this sampling.
 
         `sigma` is then that of the distance 2C between the record and its replacement.
         """
@@ -217,7 +217,7 @@ def count_pairs(group: ReleaseGroup) -> int:
 
 
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
-    """Return μ of all Gaussian releases together and ε of all pure ones, without sampling.
+    """Return μ of all Gaussian releases, and ε of all pure-DP ones, without sampling.
 
     The ε is infinite if another kind is among them.
     """

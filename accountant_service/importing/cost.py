@@ -96,7 +96,7 @@ def require_valid(found: Imported) -> None:
 
 
 def _sorted(findings: Any) -> tuple[Finding, ...]:
-    """Return findings with errors first."""
+    """Return the findings, errors first."""
     order = ["error", "warning", "note"]
     return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 

@@ -347,7 +347,7 @@ def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence
 
 
 def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Return the amounts taken, raised so that no more fits than every cap leaves."""
+    """Return the amounts taken, raised until the rest of the budget is what all caps allow."""
     for use in caps:
         taken = policy.apply_cap(taken, use.cap.share, use.taken)
     return taken

@@ -35,7 +35,7 @@ class FreshGenerator(torch.Generator):
         _GENERATORS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return a recipe for pickling with which a copy is a new generator with its own seed."""
+        """Pickle so that a copy is a new generator with a seed of its own."""
         return FreshGenerator, (self.device,)
 
     def reseed(self) -> None:

@@ -123,7 +123,7 @@ class BallsInBinsSampler:
         self.position = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return a recipe for pickling with which a copy draws its own bins."""
+        """Pickle so that a copy draws its own bins."""
         return type(self), (self.dataset_size, self.bins, self._generator)
 
     def draw(self) -> torch.Tensor:

@@ -69,7 +69,7 @@ class Charge(ABC):
 
     @abstractmethod
     def refund(self, granted: int) -> Amounts | None:
-        """Return the amounts freed if the reservation ends after `granted` steps.
+        """Return the amounts freed if the reservation ends after `granted` steps, if known.
 
         None if that takes a computation: see `PrivacyFilter.compute_refund`.
         """
@@ -131,7 +131,7 @@ class PrivacyFilter(ABC):
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Return the amounts taken, raised so that no more fits than a cap leaves.
+        """Return the amounts taken, raised until the rest of the budget is what a cap allows.
 
         They only tell what would fit. A filter without `has_scalar_caps` returns what is taken.
 

@@ -175,7 +175,7 @@ class ReferenceFilter(PrivacyFilter):
         return taken[0] / self.steps if self.steps else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the amounts taken, raised so that no more steps fit than a cap leaves."""
+        """Return the amounts taken, raised until the steps left are those that a cap allows."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 
@@ -209,7 +209,7 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def _steps_delta(self) -> float:
-        """The δ at which all reference steps have at most the budget's ε: δ without the slack."""
+        """The δ of all reference steps together: the budget's δ less the part for slack."""
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
@@ -258,7 +258,7 @@ class ReferenceFilter(PrivacyFilter):
         return not self.is_planned and not any(taken)
 
     def with_reference(self, plan: StepPlan, *, is_planned: bool) -> ReferenceFilter:
-        """Return a copy that counts the budget in steps like a plan's, with their number.
+        """Return a copy that counts the budget in steps like a plan's, and how many there are.
 
         The budget is counted in reference steps from then on. If `is_planned`, the dataset's
         creator chose the reference, and no reservation may replace it.
@@ -284,7 +284,7 @@ class ReferenceFilter(PrivacyFilter):
         return replace(self, reference=step, steps=steps, is_planned=is_planned)
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
-        """Return the most repetitions of a step within the budget's ε, at δ without the slack."""
+        """Return the most repetitions of a step within the budget's ε, at δ less the slack part."""
         question = Question(step, self.relation, adds_curves=False)
 
         def log_ratio(count: int) -> float:
@@ -316,7 +316,7 @@ class ReferenceFilter(PrivacyFilter):
             return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
-        """Return the ε of a composition at δ without the slack; infinite if no ε is finite.
+        """Return a composition's ε at δ less the slack part; infinite if no ε is finite.
 
         Raises:
             AccountingError: `pld` cannot account for it.

@@ -225,7 +225,7 @@ class RenyiFilter(DivergenceFilter):
         return taken[0] / self.budget if self.budget else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the divergence taken, raised so that no more fits than a cap leaves."""
+        """Return the divergence taken, raised until the rest of the budget is what a cap allows."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 

@@ -493,7 +493,7 @@ def _transform(masses: tuple[Array, ...], lattice: SumLattice) -> list[ComplexBa
 def _binomial_terms(
     small: ComplexBalls, large: list[ComplexBalls], summands: _Summands, count: int
 ) -> tuple[ComplexBalls, float]:
-    """Return the transform (φ + χ)^count − φ^count of a class's sums, and the mass left out.
+    """Return (φ + χ)^count − φ^count for φ = `small` and χ = `large`, and the mass left out.
 
     The first class has φ^count and leaves nothing out. The terms beyond n have at most the mass
     Σ x^j/j! over j > n, which is at most x^{n+1}/(n + 1)!·e^x, for x = count·χ(0), if φ(0) ≤ 1.

@@ -161,7 +161,7 @@ class _Class:
 def _class_lattice(
     law: _Class, step: float, above: int, cut: int, start: float, largest: float
 ) -> SumLattice:
-    """Choose a class's lattice: its range of sums, and its exponential tilts."""
+    """Choose the lattice for one class of sums: its range, and its exponential tilts."""
     up, many = law.log_moments(law.rates_up)
     down, few = law.log_moments(law.rates_down)
     if law.bins <= TERMS_MAX:

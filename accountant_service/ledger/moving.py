@@ -1,4 +1,4 @@
-"""Moving a ledger from SQLite to PostgreSQL: every row is copied, and the source is closed.
+"""Moving a ledger from SQLite to PostgreSQL: every row is copied, and the SQLite file is closed.
 
 Two copies that both grant would spend a budget twice. So the source is closed first, for good, and
 copied afterwards: if the copying fails, nothing is granted anywhere until the move is repeated.

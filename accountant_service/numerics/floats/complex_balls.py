@@ -1,4 +1,4 @@
-"""Arrays of complex numbers with a proved bound of the error of each, and their transforms.
+"""Arrays of complex numbers with a proved bound on the error of each, and their transforms.
 
 **Transforms.** Each output of a transform of 2^n points is a sum of the inputs, each times n
 factors of modulus 1. A step is a multiplication by such a factor, itself rounded, which is off by

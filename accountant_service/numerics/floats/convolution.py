@@ -1,4 +1,4 @@
-"""Convolution of lattice masses by FFT, with a proved bound of the rounding error."""
+"""Convolution of lattice masses by FFT, with a proved bound on the rounding error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of discrete laws: finitely many outcomes, each with its masses under N₀ and N₁.
+"""Pairs of discrete distributions, without (N₀) and with (N₁) a record, by their outcomes.
 
 A subclass says which outcomes there are. Outcomes that only one of the laws has count as infinite
 privacy loss. An infinite range of outcomes is cut where less than 1e-300 of either law is

@@ -1,4 +1,4 @@
-"""A Gaussian release on a fixed-size sample, with one record of the dataset replaced: a pair above.
+"""A dominating pair for a Gaussian release on a fixed-size sample, with one record replaced.
 
 Given the rest of the batch, the outputs are mixtures (1−q)·N(y) + q·N(x) and (1−q)·N(y) + q·N(x′)
 of three contributions that are at most 2C apart. Let μ be 2C over the noise's standard deviation,

@@ -1,4 +1,4 @@
-"""Bounds of the law of a sum of independent lognormal variables, on lattices.
+"""Bounds on the distribution of a sum of independent lognormal variables, on lattices.
 
 X = exp(μz − μ²/2) with z standard normal has the mean 1. The plain law of X is Q; the tilted law
 has the density x with respect to it, and is that of exp(μz + μ²/2). S is the sum of b independent

@@ -1,4 +1,4 @@
-"""A person with several records, each sampled by itself: a mixture of Gaussian laws.
+"""A person with several records, each sampled independently: a mixture of normal distributions.
 
 A person has k records. Each is in the batch with probability q, independently, and each sampled
 record's clipped gradient has a norm of at most C. With μ = C over the noise's standard deviation,

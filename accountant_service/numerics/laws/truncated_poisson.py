@@ -1,4 +1,4 @@
-"""A Gaussian release on a Poisson sample of limited size: a pair above.
+"""A dominating pair for a Gaussian release on a Poisson sample of limited size.
 
 Each of the n records of the larger dataset is sampled with probability q. Of a sample of more than
 B records a uniform subset of B is kept. Let K be the number of sampled records other than x, the

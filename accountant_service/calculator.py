@@ -248,7 +248,7 @@ def _method_curve(
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """Bounds of the error rates of the best membership inference attack on a mechanism.
+    """Bounds on the error rates of the best membership inference attack on a mechanism.
 
     Attributes:
         false_positive_rates: error rates on absent records, from 0 to 1.

@@ -244,7 +244,7 @@ class Figure:
 
 
 def _data_dependent_divisors() -> Iterator[Finding]:
-    """Check releases whose noisy sum is divided by a count of the records."""
+    """Check claims about noisy sums that are divided by a private count of records."""
     for source, divisor, sampling, noise, ratio, parameters in (
         (
             "opacus #571; arXiv 2605.15648",
@@ -271,7 +271,7 @@ def _data_dependent_divisors() -> Iterator[Finding]:
 
 
 def divisor_lower_bound(ratio: float, parameters: int, delta: float) -> float:
-    """Return a lower bound of ε at δ for noise that is divided by a data-dependent count.
+    """Return a lower bound on ε at δ for noise that is divided by a data-dependent count.
 
     All gradients are 0. The noise of d parameters then has mean 0 under both neighbours, with
     standard deviations whose ratio is r > 1. With P the wider law, Q the other, and A the event
@@ -326,12 +326,12 @@ def figures() -> Iterator[Figure]:
 
 
 def _epsilons(method: str, noise: float, epochs: tuple[float, ...]) -> tuple[float, ...]:
-    """Return ε after each number of epochs, at sample rate 0.01."""
+    """Return a method's ε at δ = 1e-5 after each number of epochs, at sample rate 0.01."""
     return tuple(_guarantee(method, 0.01, noise, int(100 * count)).epsilon for count in epochs)
 
 
 def _sampling_against_advanced_composition() -> Iterator[Figure]:
-    """Compute papers/003's δ at the ε that advanced composition gives for δ = 1e-5."""
+    """Compute Figure 3 of papers/003 (A-DDP): δ at the ε of advanced composition."""
     steps = (1, 2, 5, 10, 20, 50, 100)
     rates = (0.03, 0.05, 0.1, 0.2, 0.3, 0.6, 0.9)
     for name, label, values, run_of in (
@@ -358,17 +358,17 @@ def _sampling_against_advanced_composition() -> Iterator[Figure]:
 
 
 def _with_steps(steps: float) -> mechanisms.DpSgd:
-    """Return a run at sample rate 0.1 with this number of steps."""
+    """Return a run with noise multiplier 5, sample rate 0.1 and this number of steps."""
     return mechanisms.DpSgd(5.0, sample_rate=0.1, steps=int(steps))
 
 
 def _with_rate(rate: float) -> mechanisms.DpSgd:
-    """Return a run of ten steps at this sample rate."""
+    """Return a run of ten steps with noise multiplier 5 and this sample rate."""
     return mechanisms.DpSgd(5.0, sample_rate=rate, steps=10)
 
 
 def _deltas(method: str, runs: list[mechanisms.DpSgd], epsilons: list[float]) -> tuple[float, ...]:
-    """Return a method's δ of each run at the run's ε."""
+    """Return a method's δ of each run, at the ε given for that run."""
     return tuple(
         calculator.delta(run, epsilon, method).delta
         for run, epsilon in zip(runs, epsilons, strict=True)

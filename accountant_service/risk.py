@@ -43,7 +43,7 @@ _EPSILON_MAX: Final = 600.0  # e^ε is a double
 
 
 class RiskMeasure(ABC):
-    """A measure of risk.
+    """A measure of what a membership attack on a run achieves.
 
     Attributes:
         name: its name in the API.
@@ -53,22 +53,22 @@ class RiskMeasure(ABC):
 
     @abstractmethod
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds of the risk of a mechanism that releases something."""
+        """Return proved bounds on the risk of a mechanism that releases something."""
 
     def proof_epsilon(self, question: Question) -> float:  # noqa: ARG002
-        """Return the ε whose δ bounds the risk: 0, for the membership advantage."""
+        """Return the ε at which δ bounds the risk: 0 for the membership advantage."""
         return 0.0
 
     @abstractmethod
     def least(self) -> float:
-        """Return the risk if nothing is released."""
+        """Return the risk of a mechanism that releases nothing."""
 
     def excess(self, value: float) -> float:
-        """Return how far a risk is above that of guessing."""
+        """Return how far a risk is above that of an attacker who only guesses."""
         return value - self.least()
 
     def risk(self, question: Question) -> Interval:
-        """Return proved bounds of the risk of a mechanism.
+        """Return proved bounds on the risk of any mechanism.
 
         Raises:
             AccountingError: no dominating pair is proved, or the work limit is exceeded.
@@ -81,7 +81,7 @@ class RiskMeasure(ABC):
         return Interval(found.lower if question.is_attained else self.least(), found.upper)
 
     def guarantee(self, question: Question) -> Guarantee:
-        """Return the (ε, δ) that bounds the risk."""
+        """Return the (ε, δ) guarantee that bounds the risk."""
         return ACCOUNTANTS[DEFAULT_METHOD].delta(question, self.proof_epsilon(question))
 
 
@@ -92,11 +92,11 @@ class Advantage(RiskMeasure):
     name: ClassVar = "advantage"
 
     def least(self) -> float:
-        """Return 0."""
+        """Return 0, the advantage of an attacker who only guesses."""
         return 0.0
 
     def bounds(self, question: Question) -> Interval:
-        """Return bounds of δ(0)."""
+        """Return proved bounds on the advantage, δ(0)."""
         return _delta(question, 0.0)
 
 
@@ -112,15 +112,15 @@ class AttackSuccess(RiskMeasure):
     prior: float
 
     def least(self) -> float:
-        """Return the success of always guessing the likelier."""
+        """Return the success of an attacker who always guesses the likelier answer."""
         return max(self.prior, 1 - self.prior)
 
     def proof_epsilon(self, question: Question) -> float:  # noqa: ARG002
-        """Return the log odds of the prior."""
+        """Return the ε at which δ bounds the success: the log-odds of the prior."""
         return abs(math.log((1 - self.prior) / self.prior))
 
     def bounds(self, question: Question) -> Interval:
-        """Return bounds by the δ of the prior's direction."""
+        """Return proved bounds on the success, from δ at the log-odds of the prior."""
         epsilon = self.proof_epsilon(question)
         direction = DIRECTIONS[0] if self.prior <= 0.5 else DIRECTIONS[1]
         curve = enclosure.direction_curve(
@@ -146,20 +146,20 @@ class TruePositiveRate(RiskMeasure):
     false_positive_rate: float
 
     def least(self) -> float:
-        """Return the false-positive rate: a coin's true-positive rate."""
+        """Return the false-positive rate, which is the true-positive rate of random accusations."""
         return self.false_positive_rate
 
     def proof_epsilon(self, question: Question) -> float:
-        """Return the ε whose line bounds the rate best."""
+        """Return the ε whose δ gives the least upper bound on the true-positive rate."""
         return self._search(question)[0]
 
     def bounds(self, question: Question) -> Interval:
-        """Return bounds by the lines of δ and the attacks at their ε."""
+        """Return proved bounds on the true-positive rate, from δ and attacks at many ε."""
         _, upper, lower = self._search(question)
         return Interval(min(lower, upper), upper)
 
     def _search(self, question: Question) -> tuple[float, float, float]:
-        """Return the best ε, and upper and lower bounds of the rate, from two grids."""
+        """Return the best ε, and upper and lower bounds on the rate, from two grids of ε."""
         steepest = min(-math.log(self.false_positive_rate), _EPSILON_MAX)
         grid = np.union1d(*(np.linspace(0.0, most, _POINTS) for most in (steepest, _FLATTEST)))
         first = self._search_on(question, grid)
@@ -170,7 +170,7 @@ class TruePositiveRate(RiskMeasure):
         return epsilon, upper, max(first[2], second[2])
 
     def _search_on(self, question: Question, grid: Array) -> tuple[float, float, float]:
-        """Return the best ε of a grid, and upper and lower bounds of the rate."""
+        """Return the best ε of a grid, and upper and lower bounds on the rate."""
         return enclosure.true_positive_rate(
             *_both_directions(question, grid), self.false_positive_rate
         )
@@ -178,7 +178,7 @@ class TruePositiveRate(RiskMeasure):
 
 @dataclass(frozen=True, slots=True)
 class GaussianMu(RiskMeasure):
-    """The least μ of Gaussian differential privacy, up to a slack.
+    """The least μ with which μ-Gaussian differential privacy holds, up to a slack.
 
     Attributes:
         slack: s in f ≥ G_μ − s; 0 for μ-GDP at all rates.
@@ -188,11 +188,11 @@ class GaussianMu(RiskMeasure):
     slack: float = 0.0
 
     def least(self) -> float:
-        """Return 0."""
+        """Return 0, the μ of a mechanism that releases nothing."""
         return 0.0
 
     def bounds(self, question: Question) -> Interval:
-        """Return bounds of μ: at most that without sampling, and exactly that without slack."""
+        """Return proved bounds on μ; without slack it is exactly that without sampling."""
         exact = _unsampled_mu(question)
         if self.slack == 0.0:
             return Interval(rounding.down(exact), rounding.up(exact))
@@ -206,7 +206,7 @@ class GaussianMu(RiskMeasure):
 def _both_directions(
     question: Question, grid: Array
 ) -> tuple[enclosure.DirectionCurve, enclosure.DirectionCurve]:
-    """Return bounds of δ at each ε of a grid, removing and adding."""
+    """Return bounds on δ at each ε of a grid, for a removed and for an added record."""
     removing, adding = (
         enclosure.direction_curve(dominating_pairs(question), direction, grid)
         for direction in DIRECTIONS

@@ -52,7 +52,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def log_ratio(self, run: DpSgd) -> float:
-        """Return the log of the run's cost over the target: at most 0 if the run meets the target.
+        """Return log(cost of the run / target): at most 0 if the run meets the target.
 
         It is infinite if the run has no finite cost or is too expensive to account for: the search
         treats such a run as one that misses the target.
@@ -64,7 +64,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Return how far the true cost of a run may be from the target, or None if it misses it.
+        """Return how far the run's true cost may be from the target; None if it misses it.
 
         Args:
             run: with one step more than the solution.
@@ -76,7 +76,7 @@ class SolverTarget(ABC):
         """Return the target in words."""
 
     def risk(self, run: DpSgd) -> Interval | None:  # noqa: ARG002
-        """Return proved bounds of the risk, if the target is a risk."""
+        """Return proved bounds on the risk, or None if the target is (ε, δ)."""
         return None
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Target(SolverTarget):
         return replace(self, tolerance=tolerance)
 
     def guide(self) -> Target | None:
-        """Return the target by fast Rényi accounting, for the default method."""
+        """Return the target with fast Rényi accounting; None if the method is not the default."""
         if self.accountant.name != DEFAULT_METHOD:
             return None
         return replace(self, accountant=ACCOUNTANTS["subsampled_rdp"])
@@ -172,11 +172,11 @@ class RiskTarget(SolverTarget):
         return replace(self, tolerance=tolerance)
 
     def risk(self, run: DpSgd) -> Interval:
-        """Return proved bounds of the risk."""
+        """Return proved bounds on the risk."""
         return self.measure.risk(self.question(run))
 
     def log_ratio(self, run: DpSgd) -> float:
-        """Return the log of the run's risk over the target's, both above that of guessing."""
+        """Return log(the run's risk / the largest allowed), both less the risk of guessing."""
         try:
             upper = self.risk(run).upper
         except (NoFiniteEpsilonError, TooExpensiveError):
@@ -197,13 +197,13 @@ class RiskTarget(SolverTarget):
 
 
 def _log_ratio(cost: float, limit: float) -> float:
-    """Return the log of a cost over its limit; its sign is that of the exact comparison."""
+    """Return the log of a cost over its limit, with the sign of the exact comparison."""
     difference = _log(cost) - _log(limit)
     return min(difference, 0.0) if cost <= limit else max(difference, 5e-324)
 
 
 def _log(cost: float) -> float:
-    """Return the logarithm; a cost of 0 counts as 1e-30, far below any target."""
+    """Return the logarithm of a cost; a cost of 0 counts as 1e-30, far below any target."""
     return math.log(max(cost, 1e-30))
 
 
@@ -391,5 +391,5 @@ def _estimate(target: SolverTarget, solve: Callable[[SolverTarget], float | None
 
 
 def _step_towards(end: float, value: float, ratio: float) -> float:
-    """Multiply or divide a value by `ratio` towards an end, without passing it."""
+    """Multiply or divide a value by `ratio`, towards `end` but not past it."""
     return min(value * ratio, end) if end > value else max(value / ratio, end)

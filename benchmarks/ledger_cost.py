@@ -59,7 +59,7 @@ def count_affordable(policy: RenyiFilter, step: CanonicalForm) -> int:
 def find_affordable_steps(policy: PrivacyFilter, run: DpSgd) -> tuple[int, str]:
     """Return the number of steps that a filter admits, and their certified ε as text."""
     plan = StepPlan.of(run)
-    policy = policy.replaced_by(plan, policy.nothing)
+    policy = policy.after_reserving(plan, policy.nothing)
     steps = policy.count_affordable_steps(plan, policy.nothing) or 0
     certified = compute_certified_epsilon(plan.step, steps, policy.delta) if steps else 0.0
     return steps, f"{certified:.3f}" if steps else "–"
@@ -235,7 +235,7 @@ def main() -> None:
     plan = StepPlan.of(DpSgd(1.1, sample_rate=0.01, steps=1))
     open_filter = ReferenceFilter(3.0, 1e-5, RELATION)
     for policy in (
-        open_filter.replaced_by(plan, open_filter.nothing),
+        open_filter.after_reserving(plan, open_filter.nothing),
         renyi.choose_filter(3.0, 1e-5, RELATION),
     ):
         total = policy.count_affordable_steps(plan, policy.nothing) or 0

@@ -136,7 +136,7 @@ class Allowance(ABC):
         return self._counter.last
 
     def begin(self) -> list[Json]:
-        """Charge the releases that precede the first step; call it before anything is released.
+        """Charge the releases before the first step, such as a private PCA; call it before them.
 
         Returns:
             A certificate of each charged release; without a ledger there are none.
@@ -228,7 +228,7 @@ class Budget(Allowance):
     )
 
     def begin(self) -> list[Json]:
-        """Check that the releases before the first step fit together with one step.
+        """Check that the releases before the first step fit the budget together with one step.
 
         Returns:
             An empty list: there is no ledger to certify them.
@@ -268,7 +268,7 @@ class Budget(Allowance):
             )
 
     def _allow_up_to(self, ahead: int) -> None:
-        """Allow the steps up to number `ahead`, or fewer if these do not fit the budget."""
+        """Allow the steps up to step `ahead`, or fewer if these do not fit the budget."""
         found = self._guarantee_if_fits(ahead)
         if found is None:
             ahead, found = self._find_last_fitting(self.allowed, ahead)
@@ -305,7 +305,7 @@ class Budget(Allowance):
         return found if found.epsilon <= self.epsilon else None
 
     def _find_last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
-        """Find by bisection the last step within ε, from one that fits and one that does not.
+        """Find by bisection the last step within ε, between one that fits and one that does not.
 
         Args:
             fits: a number of steps that fit.
@@ -376,7 +376,7 @@ class LedgerBudget(Allowance):
         self._counter = StepCounter(self.made)
 
     def begin(self) -> list[Json]:
-        """Charge and commit the releases that precede the first step.
+        """Charge and commit the releases before the first step, such as a private PCA.
 
         Returns:
             A certificate of each.
@@ -545,6 +545,6 @@ class NoBudget(Allowance):
 
 
 def _with_step_counts(guarantee: Guarantee, steps: int, planned: int) -> Guarantee:
-    """Return a plan's guarantee with the numbers of steps made and planned added to it."""
+    """Return a plan's guarantee with the numbers of steps made and planned added."""
     counts = {"scope": "fixed_plan", "steps": steps, "steps_planned": planned}
     return replace(guarantee, document={**guarantee.document, **counts})

@@ -77,11 +77,11 @@ class Plan:
         return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
 
     def charges(self, steps: int) -> int:
-        """Return how many times the service charges for `steps` steps, rounded up."""
+        """Return how many charges pay for `steps` steps, rounded up; an epoch may be one charge."""
         return -(-steps // self.steps_per_charge)
 
     def whole_charges(self, steps: int) -> int:
-        """Return the number of steps that are paid for when `steps` are, rounded up to epochs."""
+        """Return the number of steps that are charged if `steps` are made: up to whole epochs."""
         return self.charges(steps) * self.steps_per_charge
 
     @property

@@ -57,7 +57,7 @@ def describe_missing_guarantee(steps: int) -> Json:
 
 
 def bind_to_model(guarantee: Json, folder: Path, declared_public: str | None) -> Json:
-    """Return a guarantee's document with its model's hash and the declared public data.
+    """Return a guarantee as JSON, with its model's hash and the declared public data added.
 
     Args:
         guarantee: the document of the steps' guarantee.

@@ -82,12 +82,12 @@ class Question:
 
     @property
     def release_groups(self) -> tuple[ReleaseGroup, ...]:
-        """The mechanism's distinct releases, with effective noise and rate (decision 0002)."""
+        """The mechanism's distinct releases, with noise and sample rate under the relation."""
         return release_laws.release_groups(self.form.atom_counts, self.relation)
 
     @property
     def alternatives(self) -> tuple[Question, ...]:
-        """The questions of which the worst counts: one for each part that a record may be in.
+        """One question per disjoint part of the data that may hold the record; the worst counts.
 
         Raises:
             TooExpensiveError: there are too many.
@@ -108,7 +108,7 @@ class Question:
 
     @property
     def is_attained(self) -> bool:
-        """Return whether the dominating pairs are attained by two neighbouring datasets.
+        """Return whether two neighbouring datasets attain the dominating pairs.
 
         If they are not, they give upper bounds only. They are not attained for shuffled batches,
         which are charged without amplification, for sample rates that were rounded up, nor for a
@@ -151,7 +151,7 @@ def _larger_dataset_size(atom: Atom) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An upper bound of ε or δ from a method's formula.
+    """An upper bound on ε or δ from a method's formula.
 
     Attributes:
         value: the bound, rounded up.
@@ -203,7 +203,7 @@ class Accountant(ABC):
         """
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
-        """Return the bound of ε after each number of repetitions; infinite where no finite ε holds.
+        """Return the bound on ε after each number of repetitions; infinite where no finite ε holds.
 
         A method may override this to compute all of them at once.
 
@@ -332,7 +332,7 @@ class Accountant(ABC):
 
 @contextmanager
 def report_contradictions(question: Question, at: str) -> Iterator[None]:
-    """Context manager that adds the question to the error that two proved bounds contradict.
+    """Context manager that adds the question to an error about contradicting bounds.
 
     Args:
         question: the mechanism, relation and tolerance.
@@ -378,7 +378,7 @@ def _width_warnings(
 
 
 def _worst(bounds: Iterable[Bound]) -> Bound:
-    """Return the largest of some bounds, with the interval of the largest of what they bound."""
+    """Return the largest bound, with the interval around the largest of the true values."""
     found = list(bounds)
     worst = max(found, key=lambda each: each.value)
     intervals = [each.interval for each in found if each.interval is not None]
@@ -389,12 +389,12 @@ def _worst(bounds: Iterable[Bound]) -> Bound:
 
 
 def _is_finite(bound: Bound) -> bool:
-    """Return whether a bound of ε is finite; above 1e15 it counts as infinite."""
+    """Return whether a bound on ε is finite; above 1e15 it counts as infinite."""
     return math.isfinite(bound.value) and bound.value <= 1e15
 
 
 def _at_least_delta_min(bound: Bound) -> Bound:
-    """Return a bound of δ raised to at least `DELTA_MIN`, in case it underflowed."""
+    """Return a bound on δ raised to at least `DELTA_MIN`, in case it underflowed."""
     interval = bound.interval
     if interval is not None:
         interval = Interval(interval.lower, max(interval.upper, DELTA_MIN))
@@ -402,7 +402,7 @@ def _at_least_delta_min(bound: Bound) -> Bound:
 
 
 def _require_supported_releases(method: str, question: Question) -> None:
-    """Refuse releases that no method has a formula for, and noise too small to compute with."""
+    """Raise for releases that no method has a formula for, or noise too small to compute with."""
     for atom in question.form.all_atoms:
         if atom.noise == "mixture":
             raise MethodNotApplicableError(
@@ -446,7 +446,7 @@ def require_noise(method: str, question: Question, allowed: Sequence[str]) -> No
 
 
 def _name_noise(kind: str) -> str:
-    """Return the name of a kind of release in a sentence."""
+    """Return the name of a kind of noise, as it is written in a sentence."""
     return f"{kind} noise" if kind in ("gaussian", "laplace") else kind
 
 
@@ -468,13 +468,13 @@ def require_single_group(method: str, question: Question) -> ReleaseGroup:
 def assume_sampling(
     question: Question, allowed: Sequence[str], statement: str, source: str
 ) -> Assumption:
-    """Return the hypothesis that every release is sampled in one of the allowed ways."""
+    """Return the assumption that every release is sampled in an allowed way, and if it holds."""
     holds = all(atom.sampling in allowed for atom, _ in question.form.atom_counts)
     return Assumption(statement, holds, source)
 
 
 def assume_poisson_sampling(question: Question, source: str) -> Assumption:
-    """Return the hypothesis that every batch is a Poisson sample or the whole dataset."""
+    """Return the assumption that every batch is a Poisson sample or the whole dataset."""
     statement = "each batch is a Poisson sample (or all the data)"
     return assume_sampling(question, ["poisson", "none", "shuffled"], statement, source)
 
@@ -482,5 +482,5 @@ def assume_poisson_sampling(question: Question, source: str) -> Assumption:
 def assume_relation(
     question: Question, allowed: Sequence[NeighbouringRelation], statement: str, source: str
 ) -> Assumption:
-    """Return the hypothesis that the neighbouring relation is one of those allowed."""
+    """Return the assumption that the neighbouring relation is an allowed one, and if it holds."""
     return Assumption(statement, question.relation in allowed, source)

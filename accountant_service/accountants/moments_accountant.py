@@ -41,7 +41,9 @@ class MomentsAccountant(Accountant):
     name = "moments_accountant"
     title = "Moments accountant"
     source = _SOURCE + "; papers/002"
-    needs = "Gaussian noise, Poisson sampling (or none), add/remove neighbours"
+    needs = (
+        "Gaussian noise; Poisson sampling with add/remove or zero-out neighbours, or no sampling"
+    )
     proves = "an upper bound of ε by the classical tail bound, integer moments up to 127"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:

@@ -22,10 +22,10 @@ _CONSTANT: Final = 3.0
 class MomentsAccountantClosedForm(Accountant):
     """Closed form for ε: the moments accountant's theorem with its unknown constant set to 3.
 
-    σ = 3q·√(T·log(1/δ))/ε, from the theorem of papers/002.
+    σ = 3q·√(T·log(1/δ))/ε, from Theorem 1 of Abadi et al. 2016 (papers/002).
 
     The theorem only states that some constant exists, for ε below another constant. The 3 has no
-    proof; in practice it overstates ε by half.
+    proof. At q = 0.01, σ = 2, T = 40 000 and δ = 1e-5 it gives more than twice the certified ε.
     """
 
     name = "moments_accountant_closed_form"

@@ -51,7 +51,7 @@ class Pld(Accountant):
         "any kind of mechanism; with sampling, add/remove or zero-out neighbours, or Gaussian "
         "noise and replace-one"
     )
-    proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-8"
+    proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-6"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
         """Return the hypothesis that every release has a dominating pair."""
@@ -115,7 +115,7 @@ def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
 
 
 def has_quick_curve(question: Question) -> bool:
-    """Return whether many numbers of repetitions share the work for one, in `epsilon_bounds`."""
+    """Return whether many numbers of repetitions can share one computation in `epsilon_bounds`."""
     return all(has_characteristic_function(law) for law, _ in dominating_pairs(question))
 
 
@@ -128,7 +128,7 @@ def _bound(question: Question, bounds: Bounds) -> Bound:
 def _enclose_epsilon(
     question: Question, releases: list[tuple[ReleaseLaw, int]], delta: float
 ) -> Bounds:
-    """Return bounds of ε: 0 if the total variation is at most δ, else from the engines.
+    """Return bounds on ε at δ: from few outcomes or closed forms if possible, else by engines.
 
     They are infinite if outcomes of infinite loss alone exceed δ.
     """
@@ -149,7 +149,7 @@ def _enclose_epsilon(
 def _enclose_delta(
     question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
 ) -> Bounds:
-    """Return bounds of δ from all outcomes, the closed forms for little noise and the engines."""
+    """Return bounds on δ(ε): from few outcomes or closed forms if possible, else by engines."""
     found = enumeration.delta_bounds(releases, epsilon)
     if found is None:
         found = small_noise.delta_bounds(releases, epsilon)
@@ -179,7 +179,7 @@ def _capped_at(bounds: Bounds, cap: float) -> Bounds:
 
 
 def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bound:
-    """Return the bound of ε, at most the upper bound for the same releases without sampling.
+    """Return the bound on ε, at most the upper bound for the same releases without sampling.
 
     Sampling never hurts: Gaussian releases have a closed form, Laplace ones their pure ε.
     """
@@ -193,12 +193,12 @@ def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bo
 
 
 def _infinite_mass(releases: Composition) -> float:
-    """Return an upper bound of the mass of infinite loss, in the costlier direction."""
+    """Return an upper bound on the mass of infinite loss, in the costlier direction."""
     return max(infinite_mass(releases, direction) for direction in DIRECTIONS)
 
 
 def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
-    """Return μ and ε of all Gaussian and Laplace releases unsampled, and the pairs to compose.
+    """Return μ and ε of all releases without sampling, and the dominating pairs to compose.
 
     Unsampled Gaussian releases compose to one Gaussian release. If there are no others, its closed
     form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.
@@ -222,7 +222,7 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
 
 
 def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:
-    """Refuse releases on disjoint parts of the data: each part has its own pair."""
+    """Raise if releases are on disjoint parts of the data, which have no common pair."""
     for group in groups:
         if group.atom.parts:
             raise MethodNotApplicableError(

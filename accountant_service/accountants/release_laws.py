@@ -71,7 +71,7 @@ class ReleaseGroup:
     rate: float
 
     def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
-        """Return whether one record of such a sample is replaced between neighbouring datasets.
+        """Return whether the relation replaces a record, and batches are drawn by this sampling.
 
         `sigma` is then that of the distance 2C between the record and its replacement.
         """
@@ -111,7 +111,7 @@ class _Kind:
 def release_groups(
     atom_counts: Sequence[tuple[Atom, int]], relation: NeighbouringRelation
 ) -> tuple[ReleaseGroup, ...]:
-    """Return distinct releases with their effective noise and rate (decision 0002)."""
+    """Return distinct releases, each with the noise and sample rate that the relation implies."""
     return tuple(
         ReleaseGroup(
             atom,
@@ -161,26 +161,26 @@ def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> Rele
 
 
 def is_renyi_curve(group: ReleaseGroup) -> bool:
-    """Return whether releases of the group are known by a Rényi curve, and not sampled."""
+    """Return whether all that is known of these releases is a Rényi curve, without sampling."""
     return group.rate == 1.0 and _KINDS[group.atom.noise].is_renyi_curve
 
 
 def renyi_law(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of all releases together whose Rényi curves are known."""
+    """Return one dominating pair for all releases of which only Rényi curves are known."""
     rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
     curves = [(*_curve(g, relation), g.count) for g in groups if g.atom.noise != "zcdp"]
     return Release(RenyiPair(rho, tuple(curves)))
 
 
 def _rho(group: ReleaseGroup) -> float:
-    """Return ρ of a zero-concentrated release."""
+    """Return ρ of a ρ-zero-concentrated release."""
     return float(group.atom.parameters[0])  # type: ignore[arg-type]
 
 
 def _curve(
     group: ReleaseGroup, relation: NeighbouringRelation
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the orders of a release's Rényi curve and the divergences there."""
+    """Return the orders of a release's Rényi curve, and the divergence at each."""
     if group.atom.noise == "rdp":
         orders, divergences = group.atom.parameters
         return orders, divergences  # type: ignore[return-value]
@@ -194,19 +194,19 @@ def _curve(
 
 
 def _renyi_release(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of one release that is known by a Rényi curve."""
+    """Return the dominating pair of one release of which only a Rényi curve is known."""
     alone = renyi_law([replace(group, count=1, rate=1.0)], relation)
     return replace(alone, sample_rate=group.rate)  # type: ignore[type-var]
 
 
 def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the pair of a person whose records are Poisson-sampled one by one."""
+    """Return the dominating pair for a person whose records are Poisson-sampled independently."""
     (records,) = group.atom.parameters
     return Release(SeveralRecordsPair(int(records), group.rate, 1 / group.sigma))  # type: ignore[arg-type]
 
 
 def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the pair of a Gaussian release on a Poisson sample of limited size."""
+    """Return the dominating pair of a Gaussian release on a truncated Poisson sample."""
     size, batch = group.atom.fixed_sizes or (1, 1)
     return truncated_poisson_law(size, group.rate, batch, 1 / group.sigma)
 
@@ -217,7 +217,7 @@ def count_pairs(group: ReleaseGroup) -> int:
 
 
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
-    """Return μ of the Gaussian and ε of the pure releases, composed without sampling.
+    """Return μ of all Gaussian releases, and ε of all pure-DP ones, without sampling.
 
     The ε is infinite if another kind is among them.
     """
@@ -227,12 +227,12 @@ def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
 
 
 def is_attained(kind: str) -> bool:
-    """Return whether two neighbouring datasets attain the pair of a kind, without sampling."""
+    """Return whether two neighbouring datasets attain this noise's dominating pair, unsampled."""
     return kind not in _KINDS or _KINDS[kind].is_attained
 
 
 def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str, str]:
-    """Return what is assumed of a release of the group, and the source of the proof."""
+    """Return the assumption about a release of the group, and the source of the proof."""
     kind = _KINDS[group.atom.noise]
     if group.rate == 1.0 or kind.samples_itself:
         return kind.statement, kind.source
@@ -253,7 +253,7 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
         require_dominating_pair(inner, relation)
         _require_renyi_curve(inner, relation)
     if name in ("gaussian", "laplace"):
-        _require_pair_of_sample(group, relation)
+        _require_proved_sampling(group, relation)
     elif sampling == "poisson":
         _require_add_or_remove(group, relation)
     elif sampling not in ("none", "truncated_poisson", name):
@@ -264,7 +264,7 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
 
 
 def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Refuse a release without Rényi divergences: some outcome reveals everything."""
+    """Raise if a release's Rényi divergences are infinite: some outcome reveals the record."""
     if any(dominating_pair(group, relation).infinite_mass(each) > 0 for each in DIRECTIONS):
         raise MethodNotApplicableError(
             f"private_selection needs Rényi divergences, and those of {group.atom.noise} are "
@@ -274,7 +274,7 @@ def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) ->
 
 
 def _require_add_or_remove(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Refuse a Poisson-sampled release unless a record is added or removed.
+    """Raise for a Poisson-sampled release unless a record is added or removed.
 
     Only then the sample without the record is a neighbour of the sample with it.
     """
@@ -286,8 +286,8 @@ def _require_add_or_remove(group: ReleaseGroup, relation: NeighbouringRelation) 
         )
 
 
-def _require_pair_of_sample(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Refuse Gaussian or Laplace noise on a sample whose pair is not proved."""
+def _require_proved_sampling(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
+    """Raise if no dominating pair is proved for this noise, sampling and relation."""
     sampling = group.atom.sampling
     if group.rate == 1.0:
         return
@@ -309,7 +309,7 @@ def _require_pair_of_sample(group: ReleaseGroup, relation: NeighbouringRelation)
 
 
 def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the pair of a Gaussian release on any kind of sample."""
+    """Return the dominating pair of a Gaussian release on any kind of sample."""
     if group.replaces_record_in("poisson", relation):
         return ReplacedRecord(0.5 / group.sigma, group.rate)  # 2C apart, each C from absence
     if group.replaces_record_in("fixed_size", relation):
@@ -318,14 +318,14 @@ def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> Releas
 
 
 def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the pair of a Laplace release, Poisson-sampled or not."""
+    """Return the dominating pair of a Laplace release, Poisson-sampled or not."""
     return Release(LaplacePair(1 / group.sigma), group.rate)
 
 
 def _pair_law(
     pair: Callable[..., BasePair],
 ) -> Callable[[ReleaseGroup, NeighbouringRelation], ReleaseLaw]:
-    """Return the law of a kind whose parameters are those of its pair under every relation."""
+    """Return a function that builds a release's law from a pair with the release's parameters."""
 
     def law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
         parameters: tuple[Any, ...] = group.atom.parameters
@@ -335,7 +335,7 @@ def _pair_law(
 
 
 def _balls_in_bins_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the pair of one selection in an epoch of balls in bins.
+    """Return the dominating pair of a balls-in-bins epoch in which each record is in one bin.
 
     k selections of b bins are dominated by k epochs with one selection of ⌊b/k⌋ bins. Under
     replace-one no amplification is proved, and below `BINS_NOISE_MIN` none is computed: the pair
@@ -350,13 +350,13 @@ def _balls_in_bins_law(group: ReleaseGroup, relation: NeighbouringRelation) -> R
 
 
 def has_bins_law(atom: Atom, relation: NeighbouringRelation) -> bool:
-    """Return whether a balls-in-bins epoch with one selection has the pair of its own law."""
+    """Return whether balls-in-bins amplification is computed for this noise and relation."""
     in_range = BINS_NOISE_MIN <= atom.noise_multiplier <= BINS_NOISE_MAX
     return in_range and relation is not NeighbouringRelation.REPLACE_ONE
 
 
 def _bins_and_selections(atom: Atom) -> tuple[int, int]:
-    """Return the number of bins of an epoch, and in how many of them each record is."""
+    """Return an epoch's number of bins, and the number of bins that each record is put into."""
     bins, selections = (int(each) for each in atom.parameters)  # type: ignore[arg-type]
     return bins, selections
 

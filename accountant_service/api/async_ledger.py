@@ -44,7 +44,7 @@ from accountant_service.ledger.rules import (
     NewDataset,
     Reservation,
 )
-from accountant_service.ledger.service import Ledger, Returns, WriteRequest
+from accountant_service.ledger.service import Ledger, Refunds, WriteRequest
 from accountant_service.mechanisms import Mechanism
 from accountant_service.settings import Settings
 
@@ -97,7 +97,7 @@ class AsyncLedger:
         self._affordable: dict[Any, asyncio.Future[tuple[int | None, float | None]]] = {}
 
     def close(self) -> None:
-        """Kill the computation processes."""
+        """Kill the computation processes; the ledger itself stays open."""
         self._processes.close()
 
     # --- threads and processes
@@ -164,7 +164,7 @@ class AsyncLedger:
         return [dataset_view(dataset) for dataset in self._ledger.list_datasets(key)]
 
     async def get_dataset(self, key: KeyRecord, name: str) -> Json:
-        """Return a dataset, after ending the reservations whose lease has expired."""
+        """Return a dataset, after ending the reservations whose lease has run out."""
         dataset, overdue = await self._read(self._ledger.read_dataset, key, name)
         if overdue:
             dataset = await self._expire_leases(key, dataset, overdue) or dataset
@@ -173,30 +173,30 @@ class AsyncLedger:
     async def _expire_leases(
         self, key: KeyRecord, dataset: Dataset, overdue: Sequence[Reservation]
     ) -> Dataset | None:
-        """End reservations whose lease has expired; return the dataset after it.
+        """End reservations whose lease has run out; return the dataset after it, or None.
 
         What they give back is computed before the transaction. Those for which the time does not
         suffice are ended by a later request; until then their budget is held.
         """
         deadline, name = time.monotonic() + _RETURNS_SECONDS_MAX, dataset.name
-        returns: Returns = {}
+        refunds: Refunds = {}
         for run in overdue:
-            if returns and time.monotonic() > deadline:
+            if refunds and time.monotonic() > deadline:
                 break
-            returns[run.identifier] = await self._compute_return(key, dataset, run)
-        return await self._write(dataset.identifier, self._ledger.expire_leases, name, returns)
+            refunds[run.identifier] = await self._compute_refund(key, dataset, run)
+        return await self._write(dataset.identifier, self._ledger.expire_leases, name, refunds)
 
-    async def _compute_return(
+    async def _compute_refund(
         self, key: KeyRecord, dataset: Dataset, run: Reservation
     ) -> tuple[int, Amounts]:
-        """Return a run's granted steps, and the budget that it would return if it ended now."""
-        returned = run.returned
-        if returned is None:
+        """Return a run's granted steps, and the budget that it would free if it ended now."""
+        refund = run.refund_if_ended
+        if refund is None:
             try:
-                returned = await self._calculate(key, plans.compute_return, dataset.policy, run)
+                refund = await self._calculate(key, plans.compute_refund, dataset.policy, run)
             except TooExpensiveError:  # the run ends all the same
-                returned = run.charge.least_returned(run.steps_granted)
-        return run.steps_granted, returned
+                refund = run.charge.least_refund(run.steps_granted)
+        return run.steps_granted, refund
 
     async def count_steps_left(
         self, key: KeyRecord, name: str, *, allow_slow: bool = True
@@ -356,7 +356,7 @@ class AsyncLedger:
     # --- runs
 
     async def get_reservation(self, key: KeyRecord, identifier: str) -> Json:
-        """Return a reservation, expired if its lease has ended."""
+        """Return a reservation; end it first if its lease has run out."""
         ledger = self._ledger
         dataset, reservation = await self._read(ledger.find_reservation, key, identifier)
         if service.is_overdue(reservation):
@@ -381,18 +381,18 @@ class AsyncLedger:
     async def _end_run(
         self, request: WriteRequest, identifier: str, kind: EntryKind
     ) -> StoredAnswer:
-        """End a run; if the returned budget takes a computation, compute it and try again."""
-        returned: tuple[int, Amounts] | None = None
+        """End a run; if its refund must be computed first, compute it and try again."""
+        refund: tuple[int, Amounts] | None = None
         for _ in range(service.ATTEMPTS):
             try:
                 return await self._write_to_run(
-                    self._ledger.close_run, request, identifier, kind, returned
+                    self._ledger.close_run, request, identifier, kind, refund
                 )
             except ChargeOutdatedError:
                 dataset, run = await self._read(
                     self._ledger.find_reservation, request.key, identifier
                 )
-                returned = await self._compute_return(request.key, dataset, run)
+                refund = await self._compute_refund(request.key, dataset, run)
         raise ChargeOutdatedError(
             "further steps were granted meanwhile; the run has not ended. Try again"
         )
@@ -423,7 +423,7 @@ class AsyncLedger:
 
 
 def _remember(memory: dict[Any, Any], name: Any, found: Any) -> None:
-    """Keep a result under a name; drop the oldest one when there are too many."""
+    """Keep a result in memory under a name; drop the oldest one when there are too many."""
     memory.pop(name, None)
     if len(memory) >= _REMEMBERED_MAX:
         del memory[next(iter(memory))]

@@ -315,6 +315,7 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
         None if body.datasets is None else tuple(body.datasets),
         None if expires is None else now() + int(1e6 * expires),
         body.team,
+        by=key.identifier,
     )
     return _json_response(ledger_views.key_view(record) | {"key": token}, 201)
 

@@ -86,7 +86,7 @@ def _amount_view(policy: PrivacyFilter, amounts: Amounts | None) -> Json:
 
 
 def _accounting_view(policy: PrivacyFilter) -> Json:
-    """Return the privacy filter of a dataset as JSON."""
+    """Return a dataset's privacy filter as JSON: its name, parameters and description."""
     if isinstance(policy, RenyiFilter):
         kind: Json = {"order": policy.order, "budget_micronats": policy.budget}
     else:

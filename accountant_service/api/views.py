@@ -57,7 +57,7 @@ def _certified_interval_view(claim: Guarantee) -> CertifiedEpsilon | CertifiedDe
 
 
 def _risk_view(solved: Solution) -> schemas.RiskView | None:
-    """Return the bounds of the risk that was solved for, if it was one."""
+    """Return the bounds on the risk that was solved for, or None if (ε, δ) was the target."""
     return None if solved.risk is None else schemas.RiskView.of(solved.risk)
 
 

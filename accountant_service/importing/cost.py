@@ -96,13 +96,13 @@ def require_valid(found: Imported) -> None:
 
 
 def _sorted(findings: Any) -> tuple[Finding, ...]:
-    """Return findings with errors first."""
+    """Return the findings, errors first."""
     order = ["error", "warning", "note"]
     return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
 def _read(node: Node) -> Mechanism:
-    """Return a node's mechanism.
+    """Return the mechanism that an imported node describes.
 
     Raises:
         DocumentError: it is not valid here; the error points into the document.
@@ -118,7 +118,7 @@ def _read(node: Node) -> Mechanism:
 
 
 def _solve_for_noise(found: Imported, delta: float) -> Imported:
-    """Return what is found with the least noise that reaches the target, if it is not stated.
+    """Return the import with the least noise that reaches its target ε, if it states no noise.
 
     It is the noise for which the tool's own method finds the target, for what the tool accounts.
     """
@@ -146,14 +146,14 @@ def _solve_for_noise(found: Imported, delta: float) -> Imported:
 
 
 def _accounted_relation(found: Imported) -> NeighbouringRelation:
-    """Return the relation of the tool's accountant; that of shuffled batches is ours."""
+    """Return the neighbouring relation that the tool's own accountant assumes."""
     return NeighbouringRelation.ADD_OR_REMOVE_ONE if found.accounted else found.relation
 
 
 def _guarantee(
     node: Node, relation: NeighbouringRelation, delta: float
 ) -> tuple[Guarantee | None, str | None]:
-    """Return the certified guarantee, else a proved one, else the reason why there is none."""
+    """Return the certified guarantee, else a proved one; if there is none, the reason."""
     mechanism = _read(node)
     try:
         return calculator.epsilon(mechanism, delta, relation=relation), None
@@ -167,7 +167,7 @@ def _guarantee(
 
 
 def _check(claim: Claim, found: Imported) -> CheckedClaim:
-    """Return a claim with what is proved about it."""
+    """Return a claim with its status and what is proved about its ε."""
     node, delta = claim.mechanism or found.mechanism, claim.delta or found.delta
     assert node is not None
     assert delta is not None
@@ -186,7 +186,7 @@ def _check(claim: Claim, found: Imported) -> CheckedClaim:
 
 
 def _delta_at(node: Node, relation: NeighbouringRelation, epsilon: float) -> Interval | None:
-    """Return proved bounds of δ at ε, if there are any."""
+    """Return proved bounds on δ at ε, or None if there are none."""
     try:
         return calculator.delta(_read(node), epsilon, relation=relation).certified
     except BoundsContradictError:
@@ -196,7 +196,7 @@ def _delta_at(node: Node, relation: NeighbouringRelation, epsilon: float) -> Int
 
 
 def _claim_findings(claim: CheckedClaim) -> list[Finding]:
-    """Return what is wrong with a claim."""
+    """Return a finding if a claim is refuted, not proven or far too large."""
     bounds, text = claim.true_epsilon, f"ε = {claim.epsilon:g} at δ = {claim.delta:g}"
     if claim.status is Status.REFUTED and bounds is not None:
         instead = f"{_between('ε', bounds)} at δ = {claim.delta:g}"
@@ -215,13 +215,13 @@ def _claim_findings(claim: CheckedClaim) -> list[Finding]:
 
 
 def _between(symbol: str, bounds: Interval) -> str:
-    """Return bounds in words, rounded outward."""
+    """Return a sentence that a value is between two bounds, rounded outward."""
     low, high = number_format.round_down(bounds.lower, 4), number_format.round_up(bounds.upper, 4)
     return f"{symbol} is between {low} and {high}"
 
 
 def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Finding]:
-    """Return whether the tool's accounting method reports less than is true, or far more."""
+    """Return a finding if the tool's accounting method reports too small or far too large an ε."""
     accounted = found.accounted or found.mechanism
     if found.method is None or proved is None or accounted is None or found.delta is None:
         return []

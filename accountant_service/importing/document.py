@@ -28,7 +28,7 @@ class DocumentError(MechanismError):
 
 
 def parse_text(text: str) -> Json:
-    """Return the value of a text: JSON, TOML or a Python expression; the first that can be read.
+    """Return the value of a text in JSON, TOML or a Python expression, whichever parses first.
 
     `Name(first=1)` becomes `{"class_name": "Name", "first": 1}`.
 
@@ -106,7 +106,7 @@ def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
 
 
 def _convert_call(name: str, args: list[ast.expr], keywords: list[ast.keyword], inner: Any) -> Json:
-    """Return the JSON value of a constructor's call; `array` and `OrderedDict` are their values."""
+    """Return the JSON value of a constructor's call; `array` and `OrderedDict` are unwrapped."""
     if name in {"array", "asarray", "OrderedDict", "dict", "deque"} and args:
         found = inner(args[0], 0)
         is_pairs = name in {"OrderedDict", "dict"} and isinstance(found, list)
@@ -117,7 +117,7 @@ def _convert_call(name: str, args: list[ast.expr], keywords: list[ast.keyword], 
 
 
 def _is_pair(value: Json) -> bool:
-    """Return whether a value is a list of two."""
+    """Return whether a value is a list of two items."""
     return isinstance(value, list) and len(value) == 2
 
 
@@ -154,7 +154,7 @@ def require_bounded(document: Json) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A value of a document and its JSON pointer.
+    """A part of a document: its value, and its JSON pointer.
 
     Attributes:
         value: parsed JSON.
@@ -165,7 +165,7 @@ class Part:
     pointer: str = ""
 
     def fault(self, message: str) -> DocumentError:
-        """Return the error that this value is not what it must be."""
+        """Return an error that points to this value, with a message."""
         return DocumentError((self.pointer, message))
 
     @property
@@ -184,7 +184,7 @@ class Part:
         return None
 
     def field(self, *names: str) -> Part:
-        """Return the first field of these names.
+        """Return the first field of these names that is present; raise if none is.
 
         Raises:
             DocumentError: there is none.
@@ -195,13 +195,13 @@ class Part:
         return found
 
     def fields(self) -> dict[str, Json]:
-        """Return the value as an object."""
+        """Return the value as an object; raise if it is none."""
         if not isinstance(self.value, dict):
             raise self.fault("must be an object")
         return self.value
 
     def items(self) -> list[Part]:
-        """Return the items of a list."""
+        """Return the items of a list; raise if the value is no list."""
         if not isinstance(self.value, list | tuple):
             raise self.fault("must be a list")
         return [Part(item, f"{self.pointer}/{i}") for i, item in enumerate(self.value)]
@@ -223,7 +223,7 @@ class Part:
         return int(value)
 
     def choice(self, options: Iterable[str]) -> str:
-        """Return the value as one of some strings."""
+        """Return the value, which must be one of some strings."""
         allowed = list(options)
         if self.value not in allowed:
             raise self.fault("must be one of " + ", ".join(allowed))
@@ -236,7 +236,7 @@ class Part:
         return self.value
 
     def named_arguments(self, names: Iterable[str]) -> Part:
-        """Return the object with its positional arguments under these names.
+        """Return the object with its positional arguments stored under these names.
 
         Raises:
             DocumentError: it has more positional arguments than names, or one of them twice.

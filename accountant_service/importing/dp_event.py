@@ -53,7 +53,7 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read an event, alone or with its relation, δ and ε."""
+    """Read a `DpEvent`, alone or with its relation, δ and ε."""
     wrapper = None
     if document.class_name is None or not document.class_name.endswith("DpEvent"):
         wrapper, document = document, document.field(*_WRAPPED)
@@ -78,7 +78,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _as_run(node: Node) -> Node:
-    """Return repeated Poisson-sampled Gaussian noise as a run, which has the same meaning."""
+    """Return repeated Poisson-sampled Gaussian noise as a `dp_sgd` run, which means the same."""
     sampled = node.fields.get("mechanism")
     if not isinstance(sampled, Node) or sampled.kind != "poisson_sampled":
         return node
@@ -99,7 +99,7 @@ _RELATION_NOT_STATED: Final = Finding(
 
 
 def read_event(event: Part, relation: NeighbouringRelation, depth: int = DEPTH_MAX) -> Node:
-    """Return the mechanism of an event.
+    """Return the mechanism that a `DpEvent` describes.
 
     Raises:
         DocumentError: the event is malformed or not supported.
@@ -120,7 +120,7 @@ def read_event(event: Part, relation: NeighbouringRelation, depth: int = DEPTH_M
 
 
 def _noise(event: Part, relation: NeighbouringRelation, name: str = "noise_multiplier") -> float:
-    """Return a noise multiplier, over the clipping norm."""
+    """Return an event's noise multiplier: its noise over the clipping norm."""
     return read_noise(event.field(name)) * relation.sensitivity
 
 
@@ -128,12 +128,12 @@ _Reader = Callable[[Part, Callable[[Part], Node], NeighbouringRelation], Node]
 
 
 def _gaussian(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
-    """Return Gaussian noise."""
+    """Return the Gaussian noise that an event describes."""
     return Node("gaussian", event.pointer, {"noise_multiplier": _noise(event, relation)})
 
 
 def _laplace(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
-    """Return Laplace noise."""
+    """Return the Laplace noise that an event describes."""
     return Node("laplace", event.pointer, {"noise_multiplier": _noise(event, relation)})
 
 
@@ -143,27 +143,27 @@ def _nothing(event: Part, _: Any, __: Any) -> Node:
 
 
 def _self_composed(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
-    """Return a repetition."""
+    """Return the repetition of a mechanism that an event describes."""
     count = event.field("count").whole(0, COUNT_MAX)
     fields = {"count": count, "mechanism": inner(event.field("event"))}
     return Node("repeated", event.pointer, fields)
 
 
 def _composed(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
-    """Return a composition."""
+    """Return the composition of mechanisms that an event describes."""
     events = [inner(each) for each in event.field("events").items()]
     return Node("composed", event.pointer, {"mechanisms": events})
 
 
 def _poisson(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
-    """Return a mechanism on a Poisson sample."""
+    """Return the mechanism on a Poisson sample that an event describes."""
     rate = event.field("sampling_probability").number(0.0, 1.0)
     fields = {"sample_rate": rate, "mechanism": inner(event.field("event"))}
     return Node("poisson_sampled", event.pointer, fields)
 
 
 def _without_replacement(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
-    """Return a mechanism on a sample of fixed size."""
+    """Return the mechanism on a sample of fixed size that an event describes."""
     size = event.field("source_dataset_size").whole(1, COUNT_MAX)
     fields = {
         "dataset_size": size,
@@ -174,7 +174,7 @@ def _without_replacement(event: Part, inner: Callable[[Part], Node], _: Any) -> 
 
 
 def _truncated(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
-    """Return Gaussian noise on a truncated Poisson sample."""
+    """Return the Gaussian noise on a truncated Poisson sample that an event describes."""
     fields = {
         "dataset_size": event.field("dataset_size").whole(1, COUNT_MAX),
         "sample_rate": event.field("sampling_probability").number(0.0, 1.0),
@@ -185,7 +185,7 @@ def _truncated(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
 
 
 def _tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
-    """Return the Gaussian noise of a record's nodes in a tree: ⌈log₂(steps + 1)⌉ of them.
+    """Return the Gaussian noise of the ⌈log₂(steps + 1)⌉ tree nodes that one record is part of.
 
     Kairouz et al. 2021, arXiv 2103.00039, appendix D: each record is in one tree.
     """
@@ -199,7 +199,7 @@ def _tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
 
 
 def _zcdp(event: Part, _: Any, __: Any) -> Node:
-    """Return a release that is only known to be ρ-zCDP."""
+    """Return a release of which only ρ-zCDP is known."""
     if (xi := event.find("xi")) is not None and xi.number(0.0, 1e6) > 0:
         raise xi.fault("must be 0: only ρ-zCDP is supported")
     rho = event.field("rho").number(0.0, 1e6)
@@ -207,7 +207,7 @@ def _zcdp(event: Part, _: Any, __: Any) -> Node:
 
 
 def _discrete_laplace(event: Part, _: Any, __: Any) -> Node:
-    """Return discrete Laplace noise; the scale is one over the noise parameter."""
+    """Return discrete Laplace noise; its scale is one over the event's noise parameter."""
     parameter = event.field("noise_parameter").number(0.0, 1e6, above=True)
     fields = {
         "scale": 1 / parameter,
@@ -217,7 +217,7 @@ def _discrete_laplace(event: Part, _: Any, __: Any) -> Node:
 
 
 def _randomized_response(event: Part, _: Any, __: Any) -> Node:
-    """Return randomized response."""
+    """Return the randomized response that an event describes."""
     fields = {
         "categories": event.field("num_buckets").whole(2, COUNT_MAX),
         "flip_probability": event.field("noise_parameter").number(0.0, 1.0),
@@ -226,7 +226,7 @@ def _randomized_response(event: Part, _: Any, __: Any) -> Node:
 
 
 def _repeat_and_select(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
-    """Return the best of a random number of runs."""
+    """Return the private selection of the best of a random number of runs."""
     shape, mean = event.field("shape"), event.field("mean").number(0.0, 1e9, above=True)
     named = {"1": "geometric", "0": "logarithmic", "inf": "poisson"}
     name = named.get(str(shape.value).removesuffix(".0"), "negative_binomial")

@@ -51,7 +51,7 @@ CODES: Final[dict[str, tuple[Severity, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding.
+    """One finding of the lint: what the document says, and what is true instead.
 
     Attributes:
         code: a key of `CODES`.
@@ -67,5 +67,5 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """The finding's severity."""
+        """The severity of a finding with this code."""
         return CODES[self.code][0]

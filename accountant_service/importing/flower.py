@@ -58,7 +58,7 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read the mod of a client, the strategy of a server, or the configuration of an app."""
+    """Read a client's mod, a server's strategy, or an app's configuration."""
     config = _app_config(document)
     names = _STRATEGIES.get(config.class_name or "")
     if config.class_name == "LocalDpMod":
@@ -82,7 +82,7 @@ def _normalized(document: dict[str, Json]) -> dict[str, Json]:
 
 
 def _app_config(document: Part) -> Part:
-    """Return the configuration of an app: of `pyproject.toml`, or the document itself."""
+    """Return an app's configuration: that in a `pyproject.toml`, or the document itself."""
     if "flwr" in _tool(document.value):
         for name in ("tool", "flwr", "app", "config"):
             document = document.field(name)
@@ -92,17 +92,17 @@ def _app_config(document: Part) -> Part:
 
 
 def _find(config: Part, *names: str) -> Part | None:
-    """Return the first field of these names, with or without the prefix of an app's field."""
+    """Return the first field of these names, with or without an app's prefix, or None."""
     return config.find(*(prefix + name for name in names for prefix in _PREFIXES))
 
 
 def _field(config: Part, *names: str) -> Part:
-    """Return the first field of these names, with or without the prefix of an app's field."""
+    """Return the first field of these names, with or without an app's prefix; raise if none."""
     return _find(config, *names) or config.field(*names)
 
 
 def _positive(part: Part) -> float:
-    """Return a positive number."""
+    """Return a document's value as a positive number."""
     return part.number(0.0, _NUMBER_MAX, above=True)
 
 
@@ -139,7 +139,7 @@ def _read_local(config: Part) -> Imported:
 
 
 def _refute_without_noise(part: Part, epsilon: float, delta: float, noise: float) -> Finding:
-    """Return that a claim is refuted because there is hardly any noise."""
+    """Return the finding that a claim is refuted because there is hardly any noise."""
     return Finding(
         "claim-refuted",
         part.pointer,
@@ -150,7 +150,7 @@ def _refute_without_noise(part: Part, epsilon: float, delta: float, noise: float
 
 
 def _check_sensitivity(part: Part, sensitivity: float, norm: float) -> tuple[Finding, ...]:
-    """Return what is wrong with a sensitivity: two updates of norm C are up to 2C apart."""
+    """Return findings unless a sensitivity is 2C, the distance of two updates clipped to C."""
     if sensitivity < norm:
         message = (
             f"the sensitivity is {sensitivity:g}, but updates are clipped to norm {norm:g}: the "
@@ -173,7 +173,7 @@ def _check_sensitivity(part: Part, sensitivity: float, norm: float) -> tuple[Fin
 
 
 def _check_classical(part: Part, epsilon: float) -> tuple[Finding, ...]:
-    """Return that the classical formula is proved for ε < 1 only."""
+    """Return a finding if ε ≥ 1, where the classical Gaussian formula is not proved."""
     if epsilon < 1:
         return ()
     message = (
@@ -184,7 +184,7 @@ def _check_classical(part: Part, epsilon: float) -> tuple[Finding, ...]:
 
 
 def _check_rounds(config: Part, rounds: int | None, epsilon: float) -> tuple[Finding, ...]:
-    """Return that ε is that of one round."""
+    """Return a finding if there are several rounds: the configured ε is that of one round."""
     if rounds is None:
         message, instead = f"ε = {epsilon:g} is that of one message", "state num_rounds"
     elif rounds > 1:
@@ -268,7 +268,7 @@ def _strategy(config: Part) -> str:
 
 
 def _charge_count(config: Part, noise: float, sampled: int) -> float:
-    """Return the noise multiplier of sum and noisy count together, if clients come and go.
+    """Return the noise multiplier of the sum and the noisy count together, for adaptive clipping.
 
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
     et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that
@@ -285,7 +285,7 @@ def _charge_count(config: Part, noise: float, sampled: int) -> float:
 
 
 def _count_mismatch(planned: Part, sampled: int, averaged: int) -> Finding:
-    """Return that the noise is planned for another number of clients than are averaged."""
+    """Return the finding that the noise is planned for another number of clients."""
     message = (
         f"the noise of the average is planned for {sampled} clients, and {averaged} are averaged: "
         f"their noise multiplier is {averaged / sampled:.4g} times the one given"

@@ -12,7 +12,7 @@ from accountant_service.importing.findings import Finding
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A mechanism of this service, and the part of the document that it stands for.
+    """A mechanism of this service, and the part of a document that it was read from.
 
     Attributes:
         kind: the mechanism's kind.
@@ -25,11 +25,11 @@ class Node:
     fields: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the mechanism's JSON."""
+        """Return the mechanism as JSON."""
         return {"kind": self.kind} | {name: _to_json(value) for name, value in self.fields.items()}
 
     def source_of(self, pointer: str) -> str:
-        """Return the part of the document that a pointer into the mechanism's JSON stands for."""
+        """Return the document's pointer for a pointer into the mechanism's JSON."""
         inner: Any = self
         found = self.pointer
         for step in pointer.split("/")[1:]:
@@ -43,7 +43,7 @@ class Node:
         return found
 
     def but(self, **fields: Any) -> Node:
-        """Return the node with some fields changed; None removes a field."""
+        """Return a copy with some fields changed; None removes a field."""
         changed = {**self.fields, **fields}
         return replace(
             self, fields={name: value for name, value in changed.items() if value is not None}
@@ -51,7 +51,7 @@ class Node:
 
 
 def _to_json(value: Any) -> Any:
-    """Return the JSON of a field's value."""
+    """Return a field's value as JSON."""
     if isinstance(value, list):
         return [_to_json(item) for item in value]
     return value.to_json() if isinstance(value, Node) else value
@@ -59,7 +59,7 @@ def _to_json(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An (ε, δ) that the document, or who gives it, claims.
+    """An (ε, δ) that a document, or the user who imports it, claims.
 
     Attributes:
         epsilon: the claimed ε.
@@ -78,7 +78,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The content of a document.
+    """The content of a document: its mechanism, claims and findings.
 
     Attributes:
         tool: the tool and the kind of document, in words.
@@ -108,7 +108,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that the document does not state, from the caller.
+    """Facts about a run that the caller states beside the document, such as its dataset size.
 
     Attributes:
         dataset_size: number of records.

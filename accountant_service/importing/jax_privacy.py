@@ -27,7 +27,7 @@ _BANDS: Final = {"iterations", "expected_participations"}
 
 
 def detect(document: Json) -> bool:
-    """Return whether a document is one of the two configurations."""
+    """Return whether a document is a `BandMFConfig` or a `DPKerasConfig`."""
     if not isinstance(document, dict):
         return False
     named = document.get(CLASS_NAME) in ("BandMFConfig", "DPKerasConfig")
@@ -35,7 +35,7 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read a configuration."""
+    """Read one of the configurations of jax_privacy."""
     document = Part(document.value, document.pointer)
     if document.class_name == "BandMFConfig" or document.find("iterations"):
         return _read_bands(document, facts)
@@ -43,7 +43,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _read_bands(config: Part, facts: Facts) -> Imported:
-    """Read a `BandMFConfig`: banded noise, with records in one group a band, each Poisson sampled.
+    """Read a `BandMFConfig`: banded noise, on records that are Poisson-sampled within groups.
 
     With b bands it costs what ⌈T/b⌉ Poisson-sampled Gaussian releases cost (Choquette-Choo et al.
     2023, arXiv 2306.08153v2, Theorem 4), as the noise multiplier is relative to the column norm.
@@ -80,7 +80,7 @@ def _count_bands(config: Part) -> int:
 
 
 def _truncate(config: Part, run: Node, size: int | None, bands: int, largest: Part) -> Node:
-    """Return the run with batches of at most some size, from groups of equal size."""
+    """Return the run with at most `size` records in a batch, from groups of equal size."""
     if size is None:
         raise config.field("num_examples").fault("is required")
     noise = config.field("noise_multiplier")
@@ -122,7 +122,7 @@ def _read_keras(config: Part, facts: Facts) -> Imported:
 
 
 def _with_claim(found: Imported, config: Part, facts: Facts) -> Imported:
-    """Return what is found with the ε and δ of the configuration."""
+    """Return the import with the ε and δ of the configuration as its claim."""
     epsilon, delta = config.find("epsilon"), read_delta(config.find("delta")) or facts.delta
     run = found.mechanism
     has_noise = run is not None and (run.kind != "dp_sgd" or "noise_multiplier" in run.fields)

@@ -46,7 +46,7 @@ def _name(document: Json) -> str:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read a configuration: the filters on results, which a client sends."""
+    """Read a job's configuration, or a single filter on what a client sends."""
     filters = [each for each in _filters(document) if _name(each.value) in _NAMES]
     if not filters:
         raise document.fault(f"has no privacy filter: one of {', '.join(_NAMES)}")
@@ -81,7 +81,7 @@ def _filters(document: Part) -> list[Part]:
 
 
 def _heuristic(part: Part) -> Finding:
-    """Return that a filter has no guarantee."""
+    """Return the finding that a filter has no privacy guarantee."""
     name = _name(part.value)
     return Finding(
         "no-guarantee",
@@ -105,7 +105,7 @@ def _read_local(part: Part, rounds: int) -> Imported:
 
 
 def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
-    """Read the sparse-vector filter: ε for the selection, and as much as is set for the release.
+    """Read the sparse-vector filter: one ε for the selection, and one for the release.
 
     The released values have the budget `epsilon_release`; by default it is the number of released
     values times `noise_var`.

@@ -96,7 +96,7 @@ def _read_arguments(arguments: Part, facts: Facts) -> Imported:
 
 
 def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
-    """Return the runs with the noisy count of unclipped records charged, if there is one.
+    """Return the import with adaptive clipping's noisy count charged, if there is one.
 
     With a noise multiplier z and a count of standard deviation s, the sum has the noise multiplier
     (z⁻² − (2s)⁻²)^(−1/2). By Andrew et al., arXiv 1905.03871v5, Theorem 1, both cost what z costs,

@@ -16,7 +16,7 @@ _LENGTH: Final = {"steps", "epochs"}
 
 
 def detect(document: Json) -> bool:
-    """Return whether a document has noise, or ε, and a length."""
+    """Return whether a document has noise or ε, and a number of steps or epochs."""
     return (
         isinstance(document, dict)
         and bool(_NOISE & document.keys())
@@ -25,5 +25,5 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read a run."""
+    """Read a run described by noise, sizes and a number of steps or epochs."""
     return read_run(document, facts, "a training run", by_loader=False)

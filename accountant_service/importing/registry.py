@@ -20,7 +20,7 @@ from accountant_service.importing.imported import Claim, Facts, Imported
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of document.
+    """A format of documents that can be imported, with its detector and its parser.
 
     Attributes:
         title: the documents in words.
@@ -67,7 +67,7 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
 
 
 def find_format(document: Json) -> str:
-    """Return the name of a document's format.
+    """Return the name of the format that a document has.
 
     Raises:
         DocumentError: it has none of the formats.
@@ -80,7 +80,7 @@ def find_format(document: Json) -> str:
 
 
 def _check_delta(found: Imported) -> Imported:
-    """Return what is found, with a finding if δ is not below one over the number of records."""
+    """Return the import, with a finding if δ is not below one over the number of records."""
     size, delta = found.dataset_size, found.delta
     if size is None or delta is None or delta < 1 / size:
         return found

@@ -20,7 +20,7 @@ _RATE_TOLERANCE: Final = 1e-6  # relative; rates are often printed with few digi
 
 
 def read_noise(part: Part) -> float:
-    """Return a noise multiplier.
+    """Return a document's noise multiplier.
 
     Raises:
         DocumentError: it is outside the limits of this service; without noise nothing is private.
@@ -44,12 +44,12 @@ def read_epsilon(part: Part | None) -> float | None:
 
 
 def read_epochs(part: Part) -> float:
-    """Return a number of epochs."""
+    """Return a document's number of epochs."""
     return part.number(0.0, _EPOCHS_MAX, above=True)
 
 
 def batches_per_epoch(dataset_size: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """Return the length of a data loader."""
+    """Return the number of batches that a data loader has in an epoch."""
     whole, rest = divmod(dataset_size, batch_size)
     return max(1, whole + (rest > 0 and not drop_last))
 
@@ -61,7 +61,7 @@ def poisson_run(pointer: str, noise: float | None, rate: float, steps: int) -> N
 
 
 def read_claims(part: Part | None, delta: float | None) -> tuple[Claim, ...]:
-    """Return the ε that a document claims."""
+    """Return the claim of the ε that a document states, or nothing."""
     claimed = part.find("epsilon", "target_epsilon") if part else None
     epsilon = read_epsilon(claimed)
     return () if claimed is None or epsilon is None else (Claim(epsilon, delta, claimed.pointer),)
@@ -110,7 +110,7 @@ def read_run(run: Part, facts: Facts, tool: str, *, by_loader: bool) -> Imported
 
 
 def _read_rate(run: Part, per_epoch: float | None) -> float:
-    """Return the sample rate: given, or one over the number of batches in an epoch."""
+    """Return the stated sample rate, or one over the number of batches in an epoch."""
     given = run.find("sample_rate")
     if given is None and per_epoch is not None:
         return 1.0 / per_epoch
@@ -118,7 +118,7 @@ def _read_rate(run: Part, per_epoch: float | None) -> float:
 
 
 def _read_steps(run: Part, per_epoch: float) -> int:
-    """Return the number of steps: given, or that of the epochs, rounded up."""
+    """Return the stated number of steps, or that of the epochs, rounded up."""
     given = run.find("steps")
     if given is not None:
         return given.whole(0, COUNT_MAX)
@@ -129,7 +129,7 @@ def _read_steps(run: Part, per_epoch: float) -> int:
 
 
 def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
-    """Return how batches are drawn, and where the document says so."""
+    """Return how batches are drawn, and the pointer to where the document says so."""
     given, flag = run.find("sampling"), run.find("poisson_sampling")
     pointer = next((each.pointer for each in (given, flag) if each is not None), run.pointer)
     if facts.sampling is not None:
@@ -140,7 +140,7 @@ def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
 
 
 def draw_as(found: Imported, sampling: str | None, facts: Facts, pointer: str) -> Imported:
-    """Return what is run if batches are drawn in another way than the tool accounts for.
+    """Return the import with batches drawn as stated, if the tool accounts for other ones.
 
     Args:
         found: with the runs that the tool accounts for, Poisson sampled.
@@ -220,7 +220,7 @@ def _redraw(node: Node, sampling: str, sizes: tuple[int | None, int | None]) -> 
 
 
 def check_rate(found: Imported, facts: Facts) -> Imported:
-    """Return the runs with the rate that the sizes give, with a finding if the document's differs.
+    """Return the import with the sample rates that its sizes give, and a finding if they differed.
 
     A loader has ⌊N/B⌋ or ⌈N/B⌉ batches, and some tools use its inverse as the rate.
     """
@@ -263,7 +263,7 @@ def runs_of(node: Node) -> list[Node]:
 
 
 def _with_rate(node: Node, wrong: list[Node], rate: float) -> Node:
-    """Return a mechanism with the rate of some of its runs replaced."""
+    """Return a mechanism with the sample rate of some of its runs replaced."""
     if node in wrong:
         return node.but(sample_rate=rate)
     if "mechanisms" in node.fields:

@@ -18,6 +18,7 @@ from accountant_service.ledger.errors import (
 from accountant_service.ledger.repository import KeyRecord, Repository, now
 from accountant_service.ledger.rules import Reservation
 
+COMMAND_LINE: Final = "command-line"  # who acts, in the audit events, if no API key does
 _TOKEN_PREFIX: Final = "pa"
 _SECRET_NAME: Final = "api-keys"
 _USE_RECORD_INTERVAL: Final = 60_000_000  # microseconds between two records of a key's use
@@ -51,6 +52,8 @@ class Keys:
         datasets: tuple[str, ...] | None = None,
         expires_at: int | None = None,
         team: str | None = None,
+        *,
+        by: str = COMMAND_LINE,
     ) -> tuple[str, KeyRecord]:
         """Create a key; return its token, which is stored nowhere, and its record.
 
@@ -60,6 +63,8 @@ class Keys:
             datasets: that the key is bound to; None for all.
             expires_at: microseconds since 1970; None for never.
             team: whose runs and caps the key shares. It never changes.
+            by: who creates the key, for the audit events: the identifier of another key, or the
+                command line.
         """
         identifier = secrets.token_hex(8)
         token = f"{_TOKEN_PREFIX}_{identifier}_{secrets.token_urlsafe(32)}"
@@ -69,7 +74,7 @@ class Keys:
         )  # fmt: skip
         with self._repository.transaction() as transaction:
             transaction.add_key(record)
-            transaction.record_audit_event(identifier, "key-created", identifier)
+            transaction.record_audit_event(by, "key-created", identifier)
         return token, record
 
     def authenticate(self, token: str | None) -> KeyRecord:
@@ -128,7 +133,7 @@ class Keys:
             return reading.list_keys()
 
     def revoke(self, identifier: str, by: str) -> KeyRecord | None:
-        """Revoke a key from now on; return None if there is no such key."""
+        """Revoke a key from now on; return its record, or None if there is no such key."""
         with self._repository.transaction() as transaction:
             if transaction.find_key(identifier) is None:
                 return None

@@ -75,7 +75,7 @@ class UnsuitableReferenceError(
 class ExchangeUndecidedError(
     LedgerError, code="exchange-undecided", title="The charge could not be decided in time"
 ):
-    """The time limit ended before it was known how many reference steps a plan takes."""
+    """The time limit ended before the number of reference steps that a plan costs was known."""
 
 
 class ChargeOutdatedError(

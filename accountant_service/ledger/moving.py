@@ -1,4 +1,4 @@
-"""Moving a ledger from SQLite to PostgreSQL: every row is copied, and the source is closed.
+"""Moving a ledger from SQLite to PostgreSQL: every row is copied, and the SQLite file is closed.
 
 Two copies that both grant would spend a budget twice. So the source is closed first, for good, and
 copied afterwards: if the copying fails, nothing is granted anywhere until the move is repeated.
@@ -30,7 +30,7 @@ class MoveRefusedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A finished move.
+    """The result of a finished move.
 
     Attributes:
         rows: the number of rows copied of each table.
@@ -84,7 +84,7 @@ def move_ledger(file: Path, target_url: str, progress: Progress) -> Move:
 
 
 def _require_empty(target: Connection) -> None:
-    """Refuse a target that has rows."""
+    """Refuse a PostgreSQL database whose tables have rows."""
     for table in METADATA.sorted_tables:
         if target.execute(select(func.count()).select_from(table)).scalar_one():
             raise MoveRefusedError(
@@ -94,13 +94,13 @@ def _require_empty(target: Connection) -> None:
 
 
 def _is_closed(source: Repository) -> bool:
-    """Return whether an earlier move has closed the source."""
+    """Return whether an earlier move has closed the SQLite ledger."""
     with source.transaction() as transaction:
         return current_revision(transaction.connection) == MOVED
 
 
 def _require_sound(source: Repository) -> None:
-    """Upgrade the source's tables, and refuse a ledger with faults."""
+    """Upgrade the SQLite ledger's tables, and refuse a ledger with faults."""
     with source.transaction() as transaction:
         upgrade(transaction.connection)
     faults = verification.verify(source).faults
@@ -109,7 +109,7 @@ def _require_sound(source: Repository) -> None:
 
 
 def _close(source: Repository) -> None:
-    """Close the source for good: no server can open it, and a running one can write no entry."""
+    """Close the SQLite ledger: no server can open it, and a running one can write no entry."""
     with source.transaction() as transaction:
         transaction.connection.execute(text(f"ALTER TABLE entry RENAME TO {_CLOSED_ENTRIES}"))
         transaction.connection.execute(
@@ -143,5 +143,5 @@ def _copy_table(table: Table, source: Connection, target: Connection, progress: 
 
 
 def _closed_entries() -> Table:
-    """Return the table of a closed source's entries."""
+    """Return the table in which a closed SQLite ledger keeps its entries."""
     return ENTRY.to_metadata(type(METADATA)(), name=_CLOSED_ENTRIES)

@@ -173,7 +173,7 @@ def choose_policy(new: NewDataset) -> PrivacyFilter:
 
 @lru_cache(maxsize=256)
 def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> BudgetPreview:
-    """Return how many steps of the planned run, and of ordinary runs, a new budget admits.
+    """Return how many steps of the planned run, and of typical runs, a new budget admits.
 
     Args:
         policy: the dataset's filter, from which nothing is taken.
@@ -203,8 +203,8 @@ def _count_admitted_steps(policy: PrivacyFilter, step: Mechanism, deadline: floa
         return None
     plan = StepPlan.of(step)
     try:
-        replaced = policy.replaced_by(plan, policy.nothing)
-        return replaced.count_affordable_steps(plan, replaced.nothing)
+        reserved = policy.after_reserving(plan, policy.nothing)
+        return reserved.count_affordable_steps(plan, reserved.nothing)
     except CodedError:
         return None
 
@@ -240,7 +240,7 @@ def count_steps_left(dataset: Dataset, run: Reservation, *, allow_slow: bool = T
     if not (is_exact or allow_slow):
         return unknown
     try:
-        policy = dataset.policy.replaced_by(plan, taken)
+        policy = dataset.policy.after_reserving(plan, taken)
         return replace(unknown, steps=policy.count_affordable_steps(plan, taken), is_exact=is_exact)
     except CodedError:
         return unknown
@@ -271,19 +271,19 @@ def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
             f"{size}: put equal releases into one `repeated`, or reserve it in parts"
         )
     taken = dataset.balance.taken
-    policy = dataset.policy.replaced_by(plan, taken)
+    policy = dataset.policy.after_reserving(plan, taken)
     charge = policy.compute_charge(plan, taken)
     if isinstance(policy, ReferenceFilter):
         policy = policy.tabulated()
     return PlannedCharge(described, plan.canonical.hash, charge, policy)
 
 
-def compute_return(policy: PrivacyFilter, run: Reservation) -> Amounts:
-    """Return the amounts that a reservation returns to the budget if it ends now."""
-    if run.returned is not None:
-        return run.returned
+def compute_refund(policy: PrivacyFilter, run: Reservation) -> Amounts:
+    """Return the amounts that a reservation frees if it ends now."""
+    if run.refund_if_ended is not None:
+        return run.refund_if_ended
     plan = StepPlan.of(mechanisms.from_json(run.mechanism))
-    return policy.compute_return(plan, run.charge, run.steps_granted)
+    return policy.compute_refund(plan, run.charge, run.steps_granted)
 
 
 def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()) -> Quote:
@@ -296,7 +296,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
     """
     _require_dataset_size(dataset.size, mechanism)
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
-    policy = dataset.policy.replaced_by(plan, taken)
+    policy = dataset.policy.after_reserving(plan, taken)
     charged = _compute_charge_if_decided(policy, plan, taken)
     after = add(taken, charged)
     fits = policy.admits(after) and all(fits_cap(policy, use, charged) for use in caps)
@@ -318,7 +318,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
 
 
 def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
-    """Return a plan's charge, or amounts beyond any budget if the time limit ends before."""
+    """Return a plan's charge; amounts beyond any budget if the time limit ends the comparison."""
     try:
         return policy.compute_charge(plan, taken).reserved
     except ExchangeUndecidedError:
@@ -347,9 +347,9 @@ def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence
 
 
 def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Return the amounts taken, raised so that only the budget left under every cap remains."""
+    """Return the amounts taken, raised until the rest of the budget is what all caps allow."""
     for use in caps:
-        taken = policy.restrict(taken, use.cap.share, use.taken)
+        taken = policy.apply_cap(taken, use.cap.share, use.taken)
     return taken
 
 
@@ -388,7 +388,7 @@ def find_affordable(
     if the plan does not have exactly one noise multiplier.
     """
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
-    policy = dataset.policy.replaced_by(plan, taken)
+    policy = dataset.policy.after_reserving(plan, taken)
     steps = _count_steps_if_decided(policy, plan, taken, caps)
     return steps, find_least_noise_multiplier(dataset, mechanism, caps)
 
@@ -410,7 +410,7 @@ def find_least_noise_multiplier(
         policy, taken = dataset.policy, dataset.balance.taken
         try:
             if caps:  # a share of the budget is one of steps of the reference that this plan fixes
-                policy = policy.replaced_by(plan, taken)
+                policy = policy.after_reserving(plan, taken)
                 taken = _apply_caps(policy, taken, caps)
             return policy.fits(plan, taken) and (
                 policy.has_scalar_caps or _fits_caps(policy, plan, plan.steps, caps)

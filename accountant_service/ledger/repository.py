@@ -89,20 +89,22 @@ PAGE_SIZE: Final = 200  # entries
 
 
 # the statements of every grant, built once: to build one costs more than to run it
-_DATASET_BY_NAME: Final = select(DATASET).where(DATASET.c.name == bindparam("of"))
-_DATASET_BY_ID: Final = select(DATASET).where(DATASET.c.id == bindparam("of"))
+_DATASET_BY_NAME: Final = select(DATASET).where(DATASET.c.name == bindparam("row_key"))
+_DATASET_BY_ID: Final = select(DATASET).where(DATASET.c.id == bindparam("row_key"))
 _UPDATE_DATASET: Final = (
     DATASET.update()
-    .where(DATASET.c.id == bindparam("of"))
+    .where(DATASET.c.id == bindparam("row_key"))
     .values({name: bindparam(f"new_{name}") for name in ("spent", "held", "version", "head")})
 )
 _REPLACE_POLICY: Final = (
-    DATASET.update().where(DATASET.c.id == bindparam("of")).values(policy=bindparam("new_policy"))
+    DATASET.update()
+    .where(DATASET.c.id == bindparam("row_key"))
+    .values(policy=bindparam("new_policy"))
 )
-_RESERVATION_BY_ID: Final = select(RESERVATION).where(RESERVATION.c.id == bindparam("of"))
+_RESERVATION_BY_ID: Final = select(RESERVATION).where(RESERVATION.c.id == bindparam("row_key"))
 _UPDATE_RESERVATION: Final = (
     RESERVATION.update()
-    .where(RESERVATION.c.id == bindparam("of"))
+    .where(RESERVATION.c.id == bindparam("row_key"))
     .values(
         {
             name: bindparam(f"new_{name}")
@@ -112,7 +114,7 @@ _UPDATE_RESERVATION: Final = (
 )
 _UPDATE_STEPS_GRANTED: Final = (  # changes no indexed column, so no index is written
     RESERVATION.update()
-    .where(RESERVATION.c.id == bindparam("of"))
+    .where(RESERVATION.c.id == bindparam("row_key"))
     .values(steps_granted=bindparam("new_steps_granted"))
 )
 _INSERT_ENTRY: Final = ENTRY.insert()
@@ -338,9 +340,11 @@ class Transaction:
         """Return a dataset by its identifier; lock its row if requested."""
         return self._query_dataset(_DATASET_BY_ID, identifier, lock)
 
-    def _query_dataset(self, query: Select[Any], of: str, lock: bool) -> Dataset | None:
-        """Return the dataset that a query finds; lock its row if requested."""
-        row = self.connection.execute(_WITH_LOCK[query] if lock else query, {"of": of}).first()
+    def _query_dataset(self, query: Select[Any], name_or_id: str, lock: bool) -> Dataset | None:
+        """Return the dataset with this name or identifier; lock its row if requested."""
+        row = self.connection.execute(
+            _WITH_LOCK[query] if lock else query, {"row_key": name_or_id}
+        ).first()
         return None if row is None else _read_dataset(row)
 
     def list_datasets(self, limit: int | None = None) -> list[Dataset]:
@@ -376,7 +380,7 @@ class Transaction:
 
     def find_reservation(self, identifier: str) -> Reservation | None:
         """Return a reservation by its public identifier."""
-        row = self.connection.execute(_RESERVATION_BY_ID, {"of": identifier}).first()
+        row = self.connection.execute(_RESERVATION_BY_ID, {"row_key": identifier}).first()
         return None if row is None else _read_reservation(row)
 
     def list_overdue_reservations(self, dataset: Dataset, at: int) -> list[Reservation]:
@@ -411,16 +415,16 @@ class Transaction:
                 )
             )  # fmt: skip
         elif change.kind is EntryKind.GRANT:
-            granted = {"of": after.identifier, "new_steps_granted": after.steps_granted}
+            granted = {"row_key": after.identifier, "new_steps_granted": after.steps_granted}
             self.connection.execute(_UPDATE_STEPS_GRANTED, granted)
         else:
             renamed = {f"new_{name}": value for name, value in values.items()}
-            self.connection.execute(_UPDATE_RESERVATION, {"of": after.identifier} | renamed)
+            self.connection.execute(_UPDATE_RESERVATION, {"row_key": after.identifier} | renamed)
         if change.policy is not None:
             dataset = replace(dataset, policy=change.policy)
             stored = json.dumps(change.policy.to_json())
             self.connection.execute(
-                _REPLACE_POLICY, {"of": dataset.identifier, "new_policy": stored}
+                _REPLACE_POLICY, {"row_key": dataset.identifier, "new_policy": stored}
             )
         fields = rules.describe_change(change)
         return self._append_entry(dataset, change.kind, change.balance, key, fields)
@@ -442,7 +446,7 @@ class Transaction:
         self.connection.execute(
             _UPDATE_DATASET,
             {
-                "of": dataset.identifier, "new_spent": json.dumps(balance.spent),
+                "row_key": dataset.identifier, "new_spent": json.dumps(balance.spent),
                 "new_held": json.dumps(balance.held), "new_version": number, "new_head": head,
             },
         )  # fmt: skip
@@ -643,7 +647,7 @@ class Transaction:
         )
 
     def record_audit_event(self, key: str, action: str, subject: str, detail: str = "") -> None:
-        """Record which key did what to which subject."""
+        """Record who did what to which subject; `key` is an API key's identifier or a program."""
         self.connection.execute(
             AUDIT_EVENT.insert().values(
                 id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject,

@@ -90,7 +90,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class CapUse:
-    """A cap, with the budget that its holder's reservations have spent or held so far."""
+    """A cap, and the budget that its holder's reservations have spent or held so far."""
 
     cap: Cap
     taken: Amounts
@@ -98,7 +98,7 @@ class CapUse:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Budget spent and held, or a change of both, in the units of a privacy filter."""
+    """Amounts of a budget spent and held, or changes of both, in the units of a privacy filter."""
 
     spent: Amounts
     held: Amounts
@@ -108,13 +108,13 @@ class Balance:
         """The budget spent or held: no later reservation may use it."""
         return add(self.spent, self.held)
 
-    def plus(self, change: Balance) -> Balance:
-        """Return the balance after a change."""
-        return Balance(add(self.spent, change.spent), add(self.held, change.held))
+    def plus(self, other: Balance) -> Balance:
+        """Return the sum of this balance and another one, such as a change."""
+        return Balance(add(self.spent, other.spent), add(self.held, other.held))
 
-    def minus(self, change: Balance) -> Balance:
-        """Return the balance before a change."""
-        return Balance(subtract(self.spent, change.spent), subtract(self.held, change.held))
+    def minus(self, other: Balance) -> Balance:
+        """Return this balance less another one, such as the last change."""
+        return Balance(subtract(self.spent, other.spent), subtract(self.held, other.held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +210,9 @@ class Reservation:
         return self.charge.held(self.steps_granted)
 
     @property
-    def returned(self) -> Amounts | None:
-        """The amounts returned to the budget if it ends now; None if that takes a computation."""
-        return self.charge.returned(self.steps_granted)
+    def refund_if_ended(self) -> Amounts | None:
+        """The budget that ending now would give back; None if it must be computed by the filter."""
+        return self.charge.refund(self.steps_granted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +329,7 @@ def reserve(
     policy: PrivacyFilter,
     caps: Sequence[CapUse] = (),
 ) -> Change:
-    """Hold budget for a whole plan.
+    """Return the change that holds budget for a whole plan; raise if the plan does not fit.
 
     Args:
         dataset: as it is now.
@@ -383,7 +383,7 @@ def _require_cap(dataset: Dataset, reservation: Reservation, use: CapUse) -> Non
 
 
 def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
-    """Charge the next steps, before their noise is drawn.
+    """Return the change that charges the next steps, before their noise is drawn.
 
     Args:
         reservation: open.
@@ -413,13 +413,13 @@ def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
     return Change(EntryKind.GRANT, after, Balance(spent=moved, held=negate(moved)), steps)
 
 
-def close(reservation: Reservation, state: State, returned: Amounts | None = None) -> Change | None:
-    """End a reservation: granted steps stay charged, the rest is returned to the budget.
+def close(reservation: Reservation, state: State, refund: Amounts | None = None) -> Change | None:
+    """Return the change that ends a reservation: granted steps stay charged, the rest is freed.
 
     Args:
         reservation: open, or ended with the same state.
         state: final.
-        returned: the amounts to return, if the charge does not say: at most those held. The rest
+        refund: the amounts to return, if the charge does not say: at most those held. The rest
             of what is held is spent.
 
     Returns:
@@ -433,8 +433,8 @@ def close(reservation: Reservation, state: State, returned: Amounts | None = Non
     if reservation.state is state:
         return None
     _require_open(reservation)
-    known = reservation.returned
-    free = returned if known is None else known
+    known = reservation.refund_if_ended
+    free = refund if known is None else known
     if free is None:
         raise ChargeOutdatedError(
             "steps were granted meanwhile: compute the returned amounts again"
@@ -454,7 +454,7 @@ def close(reservation: Reservation, state: State, returned: Amounts | None = Non
 
 
 def renew(reservation: Reservation, expires_at: int) -> Change:
-    """Extend a reservation's lease; never shorten it.
+    """Return the change that extends a reservation's lease; a lease is never shortened.
 
     Raises:
         ReservationClosedError: the reservation is not open.

@@ -69,7 +69,7 @@ _FINAL_STATES: Final = {EntryKind.COMMIT: State.COMMITTED, EntryKind.RELEASE: St
 _CREATING: Final = (EntryKind.CREATE, EntryKind.RESERVE)
 # of a write: the dataset, and its reservation or, if the dataset is new, what its budget admits
 Outcome = tuple[Dataset, Reservation | BudgetPreview]
-Returns = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and amounts returned
+Refunds = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and amounts returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Ledger:
     # --- datasets
 
     def create_dataset(self, request: WriteRequest, new: NewDataset) -> StoredAnswer:
-        """Create a dataset, with a policy that never changes."""
+        """Create a dataset with a budget, and choose the privacy filter, which never changes."""
         require_unbound(request.key, Scope.OWNER)
         policy = plans.choose_policy(new)
         preview = plans.preview_budget(policy, new.planned_mechanism)
@@ -164,7 +164,7 @@ class Ledger:
         policy: PrivacyFilter,
         preview: BudgetPreview,
     ) -> StoredAnswer:
-        """Create a dataset with the policy that was chosen for it.
+        """Store a new dataset with the privacy filter that was chosen for it.
 
         Args:
             request: the write.
@@ -206,7 +206,7 @@ class Ledger:
     def get_dataset(self, key: KeyRecord, name: str) -> Dataset:
         """Return a dataset after expiring its ended leases."""
         dataset, overdue = self.read_dataset(key, name)
-        return self.expire_leases(name, self._compute_returns(dataset, overdue)) or dataset
+        return self.expire_leases(name, self._compute_refunds(dataset, overdue)) or dataset
 
     def read_dataset(self, key: KeyRecord, name: str) -> tuple[Dataset, list[Reservation]]:
         """Return a dataset without changing it, and its reservations whose lease has ended."""
@@ -214,23 +214,23 @@ class Ledger:
         with self._repository.reading() as reading:
             return dataset, reading.list_overdue_reservations(dataset, now())
 
-    def _compute_returns(self, dataset: Dataset, runs: Sequence[Reservation]) -> Returns:
-        """Compute the amounts that each reservation returns to the budget if it ends now."""
+    def _compute_refunds(self, dataset: Dataset, runs: Sequence[Reservation]) -> Refunds:
+        """Compute the budget that each reservation gives back if it ends now."""
         return {
-            run.identifier: (run.steps_granted, plans.compute_return(dataset.policy, run))
+            run.identifier: (run.steps_granted, plans.compute_refund(dataset.policy, run))
             for run in runs
         }
 
-    def expire_leases(self, name: str, returns: Returns) -> Dataset | None:
-        """Expire the ended leases of a dataset; `returns` holds the budget that each returns.
+    def expire_leases(self, name: str, refunds: Refunds) -> Dataset | None:
+        """End reservations whose lease has run out; `refunds` is the budget that each gives back.
 
         Returns:
             The dataset, or None if there is no lease to expire.
         """
-        if not returns:
+        if not refunds:
             return None
         with self._repository.transaction() as transaction:
-            return self._lock_dataset(transaction, name, returns)
+            return self._lock_dataset(transaction, name, refunds)
 
     def find_dataset(self, key: KeyRecord, name: str, *scopes: Scope) -> Dataset:
         """Return a dataset; raise an error if the key may not see it or has none of the scopes.
@@ -249,19 +249,19 @@ class Ledger:
         return dataset
 
     def _lock_dataset(
-        self, transaction: Transaction, name: str, returns: Returns | None = None
+        self, transaction: Transaction, name: str, refunds: Refunds | None = None
     ) -> Dataset:
         """Lock a dataset's row, expire its ended leases and return the dataset.
 
-        A lease whose return takes a computation, and is not in `returns`, is left for later.
+        A lease whose return takes a computation, and is not in `refunds`, is left for later.
         """
         dataset = transaction.find_dataset(name, lock=True)
         if dataset is None:
             raise UnknownSubjectError(f"there is no dataset {name!r}")
         for run in transaction.list_overdue_reservations(dataset, now()):
-            granted, amounts = (returns or {}).get(run.identifier, (-1, ()))
-            returned = amounts if granted == run.steps_granted else run.returned
-            change = None if returned is None else rules.close(run, State.EXPIRED, returned)
+            granted, amounts = (refunds or {}).get(run.identifier, (-1, ()))
+            refund = amounts if granted == run.steps_granted else run.refund_if_ended
+            change = None if refund is None else rules.close(run, State.EXPIRED, refund)
             if change is not None:
                 dataset = transaction.apply_change(dataset, change, _SYSTEM)
         return dataset
@@ -282,7 +282,7 @@ class Ledger:
                 if known is not None:
                     return known
                 current, overdue = self.read_dataset(request.key, name)
-                self.expire_leases(name, self._compute_returns(current, overdue))
+                self.expire_leases(name, self._compute_refunds(current, overdue))
                 last = attempt == ATTEMPTS - 1
                 if last or not is_worth_retrying(error, dataset, current, overdue):
                     self._explain_refusal(error, request.key, current, mechanism)
@@ -355,7 +355,7 @@ class Ledger:
         """Return a reservation and its dataset, after expiring a lease that has ended."""
         dataset, reservation = self.find_reservation(key, identifier)
         if is_overdue(reservation):
-            self.expire_leases(dataset.name, self._compute_returns(dataset, [reservation]))
+            self.expire_leases(dataset.name, self._compute_refunds(dataset, [reservation]))
             dataset, reservation = self.find_reservation(key, identifier)
         return dataset, reservation
 
@@ -389,7 +389,7 @@ class Ledger:
     def list_granted_reservations(
         self, key: KeyRecord, name: str
     ) -> tuple[PrivacyFilter, list[Reservation]]:
-        """Return a dataset's policy, and its reservations with at least one granted step."""
+        """Return a dataset's privacy filter, and its reservations with granted steps."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             reservations = reading.list_reservations(dataset)
@@ -417,13 +417,13 @@ class Ledger:
 
     def _end_run(self, request: WriteRequest, identifier: str, kind: EntryKind) -> StoredAnswer:
         """Commit or release a run; compute the returned budget if that is needed."""
-        returned: tuple[int, Amounts] | None = None
+        refund: tuple[int, Amounts] | None = None
         for _ in range(ATTEMPTS):
             try:
-                return self.close_run(request, identifier, kind, returned)
+                return self.close_run(request, identifier, kind, refund)
             except ChargeOutdatedError:
                 dataset, run = self.find_reservation(request.key, identifier)
-                returned = run.steps_granted, plans.compute_return(dataset.policy, run)
+                refund = run.steps_granted, plans.compute_refund(dataset.policy, run)
         raise DatabaseAwayError(_OTHERS_FIRST)
 
     def close_run(
@@ -431,7 +431,7 @@ class Ledger:
         request: WriteRequest,
         identifier: str,
         kind: EntryKind,
-        returned: tuple[int, Amounts] | None = None,
+        refund: tuple[int, Amounts] | None = None,
     ) -> StoredAnswer:
         """End a reservation; the budget of steps never granted is returned.
 
@@ -439,15 +439,15 @@ class Ledger:
             request: the write.
             identifier: the reservation's.
             kind: COMMIT or RELEASE.
-            returned: a number of granted steps, and what it returns to the budget after these.
+            refund: a number of granted steps, and what it returns to the budget after these.
 
         Raises:
-            ChargeOutdatedError: what is returned takes a computation: pass `returned`.
+            ChargeOutdatedError: what is returned takes a computation: pass `refund`.
         """
 
         def decide(run: Reservation) -> rules.Change | None:
             """Return the change that ends the run; None if it has ended this way before."""
-            granted, amounts = returned or (-1, None)
+            granted, amounts = refund or (-1, None)
             known = amounts if granted == run.steps_granted else None
             return rules.close(run, _FINAL_STATES[kind], known)
 

@@ -157,7 +157,7 @@ class _DatasetChecker:
             yield _describe_difference(entry, written)
 
     def _replay(self, kind: EntryKind, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
-        """Apply the rule for an entry's kind; return the balance change and the fields expected."""
+        """Apply the rule for an entry's kind; return the balance change and the expected fields."""
         if kind is EntryKind.CREATE:
             first = replace(self._dataset, policy=self._policy)
             nothing = Balance(self._policy.nothing, self._policy.nothing)
@@ -189,7 +189,7 @@ class _DatasetChecker:
             policy = filters.from_json(
                 entry["filter"], policy.epsilon, policy.delta, policy.relation
             )
-            if not before.may_become(policy, plan, self._balance.taken):
+            if not before.allows_replacement(policy, plan, self._balance.taken):
                 raise rules.RuleError(f"the filter must not change to {policy.to_json()} here")
         self._policy = policy
         current = replace(self._dataset, balance=self._balance, policy=before)
@@ -228,11 +228,11 @@ class _DatasetChecker:
         if kind is EntryKind.EXPIRE and _read_integer(entry, "at") < run.expires_at:
             raise rules.RuleError("its lease had not ended")
         spent, held = self._policy.read_balance(entry)
-        returned = negate(add(spent, held))
+        refund = negate(add(spent, held))
         plan = StepPlan.of(mechanisms.from_json(run.mechanism))
-        if not self._policy.is_return_allowed(plan, run.charge, run.steps_granted, returned):
-            raise rules.RuleError(f"it must not return {returned} to the budget")
-        change = rules.close(run, _FINAL_STATES[kind], returned)
+        if not self._policy.is_refund_allowed(plan, run.charge, run.steps_granted, refund):
+            raise rules.RuleError(f"it must not return {refund} to the budget")
+        change = rules.close(run, _FINAL_STATES[kind], refund)
         if change is None:
             raise rules.RuleError(f"the reservation is {run.state} already")
         return change

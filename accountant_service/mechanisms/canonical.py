@@ -120,7 +120,7 @@ class CanonicalForm:
 
     @property
     def alternatives(self) -> Iterator[CanonicalForm]:
-        """The mechanisms that a record may meet: one part of each that run in parallel."""
+        """The mechanisms that one record may meet: one of each set of parallel parts."""
         chosen = [
             [dict(part.atom_counts) for part in atom.parts] if atom.is_parallel else [{atom: 1}]
             for atom, _ in self.atom_counts
@@ -132,7 +132,7 @@ class CanonicalForm:
 
     @property
     def all_atoms(self) -> Iterator[Atom]:
-        """The different releases, and those that they are made of."""
+        """The different releases, each followed by the releases that it consists of."""
         return _all_atoms(self.atom_counts)
 
     def repeated(self, times: int) -> CanonicalForm:
@@ -141,7 +141,7 @@ class CanonicalForm:
 
 
 def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
-    """Yield atoms, each followed by those inside it."""
+    """Yield atoms, each followed by those that it consists of."""
     for atom, _ in atom_counts:
         yield atom
         yield from _all_atoms(atom.releases)
@@ -213,7 +213,7 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
-    """Return the atom of a kind that is one release of all the data."""
+    """Return the atom of a mechanism that is one release of all the data."""
     match mechanism:
         case Gaussian(noise_multiplier) | Laplace(noise_multiplier):
             return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
@@ -247,7 +247,7 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
 def _count_epoch_atoms(
     atoms: Mapping[Atom, int], bins: int, selections: int, pointer: str
 ) -> dict[Atom, int]:
-    """Return the atoms of one epoch in which each record is in some of the bins."""
+    """Return the atoms of a balls-in-bins epoch, in which each record is in some of the bins."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None:
@@ -266,7 +266,7 @@ def _count_epoch_atoms(
 
 
 def _selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:
-    """Return the atom of a selection of the best of a random number of runs."""
+    """Return the atom that releases the best output of a random number of runs."""
     if not form.atom_counts:
         return {}
     shapes = {"geometric": 1.0, "logarithmic": 0.0, "poisson": 0.0}
@@ -302,7 +302,7 @@ def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Ato
 
 
 def _of_user(atom: Atom, records: int) -> Atom:
-    """Return a release to a person with several records, each of which may take part."""
+    """Return a release's atom at user level: one person has several records."""
     if records == 1:
         return atom
     if atom.noise == "gaussian" and atom.sampling == "none":  # all records take part at once
@@ -355,7 +355,7 @@ def _apply_sampling(
     sizes: tuple[int, int] | None,
     pointer: str,
 ) -> dict[Atom, int]:
-    """Return the releases of a mechanism that runs on one common sample."""
+    """Return the atoms of a mechanism that runs on one common sample."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     if not present or (rate == 1.0 and sampling == "poisson"):
         return present
@@ -377,7 +377,7 @@ def _apply_sampling(
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:
-    """Return one Gaussian release equivalent to all these on a common sample, or None."""
+    """Return one Gaussian release that is equivalent to all of these, or None."""
     if list(atoms.values()) == [1]:
         return next(iter(atoms))
     if any(atom.noise != "gaussian" or atom.sampling != "none" for atom in atoms):

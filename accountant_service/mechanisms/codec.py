@@ -132,7 +132,7 @@ def _number_list_type(item: _FieldType, expected: str, most: int) -> _FieldType:
 
 
 def _repeats_type() -> _FieldType:
-    """Return the type of the distribution of a number of runs."""
+    """Return the type of the distribution of a random number of runs."""
     distributions = ("geometric", "logarithmic", "negative_binomial", "poisson")
     known = {
         "distribution": _choice_type(*distributions),
@@ -595,7 +595,7 @@ def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
 
 
 def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
-    """Raise MechanismError if the noise is so small that nobody is protected."""
+    """Raise MechanismError if the noise is so small that there is no privacy."""
     if noise < least:
         raise MechanismError((pointer, f"must be ≥ {least:g} at this sensitivity"))
 
@@ -645,7 +645,7 @@ def _check_profile(epsilons: tuple[float, ...], deltas: tuple[float, ...], point
 
 
 def _find_concave(x: Sequence[float], values: Sequence[float]) -> int | None:
-    """Return the first index whose value is clearly above the chord of its neighbours, or None."""
+    """Return the first index where a sequence is clearly not convex, or None."""
     for i in range(1, len(x) - 1):
         share = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
         chord = values[i - 1] + share * (values[i + 1] - values[i - 1])

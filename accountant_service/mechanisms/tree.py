@@ -145,7 +145,7 @@ class MatrixFactorization:
     participations: int
 
     def sensitivity(self) -> float:
-        """Return the ℓ2 sensitivity of C times the gradients, in units of the clip norm.
+        """Return the ℓ2 sensitivity of the matrix C times the gradients, in units of the clip norm.
 
         The worst record takes part in the steps 0, b, 2b, …: inner products of columns are not
         negative, and fall with the distance of the columns and with the later one's index.
@@ -343,7 +343,7 @@ class DpSgd:
         return round(1 / self._exact_rate())
 
     def unit_steps(self) -> int:
-        """Return the number of steps that only make sense together: an epoch of balls in bins."""
+        """Return the number of steps accounted together: those of a balls-in-bins epoch, else 1."""
         return self.bins() if self.sampling == "balls_in_bins" else 1
 
     def step_count(self) -> int:

@@ -56,7 +56,11 @@ class ProfileBounds(Protocol):
         ...
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds on attacks' false-positive rates, lower on true-positive rates."""
+        """Return bounds on the false-positive and the true-positive rates of some attacks.
+
+        An attack accuses if the privacy loss is at least its threshold. The first array has upper
+        bounds on false-positive rates, the second lower bounds on true-positive rates.
+        """
         ...
 
 
@@ -77,9 +81,9 @@ class LatticeProfileBounds:
         return lower[np.newaxis], upper[np.newaxis]
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return bounds on the error rates of the attacks that the lower profile consists of.
+        """Return upper bounds on false-positive and lower bounds on true-positive rates of attacks.
 
-        The thresholds are ignored.
+        The attacks are those that prove the lower profile; only the number of thresholds matters.
         """
         every = np.linspace(0, len(self.lower.p) - 1, 8 * len(thresholds)).astype(int)
         true_positives = np.clip(self.lower.p[every], 0.0, None) * math.exp(self.lower.log_scale_p)

@@ -18,7 +18,7 @@ _DEADLINE: Final[ContextVar[float]] = ContextVar("deadline", default=math.inf)
 
 @contextmanager
 def limit_time(seconds: float) -> Iterator[None]:
-    """Limit the CPU time of what is computed inside; an outer limit still counts."""
+    """Context manager that limits the CPU time of the code inside; an outer limit still holds."""
     token = _DEADLINE.set(min(_DEADLINE.get(), time.process_time() + seconds))
     try:
         yield

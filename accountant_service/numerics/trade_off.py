@@ -89,7 +89,7 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """Bounds on the trade-off function f of attacks, and the Gaussian mechanism with the nearest.
+    """Bounds on attacks' trade-off function, and μ of the Gaussian mechanism nearest to it.
 
     Attributes:
         lower, upper: bounds on the least false-negative rate at each.
@@ -177,7 +177,7 @@ def true_positive_rate(
 
 
 def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> tuple[float, float]:
-    """Bound the least μ with δ(ε) ≤ δ_μ(ε) + slack at every ε ≥ 0, in both directions.
+    """Bound the least μ with which μ-Gaussian DP holds, up to a slack in δ, in both directions.
 
     δ and δ_μ are convex functions of x = e^ε, and δ is decreasing. Between two points of the grid δ
     is below the chord of its upper bounds, and δ_μ above its tangents; after the last point δ must
@@ -217,7 +217,7 @@ def _least_satisfying(holds: Callable[[float], bool], largest: float) -> tuple[f
 
 
 def _is_below_gaussian(curve: DirectionCurve, mu: float, slack: float) -> bool:
-    """Return whether the chords of δ are below the tangents of δ_μ plus the slack."""
+    """Return whether a curve's δ(ε) is at most a Gaussian mechanism's plus a slack, at every ε."""
     x, most = np.exp(curve.epsilons), np.minimum.accumulate(curve.upper) * (1 + _SLACK)
     least = np.exp(gaussian.log_delta(curve.epsilons, mu)) * (1 - rounding.MARGIN) + slack
     slope = -special.ndtr(-0.5 * mu - curve.epsilons / mu)  # of δ_μ as a function of x

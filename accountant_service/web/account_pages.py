@@ -135,7 +135,9 @@ def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
     names = None if asked.datasets is None else tuple(asked.datasets)
     seconds = asked.expires_in_seconds
     expires = None if seconds is None else now() + int(1e6 * seconds)
-    token, _ = keys_of(request).create(asked.scopes, asked.name, names, expires, asked.team)
+    token, _ = keys_of(request).create(
+        asked.scopes, asked.name, names, expires, asked.team, by=holder.identifier
+    )
     return _render_keys_page(request, 201, token=token)
 
 

@@ -65,7 +65,7 @@ def _describe_reference(dataset: Json) -> str | None:
 
 
 def _describe_steps_left(left: StepsLeft | None, *, is_complete: bool) -> Json:
-    """Return the template's variables about how many steps are left.
+    """Return the template's variables that tell how many more steps fit.
 
     Args:
         left: the steps that fit; None before the first run.
@@ -76,7 +76,7 @@ def _describe_steps_left(left: StepsLeft | None, *, is_complete: bool) -> Json:
 
 
 def _describe_entry(entry: Json) -> Json:
-    """Return an entry with its spent and held amounts in the filter's first unit."""
+    """Return an entry for display, with spent and held amounts as lists in the filter's unit."""
     spent, held = (
         entry.get(f"{part}_reference_steps", entry.get(f"{part}_micronats"))
         for part in ("spent", "held")

@@ -161,7 +161,7 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
             for run in runs[name]
             if run.state is State.COMMITTED and run.steps_granted < run.steps_reserved
         ]
-        assert {run.returned is None for run in early} == {False, True}
+        assert {run.refund_if_ended is None for run in early} == {False, True}
         assert any(run.state is State.OPEN and run.steps_granted for run in runs[name])
         assert min(*datasets[name].balance.spent, *datasets[name].balance.held) > 0
 

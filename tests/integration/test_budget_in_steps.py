@@ -99,7 +99,7 @@ SEVERAL: dict[str, Any] = {
 def test_the_reference_of_a_plan_of_several_mechanisms_is_a_small_part_of_it() -> None:
     """A hundred parts make up the plan, without slack; the rest of the budget is not lost."""
     plan, unused = StepPlan.of(from_json(SEVERAL)), (0, 0)
-    policy = ReferenceFilter(1.0, 1e-5, ADD_OR_REMOVE_ONE).replaced_by(plan, unused)
+    policy = ReferenceFilter(1.0, 1e-5, ADD_OR_REMOVE_ONE).after_reserving(plan, unused)
     assert isinstance(policy, ReferenceFilter)
     assert policy.is_sound()
     charge = policy.compute_charge(plan, unused)
@@ -145,8 +145,8 @@ def test_an_admitted_run_fits_and_one_step_more_does_not() -> None:
         for more, fits in ((0, True), (1, False)):
             whole = plans.StepPlan.of(plans.with_steps(run.step, run.steps + more))
             if whole.steps and run.steps + more:
-                charge = policy.replaced_by(whole, (0, 0)).compute_charge(whole, (0, 0))
-                assert policy.replaced_by(whole, (0, 0)).admits(charge.reserved) == fits
+                charge = policy.after_reserving(whole, (0, 0)).compute_charge(whole, (0, 0))
+                assert policy.after_reserving(whole, (0, 0)).admits(charge.reserved) == fits
 
 
 def test_shares_and_steps_add_up(post: Post, run: str) -> None:

@@ -724,6 +724,20 @@ def test_keys_are_shown_once_and_can_be_revoked(admin: Caller) -> None:
     assert admin.http.delete("/v1/keys/none", headers=headers).status_code == 404
 
 
+def test_audit_events_name_the_key_that_created_and_revoked_a_key(
+    admin: Caller, repository: Repository
+) -> None:
+    made = admin.post("/v1/keys", {"scopes": ["run"], "name": "team"})[1]["id"]
+    headers = {"Authorization": f"Bearer {admin.key}"}
+    assert admin.http.delete(f"/v1/keys/{made}", headers=headers).status_code == 200
+    with repository.reading() as reading:
+        events = [each for each in reading.list_audit_events() if each["subject"] == made]
+    creator = admin.key.split("_")[1]
+    assert [(each["key"], each["action"]) for each in events] == [
+        (creator, "key-created"), (creator, "key-revoked")
+    ]  # fmt: skip
+
+
 def test_audit_events_record_who_did_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCOUNTANT_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
     run = CliRunner().invoke
@@ -731,8 +745,8 @@ def test_audit_events_record_who_did_what(tmp_path: Path, monkeypatch: pytest.Mo
     identifier = token.split("_")[1]
     assert run(cli.app, ["keys", "revoke", identifier]).exit_code == 0
     events = json.loads(run(cli.app, ["ledger", "events", "--json"]).stdout)
-    assert [(event["action"], event["subject"]) for event in events] == [
-        ("key-created", identifier), ("key-revoked", identifier)
+    assert [(event["key"], event["action"], event["subject"]) for event in events] == [
+        ("command-line", "key-created", identifier), ("command-line", "key-revoked", identifier)
     ]  # fmt: skip
     assert "key-revoked" in run(cli.app, ["ledger", "events"]).stdout
 

@@ -109,7 +109,7 @@ class LedgerRules(ReferenceFilter):
     def close(self, state: Book, run: int) -> Book:  # type: ignore[override]
         """Return the ledger's state after a run's end, with what the run gives back."""
         before = state.runs[run]
-        returned = before.charge.returned(before.granted)
+        returned = before.charge.refund(before.granted)
         if returned is None:
             hold = Hold(
                 before.mechanism, before.charge.steps, before.granted,

@@ -260,7 +260,7 @@ class ReferenceMachine(RuleBasedStateMachine):
                 assert rules.close(run, state, offered) is None
                 assert run.state is state
             return
-        if run.returned is None and slack_returned:  # first without a computation, then with it
+        if run.refund_if_ended is None and slack_returned:  # first without, then with it
             with pytest.raises(ChargeOutdatedError):
                 rules.close(run, state)
         try:
@@ -473,7 +473,7 @@ def test_returning_more_than_is_held_would_be_caught(monkeypatch: pytest.MonkeyP
 def test_returning_everything_after_a_grant_would_be_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ExchangeCharge, "returned", lambda charge, granted: charge.held(granted))
+    monkeypatch.setattr(ExchangeCharge, "refund", lambda charge, granted: charge.held(granted))
     assert fails(ReferenceMachine)
 
 

@@ -291,7 +291,7 @@ def test_giving_back_what_is_held_is_found_by_the_adversary(
 ) -> None:
     games = [random_game(seed) for seed in (1257, 5536, 6244)]
     before = [at(play(each.filtered(LedgerRules), each), each.epsilon) for each in games]
-    monkeypatch.setattr(ExchangeCharge, "returned", give_back_what_is_held)
+    monkeypatch.setattr(ExchangeCharge, "refund", give_back_what_is_held)
     after = [at(play(each.filtered(LedgerRules), each), each.epsilon) for each in games]
     assert all(found <= game.total_delta for found, game in zip(before, games, strict=True))
     assert all(found > game.total_delta + 1e-6 for found, game in zip(after, games, strict=True))

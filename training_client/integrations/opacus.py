@@ -193,7 +193,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self._take((noise_multiplier, sample_rate), 1)
 
     def _take(self, parameters: Parameters, steps: int) -> None:
-        """Charge a step, or all steps of an epoch that are charged together."""
+        """Charge a step, or at its first step an epoch whose steps are charged together."""
         if self._connection.budget is not None:
             self._take_from_ledger(self._connection.budget, parameters)
         else:
@@ -214,7 +214,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         run_on_rank_zero(partial(budget.take, self.made + 1))
 
     def _request_block(self, parameters: Parameters, steps: int) -> int:
-        """Return how many more charges of `steps` such steps fit ε, up to one block of steps."""
+        """Return how many more charges of `steps` such steps fit ε, at most one block."""
         limit, block = self._connection.epsilon, -(-self._connection.block // steps)
         while block > 0:
             longer = _append_steps(self.history, parameters, block * steps)
@@ -285,14 +285,14 @@ def _find_callers_loader() -> Any:
 
 
 class _ChargedEpoch:
-    """The epoch of balls in bins that was charged last; with Poisson sampling each step is."""
+    """The last charged epoch of balls-in-bins sampling, whose steps are charged together."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._epoch: tuple[object, int] | None = None
 
     def begins(self, plan: Plan, epoch: tuple[object, int]) -> bool:
-        """Return whether a step is to be charged: it is the first of an epoch, or sampled alone.
+        """Return whether a step must be charged: the first of an epoch, or a Poisson-sampled one.
 
         Raises:
             NoGuaranteeError: the step differs from the first of its epoch, which was charged.
@@ -309,19 +309,19 @@ class _ChargedEpoch:
 
 
 def _parameters(plan: Plan) -> Parameters:
-    """Return what the steps of a plan have in common in a history."""
+    """Return the parameters that all steps of a plan share, as in Opacus' history."""
     parameters = plan.noise_multiplier, plan.sample_rate
     return parameters if plan.sampling == POISSON else (*parameters, plan.sampling)
 
 
 def _parameters_of_run(run: Run) -> Parameters:
-    """Return a run without its number of steps."""
+    """Return the parameters of a history's run of equal steps, without its number of steps."""
     sigma, rate, _, *sampling = run
     return (sigma, rate, *sampling)
 
 
 def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
-    """Return whether `longer` begins with the steps of `history`."""
+    """Return whether the history `longer` begins with all steps of `history`."""
     if not history:
         return True
     last = len(history) - 1

@@ -79,7 +79,7 @@ def _require_empty_batches(loader: Any) -> None:
 
 
 def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
-    """Raise unless an optimizer and loader carry out the plan that is charged.
+    """Raise unless an optimizer and its loader carry out the plan that is charged.
 
     Args:
         optimizer: the optimizer that Opacus' `make_private` returned.

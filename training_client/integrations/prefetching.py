@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Final
+from typing import Final
 
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -12,7 +12,7 @@ _ACCELERATE_LOADERS: Final = "accelerate.data_loader"  # draw one batch more, to
 
 
 def count_prefetched_batches() -> int:
-    """Return how many batches ahead the loaders on the call stack fetch.
+    """Return how many batches ahead the data loaders on the call stack fetch.
 
     The loaders are found among the callers on the stack, since a framework may make its own loader
     of the same sampler.
@@ -20,13 +20,13 @@ def count_prefetched_batches() -> int:
     frame, prefetched = sys._getframe(), dict[int, int]()
     while (above := frame.f_back) is not None:
         frame = above
-        caller = frame.f_locals.get("self")
-        prefetched[id(caller)] = _prefetch_size(caller, frame.f_globals.get("__name__"))
+        method_owner, module_name = frame.f_locals.get("self"), frame.f_globals.get("__name__")
+        prefetched[id(method_owner)] = _prefetch_size(method_owner, module_name)
     return sum(prefetched.values())
 
 
-def _prefetch_size(caller: Any, module: Any) -> int:
-    """Return how many batches ahead a loader on the call stack fetches; 0 for other callers."""
-    if isinstance(caller, _MultiProcessingDataLoaderIter):
-        return int(caller._num_workers * caller._prefetch_factor)
-    return int(isinstance(caller, DataLoader) and module == _ACCELERATE_LOADERS)
+def _prefetch_size(method_owner: object, module_name: object) -> int:
+    """Return how many batches ahead the loader of a stack frame fetches; 0 if it has none."""
+    if isinstance(method_owner, _MultiProcessingDataLoaderIter):
+        return int(method_owner._num_workers * method_owner._prefetch_factor)
+    return int(isinstance(method_owner, DataLoader) and module_name == _ACCELERATE_LOADERS)

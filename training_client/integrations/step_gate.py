@@ -143,7 +143,7 @@ class StepGate:
             self._next_hook(optimizer)
 
     def _leave_last_epoch(self) -> None:
-        """Leave out the steps left of an epoch of balls in bins once the loader draws the next."""
+        """Skip the steps left of a balls-in-bins epoch once the loader draws the next one."""
         if self._batches is not None and self._batches.epoch != self._epoch:
             self._epoch = self._batches.epoch
             self.steps = self._allowance.plan.whole_charges(self.steps)

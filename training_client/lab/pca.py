@@ -43,7 +43,7 @@ class PrivatePca:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        """Refuse parameters without privacy."""
+        """Raise if the parameters give no privacy."""
         for name in ("components", "noise_multiplier"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")

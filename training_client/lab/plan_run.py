@@ -270,7 +270,7 @@ def _find_fitting_plan(
 
 
 def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
-    """Return the ledger's quote, which counts charges, with training steps in their place."""
+    """Convert the ledger's quote from charges to training steps; a charge may pay for an epoch."""
     fitting, alone = (
         None if charges is None else charges * plan.steps_per_charge
         for charges in (quote.steps, quote.steps_alone)
@@ -279,14 +279,14 @@ def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
 
 
 def _describe_whole_budget(quote: Quote) -> str:
-    """Return a sentence: how many steps would fit the whole budget, if more than fit the rest."""
+    """Return a sentence about how many steps the whole budget allows, if more than its rest."""
     if quote.steps is None or quote.steps_alone is None or quote.steps_alone <= quote.steps:
         return ""
     return f". As the only run of the whole budget, {quote.steps_alone} would"
 
 
 def _describe_rest(share: float, affordable: int | None, steps: int) -> str:
-    """Return a sentence: the share of the budget that a run takes, and the steps that then fit."""
+    """Return a sentence about the share of the budget that a run takes, and what it leaves."""
     taken = f"It takes {format_upper_bound(100 * share)} % of the dataset's budget"
     if affordable is None:
         return taken

@@ -116,7 +116,7 @@ class Recipe:
 
     @property
     def objection(self) -> str | None:
-        """The reason why no privacy guarantee holds; None if one does."""
+        """The reason why no privacy guarantee holds for the run; None if one does."""
         if self.state != "raw":
             return None
         return (
@@ -134,7 +134,7 @@ class Recipe:
 
     @property
     def uses_public_examples(self) -> bool:
-        """True if some training examples are given up as public."""
+        """Return whether some training examples are declared public, and so not protected."""
         return self.state == "public" or self.warm_start > 0
 
     @property
@@ -144,7 +144,7 @@ class Recipe:
 
     @property
     def initial_releases(self) -> tuple[Mechanism, ...]:
-        """The mechanisms that run before the first step."""
+        """The mechanisms, such as a private PCA, that are released before the first step."""
         return () if self.pca is None else (self.pca.mechanism(),)
 
     @property

@@ -128,5 +128,5 @@ class RunFolder:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def _bind_to_model(self, claim: Json) -> Json:
-        """Return a privacy claim with the hash of the saved model."""
+        """Return a privacy claim with the hash of the saved model added."""
         return bind_to_model(claim, self.folder, self.recipe.declared_public)

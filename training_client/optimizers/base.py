@@ -109,7 +109,7 @@ class PrivateOptimizer(ABC):
         self.private_sum.take()
 
     def continue_epoch(self, position: int) -> None:
-        """Go on at a sampler's place within an epoch; at 0, leave out the rest of the last epoch.
+        """Go on at batch `position` of an epoch; at 0, skip the steps left of the last epoch.
 
         Raises:
             NoGuaranteeError: the place is not that of the steps made.
@@ -196,7 +196,7 @@ def require_same_kind(name: str, given: Any, own: Any) -> None:
 
 
 def _kind(value: Any) -> tuple[Any, ...]:
-    """Return a value's type, and its shape and dtype if it is a tensor."""
+    """Return a value's type, and also its shape and dtype if it is a tensor."""
     if torch.is_tensor(value):
         return torch.Tensor, value.shape, value.dtype
     return (type(value),)

@@ -35,7 +35,7 @@ class GradientEstimate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactEstimate:
-    """The exact mean gradient, without clipping and noise, in place of an estimate.
+    """A mean gradient without clipping and noise, used as the exact estimate of itself.
 
     Attributes:
         mean: the mean gradient, as a blockwise sum.
@@ -51,7 +51,7 @@ class ExactEstimate:
 
 
 class NoisyEstimate:
-    """The mean gradient as estimated from the noisy mean that a step releases."""
+    """The noisy mean that a step releases, used as the estimate of the mean gradient."""
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the noisy mean on a block, and its square less the noise variance, maybe negative.
@@ -156,7 +156,7 @@ class RawSource:
     proven: ClassVar[bool] = False
 
     def gradients(self, step: StepContext) -> GradientEstimate:
-        """Return the mean gradient of the private batch, without clipping and noise.
+        """Return the private batch's mean gradient without clipping or noise: NOT private.
 
         Raises:
             DataError: its loss is not finite; the state would keep that for good.

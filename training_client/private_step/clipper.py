@@ -174,8 +174,8 @@ class Clipper:
     ) -> tuple[list[ExampleGradients], float]:
         """Return the per-example gradients of each parameter, and the mean loss."""
         model_pass = run_model_pass(self._model, self._layers, examples, targets, loss)
-        sparse = examples if self._sparse_inputs else None
-        gradients = model_pass.take_example_gradients(self.parameters, sparse)
+        sparse_inputs = examples if self._sparse_inputs else None
+        gradients = model_pass.take_example_gradients(self.parameters, sparse_inputs)
         return gradients, float(model_pass.losses.mean())
 
     def _check_model_periodically(

@@ -86,11 +86,11 @@ class ExampleGradients(Protocol):
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum Σ clamp(D∘∇ᵢ, ±1) of the gradients' rows, scaled by D; NaN counts as 0."""
+        """Return Σ clamp(D∘∇ᵢ, ±1), the sum of the scaled gradients' rows; NaN counts as 0."""
         ...
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return each example's squared norm after the pieces' affine maps and damping."""
+        """Return each example's squared norm after affine maps and damping, u/√(1 + (c·D∘∇)²)."""
         ...
 
     def damped_sum(
@@ -223,7 +223,7 @@ class OuterProducts:
         return terms
 
     def _add_terms(self, start: int, squared: _SquaredMap, unit: Factor, terms: _NormTerms) -> None:
-        """Add one piece's part of the terms of the squared norms.
+        """Add one piece's part of the terms of the squared norms to `terms`.
 
         `start` is the piece's first row, and `unit` holds the squares of a/‖a‖, a the layer's
         input.
@@ -253,7 +253,7 @@ class OuterProducts:
         self._input_factor.weighted_product(self.gradients[:, rows], weights, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum Σ clamp(D∘(gᵢaᵢᵀ), ±1) of the gradients' rows, scaled by D."""
+        """Return Σ clamp(D∘(gᵢaᵢᵀ), ±1), the sum of the scaled gradients' rows."""
         return clamped_sum(self.gradients[:, rows], self.inputs, scale)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
@@ -277,7 +277,7 @@ class OuterProducts:
 
 @dataclass(frozen=True, slots=True)
 class MaterializedGradients:
-    """Per-example gradients of a parameter held in memory as such, one tensor per example.
+    """Per-example gradients of a parameter held in memory whole, one tensor per example.
 
     Attributes:
         gradients: one per example, shaped like the parameter.
@@ -319,7 +319,7 @@ class MaterializedGradients:
         torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum Σ clamp(D∘∇ᵢ, ±1) of the gradients' rows, scaled by D."""
+        """Return Σ clamp(D∘∇ᵢ, ±1), the sum of the scaled gradients' rows."""
         return clamp_in_place(self.gradients[:, rows] * scale).sum(0)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:

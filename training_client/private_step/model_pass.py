@@ -35,14 +35,14 @@ class ModelPass:
     full_gradients: Sequence[torch.Tensor | None] = ()
 
     def take_example_gradients(
-        self, parameters: Sequence[nn.Parameter], sparse: torch.Tensor | None = None
+        self, parameters: Sequence[nn.Parameter], sparse_inputs: torch.Tensor | None = None
     ) -> list[ExampleGradients]:
         """Return each parameter's per-example gradients, and free the pass's memory; call it once.
 
         Args:
             parameters: the layers' parameters.
-            sparse: examples of which most values are declared to be 0; a layer that is given them,
-                in any shape, skips zeros.
+            sparse_inputs: examples of which most values are declared to be 0; a layer that is given
+                them, in any shape, skips zeros.
 
         Raises:
             UnsupportedModelError: a parameter has no gradient.
@@ -52,7 +52,7 @@ class ModelPass:
             inputs, gradient = self.inputs.pop(layer), self.gradients.pop(layer)
             dtype = next(layer.parameters(recurse=False)).dtype
             inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-            is_sparse = sparse is not None and inputs.data_ptr() == sparse.data_ptr()
+            is_sparse = sparse_inputs is not None and inputs.data_ptr() == sparse_inputs.data_ptr()
             found |= layer_example_gradients(layer, inputs, gradient.to(dtype), sparse=is_sparse)
         for parameter in parameters:
             if parameter not in found:

@@ -35,7 +35,7 @@ class FreshGenerator(torch.Generator):
         _GENERATORS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let copies be new generators, with seeds of their own."""
+        """Pickle so that a copy is a new generator with a seed of its own."""
         return FreshGenerator, (self.device,)
 
     def reseed(self) -> None:
@@ -47,7 +47,7 @@ class FreshGenerator(torch.Generator):
 
 
 def _replace_state_words(state: torch.Tensor, words: bytes) -> torch.Tensor:
-    """Return a generator state with new words, each in the lower half of 64 bits."""
+    """Return a generator's state with new random words, each in the lower half of 64 bits."""
     found = state.clone()
     table = found[_HEADER_BYTES : _HEADER_BYTES + 8 * _STATE_WORDS].view(torch.int64)
     table.copy_(torch.frombuffer(bytearray(words), dtype=torch.uint32).to(torch.int64))

@@ -178,7 +178,7 @@ class PrivateSum:
         self._is_step_open, self._is_batch_read = True, False
 
     def continue_epoch(self, position: int) -> None:
-        """Go on at a sampler's place within an epoch; at 0, leave out the rest of the last epoch.
+        """Go on at batch `position` of an epoch; at 0, skip the steps left of the last epoch.
 
         An epoch of balls-in-bins sampling is charged as one draw of its bins. After others are
         drawn, the steps left of it cover nothing.

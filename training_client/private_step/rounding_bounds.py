@@ -43,7 +43,7 @@ def safe_bound_range(dtype: torch.dtype, size: int) -> tuple[float, float]:
 
 
 def smallest_safe_factor(dtype: torch.dtype) -> float:
-    """Return the smallest weight or noise standard deviation whose products keep their digits.
+    """Return the smallest weight or noise scale whose products keep all their digits.
 
     Products with anything smaller may underflow.
     """

@@ -123,7 +123,7 @@ class BallsInBinsSampler:
         self.position = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a copy draw its own bins."""
+        """Pickle so that a copy draws its own bins."""
         return type(self), (self.dataset_size, self.bins, self._generator)
 
     def draw(self) -> torch.Tensor:
@@ -149,7 +149,7 @@ class BallsInBinsSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the epoch of a saved state; `state_dict` says when that is safe.
+        """Continue the epoch that `state_dict` saved.
 
         Raises:
             DataError: the state is of other records, or of another number of batches.

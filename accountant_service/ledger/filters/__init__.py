@@ -41,7 +41,7 @@ def read_charge(stored: Json, steps: int) -> Charge:
 def from_json(
     stored: Json, epsilon: float, delta: float, relation: NeighbouringRelation
 ) -> PrivacyFilter:
-    """Return the filter stored in a dataset's row or first entry.
+    """Return the privacy filter stored in a dataset's row or first entry.
 
     Raises:
         KeyError, TypeError, ValueError: it records none.

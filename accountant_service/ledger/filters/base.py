@@ -25,7 +25,7 @@ def add(one: Amounts, other: Amounts) -> Amounts:
 
 
 def subtract(one: Amounts, other: Amounts) -> Amounts:
-    """Return the difference of two amounts of a filter, element by element."""
+    """Return the first amounts of a filter less the second, element by element."""
     return tuple(a - b for a, b in zip(one, other, strict=True))
 
 
@@ -44,7 +44,7 @@ def count_units_within(share: float, whole: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Charge(ABC):
-    """The cost of a plan in amounts of a filter: held at first, and spent as steps are granted.
+    """The cost of a plan in a filter's units: held at first, and spent as steps are granted.
 
     Amounts are a tuple of integers in the filter's own units, such as reference steps.
 
@@ -57,25 +57,25 @@ class Charge(ABC):
     @property
     @abstractmethod
     def reserved(self) -> Amounts:
-        """The amounts held when the reservation is made, before the first grant."""
+        """The amounts of budget held when the reservation is made, before the first grant."""
 
     @abstractmethod
     def spent(self, granted: int) -> Amounts:
-        """Return the amounts spent after some granted steps, while the reservation is open."""
+        """Return the amounts spent after `granted` steps, while the reservation is open."""
 
     def held(self, granted: int) -> Amounts:
-        """Return the amounts still held after some granted steps."""
+        """Return the amounts still held after `granted` steps."""
         return subtract(self.reserved, self.spent(granted))
 
     @abstractmethod
-    def returned(self, granted: int) -> Amounts | None:
-        """Return the amounts that the budget gets back if the reservation ends after these grants.
+    def refund(self, granted: int) -> Amounts | None:
+        """Return the amounts freed if the reservation ends after `granted` steps, if known.
 
-        None if that takes a computation: see `PrivacyFilter.compute_return`.
+        None if that takes a computation: see `PrivacyFilter.compute_refund`.
         """
 
-    def least_returned(self, granted: int) -> Amounts:
-        """Return a lower bound on the returned amounts that takes no computation."""
+    def least_refund(self, granted: int) -> Amounts:
+        """Return a quick lower bound on the amounts that `refund` returns."""
         return self.held(granted)
 
     @abstractmethod
@@ -94,7 +94,7 @@ class PrivacyFilter(ABC):
 
     Attributes:
         name: of the kind of filter, on the wire.
-        has_scalar_caps: whether `restrict` can express the rest of a cap as amounts.
+        has_scalar_caps: whether `apply_cap` can express the rest of a cap as amounts.
         epsilon: ε of the budget.
         delta: δ of the budget.
         relation: when two datasets are neighbours.
@@ -123,15 +123,15 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def share_of(self, taken: Amounts) -> float:
-        """Return the fraction of the budget that these amounts are; at most 1 if it admits them."""
+        """Return these amounts as a fraction of the budget; at most 1 if the filter admits them."""
 
-    def restrict(
+    def apply_cap(
         self,
         taken: Amounts,
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Return the amounts taken, raised so that only the budget left under a cap remains.
+        """Return the amounts taken, raised until the rest of the budget is what a cap allows.
 
         They only tell what would fit. A filter without `has_scalar_caps` returns what is taken.
 
@@ -151,8 +151,8 @@ class PrivacyFilter(ABC):
         """
 
     @abstractmethod
-    def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
-        """Return the filter to use once a plan is reserved: this one, unless its reference is open.
+    def after_reserving(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
+        """Return the filter that applies once a plan is reserved; a first plan may fix its units.
 
         A `ReferenceFilter` counts the budget in steps of a reference, which the first plan may
         choose.
@@ -169,8 +169,8 @@ class PrivacyFilter(ABC):
         """
 
     @abstractmethod
-    def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the amounts that the budget gets back if a reservation ends after these grants.
+    def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
+        """Return the amounts freed if a reservation ends after `granted` steps.
 
         Args:
             plan: the whole plan that was reserved.
@@ -191,10 +191,10 @@ class PrivacyFilter(ABC):
         """Return whether a recorded charge is at least its plan's cost, for `verify`."""
 
     @abstractmethod
-    def is_return_allowed(
-        self, plan: StepPlan, charge: Charge, granted: int, returned: Amounts
+    def is_refund_allowed(
+        self, plan: StepPlan, charge: Charge, granted: int, refund: Amounts
     ) -> bool:
-        """Return whether a reservation was allowed to return these amounts, for `verify`."""
+        """Return whether an ended reservation was allowed to free these amounts, for `verify`."""
 
     @abstractmethod
     def read_charge(self, plan: StepPlan, fields: Json) -> Charge:
@@ -204,12 +204,12 @@ class PrivacyFilter(ABC):
             KeyError, TypeError, ValueError: the fields do not record a charge of this filter.
         """
 
-    def may_become(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether `other` may be this filter after a plan was reserved, for `verify`."""
+    def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
+        """Return whether a plan's reservation may replace this filter by `other`, for `verify`."""
         return False
 
     def is_sound(self) -> bool:
-        """Return whether the filter's own parameters keep within (ε, δ), for `verify`."""
+        """Return whether the filter's own parameters guarantee (ε, δ)-DP, for `verify`."""
         return True
 
     @abstractmethod

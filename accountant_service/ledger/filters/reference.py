@@ -62,7 +62,7 @@ _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of i
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCharge(Charge):
-    """A charge in reference steps that dominate the plan's steps, and in slack: a part of δ.
+    """A plan's cost as a number of reference steps that dominate it, and a part of δ (slack).
 
     Attributes:
         steps: the number of steps of the plan.
@@ -79,11 +79,11 @@ class ExchangeCharge(Charge):
 
     @property
     def reserved(self) -> Amounts:
-        """The amounts held at first: reference steps, and slack for the charge and the return."""
+        """The reference steps held at first, and the slack (part of δ) for charge and refund."""
         return self.reference_steps, self.slack + self.return_slack
 
     def spent(self, granted: int) -> Amounts:
-        """Return the reference steps and slack spent after some grants: pro rata and rounded up.
+        """Return the reference steps and slack (part of δ) spent after `granted` steps.
 
         The first grant makes the exchange, and so spends its slack.
         """
@@ -91,8 +91,8 @@ class ExchangeCharge(Charge):
             return 0, 0
         return -(-self.reference_steps * granted // self.steps), self.slack
 
-    def returned(self, granted: int) -> Amounts | None:
-        """Return the amounts that the budget gets back, or None if that takes a computation."""
+    def refund(self, granted: int) -> Amounts | None:
+        """Return the amounts freed if the reservation ends now; None if they must be computed."""
         if granted == 0:  # no exchange was made
             return self.reserved
         if granted == self.steps or not self.reference_steps:
@@ -101,13 +101,13 @@ class ExchangeCharge(Charge):
             return self.held(granted)
         return None
 
-    def least_returned(self, granted: int) -> Amounts:
-        """Return a lower bound on the returned amounts that takes no computation."""
-        known = self.returned(granted)
+    def least_refund(self, granted: int) -> Amounts:
+        """Return a quick lower bound on the amounts freed if the reservation ends now."""
+        known = self.refund(granted)
         return (0, self.return_slack) if known is None else known
 
     def entry_fields(self) -> Json:
-        """Return the reference steps and the slack as a ledger entry records them."""
+        """Return ledger-entry fields: the price in reference steps, and slack (part of δ)."""
         return {
             "charged_reference_steps": self.reference_steps,
             "slack": self.slack,
@@ -115,13 +115,13 @@ class ExchangeCharge(Charge):
         }
 
     def to_json(self) -> Json:
-        """Return the charge for storage in a reservation's row."""
+        """Return the charge as JSON, for storage in a reservation's row."""
         return self.entry_fields() | {"is_reference": self.is_reference}
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFilter(PrivacyFilter):
-    """A filter that counts the budget in equal steps of one mechanism, the reference.
+    """A filter that counts a budget in equal steps of one mechanism, the reference steps.
 
     A plan of other steps costs the least number found of reference steps that dominates it.
 
@@ -150,7 +150,7 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def nothing(self) -> Amounts:
-        """The zero amounts: no reference step and no slack."""
+        """The zero amounts: no reference step, and no slack (part of δ)."""
         return 0, 0
 
     @property
@@ -169,18 +169,18 @@ class ReferenceFilter(PrivacyFilter):
         return taken[0] <= self.steps and taken[1] <= SLACK_UNITS
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the amounts' reference steps divided by all of the budget's; 1 if it has none."""
+        """Return the amounts' reference steps over all steps of the budget; 1 if it has none."""
         if self.reference is None:
             return 0.0
         return taken[0] / self.steps if self.steps else 1.0
 
-    def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the amounts taken, raised so that only the steps left under a cap remain."""
+    def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
+        """Return the amounts taken, raised until the steps left are those that a cap allows."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return an upper bound on the ε of some reference steps at the budget's δ, by a table."""
+        """Return an upper bound on the ε of some reference steps at the budget's δ."""
         if taken[0] <= 0 or self.reference is None:
             return 0.0
         if taken[0] > self.steps:
@@ -192,7 +192,7 @@ class ReferenceFilter(PrivacyFilter):
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
 
     def tabulated(self) -> ReferenceFilter:
-        """Return the filter with a table of ε, with which a balance is shown without computing."""
+        """Return the filter with a table of ε, from which a balance is shown without computing."""
         if self.reference is None or self.steps == 0 or self.epsilons:
             return self
         step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
@@ -209,11 +209,11 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def _steps_delta(self) -> float:
-        """The δ at which all reference steps have at most the budget's ε: δ less the slack."""
+        """The δ of all reference steps together: the budget's δ less the part for slack."""
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
-        """Return the δ that an amount of slack stands for, rounded down."""
+        """Return a number of units of slack as a part of δ, rounded down."""
         return rounding.down(rounding.down(self.delta * self.slack_share) * (units / SLACK_UNITS))
 
     def _composition(self, step: CanonicalForm, times: int = 1) -> Composition:
@@ -238,27 +238,27 @@ class ReferenceFilter(PrivacyFilter):
         return reference is not None and canonical_form(reference).hash == plan.step.hash
 
     def _is_exact(self, plan: StepPlan) -> bool:
-        """Return whether comparing a plan uses no slack: all releases are unsampled Gaussian."""
+        """Return whether a plan's comparison costs no δ: every release is unsampled Gaussian."""
         reference = self.reference
         return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
 
     # --- the reference
 
-    def replaced_by(self, plan: StepPlan, taken: Amounts) -> ReferenceFilter:
-        """Return the filter with the plan's step as the reference, if none is fixed yet.
+    def after_reserving(self, plan: StepPlan, taken: Amounts) -> ReferenceFilter:
+        """Return the filter with the plan's step as reference step, if none is fixed yet.
 
         Nothing was released then, so the choice of the reference tells nothing.
         """
-        if not self._is_open(taken) or not plan.step.atom_counts:
+        if not self._may_choose_reference(taken) or not plan.step.atom_counts:
             return self
         return self.with_reference(plan, is_planned=False)
 
-    def _is_open(self, taken: Amounts) -> bool:
+    def _may_choose_reference(self, taken: Amounts) -> bool:
         """Return whether the next reservation may still choose the reference step."""
         return not self.is_planned and not any(taken)
 
     def with_reference(self, plan: StepPlan, *, is_planned: bool) -> ReferenceFilter:
-        """Return a copy with a plan's step as `reference`, and how many of them fit as `steps`.
+        """Return a copy that counts the budget in steps like a plan's, and how many there are.
 
         The budget is counted in reference steps from then on. If `is_planned`, the dataset's
         creator chose the reference, and no reservation may replace it.
@@ -284,7 +284,7 @@ class ReferenceFilter(PrivacyFilter):
         return replace(self, reference=step, steps=steps, is_planned=is_planned)
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
-        """Return how often a step may be repeated within the budget's ε, at δ less the slack."""
+        """Return the most repetitions of a step within the budget's ε, at δ less the slack part."""
         question = Question(step, self.relation, adds_curves=False)
 
         def log_ratio(count: int) -> float:
@@ -300,7 +300,7 @@ class ReferenceFilter(PrivacyFilter):
         return COUNT_MAX if found is None else found
 
     def _guess_reference_steps(self, step: CanonicalForm) -> float:
-        """Return about how many steps have the budget's ε."""
+        """Return about how many repetitions of a step use up the budget's ε."""
         found = 2 * self._count_by_renyi(step)
         if found or self.epsilon <= 0:
             return found
@@ -308,7 +308,7 @@ class ReferenceFilter(PrivacyFilter):
         return 1.2 * count_by_renyi(pairs, self.epsilon, math.log(self._steps_delta))
 
     def _count_by_renyi(self, step: CanonicalForm) -> int:
-        """Return how many steps a Rényi filter admits, which is a quick lower bound."""
+        """Return how many steps a Rényi filter admits: a quick lower bound."""
         try:
             policy = renyi.choose_filter(self.epsilon, self.delta, self.relation, step)
             return policy.count_steps(policy.step_costs(step), policy.nothing) or 0
@@ -316,7 +316,7 @@ class ReferenceFilter(PrivacyFilter):
             return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
-        """Return the ε of a composition at δ less the slack; infinite if no finite ε exists.
+        """Return a composition's ε at δ less the slack part; infinite if no ε is finite.
 
         Raises:
             AccountingError: `pld` cannot account for it.
@@ -328,13 +328,13 @@ class ReferenceFilter(PrivacyFilter):
         except NoFiniteEpsilonError:
             return math.inf
 
-    def may_become(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether `other` differs only in its reference, and is within the budget.
+    def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
+        """Return whether `other` differs only in the reference step, and keeps within the budget.
 
         Any reference is sound as long as nothing was released.
         """
         return (
-            self._is_open(taken)
+            self._may_choose_reference(taken)
             and isinstance(other, ReferenceFilter)
             and other == replace(self, reference=other.reference, steps=other.steps)
             and other.is_sound()
@@ -351,7 +351,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- charges
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> ExchangeCharge:
-        """Find how few reference steps dominate the plan, and return them as its charge.
+        """Find the least number of reference steps that dominates the plan: its charge.
 
         A plan that no number of free steps dominates is charged one step more than the budget has,
         which is never admitted.
@@ -363,7 +363,7 @@ class ReferenceFilter(PrivacyFilter):
             return ExchangeCharge(plan.steps, 0)
         if self._is_reference(plan):
             return ExchangeCharge(plan.steps, plan.steps, is_reference=True)
-        free, slack = self._free(taken)
+        free, slack = self._remaining(taken)
         if self._is_exact(plan):
             slack = 0
         block, reference = self._composition(plan.canonical), self._reference_composition()
@@ -375,17 +375,17 @@ class ReferenceFilter(PrivacyFilter):
         return_slack = slack if plan.steps > 1 else 0  # a single step leaves nothing to give back
         return ExchangeCharge(plan.steps, found, slack if needs_slack else 0, return_slack)
 
-    def _free(self, taken: Amounts) -> tuple[int, int]:
-        """Return the reference steps that remain, and the slack available to one comparison."""
+    def _remaining(self, taken: Amounts) -> tuple[int, int]:
+        """Return the reference steps that remain, and the slack (part of δ) for one comparison."""
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
-    def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Find how many reference steps the steps not granted dominate: these are returned.
+    def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
+        """Find how many reference steps the steps not granted dominate: these are freed.
 
         They are at most what is held. An exchange that is not decided in time gives nothing back.
         """
         assert isinstance(charge, ExchangeCharge)
-        known = charge.returned(granted)
+        known = charge.refund(granted)
         if known is not None:
             return known
         held, _ = charge.held(granted)
@@ -399,7 +399,7 @@ class ReferenceFilter(PrivacyFilter):
                 )
         except ExchangeUndecidedError:
             found = 0
-        return (found, 0) if found else charge.least_returned(granted)
+        return (found, 0) if found else charge.least_refund(granted)
 
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
         """Find how many steps of a plan the remaining reference steps dominate.
@@ -408,7 +408,7 @@ class ReferenceFilter(PrivacyFilter):
         """
         if not plan.step.atom_counts:
             return None
-        free, slack = self._free(taken)
+        free, slack = self._remaining(taken)
         if self._is_reference(plan):
             return free
         if not free:
@@ -425,10 +425,10 @@ class ReferenceFilter(PrivacyFilter):
         """Return whether the remaining reference steps dominate the whole plan."""
         if not plan.step.atom_counts:
             return True
-        if self._is_open(taken):
+        if self._may_choose_reference(taken):
             question = Question(plan.canonical, self.relation, adds_curves=False)
             return self._epsilon_of_question(question) <= self.epsilon
-        free, slack = self._free(taken)
+        free, slack = self._remaining(taken)
         if self._is_reference(plan):
             return plan.steps <= free
         if not free:
@@ -443,7 +443,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- the record
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether the recorded reference steps dominate the plan, within the slack."""
+        """Return whether the recorded reference steps dominate the plan, within their part of δ."""
         assert isinstance(charge, ExchangeCharge)
         if charge.is_reference:
             return self._is_reference(plan) and charge.reference_steps >= plan.steps
@@ -456,15 +456,15 @@ class ReferenceFilter(PrivacyFilter):
                 self._slack_delta(charge.slack),
             )
 
-    def is_return_allowed(
-        self, plan: StepPlan, charge: Charge, granted: int, returned: Amounts
+    def is_refund_allowed(
+        self, plan: StepPlan, charge: Charge, granted: int, refund: Amounts
     ) -> bool:
-        """Return whether the steps not granted dominate the reference steps that were returned."""
+        """Return whether the steps not granted dominate the reference steps that were freed."""
         assert isinstance(charge, ExchangeCharge)
-        known = charge.returned(granted)
-        steps, slack = returned
+        known = charge.refund(granted)
+        steps, slack = refund
         if known is not None or not steps:
-            return returned == (known or (0, charge.return_slack))
+            return refund == (known or (0, charge.return_slack))
         if not (0 < steps <= charge.held(granted)[0] and slack == 0):
             return False
         with _decide(plan, self.relation):
@@ -484,7 +484,7 @@ class ReferenceFilter(PrivacyFilter):
         return ExchangeCharge(plan.steps, steps, slack, return_slack, is_reference)
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the changes of reference steps and slack as a ledger entry records them."""
+        """Return changes of reference steps and slack (part of δ) as ledger-entry fields."""
         return {
             "spent_reference_steps": spent[0],
             "held_reference_steps": held[0],
@@ -501,11 +501,11 @@ class ReferenceFilter(PrivacyFilter):
         return (values[0], values[1]), (values[2], values[3])
 
     def to_json(self) -> Json:
-        """Return the reference step and the filter's numbers as JSON, for storage."""
+        """Return the reference step, its number and the table of ε as JSON, for storage."""
         return self.entry_fields() | {"epsilons": list(self.epsilons)}
 
     def entry_fields(self) -> Json:
-        """Return the reference step and the filter's numbers as a ledger entry records them.
+        """Return the reference step, its number and the slack's share as ledger-entry fields.
 
         Raises:
             ValueError: a number is outside its range; the stack would have more than δ.
@@ -542,13 +542,13 @@ def require_proof(question: Question) -> None:
 
 
 def json_of(mechanism: Mechanism) -> Json:
-    """Return a mechanism as JSON."""
+    """Return a mechanism as a JSON object."""
     return mechanisms.to_json(mechanism)
 
 
 @contextmanager
 def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[None]:
-    """Limit the CPU time of what is decided inside, and turn a timeout into a refusal.
+    """Context manager that limits the CPU time of a comparison; a timeout becomes a refusal.
 
     Raises:
         ExchangeUndecidedError: the time has passed without a decision.

@@ -18,7 +18,7 @@ _ROUNDING: Final = 1e-14  # relative: the parts of a Gaussian release together h
 
 
 def choose_reference_step(plan: StepPlan) -> Mechanism:
-    """Return the step in which to count a budget for a plan: small, as whole steps are charged.
+    """Return a small step like a plan's, in which to count a budget in whole steps.
 
     It is the plan's own step; the one Gaussian release that is equivalent to it; or, for a plan of
     several mechanisms, the same part of each of them.
@@ -34,7 +34,7 @@ def choose_reference_step(plan: StepPlan) -> Mechanism:
 
 
 def _divide_composition(composed: Composed) -> Mechanism:
-    """Return the smallest part of a composition that makes it up when it is repeated.
+    """Return the smallest part of a composition whose repetition gives the whole.
 
     The numbers of steps are divided by their greatest common divisor k. Gaussian noise on the whole
     dataset can always be divided: k releases of noise multiplier σ·√k are as private as one of σ.
@@ -52,7 +52,7 @@ def _divide_composition(composed: Composed) -> Mechanism:
 
 
 def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
-    """Return the Gaussian release that, made `parts` times, is as private as all of these.
+    """Return the Gaussian release of which `parts` together are as private as all of these.
 
     It may be a little less private, by rounding, never more.
     """
@@ -63,7 +63,7 @@ def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
 
 
 def divide_gaussian_step(step: Gaussian, steps: int) -> Gaussian:
-    """Return a Gaussian step with more noise, so that a budget is counted in small units.
+    """Return a Gaussian step with more noise, so that a budget is counted in smaller units.
 
     k releases of noise multiplier σ·√k are as private as one of σ.
 

@@ -49,7 +49,7 @@ _NOISE_MULTIPLIERS: Final = (0.7, 0.9, 1.1, 1.5, 2.5, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class RenyiCharge(Charge):
-    """A charge in Rényi divergence: that of a plan's steps, at each order of a filter.
+    """A plan's cost: the Rényi divergence of its steps, at each order of a filter.
 
     Attributes:
         steps: the number of steps of the plan.
@@ -60,19 +60,19 @@ class RenyiCharge(Charge):
 
     @property
     def reserved(self) -> Amounts:
-        """The cost of all steps, in micro-nats at each order."""
+        """The cost of all steps of the plan, in micro-nats (1e-6 of divergence) at each order."""
         return self.spent(self.steps)
 
     def spent(self, granted: int) -> Amounts:
         """Return the cost of the granted steps, in micro-nats at each order."""
         return tuple(compute_cost(each, granted) for each in self.step_costs)
 
-    def returned(self, granted: int) -> Amounts:
+    def refund(self, granted: int) -> Amounts:
         """Return the cost of the steps that were not granted, in micro-nats at each order."""
         return self.held(granted)
 
     def entry_fields(self) -> Json:
-        """Return the cost of one step as an entry records it: a text, or one for each order."""
+        """Return one step's cost as a ledger-entry field: a decimal string, or one per order."""
         texts = [str(each) for each in self.step_costs]
         return {"unit_attonats": texts[0] if len(texts) == 1 else texts}
 
@@ -86,7 +86,7 @@ class RenyiCharge(Charge):
 
 
 class DivergenceFilter(PrivacyFilter):
-    """Base of the filters that add up Rényi divergences at frozen orders, in micro-nats.
+    """Base of filters that add up Rényi divergences at fixed orders, in micro-nats (1e-6).
 
     Attributes:
         orders: at which divergences are added up.
@@ -107,14 +107,14 @@ class DivergenceFilter(PrivacyFilter):
         return (0,) * len(self.orders)
 
     def step_costs(self, step: CanonicalForm) -> tuple[int, ...]:
-        """Return the Rényi divergence of one step at each order, in atto-nats, rounded up.
+        """Return one step's Rényi divergence at each order, in atto-nats (1e-18), rounded up.
 
         Raises:
             AccountingError: no divergence is proved for one of its releases.
         """
         return compute_step_costs(step, self.relation, self.orders)
 
-    def replaced_by(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
+    def after_reserving(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
         """Return this filter unchanged: it was fixed when the dataset was created."""
         return self
 
@@ -122,7 +122,7 @@ class DivergenceFilter(PrivacyFilter):
         """Return the charge of a plan; it does not depend on `taken`."""
         return RenyiCharge(plan.steps, self.step_costs(plan.step))
 
-    def compute_return(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
+    def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
         """Return the cost of the steps that were not granted, in micro-nats at each order."""
         return charge.held(granted)
 
@@ -144,15 +144,15 @@ class DivergenceFilter(PrivacyFilter):
             for recorded, cost in zip(charge.step_costs, least, strict=True)
         )
 
-    def is_return_allowed(
+    def is_refund_allowed(
         self,
         plan: StepPlan,
         charge: Charge,
         granted: int,
-        returned: Amounts,
+        refund: Amounts,
     ) -> bool:
-        """Return whether exactly the cost of the steps not granted was returned."""
-        return returned == charge.held(granted)
+        """Return whether exactly the cost of the steps not granted was freed."""
+        return refund == charge.held(granted)
 
     def read_charge(self, plan: StepPlan, fields: Json) -> RenyiCharge:
         """Return the charge that a ledger entry or a stored row records."""
@@ -162,7 +162,7 @@ class DivergenceFilter(PrivacyFilter):
         return charge
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the balance change as an entry records it: a number, or one for each order."""
+        """Return a balance change as ledger-entry fields: integers, or lists with one per order."""
         single = len(self.orders) == 1
         return {
             "spent_micronats": spent[0] if single else list(spent),
@@ -224,8 +224,8 @@ class RenyiFilter(DivergenceFilter):
         """Return the Rényi divergence divided by the budget's; 1 if the budget is 0."""
         return taken[0] / self.budget if self.budget else 1.0
 
-    def restrict(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the divergence taken, raised so that only what is left under a cap remains."""
+    def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
+        """Return the divergence taken, raised until the rest of the budget is what a cap allows."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 
@@ -242,18 +242,18 @@ class RenyiFilter(DivergenceFilter):
         return count_affordable_steps(step_costs[0], self.budget - taken[0])
 
     def entry_fields(self) -> Json:
-        """Return the order and the budget, as the first entry records them."""
+        """Return the filter's order and budget as fields of a dataset's first ledger entry."""
         if not 1 < self.order < math.inf:
             raise ValueError(f"order must be above 1, not {self.order}")
         return {"order": self.order, "budget_micronats": self.budget}
 
     def to_json(self) -> Json:
-        """Return the order, for storage."""
+        """Return the filter's order as JSON, for storage."""
         return {"filter": self.name, "order": self.order}
 
 
 def read_amounts(entry: Json, name: str, count: int) -> Amounts:
-    """Return the amounts in an entry's field: an integer, or a list of `count` integers."""
+    """Return the amounts in a ledger entry's field: an integer, or a list of `count` integers."""
     value = entry[name]
     amounts = value if isinstance(value, list) and count > 1 else [value]
     if len(amounts) != count or any(type(each) is not int for each in amounts):

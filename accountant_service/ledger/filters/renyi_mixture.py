@@ -133,15 +133,15 @@ class RenyiMixtureFilter(DivergenceFilter):
         return _SHARE_UNITS / low if low else math.inf
 
     def entry_fields(self) -> Json:
-        """Return the orders and weights, as an entry records them."""
+        """Return the filter's orders and weights as ledger-entry fields."""
         return {"orders": list(self.orders), "weights": list(self.weights)}
 
     def to_json(self) -> Json:
-        """Return the orders and weights, for storage."""
+        """Return the filter's orders and weights as JSON, for storage."""
         return {"filter": self.name} | self.entry_fields()
 
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return how many more steps of these costs fit; None if any number does.
+        """Return how many more steps of these costs fit; None if they cost nothing.
 
         Args:
             step_costs: atto-nats of one step at each order.
@@ -173,9 +173,10 @@ class RenyiMixtureFilter(DivergenceFilter):
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return lower bounds on the mixture's terms, one per order: w·e^{(α−1)ε−R} at the loss ε.
+        """Return lower bounds on the weighted terms of the mixture at the loss ε, one per order.
 
-        w is the order's weight and R = (α − 1) times the divergence taken.
+        The term of the order α is w·e^{(α−1)ε−R}, with the order's weight w, and R = (α − 1) times
+        the divergence taken.
 
         Larger amounts never give a larger value: one micro-nat changes the exponent by 10⁻⁸ at
         least, far more than a rounding error of the exponential function.
@@ -206,7 +207,7 @@ def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
 
 
 def _scale(taken: Amounts, units: int) -> Amounts:
-    """Return the amounts times units/_SHARE_UNITS, rounded up."""
+    """Return the amounts multiplied by units/_SHARE_UNITS, rounded up."""
     return tuple(-(-each * units // _SHARE_UNITS) for each in taken)
 
 
@@ -293,7 +294,7 @@ def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFil
 
 
 def _freeze(single_order: RenyiMixtureFilter, orders: Array, weights: Array) -> RenyiMixtureFilter:
-    """Return the filter with these orders and their weights rounded, without negligible ones."""
+    """Return the filter with these orders and rounded weights, without negligible weights."""
     kept = weights >= min(_SMALLEST_WEIGHT, float(weights.max()))
     shares = weights[kept] / weights[kept].sum()
     units = np.floor(shares * (1 - 1e-12) / _WEIGHT_UNIT) * _WEIGHT_UNIT

@@ -40,7 +40,7 @@ _UNDERFLOW: Final = 1e-290  # more than all masses that are computed as zero
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """The finite losses of a composition in one direction, by increasing loss.
+    """A composition's finite privacy losses in one direction, in increasing order, with masses.
 
     Attributes:
         losses: different ones.
@@ -77,7 +77,7 @@ class Outcomes:
 
 
 class EnumeratedProfile:
-    """Bounds of δ(ε) and of attacks in one direction, from all outcomes."""
+    """Bounds on δ(ε) and on attacks' error rates in one direction, from a list of all outcomes."""
 
     def __init__(self, outcomes: Outcomes, infinite: float) -> None:
         self._outcomes, self._infinite = outcomes, infinite
@@ -89,7 +89,7 @@ class EnumeratedProfile:
         self._log_q = np.logaddexp.accumulate(log_mass - losses)
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of δ at each ε ≥ 0."""
+        """Return lower and upper bounds on δ at each ε ≥ 0."""
         error = self._outcomes.mass_error
         lower = self._excess(epsilons + self._outcomes.loss_error) * (1 - error)
         upper = self._excess(epsilons - self._outcomes.loss_error) * (1 + error) + _UNDERFLOW
@@ -100,12 +100,12 @@ class EnumeratedProfile:
         )
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return the bounds of δ at each ε as a single row."""
+        """Return the bounds on δ at each ε as a single row."""
         lower, upper = self.delta(epsilons)
         return lower[np.newaxis], upper[np.newaxis]
 
     def _excess(self, epsilons: Array) -> Array:
-        """Return Σ p·(1 − e^{ε−l}) over the losses above each ε."""
+        """Return the part of δ(ε) from finite losses l > ε, Σ p·(1 − e^{ε−l}), at each ε."""
         losses, mass = self._outcomes.losses, self._outcomes.mass
         found = np.empty_like(epsilons)
         for i, epsilon in enumerate(epsilons):
@@ -114,14 +114,14 @@ class EnumeratedProfile:
         return found
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        """Return a lower and an upper bound of ε at δ."""
+        """Return a lower and an upper bound on ε at δ."""
         error, shift = self._outcomes.mass_error, self._outcomes.loss_error
         lower = self._largest((delta - self._infinite * (1 - 1e-9)) / (1 - error))
         upper = self._largest((delta - self._infinite - _UNDERFLOW) / (1 + error))
         return max(lower - shift, 0.0), max(upper + shift, 0.0)
 
     def _largest(self, delta: float) -> float:
-        """Return the largest log((P(A) − δ)/Q(A)) over the events A of the largest losses."""
+        """Return the least ε at which every event "the loss is at least t" allows this δ."""
         if delta <= 0:
             return math.inf
         useful = self._p > delta
@@ -130,7 +130,7 @@ class EnumeratedProfile:
         return float((np.log(self._p[useful] - delta) - self._log_q[useful]).max())
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds of false-positive and lower bounds of true-positive rates."""
+        """Return upper bounds on attacks' false-positive, and lower on true-positive, rates."""
         chosen = np.linspace(0, len(self._p) - 1, min(len(self._p), 8 * len(thresholds)))
         at = np.unique(chosen.astype(int))
         error = self._outcomes.mass_error
@@ -140,13 +140,13 @@ class EnumeratedProfile:
 
 
 def profile(releases: Composition, direction: Direction) -> EnumeratedProfile | None:
-    """Return the profile of a composition, or None if its outcomes are too many, or not finite."""
+    """Return a composition's privacy profile; None if it has too many or infinite outcomes."""
     return _profile(tuple(releases), direction)
 
 
 @lru_cache(maxsize=16)
 def _profile(releases: Composition, direction: Direction) -> EnumeratedProfile | None:
-    """Compute the result of `profile`."""
+    """Compute the result that `profile` returns; results are cached."""
     total: Outcomes | None = Outcomes(np.zeros(1), np.ones(1), 0.0, 0.0)
     for release, count in releases:
         if not isinstance(release, Release) or not isinstance(release.base_pair, AtomicPair):
@@ -167,7 +167,7 @@ def _outcomes(pair: AtomicPair, sample_rate: float, direction: Direction) -> Out
 
 
 def _repeat(outcomes: Outcomes | None, count: int) -> Outcomes | None:
-    """Return the outcomes of a number of equal releases, by repeated doubling, or None."""
+    """Return the outcomes of `count` equal releases, by repeated doubling; None if too many."""
     total, power = None, outcomes
     while power is not None:
         if count & 1:
@@ -182,23 +182,23 @@ def _repeat(outcomes: Outcomes | None, count: int) -> Outcomes | None:
 
 
 def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
-    """Return bounds of ε at δ from all outcomes, or None if they are too many."""
+    """Return bounds on ε at δ from all outcomes, or None if they are too many."""
     return _worse([_epsilon(releases, each, delta) for each in distinct_directions(releases)])
 
 
 def delta_bounds(releases: Composition, epsilon: float) -> Bounds | None:
-    """Return bounds of δ(ε) from all outcomes, or None if they are too many."""
+    """Return bounds on δ(ε) from all outcomes, or None if they are too many."""
     return _worse([_delta(releases, each, epsilon) for each in distinct_directions(releases)])
 
 
 def _epsilon(releases: Composition, direction: Direction, delta: float) -> Bounds | None:
-    """Return bounds of ε at δ in one direction."""
+    """Return bounds on ε at δ in one direction, or None if there are too many outcomes."""
     found = profile(releases, direction)
     return Bounds(*found.epsilon(delta)) if found else None
 
 
 def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bounds | None:
-    """Return bounds of δ(ε) in one direction."""
+    """Return bounds on δ(ε) in one direction, or None if there are too many outcomes."""
     found = profile(releases, direction)
     if found is None:
         return None
@@ -207,7 +207,7 @@ def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bound
 
 
 def _worse(found: list[Bounds | None]) -> Bounds | None:
-    """Return the bounds of the costlier direction, or None if one is not known."""
+    """Return bounds on the larger of two directions' values; None if one has no bounds."""
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

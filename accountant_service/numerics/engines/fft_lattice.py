@@ -185,7 +185,7 @@ def standard_deviations_to_cover(steps: int, log_delta: float) -> float:
 def upper_profile(
     releases: Composition, target: AccuracyTarget, spacing: float, log_delta: float
 ) -> LatticeProfile:
-    """Return an upper bound on δ(ε): the profile of a pair that dominates the composition."""
+    """Return an upper bound on δ(ε), accurate near the target and for δ of about e^`log_delta`."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
     steps, log_finite = [], 0.0
     for release, count in releases:
@@ -218,9 +218,7 @@ def upper_profile(
 def lower_profile(
     releases: Composition, target: AccuracyTarget, spacing: float, log_delta: float
 ) -> LatticeProfile:
-    """Return a lower bound on δ(ε): the largest that an attack on the rounded loss proves.
-
-    An attack accuses if the sum of rounded losses is at least a threshold in the window.
+    """Return a lower bound on δ(ε), proved by attacks that see each privacy loss rounded.
 
     An attack accuses if the sum of rounded losses is at least a threshold in the window.
 
@@ -268,7 +266,7 @@ def _tail_sums(values: Array) -> Array:
 def loss_window(
     release: ReleaseLaw, target: AccuracyTarget, tail_deviations: float
 ) -> tuple[float, float]:
-    """Return the least and the greatest loss that a release's cells must cover.
+    """Return the least and the greatest privacy loss that a release's cells must cover.
 
     Losses far below 0 hardly count once they are tilted: E_P[e^{sL}] ≥ e^{s·E_P[L]} ≥ 1, so the
     tilted mass below l is at most e^{sl}. An upper bound moves it up to l, and a lower bound counts

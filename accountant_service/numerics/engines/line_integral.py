@@ -217,7 +217,7 @@ class EvaluatedIntegral:
         return log_ratio
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return bounds on the error rates of attacks that accuse if a noisy privacy loss is ≥ t.
+        """Return upper bounds on false-positive and lower bounds on true-positive rates of attacks.
 
         Each threshold t is one attack. The noisy loss is L + ηZ: the privacy loss plus normal noise
         of standard deviation `line.attack_noise_deviation`.
@@ -242,7 +242,7 @@ class EvaluatedIntegral:
         return np.minimum(false_positives, 1.0), np.clip(true_positives, 0.0, 1.0)
 
     def _aliasing_error(self, epsilons: Array, smoothing: float = 0.0) -> Array:
-        """Return upper bounds on the error of a sum in place of the integral, one for each ε."""
+        """Return upper bounds on the error of replacing the integral by a sum, one for each ε."""
         line = self.line
         left = math.exp(line.log_mass) / math.expm1(min(line.tilt * line.period, 700.0))
         if not len(line.higher_tilts):

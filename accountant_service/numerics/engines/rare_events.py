@@ -263,7 +263,7 @@ def _candidate_divisions(
 
 
 class DividedComposition:
-    """A composition whose outcomes are divided by privacy loss: common, rare and extreme.
+    """A composition's outcomes divided by privacy loss: common, rare and extreme ones.
 
     Integrated are the outcomes in which some release has a rare loss and none an extreme one;
     without common losses, all that have no extreme one. What is left out is bounded by `omitted`.
@@ -292,7 +292,7 @@ class DividedComposition:
         ]
 
     def _integrated_log_moments(self, orders: Array) -> Array:
-        """Return upper bounds on the log-moment of the integrated outcomes, one for each order."""
+        """Return upper bounds on the log-moment of the outcomes to integrate, one per order."""
         total, ratio = np.zeros_like(orders), np.zeros_like(orders)
         if not self._common:
             for rare, part in zip(self._rare, self._sampled_gaussians, strict=True):
@@ -309,11 +309,11 @@ class DividedComposition:
 
     @property
     def log_mass(self) -> float:
-        """Return an upper bound on the log probability of the integrated outcomes."""
+        """Return an upper bound on the log probability of the outcomes to integrate."""
         return min(float(self._moments[0]), 0.0)
 
     def own_saddle(self, near: SaddlePoint) -> SaddlePoint:
-        """Return the saddle point of the integrated outcomes alone, at the ε of `near`."""
+        """Return the saddle point of the outcomes to integrate alone, at the ε of `near`."""
         tilts, moments = self._tilts[1:], self._moments[1:]
         cost = moments - tilts * near.epsilon - np.log(tilts) - np.log1p(tilts)
         return replace(near, tilt=float(tilts[np.argmin(cost)]), tilts=tilts, moments=moments)
@@ -339,7 +339,7 @@ class DividedComposition:
         return OmittedOutcomes(mass, tilts, moments)
 
     def integrand(self, tilt: float) -> _RareOutcomeIntegrand:
-        """Return the integrated outcomes' integrand Φ(v) = E[e^{(s + iv)L}], s = `tilt`."""
+        """Return the integrand Φ(v) = E[e^{(s + iv)L}] over these outcomes, at the tilt s."""
         log_scale = float(self._integrated_log_moments(np.array([1.0 + tilt]))[0])
         counts = [part.count for part in self._sampled_gaussians]
         return _RareOutcomeIntegrand(
@@ -355,7 +355,7 @@ class DividedComposition:
 
 @dataclass(frozen=True, slots=True)
 class _RareOutcomeIntegrand:
-    """The integrand Φ(v) = E[e^{(s + iv)L}] of the integrated outcomes of a divided composition.
+    """The integrand Φ(v) = E[e^{(s + iv)L}] over the outcomes in which some loss is rare.
 
     With a and b the transforms of a release's common and rare outcomes and T its count, Φ is Π(a +
     b)^T − Πa^T over the releases, or Πb^T without common outcomes.
@@ -524,7 +524,7 @@ class _LaplaceTransform:
 
 
 class _LaplaceTransformProduct:
-    """Φ(v): the product of all releases' transforms, less that of their common outcomes'.
+    """The integrand: the product of all releases' transforms, less that of common outcomes.
 
     That is Π(a + b)^T − Πa^T, or Πb^T alone without common outcomes, built release by release.
     """

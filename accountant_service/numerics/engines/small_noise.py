@@ -157,21 +157,21 @@ class _SampledReleases:
         return self.log_absent - np.log(self.rates)
 
     def log_false_presence(self, slack: float) -> Array:
-        """Return, per release, log P(the outcome does not look so | the record is absent).
+        """Return, per release, log P(the outcome does not look absent | the record is absent).
 
         This is N₀(Λ > v − x).
         """
         return log_normal_tail((self.log_odds - slack) / self.mus + self.mus / 2)
 
     def log_false_absence(self, slack: float) -> Array:
-        """Return, per release, log P(the outcome does not look so | the record is present).
+        """Return, per release, log P(the outcome does not look present | the record is present).
 
         This is N₁(Λ < v + x).
         """
         return log_normal_tail(self.mus / 2 - (self.log_odds + slack) / self.mus)
 
     def expected_ambiguous(self, slack: float) -> float:
-        """Return an upper bound on the sum of P(ambiguous)/(1 − q) over all releases.
+        """Return an upper bound on the sum over releases of P(the outcome is ambiguous)/(1 − q).
 
         This is M of the module docstring, rounded up.
         """
@@ -246,7 +246,7 @@ class _SmallNoiseProfile:
 
     @property
     def _loss_slack(self) -> float:
-        """Return an upper bound on the error η of the approximated losses, summed over releases.
+        """Return an upper bound on the error of the approximated losses, summed over releases.
 
         Each release contributes e^{−x}.
         """
@@ -316,7 +316,7 @@ def _collect_sampled(releases: Composition) -> _SampledReleases | None:
 
 
 def _choose_slack(sampled: _SampledReleases) -> float | None:
-    """Return the largest slack that leaves few releases ambiguous; None if all leave many.
+    """Return the widest margin of loss that leaves few releases ambiguous; None if all leave many.
 
     It is one of `_SLACKS` plus log ΣT.
     """

@@ -1,4 +1,4 @@
-"""Arrays of complex numbers with a proved bound of the error of each, and their transforms.
+"""Arrays of complex numbers with a proved bound on the error of each, and their transforms.
 
 **Transforms.** Each output of a transform of 2^n points is a sum of the inputs, each times n
 factors of modulus 1. A step is a multiplication by such a factor, itself rounded, which is off by
@@ -26,7 +26,7 @@ _ROOM: Final = 1 + 1e-6  # for the rounding of error bounds
 
 @dataclass(frozen=True, slots=True)
 class ComplexBalls:
-    """Complex numbers, each known up to an error.
+    """Complex numbers, each with an upper bound on its error.
 
     Attributes:
         value: the computed numbers.
@@ -39,25 +39,25 @@ class ComplexBalls:
     error: Array
 
     def __mul__(self, other: ComplexBalls) -> ComplexBalls:
-        """Return the products."""
+        """Return the products of two arrays, element by element, with bounds on their errors."""
         size = self.size * other.size
         error = self.error * other.size + self.size * other.error + 4 * _EPS * size
         return ComplexBalls(self.value * other.value, size, error)
 
     def __add__(self, other: ComplexBalls) -> ComplexBalls:
-        """Return the sums."""
+        """Return the sums of two arrays, element by element, with bounds on their errors."""
         size = self.size + other.size
         return ComplexBalls(
             self.value + other.value, size, self.error + other.error + 2 * _EPS * size
         )
 
     def scaled(self, factor: float) -> ComplexBalls:
-        """Return the products with a positive number."""
+        """Return the numbers multiplied by a positive factor, with bounds on their errors."""
         size = factor * self.size
         return ComplexBalls(factor * self.value, size, factor * self.error + 4 * _EPS * size)
 
     def power(self, exponent: int) -> ComplexBalls:
-        """Return the powers.
+        """Return the numbers raised to a whole power, with bounds on their errors.
 
         The exponent times the log is off by a few eps of itself, and as much is the power,
         relatively.
@@ -74,7 +74,7 @@ class ComplexBalls:
 
 
 def transform_masses(mass: Array, size: int) -> ComplexBalls:
-    """Return the first half of the transform of masses, wrapped around onto 2^n points."""
+    """Return the first half of the FFT of masses; indices wrap around at `size`."""
     value = fft.rfft(fold_modulo(mass, size))
     folds = 1 + len(mass) // size
     error = (_transform_error(size) + folds * _EPS) * float(mass.sum()) * _ROOM + _UNDERFLOW
@@ -84,11 +84,11 @@ def transform_masses(mass: Array, size: int) -> ComplexBalls:
 
 
 def invert_transform(balls: ComplexBalls, size: int) -> tuple[Array, float]:
-    """Return the masses with this transform, and an upper bound of the error of each."""
+    """Return the masses whose FFT this is, and an upper bound on the error of each."""
     errors = balls.error + _transform_error(size) * balls.size
     return fft.irfft(balls.value, size), 2 * float(errors.sum()) / size * _ROOM + _UNDERFLOW
 
 
 def _transform_error(size: int) -> float:
-    """Return the relative error of a transform of `size` points, a power of two."""
+    """Return the relative error of an FFT of `size` points, a power of two."""
     return 3 * _EPS * math.log2(size)

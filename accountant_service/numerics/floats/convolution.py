@@ -1,4 +1,4 @@
-"""Convolution of lattice masses by FFT, with a proved bound of the rounding error."""
+"""Convolution of lattice masses by FFT, with a proved bound on the rounding error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS_MAX: Final = 4096  # of lattice points, for exponential moments
 
 @dataclass(frozen=True, slots=True)
 class LatticeMasses:
-    """Masses on consecutive lattice points, and how often they are convolved.
+    """A release's masses on consecutive lattice points, and how often the release is made.
 
     Attributes:
         first: index of the first lattice point.
@@ -36,7 +36,7 @@ class LatticeMasses:
 
 
 def convolve(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Array, float]:
-    """Convolve masses by FFT; return them at `size` lattice points, and a bound of their error.
+    """Convolve masses by FFT; return them at `size` lattice points, and a bound on their error.
 
     Mass outside the window is wrapped around into it.
 
@@ -64,7 +64,7 @@ def convolve(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Arr
 def _transform(
     steps: Sequence[LatticeMasses], size: int, *, keep: bool = True
 ) -> tuple[Array, list[Array | None], Array]:
-    """Return the log-modulus of the product of transforms, those of the factors, and its angle.
+    """Return the log-modulus of the FFTs' product, each factor's log-modulus, and the angle.
 
     The factors' are None if they need not be kept.
     """
@@ -82,14 +82,14 @@ def _transform(
 def _invert(
     log_size: Array, angle: Array, steps: Sequence[LatticeMasses], first: int, size: int
 ) -> Array:
-    """Return the masses whose transform has these log-moduli and angles, from `first` on."""
+    """Return the masses whose FFT has these log-moduli and angles, from point `first` on."""
     shift = (sum(step.first * step.count for step in steps) - first) % size
     inverse: Array = np.roll(fft.irfft(np.exp(log_size + 1j * angle), size), shift)
     return inverse
 
 
 def coarsen(step: LatticeMasses, spacing: float) -> tuple[Array, Array]:
-    """Merge lattice points into few, whose exponential moments bound the release's from above.
+    """Merge lattice points into a few, whose exponential moments are at least the release's.
 
     Neighbouring points form at most `BLOCKS_MAX` blocks. A block's mass moves to its two ends with
     its mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.

@@ -29,7 +29,7 @@ def down(value: float) -> float:
 
 
 def add_rounding_up(first: float, second: float) -> float:
-    """Return the sum of two upper bounds, rounded up past the error of either."""
+    """Return the sum of two upper bounds, rounded up past the error of both."""
     return first + second + MARGIN * (abs(first) + abs(second))
 
 

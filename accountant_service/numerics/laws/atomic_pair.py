@@ -1,7 +1,7 @@
-"""Pairs of discrete laws: finitely many outcomes, each with its masses under N₀ and N₁.
+"""Pairs of discrete distributions, without (N₀) and with (N₁) a record, by their outcomes.
 
 A subclass says which outcomes there are. Outcomes that only one of the laws has count as infinite
-privacy loss. An infinite range of outcomes is cut where less than `_UNDERFLOW` of either law is
+privacy loss. An infinite range of outcomes is cut where less than 1e-300 of either law is
 left.
 """
 
@@ -23,13 +23,12 @@ from accountant_service.numerics.laws.sampled_gaussian import privacy_loss
 OUTCOMES_MAX: Final = 1 << 20  # of one pair: 24 MiB
 _MOMENT_ATOMS: Final = 2048  # for moments: more outcomes are merged
 _RANGE_MIN: Final = 1e-6  # of the losses that cells cover
-_UNDERFLOW: Final = 1e-300
 _EPS: Final = float(np.finfo(float).eps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Atoms:
-    """The outcomes of a pair of discrete laws.
+    """The outcomes of a pair of discrete distributions, with the mass of each under both.
 
     Attributes:
         log_ratios: Λ = log(dN₁/dN₀) of the outcomes that both laws have, increasing.
@@ -49,7 +48,7 @@ class Atoms:
 
 
 class AtomicPair(ABC):
-    """A base pair of discrete laws; subclasses are frozen and list their outcomes."""
+    """Base of pairs of discrete distributions without (N₀) and with (N₁) the record."""
 
     is_symmetric: ClassVar[bool] = True
 
@@ -59,27 +58,22 @@ class AtomicPair(ABC):
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The N₀-mass of outcomes that N₁ excludes (Λ = −∞), and the N₁-mass that N₀ excludes."""
+        """The mass of outcomes possible only without the record, and of those only with it."""
         atoms = _atoms_of(self)
         return atoms.only_without, atoms.only_with
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of Λ in each interval (edge, next edge]."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         atoms, intervals = _atoms_of(self), len(edges) - 1
         index = np.searchsorted(edges, atoms.log_ratios, side="left") - 1
         without_record = np.bincount(index, np.exp(atoms.log_without), intervals).astype(float)
         with_record = np.bincount(index, np.exp(atoms.log_with), intervals).astype(float)
         without_record[np.searchsorted(edges, -math.inf, side="right") - 1] += atoms.only_without
         with_record[-1] += atoms.only_with
-        return IntervalMasses(
-            without_record,
-            with_record,
-            atoms.error * without_record + _UNDERFLOW,
-            atoms.error * with_record + _UNDERFLOW,
-        )
+        return IntervalMasses.with_relative_error(atoms.error, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of Λ; at most a normal tail of `tail_deviations` lies outside."""
+        """Return limits of the log-likelihood ratio that leave out at most a normal tail."""
         atoms, tail = _atoms_of(self), float(special.ndtr(-tail_deviations))
         if not len(atoms.log_ratios):
             return -_RANGE_MIN, _RANGE_MIN
@@ -90,7 +84,7 @@ class AtomicPair(ABC):
         return low - _RANGE_MIN, high + _RANGE_MIN
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds of the sampled release's log-moments, one for each order."""
+        """Return upper bounds on the sampled release's log-moments, one for each order."""
         loss, log_mass, error = _moment_atoms(self, sample_rate)
         exponent = np.multiply.outer(orders, loss) + log_mass
         largest = float(np.abs(exponent).max()) if exponent.size else 0.0
@@ -100,7 +94,7 @@ class AtomicPair(ABC):
         return upper
 
     def outcomes(self, sample_rate: float, direction: Direction) -> tuple[Array, Array, float]:
-        """Return the finite losses, increasing, their P-masses, and the error of both.
+        """Return the finite privacy losses in increasing order, their P-masses, and an error bound.
 
         The error of masses is relative, that of losses absolute.
         """
@@ -121,7 +115,7 @@ class AtomicPair(ABC):
         return float(min(len(_atoms_of(self).log_ratios), 2 * _MOMENT_ATOMS) + 1)
 
     def total_variation(self) -> float:
-        """Return the total variation distance of the two laws."""
+        """Return an upper bound on the total variation distance of the two distributions."""
         atoms = _atoms_of(self)
         with_record, without_record = np.exp(atoms.log_with), np.exp(atoms.log_without)
         excess = with_record - without_record + atoms.error * (with_record + without_record)
@@ -131,13 +125,13 @@ class AtomicPair(ABC):
 
 @lru_cache(maxsize=32)
 def _atoms_of(pair: AtomicPair) -> Atoms:
-    """Return the outcomes of a pair from a cache."""
+    """Return the outcomes of a pair; they are listed once and then cached."""
     return pair.list_atoms()
 
 
 @lru_cache(maxsize=32)
 def _moment_atoms(pair: AtomicPair, sample_rate: float) -> tuple[Array, Array, float]:
-    """Return losses and logs of N₀-masses whose exponential moments bound the release's from above.
+    """Return few losses and log-masses whose exponential moments are at least the release's.
 
     Neighbouring outcomes are merged if there are many. A block's mass moves to its two ends with
     its mean kept, which by convexity of e^{a·loss} can only raise a moment.

@@ -74,7 +74,7 @@ class BallsInBins:
         return False
 
     def total_variation(self) -> float:
-        """Return an upper bound of the total variation distance.
+        """Return an upper bound on the total variation distance of P and Q.
 
         It is at most that of the release without sampling, and at most half the standard deviation
         of R.
@@ -87,7 +87,7 @@ class BallsInBins:
         return 0.0
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and the greatest loss that cells must cover.
+        """Return the least and the greatest privacy loss that cells must cover.
 
         Outside lies about a normal tail of `tail_deviations`, or a little more. This affects the
         width of bounds, never their validity: what lies outside is counted outward.
@@ -103,7 +103,7 @@ class BallsInBins:
         return float(_MOMENT_POINTS)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
         bounds = _moments_above if direction == "removing" else _moments_below
         unsampled = 0.5 * self.mu**2 * tilts * (tilts + 1)
         found = np.minimum(bounds(self.mu, self.bins, tilts), unsampled)
@@ -112,7 +112,7 @@ class BallsInBins:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into cells between `count` + 1 edges, and two end cells beyond.
+        """Group the outcomes into `count` cells of the privacy loss, and two end cells beyond.
 
         With an offset of 0 the masses are those of a pair that dominates the release; with an
         offset of ½ they are bounds of those of an attacker's rounded observation.
@@ -131,7 +131,7 @@ class BallsInBins:
     def _cells_above(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Return the cells of the pair whose summands are larger in convex order."""
+        """Return the cells of a dominating pair: its likelihood ratio is larger in convex order."""
         law = _cached_sum_above(self.mu, self.bins, lattices)
         removing = direction == "removing"
         # sums outside of a window count at its end if that is the worse, else as infinite loss
@@ -152,7 +152,7 @@ class BallsInBins:
     def _cells_below(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Return the cells of an attacker who sees each summand rounded.
+        """Return the cells for an attacker who sees the likelihood ratio's summands rounded.
 
         An outcome's loss is that of the bounds of its masses; any function of it would do.
         """
@@ -165,7 +165,7 @@ class BallsInBins:
 
 
 def _without_top(mass: Array, share: float) -> Array:
-    """Return the masses without the last ones, which sum to `share`.
+    """Return the masses after removing `share` of mass from the end of the array.
 
     If any part of the mass, of at most that size, does not belong here, the tails of the rest are
     lower bounds.
@@ -177,7 +177,7 @@ def _without_top(mass: Array, share: float) -> Array:
 
 
 def _group(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
-    """Return lattice points, grouped into cells by their losses."""
+    """Return lattice points with masses p and q, grouped into cells by their privacy loss."""
     count = len(edges) - 1
     cell = np.searchsorted(edges, loss, side="right")
     inner = (cell > 0) & (cell <= count)
@@ -205,13 +205,13 @@ def _group(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCel
 
 @lru_cache(maxsize=8)  # both directions use the same law
 def _cached_sum_above(mu: float, bins: int, lattices: tuple[SumLattice, ...]) -> SumAbove:
-    """Return the bounds of the sum above; they serve both directions."""
+    """Return upper bounds on the distribution of the likelihood ratio's sum; cached."""
     return lognormal_sum.sum_above(mu, bins, lattices)
 
 
 @lru_cache(maxsize=64)
 def _law_for_moments(mu: float, bins: int) -> SumAbove:
-    """Return the bounds of the sum above, on coarse lattices for moments."""
+    """Return upper bounds on the distribution of the sum, on lattices coarse enough for moments."""
     low, high = ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
     deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)) / bins)  # of R
     spacing = min(_MOMENT_SPACING, _MOMENT_SHARE * deviation)
@@ -220,7 +220,7 @@ def _law_for_moments(mu: float, bins: int) -> SumAbove:
 
 
 def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
-    """Return upper bounds of log E[R^{s+1}], for each tilt s."""
+    """Return upper bounds on the log-moments of the loss of a removed record, per tilt."""
     law, powers = _law_for_moments(mu, bins), tilts + 1
     points, mass = np.concatenate([law.points, law.lows]), np.concatenate([law.mass, law.below])
     useful = (points > 0) & (mass > 0)
@@ -244,7 +244,7 @@ def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
 
 
 def _moments_below(mu: float, bins: int, tilts: Array) -> Array:
-    """Return upper bounds of log E[R^{−s}], for each tilt s."""
+    """Return upper bounds on the log-moments of the loss of an added record, per tilt."""
     law, least = _law_for_moments(mu, bins), ratio_limits(mu, bins, _MOMENT_DEVIATIONS)[0]
     ratio = np.concatenate([law.points, law.ends, np.zeros(1)]) / bins
     log_mass = np.log(np.concatenate([law.mass, law.beyond, [law.below.sum()]]) + _LEAST)

@@ -28,20 +28,19 @@ from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import IntervalMasses, moments_of_cells
 
 _EPS: Final = float(np.finfo(float).eps)
-_UNDERFLOW: Final = 1e-300
 _MOMENT_CELLS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedRangePair:
-    """The worst pair of an ε-bounded-range mechanism: Λ has the density c·e^{±Λ/2} on [−ε, ε]."""
+    """The worst pair of an ε-bounded-range mechanism; its privacy loss lies in [−ε, ε]."""
 
     is_symmetric: ClassVar[bool] = True
     infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
     epsilon: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of each interval of Λ."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         start, end = (
             np.clip(each, -self.epsilon, self.epsilon) for each in (edges[:-1], edges[1:])
         )
@@ -50,19 +49,14 @@ class BoundedRangePair:
         width = -np.expm1(-0.5 * (end - start)) / scale
         without_record = width * np.exp(-0.5 * (start + self.epsilon))
         with_record = width * np.exp(0.5 * (end - self.epsilon))
-        return IntervalMasses(
-            without_record,
-            with_record,
-            16 * _EPS * without_record + _UNDERFLOW,
-            16 * _EPS * with_record + _UNDERFLOW,
-        )
+        return IntervalMasses.with_relative_error(16 * _EPS, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the ends of the support of Λ."""
+        """Return the least and the greatest log-likelihood ratio: −ε and ε."""
         return -self.epsilon, self.epsilon
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds of the log-moments, one for each order."""
+        """Return upper bounds on the sampled release's log-moments, one for each order."""
         edges = np.linspace(-self.epsilon, self.epsilon, _MOMENT_CELLS + 1)
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)
 
@@ -71,5 +65,5 @@ class BoundedRangePair:
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:
-        """Return the total variation distance: H(0) = tanh(ε/4)."""
+        """Return the total variation distance of the pair, tanh(ε/4)."""
         return math.tanh(self.epsilon / 4)

@@ -38,13 +38,13 @@ _TAIL_DEVIATIONS: Final = 40.0  # of discrete Gaussian noise; less than the leas
 
 @dataclass(frozen=True)
 class RandomizedResponsePair(AtomicPair):
-    """k categories of which one is drawn uniformly with probability f, else the true one."""
+    """Randomized response on k categories: with probability f the answer is drawn uniformly."""
 
     categories: int
     flip_probability: float
 
     def list_atoms(self) -> Atoms:
-        """Return the outcomes: the answer of N₀, all other answers, the answer of N₁."""
+        """Return up to three outcomes: one record's true category, the other's, and any third."""
         k, f = self.categories, self.flip_probability
         likely, unlikely = math.log1p(-f * (1 - 1 / k)), math.log(f / k)
         ratio = likely - unlikely
@@ -62,7 +62,7 @@ class DiscreteLaplacePair(AtomicPair):
     sensitivity: int
 
     def list_atoms(self) -> Atoms:
-        """Return one outcome for each loss: j ≤ 0, each j between, and j ≥ Δ."""
+        """Return one outcome for each privacy loss: noise ≤ 0, each integer between, noise ≥ Δ."""
         b, outcome = self.scale, np.arange(self.sensitivity + 1, dtype=float)
         log_ratios = (2 * outcome - self.sensitivity) / b
         log_without = math.log(math.tanh(0.5 / b)) - outcome / b
@@ -80,7 +80,7 @@ class DiscreteGaussianPair(AtomicPair):
     sensitivity: int
 
     def list_atoms(self) -> Atoms:
-        """Return every outcome that either law has."""
+        """Return every integer that the noise without or with the record can produce."""
         reach = math.ceil(_TAIL_DEVIATIONS * self.noise_std) + 1
         noise = np.arange(-reach, reach + self.sensitivity + 1, dtype=float)
         exponent = -0.5 * (noise / self.noise_std) ** 2
@@ -90,13 +90,13 @@ class DiscreteGaussianPair(AtomicPair):
 
 @dataclass(frozen=True)
 class ApproximatePair(AtomicPair):
-    """The worst (ε, δ)-DP release."""
+    """The worst (ε, δ)-DP release: randomized response that reveals all with probability δ."""
 
     epsilon: float
     delta: float
 
     def list_atoms(self) -> Atoms:
-        """Return the two answers of randomized response, and the mass that reveals everything."""
+        """Return the two answers of randomized response, and the mass δ of infinite loss."""
         log_kept = math.log1p(-self.delta)
         likely = log_kept - math.log1p(math.exp(-self.epsilon))
         log_without = np.array([likely, likely - self.epsilon])
@@ -105,7 +105,7 @@ class ApproximatePair(AtomicPair):
 
 
 def _atoms(log_ratios: Array, log_without: Array, infinite: float = 0.0) -> Atoms:
-    """Return the outcomes of a pair whose Λ has the mirrored law under N₁.
+    """Return the outcomes of a pair that is its own mirror image, from one side's masses.
 
     Every log is off by a few eps of its size, and the normalising constants by fewer than 16.
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol, Self
 
 import numpy as np
 from scipy import special
@@ -46,6 +46,18 @@ class IntervalMasses:
     without_record_rounding: Array
     with_record_rounding: Array
 
+    @classmethod
+    def with_relative_error(
+        cls, relative_error: float, without_record: Array, with_record: Array
+    ) -> Self:
+        """Return masses whose rounding errors are at most a share of each mass."""
+        return cls(
+            without_record,
+            with_record,
+            relative_error * without_record + _UNDERFLOW,
+            relative_error * with_record + _UNDERFLOW,
+        )
+
 
 class BasePair(Protocol):
     """The noise laws without and with a record, and the log-likelihood ratio between them.
@@ -59,16 +71,16 @@ class BasePair(Protocol):
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether Λ has the same law under N₁ as −Λ under N₀."""
+        """Return whether the log-likelihood ratio has mirrored laws without and with the record."""
         ...
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The N₀-mass of outcomes that N₁ excludes (Λ = −∞), and the N₁-mass that N₀ excludes."""
+        """The mass of outcomes possible only without the record, and of those only with it."""
         ...
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the probabilities under N₀ and N₁ that Λ lies in each (edge, next edge].
+        """Return P(the log-likelihood ratio is in each interval), without and with the record.
 
         The last of the edges −∞ begins the interval that holds Λ = −∞.
         """
@@ -83,9 +95,10 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E_{N₀}[(1 − q + q·e^Λ)^a], for each order a > 1 or a < 0.
+        """Return upper bounds on the sampled release's log-moments, one for each order.
 
-        Outcomes at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
+        The log-moment of order a > 1 or a < 0 is log E_{N₀}[(1 − q + q·e^Λ)^a]. Outcomes
+        at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
         """
         ...
 
@@ -100,9 +113,10 @@ class BasePair(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GaussianPair:
-    """The Gaussian mechanism's pair of noise laws; Λ is N(∓μ²/2, μ²) without and with the record.
+    """The Gaussian mechanism's noise without and with a record: normals that are μ apart.
 
-    μ is the sensitivity divided by the standard deviation of the noise.
+    μ is the sensitivity divided by the standard deviation of the noise. The log-likelihood ratio is
+    N(∓μ²/2, μ²) without and with the record.
     """
 
     is_symmetric: ClassVar[bool] = True
@@ -119,7 +133,7 @@ class GaussianPair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of Λ outside which at most the tail of `tail_deviations` lies."""
+        """Return limits of the log-likelihood ratio that leave out at most a normal tail."""
         half = self.mu * self.mu / 2
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
@@ -155,7 +169,7 @@ def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class LaplacePair:
-    """The Laplace mechanism's pair of noise laws; Λ is within ±1/b, with an atom at either end."""
+    """The Laplace mechanism's noise without and with a record; the loss is within ±1/b."""
 
     is_symmetric: ClassVar[bool] = True
     infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
@@ -172,15 +186,10 @@ class LaplacePair:
         far = math.exp(-bound)
         without_record = within * np.exp(-0.5 * (start + bound)) + bottom + far * top
         with_record = within * np.exp(-0.5 * (bound - end)) + top + far * bottom
-        return IntervalMasses(
-            without_record,
-            with_record,
-            8 * _EPS * without_record + _UNDERFLOW,
-            8 * _EPS * with_record + _UNDERFLOW,
-        )
+        return IntervalMasses.with_relative_error(8 * _EPS, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the ends of the support of Λ, ±1/b."""
+        """Return the least and the greatest log-likelihood ratio: −1/b and 1/b."""
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
@@ -207,7 +216,7 @@ class LaplacePair:
 def moments_of_cells(
     edges: Array, masses: IntervalMasses, orders: Array, sample_rate: float
 ) -> Array:
-    """Return upper bounds on log E_{N₀}[R^a], R = 1 − q + q·e^Λ, from the masses of cells of Λ.
+    """Return upper bounds on the sampled release's log-moments, from masses of cells of losses.
 
     R^a is convex in R, so each cell's mass moves to its two ends with the mean of R kept. The share
     of the upper end does not depend on q.
@@ -296,7 +305,7 @@ class ReleaseLaw(Protocol):
         ...
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0.
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0.
 
         Outcomes with an infinite loss are left out.
         """
@@ -359,7 +368,7 @@ class Release:
         return without_record if self.sample_rate == 1.0 else 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on log E_P[e^{s·loss}], one for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
         orders = tilts + 1 if direction == "removing" else -tilts
         return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
 
@@ -454,7 +463,7 @@ def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
 
 
 def infinite_mass(releases: Composition, direction: Direction) -> float:
-    """Return an upper bound of the composition's mass of infinite loss: δ(ε) is at least that.
+    """Return an upper bound on a composition's mass of infinite loss, which δ(ε) is at least.
 
     It is 1 − Π(1 − m)ⁿ for the masses m of the releases and their counts n.
     """

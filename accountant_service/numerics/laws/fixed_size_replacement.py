@@ -1,4 +1,4 @@
-"""A Gaussian release on a fixed-size sample, with one record of the dataset replaced: a pair above.
+"""A dominating pair for a Gaussian release on a fixed-size sample, with one record replaced.
 
 Given the rest of the batch, the outputs are mixtures (1−q)·N(y) + q·N(x) and (1−q)·N(y) + q·N(x′)
 of three contributions that are at most 2C apart. Let μ be 2C over the noise's standard deviation,
@@ -75,7 +75,7 @@ class FixedSizeReplacement:
         return 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0."""
         whole = np.logaddexp(
             _log_expm1(sampled_gaussian.log_moments(tilts + 1, self.sample_rate, 1 / self.mu)),
             _log_expm1(sampled_gaussian.log_moments(-tilts, self.sample_rate, 1 / self.mu)),

@@ -1,10 +1,10 @@
-"""Bounds of the law of a sum of independent lognormal variables, on lattices.
+"""Bounds on the distribution of a sum of independent lognormal variables, on lattices.
 
 X = exp(μz − μ²/2) with z standard normal has the mean 1. The plain law of X is Q; the tilted law
 has the density x with respect to it, and is that of exp(μz + μ²/2). S is the sum of b independent
 X. Balls-in-bins sampling needs the law of S under Q, and with one tilted summand.
 
-Outcomes are divided into classes by their largest summand: up to c₀, from c₀ to c₁ = 2c₀, and so
+Outcomes are divided into classes by their largest summand: up to c₀, from c₀ to c₁ = 4c₀, and so
 on. Each class has its own lattice, coarser where the sums are larger.
 
 * **Above**: each cell's mass goes to its two ends with its mean kept. The sum is then larger in
@@ -52,7 +52,7 @@ _RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relativ
 
 @dataclass(frozen=True, slots=True)
 class SumLattice:
-    """A class of outcomes by their largest summand, and a window of a lattice for their sums.
+    """A class of outcomes by their largest summand, and the lattice on which their sums lie.
 
     Attributes:
         step: the spacing, of at most 24 significant bits, so that multiples are exact.
@@ -75,32 +75,32 @@ class SumLattice:
 
     @property
     def is_first(self) -> bool:
-        """Return whether the class has no summand that must be large."""
+        """Return whether this is the class of the smallest summands, with no lower limit."""
         return self.above == self.start
 
     @property
     def low(self) -> float:
-        """The lowest sum of the window."""
+        """The lowest sum on the lattice."""
         return self.first * self.step
 
     @property
     def end(self) -> float:
-        """The first sum above the window."""
+        """The first sum beyond the lattice."""
         return (self.first + self.size) * self.step
 
     @property
     def largest(self) -> float:
-        """The largest summand."""
+        """The largest summand of an outcome of the class."""
         return self.cut * self.step
 
     def points(self) -> Array:
-        """Return the values of the sum in the window."""
+        """Return the sums that the lattice's points stand for."""
         return lattice_points(self.first, self.size, self.step)
 
 
 @dataclass(frozen=True, slots=True)
 class SumAbove:
-    """Upper bounds of the law of the sum of b summands that are larger in convex order.
+    """Upper bounds on the distribution of a lognormal sum made larger in convex order.
 
     Attributes:
         points: values of the sum in the windows of all classes.
@@ -125,18 +125,18 @@ class SumAbove:
 
 
 def round_step(step: float) -> float:
-    """Return the step rounded to 20 significant bits."""
+    """Return the lattice spacing rounded to 20 significant bits, so that multiples are exact."""
     mantissa, exponent = math.frexp(step)
     return math.ldexp(round(mantissa * (1 << 20)) / (1 << 20), exponent)
 
 
 def quantile(mu: float, deviations: float) -> float:
-    """Return X at z = `deviations`."""
+    """Return exp(μz − μ²/2), the value of a lognormal summand at the normal deviation z."""
     return math.exp(min(mu * deviations - 0.5 * mu * mu, _EXPONENT_MAX))
 
 
 def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
-    """Return upper bounds of the sum of `bins` summands that are larger in convex order."""
+    """Return upper bounds on the distribution of the sum of `bins` lognormal summands."""
     summands = [_Summands(_split_above(mu, lattice), ()) for lattice in lattices]
     classes = tuple(
         _ClassMoments(each, lattice, bins) for each, lattice in zip(summands, lattices, strict=True)
@@ -163,7 +163,7 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
 def sum_below(
     mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool
 ) -> tuple[Array, float, Array]:
-    """Return bounds of the masses of the sum of rounded summands, at the points of all classes.
+    """Return lower and upper bounds on the masses of the sum of summands, each rounded.
 
     Args:
         mu: of each summand.
@@ -192,7 +192,7 @@ def sum_below(
 
 @dataclass(frozen=True, slots=True)
 class _Summands:
-    """Masses of a summand from `start` on, and from `above` on if the class is not the first.
+    """Masses of one summand on a class's lattice: below the class, and in it.
 
     Attributes:
         plain: of the plain law.
@@ -204,7 +204,7 @@ class _Summands:
 
 
 def _split_above(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
-    """Return masses that are larger in convex order: each cell's go to its two ends."""
+    """Return a summand's masses, each cell's moved to the cell's ends with its mean kept."""
     edges = lattice_points(lattice.start, lattice.cut + 1 - lattice.start, lattice.step)
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, edges)
     low = edges[:-1]
@@ -223,7 +223,7 @@ def _split_above(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
 
 
 def _cell_ranges(lattice: SumLattice) -> list[slice]:
-    """Return the cells of summands below a class and in it; all cells for the first class."""
+    """Return the slices of cells below a class and in it; one slice for the first class."""
     if lattice.is_first:
         return [slice(None)]
     split = lattice.above - lattice.start
@@ -231,7 +231,7 @@ def _cell_ranges(lattice: SumLattice) -> list[slice]:
 
 
 def _split_below(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
-    """Return the cells of rounded summands below a class and in it, as `_cell_masses` does."""
+    """Return the cell masses of a rounded summand below a class and in it."""
     ends = [lattice.start, lattice.cut]
     if not lattice.is_first:
         ends.insert(1, lattice.above)
@@ -247,14 +247,14 @@ def _split_below(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Arr
 def _round_cells(
     cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
 ) -> _Summands:
-    """Return upper (`outward` = 1) or lower (−1) bounds of the masses of cells."""
+    """Return upper (`outward` = 1) or lower (−1) bounds on the masses of cells."""
     plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
     one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
     return _Summands(plain, one if tilted else ())
 
 
 def _cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
-    """Return the plain and the tilted mass of each cell, each followed by its rounding error."""
+    """Return a summand's plain and tilted mass in each cell, each with its rounding error."""
     with np.errstate(divide="ignore"):
         z = np.log(edges) / mu + 0.5 * mu
     plain, plain_error = normal_masses(z, mu)
@@ -263,13 +263,13 @@ def _cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def tails_beyond(mu: float, edge: float) -> tuple[float, float]:
-    """Return upper bounds of the plain and of the tilted mass of a summand above `edge`."""
+    """Return upper bounds on the plain and the tilted mass of a summand above `edge`."""
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, np.array([edge, np.inf]))
     return float((plain + plain_error)[0]), float((tilted + tilted_error)[0])
 
 
 class _Blocks:
-    """A summand's masses, merged into few blocks.
+    """The masses of one summand, merged into a few blocks of lattice points.
 
     A block's mass moves to its two ends with its mean kept, which by convexity can only raise the
     mean of e^{rx}, for any r.
@@ -287,7 +287,7 @@ class _Blocks:
         self.log_mass = np.log(np.concatenate([merged - upward, upward]) * room + _UNDERFLOW)
 
     def log_moments(self, rates: Array) -> Array:
-        """Return upper bounds of log E[e^{rx}], for each rate r."""
+        """Return upper bounds on log E[e^{rx}] of a summand x, for each rate r."""
         exponent = rates[:, None] * self.points
         largest = np.abs(exponent).max(axis=1) + 700.0
         total = log_sum_exp(self.log_mass + exponent)
@@ -306,7 +306,7 @@ def _block_starts(points: int, centre: int) -> NDArray[np.int64]:
 
 
 class _ClassMoments:
-    """Exponential moments of the sums of a class, for Chernoff bounds."""
+    """Exponential moments of the sums S of a class's outcomes, for Chernoff bounds."""
 
     def __init__(self, summands: _Summands, lattice: SumLattice, bins: int) -> None:
         firsts = (lattice.start, lattice.above)
@@ -326,7 +326,7 @@ class _ClassMoments:
         self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> Array:
-        """Return upper bounds of log E[e^{rS}; the class], for each rate r.
+        """Return upper bounds on log E[e^{rS}] over the class's outcomes, for each rate r.
 
         With a and c the moments of summands below the class and in it, (a + c)^b − a^b is at most
         b·c·(a + c)^{b−1}.
@@ -346,13 +346,13 @@ class _ClassMoments:
         return rounded
 
     def mass_above(self, level: float, tilt: float = 0.0, log_scale: float = 0.0) -> float:
-        """Return Chernoff's bound of E[e^{tilt·S}; S > level], divided by e^{log_scale}."""
+        """Return Chernoff's bound on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
         rates = tilt + self.rates_up
         logs = self.log_moments(rates) - self.rates_up * level
         return _exp_up(float(logs.min()) - log_scale)
 
     def mass_below(self, level: float, tilt: float = 0.0, log_scale: float = 0.0) -> float:
-        """Return Chernoff's bound of E[e^{tilt·S}; S < level], divided by e^{log_scale}.
+        """Return Chernoff's bound on E[e^{tilt·S}] over sums S < level, divided by e^log_scale.
 
         It is 0 up to the least sum of the class.
         """
@@ -362,7 +362,7 @@ class _ClassMoments:
         return _exp_up(float(logs.min()) - log_scale)
 
     def log_power_above(self, level: float, powers: Array) -> Array:
-        """Return logs of upper bounds of E[S^a; S > level], for each power a.
+        """Return logs of upper bounds on E[Sᵃ] over sums S > level, for each power a.
 
         S^a·e^{−rS} decreases beyond S = a/r.
         """
@@ -373,7 +373,7 @@ class _ClassMoments:
 
 
 def mass_below(law: SumAbove, level: float) -> float:
-    """Return an upper bound of the mass of sums below a level."""
+    """Return an upper bound on the probability of a sum below a level."""
     return math.fsum(each.mass_below(level) for each in law.classes)
 
 
@@ -385,7 +385,7 @@ def _exp_up(log_value: float) -> float:
 def _bound_masses(
     summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments | None = None
 ) -> tuple[Array, float]:
-    """Return upper bounds of the masses of a class's sums, or lower ones if moments are given.
+    """Return upper bounds on the masses of a class's sums, or lower ones if moments are given.
 
     Each point has the best bound of those under several tilts. Mass that wraps around can only
     raise an upper bound; lower bounds are without it but for the second result in all.
@@ -428,7 +428,7 @@ def _bound_masses(
 def _tilt(
     summands: _Summands, lattice: SumLattice, rate: float, outward: int
 ) -> tuple[_Summands, float]:
-    """Return the tilted masses, and the log-moment of the first, by which all are divided.
+    """Return masses multiplied by e^{rate·x} and normalised, and the log of the normalising factor.
 
     The tilt is e^{rate·x}. Every tilted mass is rounded outward by the error of its exponent.
     """
@@ -462,7 +462,7 @@ def _tilt(
 
 
 def compose_class(summands: _Summands, lattice: SumLattice, bins: int) -> tuple[Array, float]:
-    """Return the masses of a class's sums in the window, and an upper bound of their errors.
+    """Return the masses of a class's sums on its lattice, and an upper bound on their errors.
 
     Mass outside the window is wrapped around into it.
     """
@@ -482,7 +482,7 @@ def compose_class(summands: _Summands, lattice: SumLattice, bins: int) -> tuple[
 
 
 def _transform(masses: tuple[Array, ...], lattice: SumLattice) -> list[ComplexBalls]:
-    """Return the transforms of masses from `start` and from `above` on."""
+    """Return the FFTs of a summand's masses: below the class, and in it."""
     offsets = (0, lattice.above - lattice.start)
     return [
         transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size)
@@ -493,7 +493,7 @@ def _transform(masses: tuple[Array, ...], lattice: SumLattice) -> list[ComplexBa
 def _binomial_terms(
     small: ComplexBalls, large: list[ComplexBalls], summands: _Summands, count: int
 ) -> tuple[ComplexBalls, float]:
-    """Return (φ + χ)^count − φ^count, and the mass of the terms left out.
+    """Return (φ + χ)^count − φ^count for φ = `small` and χ = `large`, and the mass left out.
 
     The first class has φ^count and leaves nothing out. The terms beyond n have at most the mass
     Σ x^j/j! over j > n, which is at most x^{n+1}/(n + 1)!·e^x, for x = count·χ(0), if φ(0) ≤ 1.

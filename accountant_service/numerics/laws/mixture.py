@@ -17,7 +17,7 @@ from accountant_service.numerics.laws.dominating_pair import Direction, LossCell
 
 @dataclass(frozen=True, slots=True)
 class MixedRelease:
-    """A release that is one of its parts, each with a weight; the weights add up to 1."""
+    """A release that is one of several parts, chosen at random with given weights and revealed."""
 
     parts: tuple[tuple[float, ReleaseLaw], ...]
 
@@ -27,7 +27,7 @@ class MixedRelease:
         return all(part.is_symmetric for _, part in self.parts)
 
     def total_variation(self) -> float:
-        """Return the weighted sum of the parts' total variations."""
+        """Return the weighted sum of the parts' total variation distances."""
         return math.fsum(weight * part.total_variation() for weight, part in self.parts)
 
     def infinite_mass(self, direction: Direction) -> float:
@@ -35,7 +35,7 @@ class MixedRelease:
         return math.fsum(weight * part.infinite_mass(direction) for weight, part in self.parts)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds of log E_P[e^{s·loss}], for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
         logs = [
             math.log(weight) + part.log_moments(direction, tilts) for weight, part in self.parts
         ]

@@ -34,7 +34,7 @@ _NODES_MAX: Final = 1 << 17  # of a moment, for all releases: larger orders are 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """The distribution of the number of runs.
+    """The distribution of the number K of runs of a private selection.
 
     Attributes:
         distribution: `geometric`, `logarithmic`, `negative_binomial` or `poisson`.
@@ -47,7 +47,7 @@ class Repeats:
     shape: float
 
     def log_inverse_gamma(self) -> float:
-        """Return log(1/γ) at this mean, rounded up.
+        """Return log(1/γ), rounded up; the distribution has its mean at the parameter γ.
 
         E[K] = η(1 − γ)/(γ(1 − γ^η)), and (1/γ − 1)/log(1/γ) for η = 0, increases with 1/γ.
         """
@@ -64,7 +64,7 @@ class Repeats:
         return rounding.up(found)
 
     def _mean(self, log_inverse: float) -> float:
-        """Return E[K] for log(1/γ)."""
+        """Return the mean number of runs at the parameter γ, given log(1/γ)."""
         ratio = math.expm1(min(log_inverse, 700.0))  # (1 − γ)/γ
         if self.shape == 0.0:
             return ratio / log_inverse
@@ -75,7 +75,7 @@ class Repeats:
 def selected_curve(
     repeats: Repeats, laws: tuple[tuple[ReleaseLaw, int], ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return orders, and upper bounds of the Rényi divergences of the selection there.
+    """Return orders, and upper bounds on the Rényi divergences of the selection at each.
 
     Args:
         repeats: the distribution of the number of runs.
@@ -95,7 +95,7 @@ def selected_curve(
 
 
 def _affordable_orders(laws: tuple[tuple[ReleaseLaw, int], ...]) -> Array:
-    """Return the orders at which the moments of all laws take little enough work."""
+    """Return the Rényi orders at which computing all moments is within the work limit."""
     kept = [
         order
         for order in _ORDERS.tolist()
@@ -105,7 +105,7 @@ def _affordable_orders(laws: tuple[tuple[ReleaseLaw, int], ...]) -> Array:
 
 
 def _log_moments(laws: tuple[tuple[ReleaseLaw, int], ...], tilts: Array) -> Array:
-    """Return upper bounds of (α − 1)·D_α of the composition, in the costlier direction."""
+    """Return upper bounds on a composition's log-moments (α − 1)·D_α, in the worse direction."""
     sums = [
         sum((count * law.log_moments(each, tilts) for law, count in laws), np.zeros_like(tilts))
         for each in DIRECTIONS
@@ -114,7 +114,7 @@ def _log_moments(laws: tuple[tuple[ReleaseLaw, int], ...], tilts: Array) -> Arra
 
 
 def _deltas(orders: Array, moments: Array, epsilons: Array) -> Array:
-    """Return upper bounds of δ at each ε by the best order (see `profile_pair`)."""
+    """Return upper bounds on δ at each ε, converted from log-moments at the best Rényi order."""
     constant = orders * np.log1p(-1 / orders) - np.log(orders - 1)
     logs = (moments + constant)[:, None] - np.multiply.outer(orders - 1, epsilons)
     deltas: Array = np.exp(np.minimum(logs.min(axis=0), 0.0))

@@ -90,7 +90,7 @@ class ReplacedRecord:
         return 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds on log E_P[e^{s·loss}], for each tilt s > 0, in either direction."""
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0."""
         return rounding.up_each(self._log_moments(tilts))
 
     def count_nodes(self, tilt: float) -> float:

@@ -123,7 +123,7 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def privacy_loss(ratio: Array, q: float) -> Array:
-    """Return the privacy loss log(1 − q + q·e^Λ) of a sampled release at each ratio Λ.
+    """Return the privacy loss log(1 − q + q·e^Λ) of a sampled release, per log-likelihood ratio Λ.
 
     Λ is the log-likelihood ratio without sampling, and q the sample rate.
 

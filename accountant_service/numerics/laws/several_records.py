@@ -1,4 +1,4 @@
-"""A person with several records, each sampled by itself: a mixture of Gaussian laws.
+"""A person with several records, each sampled independently: a mixture of normal distributions.
 
 A person has k records. Each is in the batch with probability q, independently, and each sampled
 record's clipped gradient has a norm of at most C. With μ = C over the noise's standard deviation,
@@ -60,7 +60,7 @@ _NEWTON_STEPS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class SeveralRecordsPair:
-    """The pair of a person with several records, each Poisson-sampled, under Gaussian noise.
+    """The pair for one person's k records, each Poisson-sampled, under Gaussian noise.
 
     Attributes:
         records: k, the most records of one person.
@@ -75,18 +75,18 @@ class SeveralRecordsPair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The masses of infinite loss: the probability of more sampled records than are kept."""
+        """The mass of infinite loss: of numbers of sampled records too improbable to keep."""
         kept = len(self._weights()[0])
         dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
         return 0.0, dropped if kept <= self.records else 0.0
 
     @property
     def _largest_shift(self) -> float:
-        """The mean of the law of the most sampled records that are kept."""
+        """The mean output at the largest number of sampled records that is kept."""
         return float(self._weights()[0][-1]) * self.mu
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of each interval of Λ."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the person."""
         inner, residual = self._outputs_at(edges[np.isfinite(edges)])
         below, above = int((edges == -np.inf).sum()), int((edges == np.inf).sum())
         z = np.concatenate([np.full(below, -np.inf), inner, np.full(above, np.inf)])
@@ -109,11 +109,11 @@ class SeveralRecordsPair:
         )
 
     def _weights(self) -> tuple[Array, Array]:
-        """Return numbers of sampled records and the logs of their probabilities."""
+        """Return the possible numbers of sampled records, and the log probability of each."""
         return _binomial_weights(self.records, self.sample_rate)
 
     def log_ratio(self, z: Array) -> Array:
-        """Return Λ at outputs z."""
+        """Return the log-likelihood ratio Λ at each output z."""
         participations, log_weight = self._weights()
         shift = participations * self.mu
         total = np.full_like(z, -np.inf)
@@ -122,7 +122,7 @@ class SeveralRecordsPair:
         return total
 
     def _slope(self, z: Array, log_ratio: Array) -> Array:
-        """Return dΛ/dz."""
+        """Return the slope dΛ/dz of the log-likelihood ratio Λ at each output z."""
         slope = np.zeros_like(z)
         for participations, weight in zip(*self._weights(), strict=True):
             at = participations * self.mu
@@ -130,7 +130,7 @@ class SeveralRecordsPair:
         return slope
 
     def _outputs_at(self, log_ratios: Array) -> tuple[Array, Array]:
-        """Return the outputs with these Λ, and bounds of how much Λ is off there.
+        """Return the outputs with these log-likelihood ratios, and bounds on the ratios' errors.
 
         Λ is increasing and convex, and at least k·log(1 − q): smaller values have no output.
         """
@@ -150,20 +150,20 @@ class SeveralRecordsPair:
         return np.maximum.accumulate(z), np.where(np.isfinite(z), off, 0.0)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of Λ; at most a normal tail of `tail_deviations` lies outside."""
+        """Return limits of the log-likelihood ratio that leave out at most a normal tail."""
         ends = np.array([-tail_deviations, self._largest_shift + tail_deviations], dtype=float)
         low, high = self.log_ratio(ends)
         return float(low), float(high)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:  # noqa: ARG002
-        """Return upper bounds of log E_{N₀}[R^a]; the records were sampled one by one."""
+        """Return upper bounds on the log-moments of the likelihood ratio, one for each order."""
         found = np.empty_like(orders)
         for i, order in enumerate(orders):
             found[i] = self._log_moment(float(order))
         return np.maximum(found, 0.0)
 
     def _log_moment(self, order: float) -> float:
-        """Return an upper bound of log E_{N₀}[R^a]."""
+        """Return an upper bound on the log-moment of the likelihood ratio at one order."""
         spacing, last = self._spacing(order), self._last_node(order)
         z = spacing * np.arange(
             -math.ceil(_TAIL_DEVIATIONS / spacing), math.ceil(last / spacing) + 1, dtype=float
@@ -181,13 +181,13 @@ class SeveralRecordsPair:
         return float(np.logaddexp(total, missing)) + min(error, 1e-9)
 
     def _spacing(self, order: float) -> float:
-        """Return the widest trapezoidal spacing whose relative error stays below e^_LOG_ERROR."""
+        """Return the widest trapezoidal spacing whose relative error is below e^`_LOG_ERROR`."""
         y = np.minimum(math.pi / (self._largest_shift) * _STRIP, 12.6)
         cost = 0.5 * y * y + min(order, 0.0) * np.log(np.cos(0.5 * self._largest_shift * y))
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def _last_node(self, order: float) -> float:
-        """Return the output beyond which the integrand is bounded and added."""
+        """Return the last node of the moment's quadrature; the rest is bounded and added."""
         return max(order, 0.0) * self._largest_shift + _TAIL_DEVIATIONS
 
     def count_nodes(self, tilt: float) -> float:
@@ -198,7 +198,7 @@ class SeveralRecordsPair:
         return nodes * (len(self._weights()[0]) + 1)
 
     def total_variation(self) -> float:
-        """Return the total variation distance: the mixture's, where Λ = 0."""
+        """Return an upper bound on the total variation distance without and with the person."""
         masses = self.masses(np.array([-np.inf, 0.0, np.inf]))
         difference = float(masses.with_record[1] - masses.without_record[1])
         return difference + float(
@@ -208,7 +208,7 @@ class SeveralRecordsPair:
 
 @lru_cache(maxsize=16)
 def _binomial_weights(records: int, sample_rate: float) -> tuple[Array, Array]:
-    """Return 0, 1, … and the logs of their binomial probabilities, up to the last of any size.
+    """Return the numbers 0, 1, … of sampled records, and the log probability of each.
 
     The probabilities beyond decrease, so each is below e^_WEIGHT_MIN.
     """

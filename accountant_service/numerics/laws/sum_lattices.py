@@ -44,7 +44,7 @@ _LIMIT_RATES: Final = 64
 
 @lru_cache(maxsize=64)
 def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
-    """Return a low ratio under Q and a high one under P, beyond which lies about a normal tail.
+    """Return a low and a high likelihood ratio, beyond which about a normal tail lies.
 
     From Chernoff's bound. No summand exceeds its quantile.
     """
@@ -62,12 +62,12 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
 
 
 def _deviations(mu: float, summand: float) -> float:
-    """Return z of a summand."""
+    """Return the normal deviation z at which a lognormal summand has this value."""
     return math.log(summand) / mu + 0.5 * mu
 
 
 def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
-    """Return summands at equally spaced z, and the logs of their masses."""
+    """Return lognormal summands at equally spaced normal deviations, and their log masses."""
     z = np.linspace(low, high, _NODES)
     x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
     return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
@@ -76,7 +76,7 @@ def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
 def choose_lattices(
     mu: float, bins: int, low: float, high: float, spacing: float, *, small_sums: bool = False
 ) -> tuple[SumLattice, ...]:
-    """Return the classes and their lattices for log(S/b) between two limits.
+    """Choose the classes of outcomes, and a lattice for each, that cover a range of losses.
 
     Args:
         mu: of each summand.
@@ -112,7 +112,7 @@ def choose_lattices(
 
 
 def _first_cut(mu: float, bins: int) -> float:
-    """Return the largest summand of the first class."""
+    """Return the largest summand of an outcome in the first class."""
     z = -float(special.ndtri(min(_LARGE / bins, 0.1)))
     x, log_mass = _quadrature(mu, -8.0, z)
     deviation = math.sqrt(bins * float(np.exp(log_mass) @ (x - 1) ** 2))
@@ -120,7 +120,7 @@ def _first_cut(mu: float, bins: int) -> float:
 
 
 def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
-    """Return −log of about the mass outside of two limits of the loss, not less than it."""
+    """Return −log of about the probability that the privacy loss is outside two limits."""
     for deviations in _DEVIATIONS:
         least, most = ratio_limits(mu, bins, deviations)
         if math.log(least) <= low and math.log(most) >= high:
@@ -129,7 +129,7 @@ def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
 
 
 class _Class:
-    """Coarse log-moments of the sums of a class."""
+    """Approximate log-moments of the sums S of a class of outcomes, only to choose its lattice."""
 
     def __init__(
         self, mu: float, bins: int, above: float, cut: float, tail: float, lowest: float
@@ -149,7 +149,7 @@ class _Class:
         self.rates_down = -np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> tuple[Array, Array]:
-        """Return log E[e^{rS}; the class], and the expected number of large summands tilted."""
+        """Return log E[e^{rS}] of a class's sums S, and its large summands' number, per rate r."""
         small = log_sum_exp(self.small[1] + rates[:, None] * self.small[0])
         if self.large is None:
             return self.bins * small, np.zeros_like(rates)
@@ -161,7 +161,7 @@ class _Class:
 def _class_lattice(
     law: _Class, step: float, above: int, cut: int, start: float, largest: float
 ) -> SumLattice:
-    """Return a class's lattice, with a window and with tilts."""
+    """Choose the lattice for one class of sums: its range, and its exponential tilts."""
     up, many = law.log_moments(law.rates_up)
     down, few = law.log_moments(law.rates_down)
     if law.bins <= TERMS_MAX:
@@ -188,7 +188,7 @@ def _class_lattice(
 def _tilts(
     rates: Array, logs: Array, expected: Array, mass: float, tail: float, ends: tuple[float, float]
 ) -> list[float]:
-    """Return rates of tilts that bring improbable sums of the window to the centre.
+    """Choose the rates of tilts that bring improbable sums to the centre of the lattice.
 
     Under a rate the sum is where the masses are about e^{−exponent} of the class.
     """

@@ -33,18 +33,18 @@ class TruncatedLaplacePair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The N₀-mass below Δ − A, and the N₁-mass above A."""
+        """The mass of infinite loss on either side: outputs that only one dataset can give."""
         start = math.exp(-(self.bound - self.sensitivity) / self.scale)
         mass = -0.5 * start * math.expm1(-self.sensitivity / self.scale) / self._kept
         return mass, mass
 
     @property
     def _kept(self) -> float:
-        """The mass of Laplace noise within ±A."""
+        """The probability that untruncated Laplace noise is within ±A."""
         return -math.expm1(-self.bound / self.scale)
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the N₀- and N₁-mass of each interval of Λ."""
+        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         most, low, high = self.sensitivity / self.scale, edges[:-1], edges[1:]
         start, end = np.clip(low, -most, most), np.clip(high, -most, most)
         within = -0.5 * np.expm1(-0.5 * (end - start)) / self._kept
@@ -56,20 +56,15 @@ class TruncatedLaplacePair:
         only_without, only_with = self.infinite_masses
         without_record[np.searchsorted(edges, -math.inf, side="right") - 1] += only_without
         with_record[-1] += only_with
-        return IntervalMasses(
-            without_record,
-            with_record,
-            16 * _EPS * without_record + _UNDERFLOW,
-            16 * _EPS * with_record + _UNDERFLOW,
-        )
+        return IntervalMasses.with_relative_error(16 * _EPS, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the ends of the finite support of Λ."""
+        """Return the least and the greatest finite log-likelihood ratio."""
         most = self.sensitivity / self.scale
         return -most, most
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds of the log-moments of the finite losses, one for each order."""
+        """Return upper bounds on the log-moments of the finite losses, one for each order."""
         most = self.sensitivity / self.scale
         inner = np.linspace(-most, most, _MOMENT_CELLS + 1)
         edges = np.concatenate([[-most * (1 + 1e-6)], inner])
@@ -91,6 +86,6 @@ class TruncatedLaplacePair:
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:
-        """Return the total variation distance: the mass of the noise beyond the middle, twice."""
+        """Return the total variation distance of the noise and the noise shifted by Δ."""
         half = -math.expm1(-0.5 * self.sensitivity / self.scale)
         return min(1.0, half / self._kept)

@@ -1,4 +1,4 @@
-"""A Gaussian release on a Poisson sample of limited size: a pair above.
+"""A dominating pair for a Gaussian release on a Poisson sample of limited size.
 
 Each of the n records of the larger dataset is sampled with probability q. Of a sample of more than
 B records a uniform subset of B is kept. Let K be the number of sampled records other than x, the
@@ -32,7 +32,7 @@ _ROUNDING = 1e-9  # relative, more than the error of a binomial tail
 def truncated_poisson_law(
     dataset_size: int, sample_rate: float, batch_size_max: int, mu: float
 ) -> ReleaseLaw:
-    """Return the dominating pair, its weights and rates rounded up.
+    """Return the dominating pair of a Gaussian release on a truncated Poisson sample.
 
     Args:
         dataset_size: n, of the larger dataset, more than `batch_size_max`.
@@ -54,5 +54,5 @@ def truncated_poisson_law(
 
 
 def binomial_tail(least: int, trials: int, probability: float) -> float:
-    """Return P(X ≥ least) of a binomial X."""
+    """Return P(X ≥ least) of a binomially distributed number X of successes."""
     return float(special.bdtrc(least - 1, trials, probability)) if least > 0 else 1.0

@@ -61,7 +61,7 @@ _RESULTS_MAX: Final = 16  # results that a law remembers
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A smooth window of the privacy loss l: a weight from 0 to 1 that changes at an edge.
+    """A smooth weight from 0 to 1 on privacy losses, which selects those above or below an edge.
 
     The weight is Φ(sign·(l − edge)/width), Φ the standard normal distribution function. With sign
     +1 the window keeps the losses above its edge, with −1 those below.
@@ -123,7 +123,7 @@ def cached_windowed_loss(
 
 
 class WindowedLoss:
-    """The privacy loss l of a sampled Gaussian release, its outcomes weighted by smooth windows.
+    """The privacy loss l of a sampled Gaussian release, weighted by windows: smooth weights in l.
 
     K(a) = E[e^{(a − 1)l}·weight] is its transform at a complex order a, whose imaginary part is a
     frequency v. K of a real order is a moment.
@@ -208,7 +208,7 @@ class WindowedLoss:
         self._end_loss, self._end_angle = loss[:, -1], angle[:, -1]
 
     def _cell_edges(self) -> Array:
-        """Return the edges of the cells of z: finer where a window opens or closes."""
+        """Return the edges of cells that divide the noise z, finer near each window's edge."""
         turns = [
             self._position_of_loss(max(window.edge + u * window.width, 0.0))
             for window in self._windows
@@ -260,7 +260,7 @@ class WindowedLoss:
         return largest
 
     def log_decay(self, order: float, frequencies: Array) -> Array:
-        """Return upper bounds on the transform's log|K(order + iu)| for all u ≥ each frequency."""
+        """Return upper bounds on log|K(order + iu)| for u ≥ each frequency; K is the transform."""
         argument = np.append(frequencies, order)
         return self._compute_once("decay", argument, lambda: self._log_decay(order, frequencies))
 
@@ -323,7 +323,7 @@ class WindowedLoss:
         return float(spacing), np.logaddexp(np.logaddexp(left, right), quadrature)
 
     def _log_windows(self, loss: Array) -> Array:
-        """Return the log of the windows' product at each privacy loss."""
+        """Return the log of the product of all windows' weights at each privacy loss."""
         return sum((window.log_weight(loss) for window in self._windows), np.zeros_like(loss))
 
     def _exponent(self, z: Array, orders: Array) -> Array:
@@ -337,14 +337,14 @@ class WindowedLoss:
         return exponent
 
     def _growth_error(self, loss: Array, loss_error: Array, order: float) -> Array:
-        """Return upper bounds on the rounding error of order·loss + log(product of windows)."""
+        """Return upper bounds on the rounding error of order·loss + log(product of weights)."""
         error = growth_rounding(order, loss, loss_error)
         for window in self._windows:
             error = error + window.relative_error(loss, loss_error)
         return error
 
     def log_moments(self, orders: Array) -> Array:
-        """Return upper bounds on log K of the transform K at real orders: the log-moments.
+        """Return upper bounds on the log-moments: the log of the loss's transform at real orders.
 
         Each order is in (0, order].
         """

@@ -33,7 +33,7 @@ _LOG_ERROR: Final = -340.0
 
 @lru_cache(maxsize=64)
 def _log_central_moments(sigma: float, order_max: int) -> Array:
-    """Return logs of the moments B(0), B(2), B(4), …, up to at least B(`order_max`).
+    """Return logs of the even central moments B(0), B(2), … of the Gaussian likelihood ratio.
 
     The array is cached and read-only.
     """
@@ -56,7 +56,7 @@ def _log_central_moments(sigma: float, order_max: int) -> Array:
 
 
 def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return upper bounds on the sampled Rényi log-moments (α−1)·D_α, one for each real order α.
+    """Return upper bounds on the log-moments (α−1)·D_α of a fixed-size sampled release, per order.
 
     The expression above with the general term of Theorem 9, 2·e^{j(j−1)/(2σ²)}, wherever that is
     smaller; never above the unsampled α(α−1)/(2σ²), because sampling costs nothing; and between
@@ -78,7 +78,7 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return the paper's own upper bounds on the log-moments, without later improvements.
+    """Return the log-moments' upper bounds as in the paper, without later improvements.
 
     Args:
         orders: whole numbers from 2 to `ORDER_MAX`, as floats.
@@ -89,7 +89,7 @@ def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier:
 
 
 def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Array:
-    """Return the upper bounds of Wang et al.'s Theorem 9 on the log-moments, one for each order.
+    """Return the upper bounds of Wang et al. 2019, Theorem 9, on the log-moments, per order.
 
     With `general_term`, each term from the third on is the smaller of its two forms in the theorem.
     """

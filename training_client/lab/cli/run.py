@@ -223,7 +223,7 @@ class _RunCommand:
         )
 
     def _budget_without_claim(self, recipe: Recipe, spec: RunSpec) -> Budget | NoBudget:
-        """Return a budget for --no-guarantee; it still claims ε if a guarantee holds."""
+        """Return a budget for --no-guarantee; it still claims an ε if a guarantee holds."""
         options, objection = self.options, self._objection(recipe)
         if options.dataset is not None:
             raise NoGuaranteeError(
@@ -249,7 +249,7 @@ class _RunCommand:
         )
 
     def _objection(self, recipe: Recipe) -> str | None:
-        """Return the reason why the run can have no guarantee; None if it can."""
+        """Return the reason why the run can have no guarantee; None if it can have one."""
         no_service = self.options.service == NO_SERVICE
         return recipe.objection or ("no accounting service was asked" if no_service else None)
 

@@ -233,7 +233,7 @@ def _make_plan(records: int, rate: float, clip_norm: float, noise: float) -> Pla
 
 
 def _require_first_round(budgets: Sequence[Budget]) -> None:
-    """Check that at least one budget allows a round, before any data are read."""
+    """Raise unless at least one budget allows a round, before any data are read."""
     refusals: list[BudgetExhaustedError] = []
     for budget in budgets:
         try:

@@ -161,7 +161,7 @@ def _map_with_shift(total: Any, scale: Any, shift: Any, weight: Any) -> None:
 
 
 def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, variance: Any) -> None:
-    """Write the mean gradient without the scale, and its square less the noise variance."""
+    """Write the mean divided by the scale, and its square less the noise variance."""
     for i in range(len(mean)):
         gradient[i] = mean[i] / scale[i]
         square[i] = (mean[i] * mean[i] - variance) / scale[i] / scale[i]
@@ -170,7 +170,7 @@ def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, varianc
 def _shifted_gradient_moments(
     mean: Any, scale: Any, shift: Any, gradient: Any, square: Any, variance: Any
 ) -> None:
-    """Write the mean gradient without scale and shift, and its square less the noise variance."""
+    """Write the mean without scale and shift, and its square less the noise variance."""
     for i in range(len(mean)):
         u = mean[i] - scale[i] * shift[i]
         gradient[i] = u / scale[i]

@@ -55,7 +55,7 @@ def clamp_in_place(values: torch.Tensor) -> torch.Tensor:
 def damped_squared_norms(
     gradients: torch.Tensor, inputs: torch.Tensor, affine: AffineMap, damping: float
 ) -> torch.Tensor:
-    """Return each example's squared gradient norm after an affine map and damping.
+    """Return each example's squared norm after an affine map and damping, u/√(1 + (c·D∘∇)²).
 
     It is ∞ or NaN if a coordinate of u is.
 
@@ -114,7 +114,7 @@ def _gradients_of_few_examples(
 
 
 def _damp_in_place(each: torch.Tensor, affine: AffineMap, damping: float) -> torch.Tensor:
-    """Apply the affine map and damping to gradients in place."""
+    """Apply the affine map D∘(∇ + b), and then damping, to gradients in place."""
     assert affine.scale is not None
     x = each.mul_(affine.scale)
     roots = (x * damping).square_().add_(1).sqrt_()

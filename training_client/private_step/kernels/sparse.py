@@ -98,7 +98,7 @@ class SparseFactor:
         return torch.repeat_interleave(self.starts.diff())
 
     def _sum_rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return, for each row, the sum of the numbers given one per stored value."""
+        """Return, for each row, the sum of `numbers`, which has one number per stored value."""
         return numbers.new_zeros(len(self.starts) - 1).index_add_(0, self._row_indices, numbers)
 
 

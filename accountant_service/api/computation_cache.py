@@ -19,8 +19,8 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from accountant_service import calculator, importing, solver
-from accountant_service.api import problems, schemas, views
+from accountant_service import calculator, importing, planner, solver
+from accountant_service.api import plan_schemas, problems, schemas, views
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.computation_processes import ProcessPool
@@ -122,6 +122,13 @@ def _compute_trade_off(question: schemas.TradeOffRequest) -> schemas.TradeOffAns
     return views.trade_off(found, question.prior)
 
 
+def _plan(question: plan_schemas.PlanRequest) -> plan_schemas.PlanAnswer:
+    """Answer a request to plan a run within a budget and a compute limit."""
+    goal = question.goal()
+    found = planner.plan(goal, question.samplings(), question.batches(), question.current())
+    return views.plan(found, goal)
+
+
 def _import(question: schemas.ImportRequest) -> schemas.ImportAnswer:
     """Answer a request to import a document of another tool."""
     return views.imported(importing.account_for(question.read()))
@@ -186,6 +193,7 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "/v1/trade-off": Endpoint(
         schemas.TradeOffRequest, schemas.TradeOffAnswer, _cache_key, _compute_trade_off
     ),
+    "/v1/plan": Endpoint(plan_schemas.PlanRequest, plan_schemas.PlanAnswer, _cache_key, _plan),
     "/v1/import": Endpoint(schemas.ImportRequest, schemas.ImportAnswer, _import_cache_key, _import),
 }
 

@@ -84,7 +84,7 @@ class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class _RelationRequest(_StrictModel):
+class RelationRequest(_StrictModel):
     """Base of requests that choose a neighbouring relation."""
 
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
@@ -92,7 +92,7 @@ class _RelationRequest(_StrictModel):
     )
 
 
-class _CertifiedRequest(_RelationRequest):
+class _CertifiedRequest(RelationRequest):
     """Base of requests that choose the width of the proved interval."""
 
     tolerance: Annotated[
@@ -135,7 +135,7 @@ _RiskField = Annotated[
 ]
 
 
-class _RunRequest(_RelationRequest):
+class _RunRequest(RelationRequest):
     """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
 
     epsilon: Annotated[TargetField | None, Field(description="target ε, with `delta`")] = None
@@ -291,7 +291,7 @@ class CompareRequest(_CertifiedRequest):
     methods: _Methods | None = None
 
 
-class CurveRequest(_RelationRequest):
+class CurveRequest(RelationRequest):
     """Compute ε after each of several step counts of a run."""
 
     model_config = ConfigDict(
@@ -321,7 +321,7 @@ class CurveRequest(_RelationRequest):
         return self
 
 
-class TradeOffRequest(_RelationRequest):
+class TradeOffRequest(RelationRequest):
     """Compute the trade-off curve of the best membership attacker."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "prior": 0.5}]})
@@ -422,7 +422,7 @@ class BatchRequest(_StrictModel):
 # --- answers, built by `views`
 
 
-class _Answer(_StrictModel):
+class Answer(_StrictModel):
     """Base model of answers and their parts."""
 
     @classmethod
@@ -437,7 +437,7 @@ class _Answer(_StrictModel):
         return cls.model_construct(**copied, **changes)  # type: ignore[return-value]
 
 
-class AssumptionView(_Answer):
+class AssumptionView(Answer):
     """One hypothesis of the method's theorem, and whether it holds."""
 
     statement: str
@@ -445,14 +445,14 @@ class AssumptionView(_Answer):
     source: str
 
 
-class CertifiedEpsilon(_Answer):
+class CertifiedEpsilon(Answer):
     """A proved interval around the true ε."""
 
     epsilon_lower: float
     epsilon_upper: float
 
 
-class CertifiedDelta(_Answer):
+class CertifiedDelta(Answer):
     """A proved interval around the true δ."""
 
     delta_lower: float
@@ -466,7 +466,7 @@ _ASSUMPTIONS: Final[list[JsonValue]] = [
         "source": "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11",
     }
 ]
-_GUARANTEE: Final[JsonDict] = {
+GUARANTEE_EXAMPLE: Final[JsonDict] = {
     "epsilon": 1.51537,
     "delta": 1e-05,
     "method": "pld",
@@ -484,10 +484,10 @@ _GUARANTEE: Final[JsonDict] = {
 }
 
 
-class GuaranteeView(_Answer):
+class GuaranteeView(Answer):
     """A claim of (ε, δ)-differential privacy, its status and the hypotheses it rests on."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_GUARANTEE]})
+    model_config = ConfigDict(json_schema_extra={"examples": [GUARANTEE_EXAMPLE]})
     epsilon: float
     delta: float
     method: str
@@ -507,7 +507,7 @@ class GuaranteeView(_Answer):
     accountant_version: str
 
 
-class RiskView(_Answer):
+class RiskView(Answer):
     """Proved bounds of the risk that was solved for.
 
     `mu` with `delta`: the run is (ε, δ_μ(ε) + delta)-DP at every ε, δ_μ that of the Gaussian
@@ -518,7 +518,7 @@ class RiskView(_Answer):
     upper: float
 
 
-class NoiseMultiplierAnswer(_Answer):
+class NoiseMultiplierAnswer(Answer):
     """The least noise multiplier that meets the target, with its guarantee."""
 
     noise_multiplier: float
@@ -526,7 +526,7 @@ class NoiseMultiplierAnswer(_Answer):
     risk: RiskView | None = None
 
 
-class UndecidedView(_Answer):
+class UndecidedView(Answer):
     """An undecided next step: neither proved to meet the target nor proved to miss it."""
 
     margin: float = Field(
@@ -534,7 +534,7 @@ class UndecidedView(_Answer):
     )
 
 
-class StepsAnswer(_Answer):
+class StepsAnswer(Answer):
     """The largest number of steps that meets the target; `next` is for one more step."""
 
     steps: Annotated[int, Field(le=COUNT_MAX)]
@@ -548,7 +548,7 @@ class StepsAnswer(_Answer):
     )
 
 
-class SampleRateAnswer(_Answer):
+class SampleRateAnswer(Answer):
     """The largest sample rate that meets the target, with its guarantee."""
 
     sample_rate: float
@@ -556,7 +556,7 @@ class SampleRateAnswer(_Answer):
     risk: RiskView | None = None
 
 
-class InapplicableView(_Answer):
+class InapplicableView(Answer):
     """A method that does not apply, and the reason."""
 
     method: str
@@ -564,7 +564,7 @@ class InapplicableView(_Answer):
     reason: str
 
 
-class CompareAnswer(_Answer):
+class CompareAnswer(Answer):
     """The certified guarantee and the answer of each method."""
 
     certified: GuaranteeView | None = None
@@ -572,7 +572,7 @@ class CompareAnswer(_Answer):
     guarantees: list[GuaranteeView | InapplicableView]
 
 
-class CurveView(_Answer):
+class CurveView(Answer):
     """One method's ε at each step count."""
 
     method: str
@@ -585,28 +585,28 @@ class CurveView(_Answer):
     assumptions: list[AssumptionView]
 
 
-class CurveAnswer(_Answer):
+class CurveAnswer(Answer):
     """ε after each step count, one curve for each method."""
 
     steps: list[int]
     curves: list[CurveView | InapplicableView]
 
 
-class IntervalView(_Answer):
+class IntervalView(Answer):
     """A proved lower and upper bound."""
 
     lower: float
     upper: float
 
 
-class GaussianDpView(_Answer):
+class GaussianDpView(Answer):
     """The Gaussian mechanism with the nearest trade-off curve: its μ and the largest difference."""
 
     mu: float
     error: float
 
 
-class TradeOffAnswer(_Answer):
+class TradeOffAnswer(Answer):
     """The trade-off curve of the best membership attacker, each value between proved bounds.
 
     For each false-positive rate: the least false-negative rate, and the posterior probability that
@@ -626,7 +626,7 @@ class TradeOffAnswer(_Answer):
     assumptions: list[AssumptionView]
 
 
-class FindingView(_Answer):
+class FindingView(Answer):
     """Something wrong, or worth knowing, in an imported document."""
 
     code: str
@@ -636,7 +636,7 @@ class FindingView(_Answer):
     instead: str = Field(description="what is true instead, or what to do")
 
 
-class CheckedClaimView(_Answer):
+class CheckedClaimView(Answer):
     """An (ε, δ) that is claimed, and what is proved about it."""
 
     pointer: str
@@ -649,7 +649,7 @@ class CheckedClaimView(_Answer):
     )
 
 
-class ImportAnswer(_Answer):
+class ImportAnswer(Answer):
     """An imported document: its mechanism, what that costs, its claims and the findings."""
 
     tool: str
@@ -661,7 +661,7 @@ class ImportAnswer(_Answer):
     findings: list[FindingView]
 
 
-class MethodView(_Answer):
+class MethodView(Answer):
     """An accounting method."""
 
     method: str
@@ -672,26 +672,26 @@ class MethodView(_Answer):
     default: bool
 
 
-class MethodsAnswer(_Answer):
+class MethodsAnswer(Answer):
     """All accounting methods."""
 
     methods: list[MethodView]
 
 
-class BatchResult(_Answer):
+class BatchResult(Answer):
     """The answer to one request of a batch, or its problem."""
 
     status: int
     body: dict[str, Any]
 
 
-class BatchAnswer(_Answer):
+class BatchAnswer(Answer):
     """The answers to a batch, in the order of the requests."""
 
     results: list[BatchResult]
 
 
-class HealthAnswer(_Answer):
+class HealthAnswer(Answer):
     """The answer of a health check that succeeds."""
 
     status: Literal["ok"]
@@ -710,20 +710,20 @@ EXAMPLES: Final[JsonDict] = {
     "CertifiedDelta": {"delta_lower": 9.99e-06, "delta_upper": 1e-05},
     "NoiseMultiplierAnswer": {
         "noise_multiplier": 0.9593,
-        "guarantee": _GUARANTEE,
+        "guarantee": GUARANTEE_EXAMPLE,
         "risk": None,
     },
     "StepsAnswer": {
         "steps": 1724,
-        "guarantee": _GUARANTEE,
-        "next": _GUARANTEE,
+        "guarantee": GUARANTEE_EXAMPLE,
+        "next": GUARANTEE_EXAMPLE,
         "undecided": None,
     },
     "UndecidedView": {"margin": 2e-9},
     "RiskView": {"lower": 0.0999999, "upper": 0.1},
     "SampleRateAnswer": {
         "sample_rate": 0.01,
-        "guarantee": _GUARANTEE,
+        "guarantee": GUARANTEE_EXAMPLE,
         "risk": None,
     },
     "InapplicableView": {
@@ -732,9 +732,9 @@ EXAMPLES: Final[JsonDict] = {
         "reason": "mma has no formula for laplace noise",
     },
     "CompareAnswer": {
-        "certified": _GUARANTEE,
+        "certified": GUARANTEE_EXAMPLE,
         "certified_reason": None,
-        "guarantees": [_GUARANTEE],
+        "guarantees": [GUARANTEE_EXAMPLE],
     },
     "CurveView": _CURVE,
     "CurveAnswer": {"steps": [500, 1000], "curves": [_CURVE]},
@@ -772,7 +772,7 @@ EXAMPLES: Final[JsonDict] = {
         "tool": "an Opacus accountant's history",
         "mechanism": _RUN,
         "neighbouring_relation": "add_or_remove_one",
-        "guarantee": _GUARANTEE,
+        "guarantee": GUARANTEE_EXAMPLE,
         "guarantee_reason": None,
         "claims": [],
         "findings": [],
@@ -788,8 +788,8 @@ EXAMPLES: Final[JsonDict] = {
     },
     "MethodsAnswer": {"methods": []},
     "BatchItem": {"path": "/v1/epsilon", "body": {"mechanism": _RUN, "delta": 1e-5}},
-    "BatchResult": {"status": 200, "body": _GUARANTEE},
-    "BatchAnswer": {"results": [{"status": 200, "body": _GUARANTEE}]},
+    "BatchResult": {"status": 200, "body": GUARANTEE_EXAMPLE},
+    "BatchAnswer": {"results": [{"status": 200, "body": GUARANTEE_EXAMPLE}]},
     "HealthAnswer": {"status": "ok"},
     "NeighbouringRelation": "add_or_remove_one",
     "Status": "proven",
@@ -805,7 +805,7 @@ class AffordableView(BaseModel):
     )
 
 
-class ProblemView(_Answer):
+class ProblemView(Answer):
     """An RFC 9457 problem document."""
 
     model_config = ConfigDict(

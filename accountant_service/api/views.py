@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from accountant_service import importing
+from accountant_service import importing, mechanisms, planner
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.api import schemas
+from accountant_service.api import plan_schemas, schemas
 from accountant_service.api.schemas import (
     AssumptionView,
     CertifiedDelta,
@@ -147,6 +147,37 @@ def trade_off(curve: TradeOff, prior: float) -> schemas.TradeOffAnswer:
         gaussian_dp=schemas.GaussianDpView.model_construct(mu=curve.mu, error=curve.mu_error),
         mechanism_hash=curve.mechanism_hash,
         assumptions=_assumption_views(curve.assumptions),
+    )
+
+
+def plan(found: planner.Plan, goal: planner.Goal) -> plan_schemas.PlanAnswer:
+    """Return a plan as an API answer."""
+    current = None
+    if found.current is not None and found.current_guarantee is not None:
+        current = _certified_run_view(found.current, found.current_guarantee)
+    return plan_schemas.PlanAnswer.model_construct(
+        recommended=_certified_run_view(found.recommended, found.guarantee),
+        reason=found.reason,
+        current=current,
+        signal_to_noise_limit=found.signal_to_noise_limit,
+        examples=goal.examples,
+        method=found.guarantee.method,
+        runs=[plan_schemas.PlannedRunView.of(each) for each in found.runs],
+        advice=[
+            plan_schemas.AdviceView.of(each, severity="warning" if each.is_warning else "note")
+            for each in found.advice
+        ],
+        sources=[
+            plan_schemas.SourceView.model_construct(source=source, says=says)
+            for source, says in planner.SOURCES.items()
+        ],
+    )
+
+
+def _certified_run_view(run: planner.PlannedRun, claim: Guarantee) -> plan_schemas.CertifiedRunView:
+    """Return a planned run with its mechanism and guarantee as a part of an API answer."""
+    return plan_schemas.CertifiedRunView.of(
+        run, mechanism=mechanisms.to_json(run.run), guarantee=guarantee(claim)
     )
 
 

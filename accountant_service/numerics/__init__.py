@@ -8,6 +8,7 @@ Layers. Each imports only those below it (import contract in `pyproject.toml`):
     trade_off, epsilon_curve    the trade-off function; ε after each of many numbers of steps
     domination                  whether one composition dominates another
     privacy_profile             δ at many ε, and for many numbers of repetitions
+    upper_bound                 an upper bound on ε alone, for searches
     certified_interval          chooses engines and settings until the interval is narrow enough
     engines/                    each bounds δ(ε) of a composition from both sides
     laws/, renyi_conversion     one release's pair, moments, and characteristic function

@@ -1,0 +1,290 @@
+"""Request and answer models of `POST /v1/plan`. Field names are the wire contract."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+
+from accountant_service import planner
+from accountant_service.accountants import DEFAULT_METHOD
+from accountant_service.api.schemas import (
+    GUARANTEE_EXAMPLE,
+    Answer,
+    DeltaField,
+    GuaranteeView,
+    RelationRequest,
+    TargetField,
+)
+from accountant_service.mechanisms import MechanismError
+from accountant_service.mechanisms.codec import COUNT_MAX
+
+_EXAMPLES_MAX: Final = 10**15
+_EPOCHS_MAX: Final = 1e6
+_SizeField = Annotated[int | None, Field(ge=1, le=COUNT_MAX)]
+
+
+class PlanRequest(RelationRequest):
+    """Plan a run: batch size, steps and noise within a budget and a compute limit.
+
+    The compute limit is one of `epochs` and `examples`; without either it is `batch_size` times
+    `steps`, today's choice.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "epsilon": 2.0,
+                    "delta": 1e-5,
+                    "dataset_size": 60000,
+                    "epochs": 20,
+                    "batch_size": 256,
+                    "sampling": "poisson",
+                    "points": 5,
+                }
+            ]
+        }
+    )
+    epsilon: TargetField
+    delta: DeltaField
+    dataset_size: Annotated[int, Field(ge=1, le=COUNT_MAX, description="number of records N")]
+    epochs: Annotated[
+        float | None,
+        Field(gt=0, le=_EPOCHS_MAX, description="compute limit: passes over the dataset"),
+    ] = None
+    examples: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=_EXAMPLES_MAX,
+            description="compute limit: examples processed, batch size times steps",
+        ),
+    ] = None
+    batch_size: Annotated[
+        _SizeField, Field(description="today's choice, which is marked and compared")
+    ] = None
+    steps: Annotated[
+        _SizeField,
+        Field(description="today's number of steps; as many as the limit allows by default"),
+    ] = None
+    sampling: Annotated[
+        Literal["poisson", "balls_in_bins", "both"],
+        Field(description="how batches may be drawn; both are compared by default"),
+    ] = "both"
+    points: Annotated[
+        int, Field(ge=2, le=planner.POINTS_MAX, description="batch sizes for each sampling")
+    ] = 20
+    smallest_batch_size: _SizeField = None
+    largest_batch_size: _SizeField = None
+    steps_min: Annotated[
+        int,
+        Field(ge=1, le=COUNT_MAX, description="fewest steps of a recommended run, if possible"),
+    ] = planner.STEPS_MIN
+
+    def goal(self) -> planner.Goal:
+        """Return the budget, the dataset and the compute limit."""
+        return planner.Goal(
+            self.epsilon,
+            self.delta,
+            self.dataset_size,
+            self._example_limit(),
+            self.neighbouring_relation,
+            self.steps_min,
+        )
+
+    def samplings(self) -> tuple[planner.PlannedSampling, ...]:
+        """Return the kinds of sampling to plan for."""
+        return planner.SAMPLINGS if self.sampling == "both" else (self.sampling,)
+
+    def batches(self) -> planner.BatchRange:
+        """Return the range of batch sizes."""
+        return planner.BatchRange(self.points, self.smallest_batch_size, self.largest_batch_size)
+
+    def current(self) -> planner.CurrentChoice | None:
+        """Return today's choice, or None."""
+        if self.batch_size is None:
+            return None
+        return planner.CurrentChoice(self.batch_size, self.steps)
+
+    def _example_limit(self) -> int:
+        """Return the compute limit in examples; 0 if it is not given."""
+        if self.examples is not None:
+            return self.examples
+        if self.epochs is not None:
+            return round(self.epochs * self.dataset_size)
+        return (self.batch_size or 0) * (self.steps or 0)
+
+    @model_validator(mode="after")
+    def _check_plan(self) -> PlanRequest:
+        """Check that the limit is given once, and that batches fit into it and the dataset."""
+        faults = [*self._limit_faults(), *self._batch_faults()]
+        if faults:
+            raise MechanismError(*faults)
+        return self
+
+    def _limit_faults(self) -> list[tuple[str, str]]:
+        """Return what is wrong with the compute limit, by JSON pointer."""
+        if self.steps is not None and self.batch_size is None:
+            return [("/batch_size", "is required with steps: both are today's choice")]
+        if self.epochs is not None and self.examples is not None:
+            return [("/examples", "must be left out if epochs are given: one limits the other")]
+        limit = self._example_limit()
+        if not limit:
+            return [
+                ("/epochs", "is required as the compute limit; or examples; or batch_size, steps")
+            ]
+        if limit > _EXAMPLES_MAX:
+            return [("/epochs", f"must allow at most {_EXAMPLES_MAX:g} examples")]
+        if self.sampling == "balls_in_bins" and limit < self.dataset_size:
+            return [("/epochs", "must be at least 1: balls_in_bins has whole epochs")]
+        return []
+
+    def _batch_faults(self) -> list[tuple[str, str]]:
+        """Return what is wrong with batch sizes, by JSON pointer."""
+        size, limit = self.dataset_size, self._example_limit()
+        most = min(size, limit or size)
+        least = -(-limit // COUNT_MAX)  # smaller batches would take too many steps
+        reason = (
+            f"{most}, which is dataset_size" if most == size else f"the {most} examples allowed"
+        )
+        found = []
+        for name in ("batch_size", "smallest_batch_size", "largest_batch_size"):
+            value = getattr(self, name)
+            allowed = size if name == "batch_size" else most
+            if value is not None and value > allowed:
+                found.append((f"/{name}", f"must be at most {reason}"))
+            elif value is not None and value < least:
+                found.append((f"/{name}", f"must be at least {least}: {COUNT_MAX:g} steps at most"))
+        smallest, largest = self.smallest_batch_size, self.largest_batch_size
+        if not found and smallest and largest and smallest > largest:
+            found.append(("/smallest_batch_size", "must be at most largest_batch_size"))
+        return found
+
+
+_RUN: Final[JsonDict] = {
+    "sampling": "poisson",
+    "batch_size": 1600.0,
+    "sample_rate": 0.026666666666666668,
+    "steps": 750,
+    "epochs": 20.0,
+    "noise_multiplier": 1.6672,
+    "effective_noise": 0.001042,
+    "signal_to_noise": 26281.8,
+    "epsilon": 1.99954,
+}
+_MECHANISM: Final[JsonDict] = {
+    "kind": "dp_sgd",
+    "noise_multiplier": 1.6672,
+    "dataset_size": 60000,
+    "batch_size": 1600,
+    "steps": 750,
+    "sampling": "poisson",
+}
+
+
+class PlannedRunView(Answer):
+    """A batch size with its steps and about the least noise within the budget."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_RUN]})
+    sampling: Literal["poisson", "balls_in_bins"]
+    batch_size: float = Field(description="expected number of records in a batch, B")
+    sample_rate: float
+    steps: int = Field(description="number of steps, T")
+    epochs: float = Field(description="passes over the dataset")
+    noise_multiplier: float = Field(description="σ, rounded up")
+    effective_noise: float = Field(
+        description="σ/B: standard deviation of the noise of an averaged gradient, over the "
+        "clipping norm"
+    )
+    signal_to_noise: float = Field(
+        description="B√T/σ: the clipping norm over the noise of the mean of all gradients"
+    )
+    epsilon: float = Field(description="a proved upper bound of ε, at most the budget's")
+
+
+class CertifiedRunView(PlannedRunView):
+    """A planned run with its mechanism and its guarantee."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [_RUN | {"mechanism": _MECHANISM, "guarantee": GUARANTEE_EXAMPLE}]
+        }
+    )
+    mechanism: dict[str, Any]
+    guarantee: GuaranteeView
+
+
+class AdviceView(Answer):
+    """A warning or a note, with the publication that it rests on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "code": "delta-too-large",
+                    "severity": "warning",
+                    "message": "δ = 0.001 is not below 1/N = 0.001",
+                    "source": planner.PONOMAREVA,
+                }
+            ]
+        }
+    )
+    code: str
+    severity: Literal["warning", "note"]
+    message: str
+    source: str | None
+
+
+class SourceView(Answer):
+    """A publication that the advice rests on, and what it says."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"source": name, "says": says} for name, says in planner.SOURCES.items()]
+        }
+    )
+    source: str
+    says: str
+
+
+class PlanAnswer(Answer):
+    """The frontier of batch size, steps and noise within the budget, and a recommendation.
+
+    Every `noise_multiplier` is rounded up, so that the proved upper bound of ε meets the budget.
+    The recommendation is a rule of thumb; the privacy claims are proved.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "recommended": _RUN | {"mechanism": _MECHANISM, "guarantee": GUARANTEE_EXAMPLE},
+                    "reason": "A batch of 1600 is the smallest that reaches 90% of the best "
+                    "signal-to-noise within the compute limit.",
+                    "current": None,
+                    "signal_to_noise_limit": 30093.1,
+                    "examples": 1200000,
+                    "method": DEFAULT_METHOD,
+                    "runs": [_RUN],
+                    "advice": [],
+                    "sources": [],
+                }
+            ]
+        }
+    )
+    recommended: CertifiedRunView
+    reason: str = Field(description="why this run is recommended")
+    current: CertifiedRunView | None = Field(
+        description="today's choice with the least noise within the budget, if it was given"
+    )
+    signal_to_noise_limit: float = Field(
+        description="N·μ: the signal-to-noise of full batches within the budget, at any number of "
+        "steps"
+    )
+    examples: int = Field(description="the compute limit, in examples processed")
+    method: str = Field(description="the accounting method that proves every claim")
+    runs: list[PlannedRunView] = Field(description="by sampling and increasing batch size")
+    advice: list[AdviceView]
+    sources: list[SourceView]

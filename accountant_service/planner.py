@@ -1,0 +1,506 @@
+"""Plan a run: which batch size, number of steps and noise multiplier to use within a budget.
+
+At a budget (ε, δ) and a compute limit (examples processed: batch size times steps), every batch
+size B has a number of steps T and a least noise multiplier σ. Each averaged gradient then has noise
+of standard deviation σ·C/B in every coordinate, where C is the clipping norm, and the mean of all T
+gradients has σ·C/(B√T). Batch size trades the number of steps for noise, at the same compute:
+
+* `effective_noise` σ/B is the noise of one averaged gradient, in units of the clipping norm. Sander
+  et al. 2023 call it the effective noise, McKenna et al. 2025 the noise-batch ratio.
+* `signal_to_noise` B√T/σ is the clipping norm divided by the noise of the mean of all gradients.
+  For full batches it is N·μ at any T, with μ that of the Gaussian mechanism with the same (ε, δ):
+  `signal_to_noise_limit`. Smaller batches approach it from below as the number of steps grows
+  (Räisä et al. 2024: the noise-induced variance does not depend on the batch size in the limit).
+
+Subsampling adds variance too, v/(B·T) in the mean of all gradients: it is the same for all batch
+sizes that use the whole compute limit, so it does not affect the comparison.
+
+The recommendation is a rule of thumb, not a theorem: the smallest batch whose signal-to-noise is at
+least `SHARE` of the best within the limit. Larger batches gain little and take fewer steps; smaller
+ones lose signal quickly. What trains best depends on data and model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from accountant_service import noise_frontier, number_format, solver
+from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
+from accountant_service.errors import AccountingError, UnreachableTargetError
+from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.mechanisms import DpSgd
+from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.noise_frontier import SolvedRun
+
+PlannedSampling = Literal["poisson", "balls_in_bins"]
+SAMPLINGS: Final[tuple[PlannedSampling, ...]] = ("poisson", "balls_in_bins")
+SHARE: Final = 0.9  # of the best signal-to-noise, that the recommended run must reach
+STEPS_MIN: Final = 100  # of a recommended run, unless another number is requested
+POINTS_MAX: Final = 40  # batch sizes for each sampling
+BINS_MAX: Final = 1000  # batches of an epoch of balls in bins on the frontier
+_SHOWN_STEPS_MIN: Final = 10  # fewest steps on the frontier
+_SHOWN_RATE_MIN: Final = 1e-3  # smallest sample rate on the frontier
+_MORE_STEPS: Final = 1.5  # ratio of steps that is worth mentioning
+_WASTEFUL: Final = 0.5  # share of the best signal-to-noise below which a batch is called too small
+_NEAR_LIMIT: Final = 0.9  # share of the limit above which more epochs gain little
+_FAR_FROM_LIMIT: Final = 0.75  # share below which more epochs gain much
+
+DE: Final = "De et al. 2022, arXiv 2204.13650"
+MCKENNA: Final = "McKenna et al. 2025, arXiv 2501.18914"
+PONOMAREVA: Final = "Ponomareva et al. 2023, arXiv 2303.00654"
+RAISA: Final = "Räisä et al. 2024, arXiv 2402.03990"
+SANDER: Final = "Sander et al. 2023, arXiv 2210.03403"
+SOURCES: Final = {
+    SANDER: "calls σ/B the effective noise; the privacy cost mostly depends on the total amount "
+    "of noise over the run",
+    RAISA: "the noise in the sum of all gradients stops depending on the batch size in the limit "
+    "of many steps; with fewer steps larger batches have less of it",
+    MCKENNA: "§4.1: larger batches bring diminishing returns in σ/B; §4.2: beyond a critical "
+    "compute budget, more compute brings little",
+    DE: "large batches, many epochs and careful tuning gave the best private image classifiers",
+    PONOMAREVA: "how to choose δ, batch size and steps, and how to report the guarantee",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A privacy budget, a dataset and a compute limit.
+
+    Attributes:
+        epsilon: ε of the budget, above 0.
+        delta: δ of the budget, in (0, 1).
+        dataset_size: number of records, at least 1.
+        examples: most examples processed, batch size times steps; at least 1.
+        relation: the neighbouring relation.
+        steps_min: fewest steps of a recommended run.
+    """
+
+    epsilon: float
+    delta: float
+    dataset_size: int
+    examples: int
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    steps_min: int = STEPS_MIN
+
+    @property
+    def target(self) -> solver.Target:
+        """The budget, as a target of the default method."""
+        accountant = ACCOUNTANTS[DEFAULT_METHOD]
+        return solver.Target(accountant, self.relation, self.epsilon, self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """The batch sizes of a frontier.
+
+    Attributes:
+        points: most batch sizes for each sampling, from 2 to `POINTS_MAX`.
+        smallest: the smallest batch size; None to choose it.
+        largest: the largest batch size; None to choose it.
+    """
+
+    points: int = 20
+    smallest: int | None = None
+    largest: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run on the frontier: a batch size with its steps, and about the least noise.
+
+    Attributes:
+        sampling: how batches are drawn.
+        batch_size: expected records in a batch; N/b for b balls-in-bins batches of an epoch.
+        sample_rate: batch size over dataset size.
+        steps: number of steps.
+        epochs: passes over the dataset: examples processed over dataset size.
+        noise_multiplier: σ, rounded up.
+        effective_noise: σ/B: noise of an averaged gradient, over the clipping norm.
+        signal_to_noise: B√T/σ: the clipping norm over the noise of the mean of all gradients.
+        epsilon: a proved upper bound of ε at the budget's δ; at most the budget's ε.
+        run: the run, as a mechanism.
+    """
+
+    sampling: PlannedSampling
+    batch_size: float
+    sample_rate: float
+    steps: int
+    epochs: float
+    noise_multiplier: float
+    effective_noise: float
+    signal_to_noise: float
+    epsilon: float
+    run: DpSgd
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A warning or a note about a plan.
+
+    Attributes:
+        code: stable, kebab-case.
+        is_warning: True if something is probably wrong; False for a hint.
+        message: in words.
+        source: the publication that it rests on, if any.
+    """
+
+    code: str
+    is_warning: bool
+    message: str
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Batch sizes, steps and noise within a budget, with a recommendation.
+
+    Attributes:
+        recommended: the recommended run.
+        reason: why it is recommended, in words.
+        current: today's choice with the least noise within the budget, if it was given.
+        runs: the frontier, by sampling and increasing batch size.
+        signal_to_noise_limit: N·μ: the signal-to-noise of full batches within the budget.
+        guarantee: the guarantee of the recommended run.
+        current_guarantee: the guarantee of today's choice, if it was given.
+        advice: warnings and notes.
+    """
+
+    recommended: PlannedRun
+    reason: str
+    current: PlannedRun | None
+    runs: tuple[PlannedRun, ...]
+    signal_to_noise_limit: float
+    guarantee: Guarantee
+    current_guarantee: Guarantee | None
+    advice: tuple[Advice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentChoice:
+    """The run that a user has in mind, without its noise.
+
+    Attributes:
+        batch_size: records in a batch, at most the dataset's size.
+        steps: number of steps; None for as many as the compute limit allows.
+    """
+
+    batch_size: int
+    steps: int | None = None
+
+
+def plan(
+    goal: Goal,
+    samplings: Sequence[PlannedSampling] = SAMPLINGS,
+    batches: BatchRange | None = None,
+    current: CurrentChoice | None = None,
+) -> Plan:
+    """Return the frontier of batch size, steps and noise within a goal, with a recommendation.
+
+    Args:
+        goal: the budget, the dataset and the compute limit.
+        samplings: one or more of `SAMPLINGS`.
+        batches: the range of batch sizes; chosen by default.
+        current: today's choice, to compare with.
+
+    Raises:
+        AccountingError: no run of a sampling has an answer, or no noise reaches the budget.
+    """
+    frontier, skipped = _solve_frontier(goal, samplings, batches or BatchRange())
+    recommended = _recommend(goal, frontier)
+    found = None if current is None else _solve_current(goal, samplings[0], current)
+    limit = _signal_to_noise_limit(goal)
+    recommended, guarantee = _certify(goal, recommended)
+    current_guarantee = None
+    if found is not None:
+        found, current_guarantee = _certify(goal, found)
+    return Plan(
+        recommended,
+        _explain(goal, frontier, recommended),
+        found,
+        tuple(frontier),
+        limit,
+        guarantee,
+        current_guarantee,
+        (*skipped, *_advise(goal, frontier, recommended, found, limit)),
+    )
+
+
+def _solve_frontier(
+    goal: Goal, samplings: Sequence[PlannedSampling], batches: BatchRange
+) -> tuple[list[PlannedRun], list[Advice]]:
+    """Return the solved runs of each sampling, and a warning for each sampling without any."""
+    frontier: list[PlannedRun] = []
+    skipped: list[Advice] = []
+    guides: list[SolvedRun] = []
+    for sampling in SAMPLINGS:
+        runs = _candidates(goal, sampling, batches)
+        if sampling == "balls_in_bins" and sampling in samplings and not guides:
+            guides = _solve_guides(goal, runs)
+        if sampling not in samplings:
+            continue
+        try:
+            solved = _solve(goal, runs, guides)
+        except AccountingError as error:
+            if len(samplings) == 1 or isinstance(error, UnreachableTargetError):
+                raise
+            solved, reason = [], error.detail
+        else:
+            reason = "balls in bins needs whole epochs, and the compute limit is less than one"
+        guides = guides or solved
+        frontier += [_describe(goal, sampling, each) for each in solved]
+        if not solved:
+            skipped.append(Advice("sampling-left-out", True, f"{sampling}: {reason}"))
+    return frontier, skipped
+
+
+def _solve_guides(goal: Goal, runs: Sequence[DpSgd]) -> list[SolvedRun]:
+    """Return runs with Poisson sampling at the same rates: they predict those by balls in bins."""
+    alike = [DpSgd(1.0, sample_rate=each.rate(), steps=each.step_count()) for each in runs]
+    return _solve(goal, alike, [])
+
+
+def _solve(goal: Goal, runs: Sequence[DpSgd], alike: Sequence[SolvedRun]) -> list[SolvedRun]:
+    """Return runs with the least noise within the goal; an empty list for no runs.
+
+    Raises:
+        AccountingError: a run has no answer.
+    """
+    return noise_frontier.solve_noise_multipliers(runs, goal.target, alike)
+
+
+def _candidates(goal: Goal, sampling: PlannedSampling, batches: BatchRange) -> list[DpSgd]:
+    """Return the runs of a frontier, without noise, by increasing batch size."""
+    sizes = _batch_sizes(goal, batches)
+    size = goal.dataset_size
+    if sampling == "poisson":
+        return [_poisson_run(goal, each, goal.examples // each) for each in sizes]
+    epochs = min(goal.examples // size, COUNT_MAX // BINS_MAX)
+    bins = sorted({min(max(round(size / each), 1), BINS_MAX) for each in sizes}, reverse=True)
+    return [_bins_run(each, epochs) for each in bins] if epochs else []
+
+
+def _poisson_run(goal: Goal, batch_size: int, steps: int) -> DpSgd:
+    """Return a run with Poisson sampling, without noise."""
+    return DpSgd(1.0, dataset_size=goal.dataset_size, batch_size=batch_size, steps=steps)
+
+
+def _bins_run(bins: int, epochs: int) -> DpSgd:
+    """Return a run by balls in bins, without noise."""
+    return DpSgd(1.0, sample_rate=1 / bins, steps=bins * epochs, sampling="balls_in_bins")
+
+
+def _batch_sizes(goal: Goal, batches: BatchRange) -> list[int]:
+    """Return batch sizes at about equal ratios, with few significant digits, increasing."""
+    size, examples = goal.dataset_size, goal.examples
+    low = max(math.ceil(size * _SHOWN_RATE_MIN), math.ceil(examples / COUNT_MAX), 1)
+    high = min(size, examples // _SHOWN_STEPS_MIN)
+    low = batches.smallest or min(low, batches.largest or low, size, examples)
+    high = batches.largest or max(high, low)
+    ratio = (high / low) ** (1 / (batches.points - 1))
+    exact = [low * ratio**each for each in range(1, batches.points - 1)]
+    found: set[int] = set()
+    for digits in (2, 3, 12):
+        inner = (int(float(number_format.round_nearest(each, digits))) for each in exact)
+        found = {low, high, *(each for each in inner if low < each < high)}
+        if len(found) == batches.points:
+            break
+    return sorted(found)
+
+
+def _describe(goal: Goal, sampling: PlannedSampling, solved: SolvedRun) -> PlannedRun:
+    """Return a solved run with its measures."""
+    run, steps = solved.run, solved.run.step_count()
+    batch_size = float(run.batch_size or goal.dataset_size * run.rate())
+    if sampling == "balls_in_bins":
+        batch_size = goal.dataset_size / run.bins()
+    sigma = run.noise_multiplier
+    return PlannedRun(
+        sampling,
+        batch_size,
+        run.rate(),
+        steps,
+        steps * batch_size / goal.dataset_size,
+        sigma,
+        sigma / batch_size,
+        batch_size * math.sqrt(steps) / sigma,
+        solved.epsilon,
+        run,
+    )
+
+
+def _recommend(goal: Goal, frontier: Sequence[PlannedRun]) -> PlannedRun:
+    """Return the run with the smallest batch among those with nearly the best signal-to-noise.
+
+    Runs with fewer steps than the goal requires count only if there are no others.
+    """
+    long = [each for each in frontier if each.steps >= goal.steps_min] or list(frontier)
+    best = max(each.signal_to_noise for each in long)
+    good = [each for each in long if each.signal_to_noise >= SHARE * best]
+    return min(good, key=lambda each: (each.batch_size, -each.signal_to_noise))
+
+
+def _solve_current(goal: Goal, sampling: PlannedSampling, choice: CurrentChoice) -> PlannedRun:
+    """Return today's choice with about the least noise within the budget."""
+    steps = choice.steps or max(goal.examples // choice.batch_size, 1)
+    run = _poisson_run(goal, choice.batch_size, steps)
+    if sampling == "balls_in_bins":
+        bins = max(round(goal.dataset_size / choice.batch_size), 1)
+        run = _bins_run(bins, max(round(steps / bins), 1))
+    return _describe(goal, sampling, _solve(goal, [run], [])[0])
+
+
+def _certify(goal: Goal, planned: PlannedRun) -> tuple[PlannedRun, Guarantee]:
+    """Return a run with its guarantee; the general solver replaces a noise that misses it."""
+    target = goal.target
+    guarantee = target.guarantee(planned.run)
+    if guarantee.epsilon <= goal.epsilon:
+        return planned, guarantee
+    least = solver.noise_multiplier(planned.run, target)
+    run = noise_frontier.with_noise(planned.run, least.value)
+    solved = SolvedRun(run, least.guarantee.epsilon, least.value)
+    return _describe(goal, planned.sampling, solved), least.guarantee
+
+
+def _signal_to_noise_limit(goal: Goal) -> float:
+    """Return the signal-to-noise of full batches within the budget, rounded down."""
+    mu = noise_frontier.largest_gaussian_mu(goal.epsilon, goal.delta)
+    return goal.dataset_size * mu / goal.relation.sensitivity
+
+
+def _explain(goal: Goal, frontier: Sequence[PlannedRun], chosen: PlannedRun) -> str:
+    """Return why a run is recommended, in words."""
+    best = max(
+        (each for each in frontier if each.steps >= goal.steps_min),
+        key=lambda each: each.signal_to_noise,
+        default=None,
+    )
+    if best is None:
+        return (
+            f"No batch size allows {goal.steps_min} steps within the compute limit. Of all runs, "
+            f"this is the smallest batch with {SHARE:.0%} of the best signal-to-noise."
+        )
+    share = chosen.signal_to_noise / best.signal_to_noise
+    text = (
+        f"A batch of {_amount(chosen.batch_size)} is the smallest that reaches {SHARE:.0%} of the "
+        f"best signal-to-noise within the compute limit, among runs of at least {goal.steps_min} "
+        f"steps: it has {share:.0%} of it. "
+    )
+    if chosen.steps < _MORE_STEPS * best.steps:
+        return text + "Larger batches would have less noise, but allow too few steps."
+    return text + (
+        f"The best, a batch of {_amount(best.batch_size)}, allows {best.steps} steps; this one "
+        f"allows {chosen.steps}. Smaller batches lose more signal."
+    )
+
+
+def _advise(
+    goal: Goal,
+    frontier: Sequence[PlannedRun],
+    chosen: PlannedRun,
+    current: PlannedRun | None,
+    limit: float,
+) -> list[Advice]:
+    """Return warnings and notes about a plan."""
+    found = [*_advise_on_budget(goal, chosen), *_advise_on_epochs(chosen, limit)]
+    if current is not None:
+        found += _advise_on_current(goal, chosen, current)
+    wasteful = [each for each in frontier if _is_wasteful(each, chosen)]
+    if wasteful:
+        largest = max(each.batch_size for each in wasteful)
+        found.append(
+            Advice(
+                "small-batches-lose-signal",
+                False,
+                f"Batches of {_amount(largest)} or fewer have less than half of the recommended "
+                "run's signal-to-noise at the same privacy and compute.",
+                RAISA,
+            )
+        )
+    found.append(
+        Advice(
+            "memory-is-not-the-limit",
+            False,
+            "The batch is the number of records whose clipped gradients are added before the noise "
+            "is. It may be processed in physical batches of any size, so memory does not limit it.",
+        )
+    )
+    return found
+
+
+def _is_wasteful(run: PlannedRun, chosen: PlannedRun) -> bool:
+    """Return whether a run's batch is smaller and its signal less than half of another's."""
+    weak = run.signal_to_noise < _WASTEFUL * chosen.signal_to_noise
+    return weak and run.batch_size < chosen.batch_size
+
+
+def _advise_on_budget(goal: Goal, chosen: PlannedRun) -> list[Advice]:
+    """Return warnings about δ and about too few steps."""
+    found = []
+    if goal.delta * goal.dataset_size >= 1:
+        share = number_format.round_nearest(1 / goal.dataset_size, 3)
+        found.append(
+            Advice(
+                "delta-too-large",
+                True,
+                f"δ = {number_format.round_nearest(goal.delta)} is not below 1/N = {share}: it "
+                "would allow publishing some record in full. Choose δ well below 1/N.",
+                PONOMAREVA,
+            )
+        )
+    if chosen.steps < goal.steps_min:
+        found.append(
+            Advice(
+                "few-steps",
+                True,
+                f"The recommended run has {chosen.steps} steps. Allow more epochs, or give a "
+                "smaller largest batch.",
+            )
+        )
+    return found
+
+
+def _advise_on_epochs(chosen: PlannedRun, limit: float) -> list[Advice]:
+    """Return a note on whether more epochs would reduce the noise."""
+    share = chosen.signal_to_noise / limit
+    if share >= _NEAR_LIMIT:
+        text = (
+            f"The recommended run has {share:.0%} of the signal-to-noise that any number of full "
+            "batches would have within this budget: more epochs hardly reduce the noise."
+        )
+        return [Advice("more-epochs-gain-little", False, text, MCKENNA)]
+    if share < _FAR_FROM_LIMIT:
+        text = (
+            f"The recommended run has {share:.0%} of the signal-to-noise that any number of full "
+            "batches would have within this budget: more epochs, with larger batches, would "
+            "reduce the noise."
+        )
+        return [Advice("more-epochs-help", False, text, DE)]
+    return []
+
+
+def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> list[Advice]:
+    """Return warnings about today's choice, and how it compares with the recommended run."""
+    ratio = current.signal_to_noise / chosen.signal_to_noise
+    found = [
+        Advice(
+            "current-choice",
+            ratio < _WASTEFUL,
+            f"Today's batch of {_amount(current.batch_size)} with {current.steps} steps needs σ = "
+            f"{number_format.round_up(current.noise_multiplier, 5)} and has {ratio:.0%} of the "
+            "recommended run's signal-to-noise.",
+            RAISA,
+        )
+    ]
+    used = current.batch_size * current.steps
+    if used > goal.examples * (1 + 1e-9):
+        text = f"Today's choice processes {_amount(used)} examples, above the compute limit."
+        found.append(Advice("current-choice-above-limit", True, text))
+    return found
+
+
+def _amount(value: float) -> str:
+    """Return a number of records, rounded to a whole number."""
+    return str(round(value))

@@ -10,8 +10,8 @@ target: predictions affect the number of evaluations, never the claim. If the se
 general solver answers.
 
 Balls in bins have no characteristic function, and that of a few steps with little noise decays
-slowly: the interval of `pld` then needs lattices for the upper and the lower end. Here the upper one
-suffices, and in the direction that costs less it may be coarse (`numerics.upper_bound`).
+slowly. The interval of `pld` then needs lattices for its upper and its lower end. Here the upper
+end suffices, and in the direction that costs less it may be coarse (`numerics.upper_bound`).
 """
 
 from __future__ import annotations

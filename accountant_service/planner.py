@@ -380,13 +380,13 @@ def _explain(goal: Goal, frontier: Sequence[PlannedRun], chosen: PlannedRun) -> 
     if best is None:
         return (
             f"No batch size allows {goal.steps_min} steps within the compute limit. Of all runs, "
-            f"this is the smallest batch with {SHARE:.0%} of the best signal-to-noise."
+            f"this is the smallest batch with {_percent(SHARE)} of the best signal-to-noise."
         )
     share = chosen.signal_to_noise / best.signal_to_noise
     text = (
-        f"A batch of {_amount(chosen.batch_size)} is the smallest that reaches {SHARE:.0%} of the "
+        f"A batch of {_amount(chosen.batch_size)} is the smallest that reaches {_percent(SHARE)} of the "
         f"best signal-to-noise within the compute limit, among runs of at least {goal.steps_min} "
-        f"steps: it has {share:.0%} of it. "
+        f"steps: it has {_percent(share)} of it. "
     )
     if chosen.steps < _MORE_STEPS * best.steps:
         return text + "Larger batches would have less noise, but allow too few steps."
@@ -467,13 +467,13 @@ def _advise_on_epochs(chosen: PlannedRun, limit: float) -> list[Advice]:
     share = chosen.signal_to_noise / limit
     if share >= _NEAR_LIMIT:
         text = (
-            f"The recommended run has {share:.0%} of the signal-to-noise that any number of full "
+            f"The recommended run has {_percent(share)} of the signal-to-noise that any number of full "
             "batches would have within this budget: more epochs hardly reduce the noise."
         )
         return [Advice("more-epochs-gain-little", False, text, MCKENNA)]
     if share < _FAR_FROM_LIMIT:
         text = (
-            f"The recommended run has {share:.0%} of the signal-to-noise that any number of full "
+            f"The recommended run has {_percent(share)} of the signal-to-noise that any number of full "
             "batches would have within this budget: more epochs, with larger batches, would "
             "reduce the noise."
         )
@@ -489,7 +489,7 @@ def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> l
             "current-choice",
             ratio < _WASTEFUL,
             f"Today's batch of {_amount(current.batch_size)} with {current.steps} steps needs σ = "
-            f"{number_format.round_up(current.noise_multiplier, 5)} and has {ratio:.0%} of the "
+            f"{number_format.round_up(current.noise_multiplier, 5)} and has {_percent(ratio)} of the "
             "recommended run's signal-to-noise.",
             RAISA,
         )
@@ -499,6 +499,11 @@ def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> l
         text = f"Today's choice processes {_amount(used)} examples, above the compute limit."
         found.append(Advice("current-choice-above-limit", True, text))
     return found
+
+
+def _percent(share: float) -> str:
+    """Return a share in per cent, rounded down."""
+    return f"{math.floor(100 * share)} %"
 
 
 def _amount(value: float) -> str:

@@ -146,15 +146,13 @@ class PlanRequest(RelationRequest):
         size, limit = self.dataset_size, self._example_limit()
         most = min(size, limit or size)
         least = -(-limit // COUNT_MAX)  # smaller batches would take too many steps
-        reason = (
-            f"{most}, which is dataset_size" if most == size else f"the {most} examples allowed"
-        )
         found = []
         for name in ("batch_size", "smallest_batch_size", "largest_batch_size"):
             value = getattr(self, name)
             allowed = size if name == "batch_size" else most
+            reason = "which is dataset_size" if allowed == size else "the examples allowed"
             if value is not None and value > allowed:
-                found.append((f"/{name}", f"must be at most {reason}"))
+                found.append((f"/{name}", f"must be at most {allowed}, {reason}"))
             elif value is not None and value < least:
                 found.append((f"/{name}", f"must be at least {least}: {COUNT_MAX:g} steps at most"))
         smallest, largest = self.smallest_batch_size, self.largest_batch_size

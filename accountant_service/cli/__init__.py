@@ -45,6 +45,9 @@ _COMMANDS: Final = {
         "Find the largest sample rate with which a run stays within ε at δ, or a risk.",
     ),
     "compare": _Entry("questions", "Compare the ε of all methods with what is proved."),
+    "plan": _Entry(
+        "plan", "Plan a run: batch size, steps and noise within a budget and a compute limit."
+    ),
     "import": _Entry(
         "import_document",
         "Import a configuration or history of another tool: its mechanism, its cost and a lint.",

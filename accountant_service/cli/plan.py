@@ -1,0 +1,237 @@
+"""The command `accountant plan`: batch size, steps and noise within a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from accountant_service import number_format
+from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.problems import of_error
+from accountant_service.errors import AccountingError
+from accountant_service.guarantee import NeighbouringRelation
+
+Json = dict[str, Any]
+
+_ENDPOINT: Final = "/v1/plan"
+_WIDE: Final = 60  # columns from which the table also has σ/B and epochs
+_MARKS: Final = {"recommended": "▸", "current": "•"}
+_COLOURS: Final = {"warning": "yellow", "note": "dim"}
+
+plan_app = typer.Typer()
+COMMANDS: Final = {"plan": plan_app}
+
+
+@plan_app.command(epilog="Example: accountant plan -E 2 -d 1e-5 -n 60000 -e 20 -b 256")
+def plan(
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", "-E", help="ε of the budget, such as 2.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option("--delta", "-d", help="δ of the budget, such as 1e-5.")
+    ] = None,
+    dataset_size: Annotated[
+        int | None, typer.Option("--dataset-size", "-n", help="Number of records.")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option("--epochs", "-e", help="Compute limit: passes over the data.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Compute limit instead of epochs: batch size times steps.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", "-b", help="Today's choice, to compare with.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", "-t", help="Today's steps; with --batch-size.")
+    ] = None,
+    sampling: Annotated[
+        str | None, typer.Option(help="poisson, balls_in_bins, or both (the default).")
+    ] = None,
+    neighbouring_relation: Annotated[
+        str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
+    ] = None,
+    points: Annotated[
+        int | None, typer.Option(help="Batch sizes for each sampling; 20 by default.")
+    ] = None,
+    smallest_batch_size: Annotated[int | None, typer.Option(help="Smallest batch size.")] = None,
+    largest_batch_size: Annotated[int | None, typer.Option(help="Largest batch size.")] = None,
+    steps_min: Annotated[
+        int | None, typer.Option(help="Fewest steps of a recommended run; 100 by default.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the frontier into this SVG, PNG or PDF file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the API's JSON answer.")] = False,
+) -> None:
+    """Plan a run: batch size, steps and noise within a budget and a compute limit."""
+    body = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "dataset_size": dataset_size,
+        "epochs": epochs,
+        "examples": examples,
+        "batch_size": batch_size,
+        "steps": steps,
+        "sampling": sampling,
+        "neighbouring_relation": neighbouring_relation,
+        "points": points,
+        "smallest_batch_size": smallest_batch_size,
+        "largest_batch_size": largest_batch_size,
+        "steps_min": steps_min,
+    }
+    answer = _answer({name: value for name, value in body.items() if value is not None})
+    if plot is not None:
+        _draw(answer, plot)
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+    else:
+        _print(answer)
+
+
+def _answer(body: Json) -> Json:
+    """Return the API's answer, or print the problem and exit with code 2."""
+    endpoint = ENDPOINTS[_ENDPOINT]
+    try:
+        request = endpoint.request.model_validate(body)
+        return endpoint.answer(request).model_dump(mode="json")
+    except (ValidationError, AccountingError) as error:
+        problem = of_error(error)
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
+    for fault in problem.get("errors") or [{"pointer": "", "message": problem["detail"]}]:
+        option = fault["pointer"].replace("/", "--").replace("_", "-")
+        console.print("  " + escape(f"{option} {fault['message']}".lstrip()))
+    raise typer.Exit(2)
+
+
+def _print(answer: Json) -> None:
+    """Print the recommended run, why, the advice and the frontier."""
+    console = Console(highlight=False)
+    run, claim = answer["recommended"], answer["recommended"]["guarantee"]
+    limit = answer["signal_to_noise_limit"]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    rows = {
+        "batch size": f"[bold]{_count(run['batch_size'])}[/]",
+        "steps": f"[bold]{run['steps']}[/]",
+        "noise multiplier": f"[bold]{run['noise_multiplier']}[/]",
+        "sampling": f"{run['sampling']}, rate {number_format.round_nearest(run['sample_rate'])}",
+        "epochs": number_format.round_nearest(run["epochs"]),
+        "σ/B": f"{number_format.round_up(run['effective_noise'], 4)} × clip norm: noise of an "
+        "averaged gradient",
+        "signal-to-noise": f"{_share(run, limit)} % of that of full batches",
+        "ε": f"{number_format.round_up(claim['epsilon'])} at δ = "
+        f"{number_format.round_up(claim['delta'])}, {claim['status']} by {claim['method']}",
+        "why": escape(answer["reason"]),
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    for advice in answer["advice"]:
+        colour = _COLOURS[advice["severity"]]
+        source = f" [dim]({escape(advice['source'])})[/]" if advice["source"] else ""
+        table.add_row(f"[{colour}]{advice['severity']}[/]", escape(advice["message"]) + source)
+    console.print(table)
+    for sampling in dict.fromkeys(each["sampling"] for each in answer["runs"]):
+        console.print()
+        console.print(_frontier(answer, sampling, wide=console.width >= _WIDE))
+    console.print(
+        f"{_MARKS['recommended']} recommended"
+        + (f"  {_MARKS['current']} today's choice" if answer["current"] else "")
+        + "  signal: B√T/σ, relative to full batches",
+        style="dim",
+    )
+
+
+def _frontier(answer: Json, sampling: str, *, wide: bool) -> Table:
+    """Return the table of one sampling's runs, with the recommended and today's run marked."""
+    limit = answer["signal_to_noise_limit"]
+    table = Table(title=f"{sampling} sampling", title_justify="left", box=None, padding=(0, 1))
+    for column in ("", "batch", "steps", "σ", *(("σ/B", "epochs") if wide else ()), "signal"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for run, mark in _marked_runs(answer, sampling):
+        cells = [mark, _count(run["batch_size"]), str(run["steps"]), str(run["noise_multiplier"])]
+        if wide:
+            cells.append(number_format.round_up(run["effective_noise"], 3))
+            cells.append(number_format.round_nearest(run["epochs"], 4))
+        style = "bold" if mark == _MARKS["recommended"] else None
+        table.add_row(*cells, f"{_share(run, limit)} %", style=style)
+    return table
+
+
+def _marked_runs(answer: Json, sampling: str) -> list[tuple[Json, str]]:
+    """Return the runs of a sampling by increasing batch size, each with its mark."""
+    chosen, current = answer["recommended"], answer["current"]
+    found = [
+        (run, _MARKS["recommended"] if _is_same(run, chosen) else "")
+        for run in answer["runs"]
+        if run["sampling"] == sampling
+    ]
+    if current and current["sampling"] == sampling:
+        found = [each for each in found if not _is_same(each[0], current) or each[1]]
+        found.append((current, _MARKS["current"]))
+    return sorted(found, key=lambda each: float(each[0]["batch_size"]))
+
+
+def _is_same(run: Json, other: Json) -> bool:
+    """Return whether two runs have the same sampling, batch size and steps."""
+    return all(run[name] == other[name] for name in ("sampling", "batch_size", "steps"))
+
+
+def _count(value: float) -> str:
+    """Return a number of records, rounded to a whole number."""
+    return str(round(value))
+
+
+def _share(run: Json, limit: float) -> str:
+    """Return a run's signal-to-noise in per cent of the limit, rounded down."""
+    return number_format.round_down(100 * run["signal_to_noise"] / limit, 2)
+
+
+def _draw(answer: Json, file: Path) -> None:
+    """Draw the signal-to-noise at each batch size into a file."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise typer.BadParameter(
+            "needs matplotlib: pip install 'privacy-accountant[plots]'", param_hint="--plot"
+        ) from None
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "accountant"  # makes the files reproducible
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    for sampling, style in (("poisson", "-"), ("balls_in_bins", "--")):
+        runs = [each for each in answer["runs"] if each["sampling"] == sampling]
+        if runs:
+            label = sampling.replace("_", " ")
+            axes.plot(*_curve(answer, runs), style, linewidth=2, label=label)
+    for name, marker in (("recommended", "o"), ("current", "s")):
+        if answer[name]:
+            label = "today's choice" if name == "current" else name
+            axes.plot(*_curve(answer, [answer[name]]), marker, markersize=8, label=label)
+    axes.set_xscale("log")
+    axes.set(xlabel="batch size", ylabel="signal-to-noise, % of full batches", ylim=(0, 105))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot be written: {error}", param_hint="--plot") from None
+    finally:
+        plt.close(figure)
+
+
+def _curve(answer: Json, runs: list[Json]) -> tuple[list[float], list[float]]:
+    """Return batch sizes, and signal-to-noise in per cent of the limit."""
+    limit = answer["signal_to_noise_limit"]
+    shares = [100 * run["signal_to_noise"] / limit for run in runs]
+    return [run["batch_size"] for run in runs], shares

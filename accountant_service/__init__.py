@@ -1,3 +1,54 @@
-"""A standalone privacy accounting service: see README.md and docs/."""
+"""Privacy accounting for differentially private training: functions, and a service.
+
+```python
+from accountant_service import epsilon, noise_multiplier
+
+epsilon(delta=1e-5, noise_multiplier=1.1, dataset_size=60000, batch_size=600, epochs=10).epsilon
+noise_multiplier(epsilon=2, delta=1e-5, dataset_size=60000, batch_size=600, epochs=10)
+```
+
+The functions take the options of the command line as keyword arguments. Importing the package is
+quick: NumPy and all else is imported when a function is first used. See README.md and docs/.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = [
+    "__version__",
+    "compare",
+    "delta",
+    "epsilon",
+    "noise_multiplier",
+    "plan",
+    "sample_rate",
+    "steps",
+]
+
+if TYPE_CHECKING:
+    from accountant_service.functions import (
+        compare,
+        delta,
+        epsilon,
+        noise_multiplier,
+        plan,
+        sample_rate,
+        steps,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function of the package, importing it when it is first used (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.functions"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the names in the package, with those that are not imported yet."""
+    return sorted({*globals(), *__all__})

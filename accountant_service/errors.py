@@ -9,6 +9,8 @@ CodedError                     any failure with a stable code and an HTTP status
 │   ├── UnreachableTargetError     no allowed parameter reaches the target
 │   └── BoundsContradictError      two proved bounds contradict each other
 └── LedgerError                the ledger refuses a request: see `accountant_service.ledger.errors`
+
+InvalidArgumentError           an argument of a function of the package, not of a request
 """
 
 from __future__ import annotations
@@ -96,3 +98,19 @@ class BoundsContradictError(
     AccountingError, code="bounds-contradict", title="Two proved bounds contradict each other"
 ):
     """Two proved bounds of one number contradict each other: a defect of this service."""
+
+
+class InvalidArgumentError(ValueError):
+    """An argument of a function of the package is missing, unknown or out of range.
+
+    Attributes:
+        faults: pairs of an argument's name and what is wrong with it.
+    """
+
+    def __init__(self, *faults: tuple[str, str]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(f"{name} {message}".lstrip() for name, message in faults))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the faults, from which the message is made."""
+        return type(self), self.faults

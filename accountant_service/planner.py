@@ -383,10 +383,11 @@ def _explain(goal: Goal, frontier: Sequence[PlannedRun], chosen: PlannedRun) -> 
             f"this is the smallest batch with {_percent(SHARE)} of the best signal-to-noise."
         )
     share = chosen.signal_to_noise / best.signal_to_noise
+    enough = f"{_percent(SHARE)} of the best signal-to-noise"
     text = (
-        f"A batch of {_amount(chosen.batch_size)} is the smallest that reaches {_percent(SHARE)} of the "
-        f"best signal-to-noise within the compute limit, among runs of at least {goal.steps_min} "
-        f"steps: it has {_percent(share)} of it. "
+        f"A batch of {_amount(chosen.batch_size)} is the smallest that reaches {enough} within "
+        f"the compute limit, among runs of at least {goal.steps_min} steps: it has "
+        f"{_percent(share)} of it. "
     )
     if chosen.steps < _MORE_STEPS * best.steps:
         return text + "Larger batches would have less noise, but allow too few steps."
@@ -465,18 +466,15 @@ def _advise_on_budget(goal: Goal, chosen: PlannedRun) -> list[Advice]:
 def _advise_on_epochs(chosen: PlannedRun, limit: float) -> list[Advice]:
     """Return a note on whether more epochs would reduce the noise."""
     share = chosen.signal_to_noise / limit
+    text = (
+        f"The recommended run has {_percent(share)} of the signal-to-noise that any number of "
+        "full batches would have within this budget: "
+    )
     if share >= _NEAR_LIMIT:
-        text = (
-            f"The recommended run has {_percent(share)} of the signal-to-noise that any number of full "
-            "batches would have within this budget: more epochs hardly reduce the noise."
-        )
+        text += "more epochs hardly reduce the noise."
         return [Advice("more-epochs-gain-little", False, text, MCKENNA)]
     if share < _FAR_FROM_LIMIT:
-        text = (
-            f"The recommended run has {_percent(share)} of the signal-to-noise that any number of full "
-            "batches would have within this budget: more epochs, with larger batches, would "
-            "reduce the noise."
-        )
+        text += "more epochs, with larger batches, would reduce the noise."
         return [Advice("more-epochs-help", False, text, DE)]
     return []
 
@@ -484,16 +482,12 @@ def _advise_on_epochs(chosen: PlannedRun, limit: float) -> list[Advice]:
 def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> list[Advice]:
     """Return warnings about today's choice, and how it compares with the recommended run."""
     ratio = current.signal_to_noise / chosen.signal_to_noise
-    found = [
-        Advice(
-            "current-choice",
-            ratio < _WASTEFUL,
-            f"Today's batch of {_amount(current.batch_size)} with {current.steps} steps needs σ = "
-            f"{number_format.round_up(current.noise_multiplier, 5)} and has {_percent(ratio)} of the "
-            "recommended run's signal-to-noise.",
-            RAISA,
-        )
-    ]
+    sigma = number_format.round_up(current.noise_multiplier, 5)
+    text = (
+        f"Today's batch of {_amount(current.batch_size)} with {current.steps} steps needs σ = "
+        f"{sigma} and has {_percent(ratio)} of the recommended run's signal-to-noise."
+    )
+    found = [Advice("current-choice", ratio < _WASTEFUL, text, RAISA)]
     used = current.batch_size * current.steps
     if used > goal.examples * (1 + 1e-9):
         text = f"Today's choice processes {_amount(used)} examples, above the compute limit."

@@ -1,0 +1,431 @@
+"""The functions of the package: `from accountant_service import epsilon, noise_multiplier, …`.
+
+They take the options of the command line as keyword arguments, check them with the models of the
+API, and return dataclasses. Importing the package does not import this module: the first use does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from accountant_service import calculator, planner, solver
+from accountant_service.api import plan_schemas, problems, schemas
+from accountant_service.calculator import Comparison
+from accountant_service.errors import InvalidArgumentError
+from accountant_service.guarantee import Guarantee, Interval
+from accountant_service.planner import Plan
+
+_RUN: Final = (
+    "noise_multiplier",
+    "sample_rate",
+    "steps",
+    "dataset_size",
+    "batch_size",
+    "epochs",
+    "sampling",
+)
+
+Model = TypeVar("Model", bound=BaseModel)
+Mechanism = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedNoiseMultiplier:
+    """The least noise multiplier that meets a target.
+
+    Attributes:
+        noise_multiplier: σ, rounded up.
+        guarantee: the guarantee at that noise multiplier.
+        risk: proved bounds of the risk, if the target is a risk.
+    """
+
+    noise_multiplier: float
+    guarantee: Guarantee
+    risk: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedSteps:
+    """The largest number of steps that meets a target.
+
+    Attributes:
+        steps: the number of steps.
+        guarantee: the guarantee after these steps.
+        next: the guarantee after one step more, which is not proved to meet the target.
+        undecided: how far the true ε, or risk, of one step more may be from the target, if its
+            proved interval contains the target; None if one step more is proved to miss it.
+        risk: proved bounds of the risk, if the target is a risk.
+    """
+
+    steps: int
+    guarantee: Guarantee
+    next: Guarantee
+    undecided: float | None = None
+    risk: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedSampleRate:
+    """The largest sample rate that meets a target.
+
+    Attributes:
+        sample_rate: q, rounded down.
+        guarantee: the guarantee at that sample rate.
+        risk: proved bounds of the risk, if the target is a risk.
+    """
+
+    sample_rate: float
+    guarantee: Guarantee
+    risk: Interval | None = None
+
+
+def epsilon(
+    *,
+    delta: float,
+    noise_multiplier: float | None = None,
+    sample_rate: float | None = None,
+    steps: int | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    sampling: str | None = None,
+    mechanism: Mechanism | None = None,
+    method: str | None = None,
+    neighbouring_relation: str | None = None,
+    tolerance: float | None = None,
+) -> Guarantee:
+    """Return the guarantee of a run, or of any mechanism, at δ: its ε comes first.
+
+    Args:
+        delta: δ, from 1e-50 to below 1.
+        noise_multiplier: σ: standard deviation of the noise over the clipping norm.
+        sample_rate: q: expected batch size over dataset size; or `dataset_size` and `batch_size`.
+        steps: number of steps; or `epochs`, with `dataset_size` and `batch_size`.
+        dataset_size: number of records.
+        batch_size: expected number of records in a batch.
+        epochs: passes over the dataset.
+        sampling: "poisson" (default), "fixed_size", "balls_in_bins", "shuffled" or "none".
+        mechanism: any mechanism as JSON, instead of a run.
+        method: the accounting method; "pld" by default.
+        neighbouring_relation: "add_or_remove_one" (default), "replace_one" or "zero_out_one".
+        tolerance: largest relative width of the proved interval; any by default.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range; the message names it.
+        AccountingError: the question has no answer, such as no finite ε.
+    """
+    asked = _read_mechanism_request(schemas.EpsilonRequest, locals())
+    return calculator.epsilon(
+        asked.mechanism, asked.delta, asked.method, asked.neighbouring_relation, asked.tolerance
+    )
+
+
+def delta(
+    *,
+    epsilon: float,
+    noise_multiplier: float | None = None,
+    sample_rate: float | None = None,
+    steps: int | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    sampling: str | None = None,
+    mechanism: Mechanism | None = None,
+    method: str | None = None,
+    neighbouring_relation: str | None = None,
+    tolerance: float | None = None,
+) -> Guarantee:
+    """Return the guarantee of a run, or of any mechanism, at ε: its δ is computed.
+
+    Args:
+        epsilon: ε, from 0 to 1e6.
+        noise_multiplier: as for `epsilon`.
+        sample_rate: as for `epsilon`.
+        steps: as for `epsilon`.
+        dataset_size: as for `epsilon`.
+        batch_size: as for `epsilon`.
+        epochs: as for `epsilon`.
+        sampling: as for `epsilon`.
+        mechanism: as for `epsilon`.
+        method: as for `epsilon`.
+        neighbouring_relation: as for `epsilon`.
+        tolerance: as for `epsilon`.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range; the message names it.
+        AccountingError: the question has no answer.
+    """
+    asked = _read_mechanism_request(schemas.DeltaRequest, locals())
+    return calculator.delta(
+        asked.mechanism, asked.epsilon, asked.method, asked.neighbouring_relation, asked.tolerance
+    )
+
+
+def compare(
+    *,
+    delta: float,
+    noise_multiplier: float | None = None,
+    sample_rate: float | None = None,
+    steps: int | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    sampling: str | None = None,
+    mechanism: Mechanism | None = None,
+    methods: Sequence[str] | None = None,
+    neighbouring_relation: str | None = None,
+    tolerance: float | None = None,
+) -> Comparison:
+    """Return the ε of several methods at δ, each checked against the proved interval.
+
+    Args:
+        delta: as for `epsilon`.
+        noise_multiplier: as for `epsilon`.
+        sample_rate: as for `epsilon`.
+        steps: as for `epsilon`.
+        dataset_size: as for `epsilon`.
+        batch_size: as for `epsilon`.
+        epochs: as for `epsilon`.
+        sampling: as for `epsilon`.
+        mechanism: as for `epsilon`.
+        methods: names of methods; all by default.
+        neighbouring_relation: as for `epsilon`.
+        tolerance: as for `epsilon`.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range; the message names it.
+        AccountingError: the tolerance is not reached.
+    """
+    given = locals()
+    if methods is not None:
+        given["methods"] = list(methods)
+    asked = _read_mechanism_request(schemas.CompareRequest, given)
+    return calculator.compare(
+        asked.mechanism, asked.delta, asked.methods, asked.neighbouring_relation, asked.tolerance
+    )
+
+
+def noise_multiplier(
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    sample_rate: float | None = None,
+    steps: int | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    sampling: str | None = None,
+    method: str | None = None,
+    neighbouring_relation: str | None = None,
+    advantage: float | None = None,
+    attack_success: float | None = None,
+    prior: float | None = None,
+    true_positive_rate: float | None = None,
+    false_positive_rate: float | None = None,
+    mu: float | None = None,
+) -> SolvedNoiseMultiplier:
+    """Return the least noise multiplier with which a run stays within ε at δ, or a risk.
+
+    Args:
+        epsilon: the target ε, with `delta`.
+        delta: δ of the target; with `mu`, the slack allowed.
+        sample_rate: as for `epsilon`.
+        steps: as for `epsilon`.
+        dataset_size: as for `epsilon`.
+        batch_size: as for `epsilon`.
+        epochs: as for `epsilon`.
+        sampling: as for `epsilon`.
+        method: as for `epsilon`.
+        neighbouring_relation: as for `epsilon`.
+        advantage: largest membership advantage, instead of ε.
+        attack_success: largest probability of guessing membership, instead of ε.
+        prior: with `attack_success`: probability of membership; 0.5 by default.
+        true_positive_rate: largest rate, with `false_positive_rate`, instead of ε.
+        false_positive_rate: with `true_positive_rate`.
+        mu: μ of Gaussian DP, instead of ε.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range; the message names it.
+        AccountingError: no noise multiplier reaches the target.
+    """
+    asked = _read(schemas.NoiseMultiplierRequest, locals())
+    found = solver.noise_multiplier(asked.run(), asked.target())
+    return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
+
+
+def steps(
+    *,
+    noise_multiplier: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    sample_rate: float | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    sampling: str | None = None,
+    method: str | None = None,
+    neighbouring_relation: str | None = None,
+    advantage: float | None = None,
+    attack_success: float | None = None,
+    prior: float | None = None,
+    true_positive_rate: float | None = None,
+    false_positive_rate: float | None = None,
+    mu: float | None = None,
+) -> SolvedSteps:
+    """Return the largest number of steps with which a run stays within ε at δ, or a risk.
+
+    Args:
+        noise_multiplier: as for `epsilon`.
+        epsilon: as for `noise_multiplier`.
+        delta: as for `noise_multiplier`.
+        sample_rate: as for `epsilon`.
+        dataset_size: as for `epsilon`.
+        batch_size: as for `epsilon`.
+        sampling: as for `epsilon`.
+        method: as for `epsilon`.
+        neighbouring_relation: as for `epsilon`.
+        advantage: as for `noise_multiplier`.
+        attack_success: as for `noise_multiplier`.
+        prior: as for `noise_multiplier`.
+        true_positive_rate: as for `noise_multiplier`.
+        false_positive_rate: as for `noise_multiplier`.
+        mu: as for `noise_multiplier`.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range; the message names it.
+        AccountingError: every number of steps meets the target.
+    """
+    asked = _read(schemas.StepsRequest, locals())
+    found = solver.steps(asked.run(), asked.target())
+    assert found.next is not None
+    return SolvedSteps(int(found.value), found.guarantee, found.next, found.undecided, found.risk)
+
+
+def sample_rate(
+    *,
+    noise_multiplier: float,
+    steps: int,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    method: str | None = None,
+    neighbouring_relation: str | None = None,
+    advantage: float | None = None,
+    attack_success: float | None = None,
+    prior: float | None = None,
+    true_positive_rate: float | None = None,
+    false_positive_rate: float | None = None,
+    mu: float | None = None,
+) -> SolvedSampleRate:
+    """Return the largest Poisson sample rate with which a run stays within ε at δ, or a risk.
+
+    Args:
+        noise_multiplier: as for `epsilon`.
+        steps: number of steps.
+        epsilon: as for `noise_multiplier`.
+        delta: as for `noise_multiplier`.
+        method: as for `epsilon`.
+        neighbouring_relation: as for `epsilon`.
+        advantage: as for `noise_multiplier`.
+        attack_success: as for `noise_multiplier`.
+        prior: as for `noise_multiplier`.
+        true_positive_rate: as for `noise_multiplier`.
+        false_positive_rate: as for `noise_multiplier`.
+        mu: as for `noise_multiplier`.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range; the message names it.
+        AccountingError: no sample rate reaches the target.
+    """
+    asked = _read(schemas.SampleRateRequest, locals())
+    found = solver.sample_rate(asked.run(), asked.target())
+    return SolvedSampleRate(found.value, found.guarantee, found.risk)
+
+
+def plan(
+    *,
+    epsilon: float,
+    delta: float,
+    dataset_size: int,
+    epochs: float | None = None,
+    examples: int | None = None,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    sampling: str | None = None,
+    neighbouring_relation: str | None = None,
+    points: int | None = None,
+    smallest_batch_size: int | None = None,
+    largest_batch_size: int | None = None,
+    steps_min: int | None = None,
+) -> Plan:
+    """Return batch sizes, steps and noise within a budget and a compute limit, with advice.
+
+    Args:
+        epsilon: ε of the budget, above 0.
+        delta: δ of the budget.
+        dataset_size: number of records.
+        epochs: the compute limit: passes over the dataset.
+        examples: the compute limit instead of epochs: batch size times steps.
+        batch_size: today's choice, to compare with.
+        steps: today's number of steps; as many as the limit allows by default.
+        sampling: "poisson", "balls_in_bins" or "both" (default).
+        neighbouring_relation: as for `epsilon`.
+        points: batch sizes for each sampling; 20 by default.
+        smallest_batch_size: chosen by default.
+        largest_batch_size: chosen by default.
+        steps_min: fewest steps of a recommended run; 100 by default.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range; the message names it.
+        AccountingError: no noise multiplier reaches the budget.
+    """
+    asked = _read(plan_schemas.PlanRequest, locals())
+    return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
+
+
+def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) -> Model:
+    """Return the request about a run, or about the mechanism that was given instead.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range.
+    """
+    given = _without_none(arguments)
+    run = {name: given.pop(name) for name in _RUN if name in given}
+    if "mechanism" not in given:
+        given["mechanism"] = {"kind": "dp_sgd"} | run
+        return _read(model, given, is_run=True)
+    if run:
+        raise InvalidArgumentError((next(iter(run)), "must be left out if mechanism is given"))
+    return _read(model, given)
+
+
+def _read(model: type[Model], arguments: Mapping[str, Any], *, is_run: bool = False) -> Model:
+    """Return the request with these arguments.
+
+    Args:
+        model: the request's model.
+        arguments: by name; None counts as missing.
+        is_run: True if the mechanism was made of arguments.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range.
+    """
+    try:
+        return model.model_validate(_without_none(arguments))
+    except ValidationError as error:
+        faults = problems.of_error(error)["errors"]
+    prefix = "/mechanism/" if is_run else "/"
+    raise InvalidArgumentError(
+        *((fault["pointer"].removeprefix(prefix).strip("/"), fault["message"]) for fault in faults)
+    )
+
+
+def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are given, with scalars of NumPy as numbers of Python."""
+    return {
+        name: value.item() if hasattr(value, "item") else value
+        for name, value in arguments.items()
+        if value is not None
+    }

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NoReturn
 
+from training_client.answers import Guarantee
 from training_client.client import (
     ADD_OR_REMOVE_ONE,
     PLD,
     AccountingService,
-    Guarantee,
     Json,
     Reservation,
 )

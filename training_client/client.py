@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, Unpack
 from urllib.parse import quote
 
 import httpx
 
+from training_client.answers import BudgetPlan, Comparison, Guarantee, RunArguments
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
@@ -39,48 +40,6 @@ _PROVEN: Final = "proven"
 _ESTIMATE: Final = "estimate"  # one of the method's hypotheses does not hold
 
 Json = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Guarantee:
-    """An (ε, δ) guarantee computed by the service, and how far it can be trusted.
-
-    Attributes:
-        epsilon: ε, rounded up; ≥ 0.
-        delta: δ, in [0, 1].
-        method: the accounting method.
-        status: "proven" or, from some methods, "estimate".
-        document: the service's whole answer.
-    """
-
-    epsilon: float
-    delta: float
-    method: str
-    status: str
-    document: Json
-
-    @classmethod
-    def from_json(cls, document: Any) -> Guarantee:
-        """Parse a guarantee from a response's JSON.
-
-        Raises:
-            ServiceConfusedError: a field is missing or out of range.
-        """
-        try:
-            found = cls(
-                float(document["epsilon"]),
-                float(document["delta"]),
-                str(document["method"]),
-                str(document["status"]),
-                document,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServiceConfusedError(f"the answer is not a guarantee: {error!r}") from None
-        if not (math.isfinite(found.epsilon) and found.epsilon >= 0 and 0 <= found.delta <= 1):
-            raise ServiceConfusedError(
-                f"the answer is not a guarantee: ε = {found.epsilon}, δ = {found.delta}"
-            )
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +109,10 @@ class AccountingService:
     Example:
         ```python
         with AccountingService("http://127.0.0.1:8000") as service:
-            run = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
-            print(service.epsilon(run, delta=1e-5).epsilon)
+            found = service.epsilon(
+                delta=1e-5, noise_multiplier=1.1, dataset_size=60000, batch_size=600, epochs=10
+            )
+            print(found.epsilon)
         ```
 
     Every call may raise `ServiceUnreachableError` (no answer in time), `ServiceRefusedError` (the
@@ -226,41 +187,97 @@ class AccountingService:
 
     def epsilon(
         self,
-        mechanism: Json,
-        delta: float,
+        mechanism: Json | None = None,
+        delta: float | None = None,
         method: str = PLD,
-        relation: str = ADD_OR_REMOVE_ONE,
+        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
+        **run: Unpack[RunArguments],
     ) -> Guarantee:
-        """Return a mechanism's guarantee at δ.
+        """Return the guarantee at δ of a run, or of any mechanism.
 
         Args:
-            mechanism: the mechanism, as JSON.
-            delta: δ, in (0, 1); the answer's δ does not exceed it.
+            mechanism: any mechanism, as JSON; without it, `run` describes a run.
+            delta: δ, in (0, 1), required; the answer's δ does not exceed it.
             method: the accounting method. The default proves its guarantees; other methods may
                 return one whose status is "estimate".
-            relation: the neighbouring relation.
+            neighbouring_relation: the neighbouring relation.
+            run: the arguments of a run, such as `noise_multiplier`; see `RunArguments`.
 
         Raises:
             ServiceConfusedError: the answer is for another δ or method, or is not proven though
                 the method proves its guarantees.
         """
+        delta = _require(delta, "delta")
+        described = _mechanism_of(mechanism, run)
         body = {
-            "mechanism": mechanism,
+            "mechanism": described,
             "delta": delta,
             "method": method,
-            "neighbouring_relation": relation,
+            "neighbouring_relation": neighbouring_relation,
         }
-        found = Guarantee.from_json(self._request("/v1/epsilon", body))
-        if found.delta > delta or found.method != method:
+        found = self._trusted(Guarantee.from_json(self._request("/v1/epsilon", body)), method)
+        if found.delta > delta:
             raise ServiceConfusedError(
-                f"asked for δ = {delta:g} by {method}, but the answer is for δ = {found.delta:g} "
-                f"by {found.method}"
+                f"asked for δ = {delta:g}, but the answer is for δ = {found.delta:g}"
             )
-        if found.status not in ({_PROVEN} if method == PLD else {_PROVEN, _ESTIMATE}):
+        return replace(found, document={**found.document, "mechanism": described})
+
+    def delta(
+        self,
+        mechanism: Json | None = None,
+        epsilon: float | None = None,
+        method: str = PLD,
+        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
+        **run: Unpack[RunArguments],
+    ) -> Guarantee:
+        """Return the guarantee at ε of a run, or of any mechanism.
+
+        Args:
+            mechanism: any mechanism, as JSON; without it, `run` describes a run.
+            epsilon: ε ≥ 0, required; the answer's ε does not exceed it.
+            method: the accounting method.
+            neighbouring_relation: the neighbouring relation.
+            run: the arguments of a run, such as `noise_multiplier`; see `RunArguments`.
+
+        Raises:
+            ServiceConfusedError: the answer is for another ε or method, or is not proven though
+                the method proves its guarantees.
+        """
+        epsilon = _require(epsilon, "epsilon")
+        body = {
+            "mechanism": _mechanism_of(mechanism, run),
+            "epsilon": epsilon,
+            "method": method,
+            "neighbouring_relation": neighbouring_relation,
+        }
+        found = self._trusted(Guarantee.from_json(self._request("/v1/delta", body)), method)
+        if found.epsilon > epsilon:
             raise ServiceConfusedError(
-                f"the guarantee by {method} has status {found.status!r} and cannot be used"
+                f"asked for ε = {epsilon:g}, but the answer is for ε = {found.epsilon:g}"
             )
-        return replace(found, document={**found.document, "mechanism": mechanism})
+        return found
+
+    def compare(
+        self,
+        mechanism: Json | None = None,
+        delta: float | None = None,
+        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
+        **run: Unpack[RunArguments],
+    ) -> Comparison:
+        """Return the ε of every accounting method at δ, and the proved interval.
+
+        Args:
+            mechanism: any mechanism, as JSON; without it, `run` describes a run.
+            delta: δ, in (0, 1), required.
+            neighbouring_relation: the neighbouring relation.
+            run: the arguments of a run, such as `noise_multiplier`; see `RunArguments`.
+        """
+        body = {
+            "mechanism": _mechanism_of(mechanism, run),
+            "delta": _require(delta, "delta"),
+            "neighbouring_relation": neighbouring_relation,
+        }
+        return Comparison.from_json(self._request("/v1/compare", body))
 
     def curve(self, run: Json, delta: float, points: int) -> list[tuple[int, float]]:
         """Return (steps, ε) pairs along a run.
@@ -281,54 +298,114 @@ class AccountingService:
     def noise_multiplier(
         self,
         *,
-        sample_rate: float,
-        steps: int,
         epsilon: float,
         delta: float,
         method: str = PLD,
-        sampling: str = "poisson",
+        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
+        **run: Unpack[RunArguments],
     ) -> float:
         """Return the smallest noise multiplier with which a run satisfies (ε, δ).
 
         Args:
-            sample_rate: q, in (0, 1].
-            steps: the number of steps of the run; whole epochs with balls-in-bins sampling.
             epsilon: the largest ε allowed.
             delta: the largest δ allowed.
             method: the accounting method.
-            sampling: "poisson" or "balls_in_bins".
+            neighbouring_relation: the neighbouring relation.
+            run: the run without its noise: `sample_rate` and `steps`, or `dataset_size`,
+                `batch_size` and `epochs`; whole epochs with balls-in-bins sampling.
 
         Raises:
             ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
         """
-        known: dict[str, float | str] = {"sample_rate": sample_rate, "steps": steps}
-        if sampling != "poisson":  # the default, which older services need not be told
-            known["sampling"] = sampling
-        return self._solve("noise-multiplier", "noise_multiplier", known, epsilon, delta, method)
+        target = _target(epsilon, delta, method, neighbouring_relation)
+        return self._solve("noise_multiplier", run, target)
 
     def steps(
         self,
         *,
-        noise_multiplier: float,
-        sample_rate: float,
         epsilon: float,
         delta: float,
         method: str = PLD,
+        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
+        **run: Unpack[RunArguments],
     ) -> int:
-        """Return the largest number of steps for which a Poisson-sampled run satisfies (ε, δ).
+        """Return the largest number of steps for which a run satisfies (ε, δ).
 
         Args:
-            noise_multiplier: σ > 0.
-            sample_rate: q, in (0, 1].
             epsilon: the largest ε allowed.
             delta: the largest δ allowed.
             method: the accounting method.
+            neighbouring_relation: the neighbouring relation.
+            run: the run without its steps: `noise_multiplier`, and `sample_rate` or `dataset_size`
+                and `batch_size`.
 
         Raises:
             ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
         """
-        known = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
-        return int(self._solve("steps", "steps", known, epsilon, delta, method))
+        target = _target(epsilon, delta, method, neighbouring_relation)
+        return int(self._solve("steps", run, target))
+
+    def sample_rate(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        method: str = PLD,
+        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
+        **run: Unpack[RunArguments],
+    ) -> float:
+        """Return the largest sample rate for which a Poisson-sampled run satisfies (ε, δ).
+
+        Args:
+            epsilon: the largest ε allowed.
+            delta: the largest δ allowed.
+            method: the accounting method.
+            neighbouring_relation: the neighbouring relation.
+            run: the run without its rate: `noise_multiplier` and `steps`.
+
+        Raises:
+            ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
+        """
+        target = _target(epsilon, delta, method, neighbouring_relation)
+        return self._solve("sample_rate", run, target)
+
+    def plan(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        dataset_size: int,
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        sampling: Literal["poisson", "balls_in_bins", "both"] = "both",
+        **options: Any,
+    ) -> BudgetPlan:
+        """Return batch sizes, steps and noise within a budget, with a recommended run.
+
+        Args:
+            epsilon: ε of the budget.
+            delta: δ of the budget.
+            dataset_size: number of records.
+            epochs: the compute limit: passes over the dataset; or the option `examples`.
+            batch_size: today's choice, to compare with.
+            steps: today's number of steps.
+            sampling: how batches may be drawn.
+            options: other fields of `POST /v1/plan`, such as `examples` or `points`.
+
+        Raises:
+            ServiceConfusedError: a run's ε exceeds that of the budget.
+        """
+        given = {"epochs": epochs, "batch_size": batch_size, "steps": steps}
+        body = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "dataset_size": dataset_size,
+            "sampling": sampling,
+            **{name: value for name, value in given.items() if value is not None},
+            **options,
+        }
+        return BudgetPlan.from_json(self._request("/v1/plan", body), epsilon)
 
     def quote(self, dataset: str, mechanism: Json) -> Quote:
         """Return whether a run fits a dataset's remaining budget, and which run would fit.
@@ -432,14 +509,27 @@ class AccountingService:
         """Return the signed certificate of an ended run, which may be published."""
         return self._request(f"{_reservation_path(reservation.identifier)}/certificate")
 
-    def _solve(
-        self, path: str, unknown: str, known: Json, epsilon: float, delta: float, method: str
-    ) -> float:
+    def _solve(self, unknown: str, run: RunArguments, target: Json) -> float:
         """Ask the service for one unknown parameter of a run, such as its noise multiplier."""
-        body = {**known, "epsilon": epsilon, "delta": delta, "method": method}
-        answer = self._request(f"/v1/{path}", body)
-        _require_within_target(Guarantee.from_json(answer.get("guarantee")), epsilon, delta)
+        answer = self._request(f"/v1/{unknown.replace('_', '-')}", {**run, **target})
+        found = Guarantee.from_json(answer.get("guarantee"))
+        _require_within_target(found, target["epsilon"], target["delta"])
         return _finite_number(answer, unknown)
+
+    @staticmethod
+    def _trusted(found: Guarantee, method: str) -> Guarantee:
+        """Return a guarantee that is by the method asked for and that can be used.
+
+        Raises:
+            ServiceConfusedError: it is by another method, or its status forbids its use.
+        """
+        if found.method != method:
+            raise ServiceConfusedError(f"asked for {method}, but the answer is by {found.method}")
+        if found.status not in ({_PROVEN} if method == PLD else {_PROVEN, _ESTIMATE}):
+            raise ServiceConfusedError(
+                f"the guarantee by {method} has status {found.status!r} and cannot be used"
+            )
+        return found
 
     def _change_state(
         self,
@@ -580,6 +670,38 @@ def _finite_number(answer: Json, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ServiceConfusedError(f"the answer's {name} is not a finite number: {value!r}")
     return value
+
+
+def _require(value: float | None, name: str) -> float:
+    """Return an argument that must be given.
+
+    Raises:
+        DataError: it is missing.
+    """
+    if value is None:
+        raise DataError(f"{name} is required")
+    return value
+
+
+def _mechanism_of(mechanism: Json | None, run: RunArguments) -> Json:
+    """Return the mechanism that was given, or a DP-SGD run with these arguments.
+
+    Raises:
+        DataError: both were given.
+    """
+    if mechanism is None:
+        return {"kind": "dp_sgd", **run}
+    if run:
+        raise DataError(f"{next(iter(run))} must be left out if a mechanism is given")
+    return mechanism
+
+
+def _target(epsilon: float, delta: float, method: str, relation: str) -> Json:
+    """Return the fields of a target; the default relation is left out, for older services."""
+    fields: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "method": method}
+    if relation != ADD_OR_REMOVE_ONE:
+        fields["neighbouring_relation"] = relation
+    return fields
 
 
 def _require_within_target(guarantee: Guarantee, epsilon: float, delta: float) -> None:

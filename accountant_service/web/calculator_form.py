@@ -146,7 +146,7 @@ def read_form(query: Mapping[str, str]) -> CalculatorForm:
     problems: dict[str, str] = {}
     for name in _fields_in_use(texts):
         try:
-            values[name] = _parse_number(texts[name], name in _WHOLE)
+            values[name] = parse_number(texts[name], name in _WHOLE)
         except ValueError as error:
             problems[name] = problem_sentence(name, str(error))
     if texts["length"] == "epochs" and texts["batches"] == "rate":
@@ -161,7 +161,7 @@ def _fields_in_use(texts: Mapping[str, str]) -> list[str]:
     return [name for name in FIELDS if name not in unused]
 
 
-def _parse_number(text: str, whole: bool) -> float:
+def parse_number(text: str, whole: bool) -> float:
     """Parse a typed number for the API.
 
     Raises:

@@ -15,7 +15,13 @@ from starlette.responses import RedirectResponse, Response
 from accountant_service.api import problems
 from accountant_service.errors import CodedError
 from accountant_service.ledger.errors import UnauthenticatedError
-from accountant_service.web import account_pages, calculator_page, ledger_pages, reference_page
+from accountant_service.web import (
+    account_pages,
+    calculator_page,
+    ledger_pages,
+    plan_page,
+    reference_page,
+)
 from accountant_service.web.rendering import Assets, render_page
 from accountant_service.web.session_checks import optional_session, sign_in_path
 from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
@@ -31,7 +37,7 @@ _NO_PAGE_DETAIL: Final = "there is no page at this address"
 def install(app: FastAPI) -> None:
     """Add the web pages to an application, and show failures to browsers as pages."""
     app.state.sessions = Sessions(app.state.repository, app.state.keys)
-    for each in (calculator_page, account_pages, ledger_pages, reference_page):
+    for each in (calculator_page, plan_page, account_pages, ledger_pages, reference_page):
         app.include_router(each.router)
     app.mount("/static", GZipMiddleware(Assets()), "static")
     for kind in _FAILURES:

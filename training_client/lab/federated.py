@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from training_client.answers import Guarantee
 from training_client.budget import Allowance
-from training_client.client import Guarantee
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.private_step import Loss, Transform
 from training_client.private_step.private_sum import PrivateSum

@@ -2,7 +2,8 @@
 "use strict";
 
 const DIGITS = 6; // as in the table that a plot is drawn from: a bound is not rounded once more
-const HEIGHT = 260;
+const HEIGHT = 280;
+const AXIS_FONT = "13px system-ui, sans-serif";
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -29,7 +30,13 @@ function axis(more) {
 function lineOf(label, at, stepped) {
   const stroke = colour(["accent", "second", "third"][at % 3]);
   const paths = stepped ? uPlot.paths.stepped({ align: 1 }) : undefined;
-  return { label, stroke, width: 2, paths, points: { show: false }, dash: at === 2 ? [4, 4] : [] };
+  return { label, stroke, width: 2, paths, spanGaps: true, points: { show: false }, dash: at === 2 ? [4, 4] : [] };
+}
+
+// A column of single points, such as the recommended run: a marker in place of a line.
+function marksOf(label, at) {
+  const stroke = colour(["accent", "second", "third", "bad"][at % 4]);
+  return { label, stroke, paths: () => null, points: { show: true, size: 13, width: 2.5, fill: colour("paper") } };
 }
 
 function limitLine(limit) {
@@ -43,10 +50,13 @@ const AXES = {
 };
 
 function optionsOf(figure, labels, width) {
-  const { x = "plain", steps, limit } = figure.dataset;
+  const { x = "plain", steps, limit, yTitle } = figure.dataset;
+  const marked = Number(figure.dataset.marks ?? labels.length);
   const value = (_, found) => short(found);
   const moment = (_, found) => (found == null ? "–" : clock(found, 0));
-  const lines = labels.slice(1).map((label, at) => ({ ...lineOf(label, at, steps), value }));
+  const series = (label, at) => (at + 1 < marked ? lineOf(label, at, steps) : marksOf(label, at));
+  const lines = labels.slice(1).map((label, at) => ({ ...series(label, at), value }));
+  const titled = (label) => (label ? { label, labelSize: 22, labelFont: AXIS_FONT } : {});
   return {
     width,
     height: HEIGHT,
@@ -55,7 +65,7 @@ function optionsOf(figure, labels, width) {
       x: { time: x === "time", distr: x === "log" ? 3 : 1 },
       y: { range: (_, __, top) => [0, (top || 1) * 1.05] },
     },
-    axes: [axis({ space: 80, ...AXES[x] }), axis({ size: 48 })],
+    axes: [axis({ space: 80, ...titled(labels[0]), ...AXES[x] }), axis({ size: 48, ...titled(yTitle) })],
     series: [
       { label: labels[0], value: x === "time" ? moment : value },
       ...lines,

@@ -1,0 +1,89 @@
+"""The planner page: reads a budget and a compute limit from the URL, and shows the plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from accountant_service.api import problems
+from accountant_service.api.plan_schemas import PlanRequest
+from accountant_service.api.routes import StrictRoute
+from accountant_service.web import plan_form
+from accountant_service.web.calculator_page import answer_or_problem
+from accountant_service.web.plan_form import PlanForm
+from accountant_service.web.rendering import render_page
+from accountant_service.web.session_checks import optional_session, required_session
+
+Json = dict[str, Any]
+
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
+
+
+@router.get("/plan")
+async def planner(request: Request) -> Response:
+    """Show the plan for the budget in the URL."""
+    is_open = request.app.state.settings.open_computation
+    await run_in_threadpool(optional_session if is_open else required_session, request)
+    form = _check_with_api(plan_form.read_form(request.query_params))
+    plan = None if form.problems else await answer_or_problem(request, "/v1/plan", form.body)
+    context = {
+        "fields": plan_form.FIELDS,
+        "choices": plan_form.CHOICES,
+        "plan": plan,
+        "drawn": [] if plan is None or "code" in plan else _plot_rows(plan),
+        "calculator_link": lambda run: _calculator_link(form, run),
+    }
+    return await run_in_threadpool(render_page, request, "plan.html", form=form, **context)
+
+
+def _check_with_api(form: PlanForm) -> PlanForm:
+    """Return the form with the problems that the API finds in it."""
+    try:
+        PlanRequest.model_validate(form.body)
+    except ValidationError as error:
+        found: dict[str, str] = {}
+        for fault in problems.of_error(error)["errors"]:
+            name = fault["pointer"].strip("/")
+            place = name if name in plan_form.FIELDS else "sampling"
+            found.setdefault(place, plan_form.problem_sentence(name, fault["message"]))
+        readable = {name: text for name, text in found.items() if name in form.values}
+        return replace(form, problems={**readable, **form.problems} if form.problems else found)
+    return form
+
+
+def _plot_rows(plan: Json) -> list[tuple[float, list[float | None]]]:
+    """Return the plot's rows by batch size: per cent of the limit of the signal-to-noise.
+
+    Each row has the values of Poisson sampling, balls in bins, the recommended run and today's.
+    """
+    rows: dict[float, list[float | None]] = {}
+    limit = plan["signal_to_noise_limit"]
+    places = {"poisson": 0, "balls_in_bins": 1}
+    marked = [(plan["recommended"], 2), *([(plan["current"], 3)] if plan["current"] else [])]
+    for run, at in [*((run, places[run["sampling"]]) for run in plan["runs"]), *marked]:
+        row = rows.setdefault(run["batch_size"], [None] * 4)
+        row[at] = math.floor(1000 * run["signal_to_noise"] / limit) / 10
+    return sorted(rows.items())
+
+
+def _calculator_link(form: PlanForm, run: Json) -> str:
+    """Return the address of the calculator with a planned run."""
+    fields = {
+        "batches": "rate",
+        "sample_rate": run["sample_rate"],
+        "sampling": run["sampling"],
+        "noise_multiplier": run["noise_multiplier"],
+        "length": "steps",
+        "steps": run["steps"],
+        "delta": form.texts["delta"],
+        "epsilon": form.texts["epsilon"],
+        "neighbouring_relation": form.texts["neighbouring_relation"],
+    }
+    return "/?" + urlencode(fields)

@@ -16,7 +16,9 @@ FIELDS: Final[Mapping[str, NumberField]] = {
         "Failure probability", "δ", "1e-5", "well below 1 ÷ number of records", (-10, -2)
     ),
     "dataset_size": NumberField("Records", "N", "60000", "number of records in the dataset"),
-    "epochs": NumberField("Epochs, at most", "E", "20", "the compute limit", (-1, 3)),
+    "epochs": NumberField(
+        "Epoch limit", "E", "20", "passes over the dataset that you can afford", (-1, 3)
+    ),
     "batch_size": NumberField("Batch size today", "B", "256", "to compare with; may be empty"),
     "steps": NumberField("Steps today", "T", "", "empty: as many as the epochs allow"),
 }

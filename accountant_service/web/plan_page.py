@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
@@ -22,6 +22,7 @@ from accountant_service.web.rendering import render_page
 from accountant_service.web.session_checks import optional_session, required_session
 
 Json = dict[str, Any]
+_NAMES: Final = {"poisson": "Poisson", "balls_in_bins": "balls in bins"}
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
@@ -33,11 +34,12 @@ async def planner(request: Request) -> Response:
     await run_in_threadpool(optional_session if is_open else required_session, request)
     form = _check_with_api(plan_form.read_form(request.query_params))
     plan = None if form.problems else await answer_or_problem(request, "/v1/plan", form.body)
-    context = {
+    context: Json = {
         "fields": plan_form.FIELDS,
         "choices": plan_form.CHOICES,
         "plan": plan,
-        "drawn": [] if plan is None or "code" in plan else _plot_rows(plan),
+        "names": _NAMES,
+        "plot": None if plan is None or "code" in plan else _plot(plan),
         "calculator_link": lambda run: _calculator_link(form, run),
     }
     return await run_in_threadpool(render_page, request, "plan.html", form=form, **context)
@@ -58,19 +60,34 @@ def _check_with_api(form: PlanForm) -> PlanForm:
     return form
 
 
-def _plot_rows(plan: Json) -> list[tuple[float, list[float | None]]]:
-    """Return the plot's rows by batch size: per cent of the limit of the signal-to-noise.
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """The table that the plot is drawn from: signal-to-noise in per cent of its limit.
 
-    Each row has the values of Poisson sampling, balls in bins, the recommended run and today's.
+    Attributes:
+        lines: labels of the lines, one for each sampling.
+        marks: labels of the single points: the recommended run and today's.
+        rows: for each batch size, the value of each line and mark; None where there is none.
     """
+
+    lines: tuple[str, ...]
+    marks: tuple[str, ...]
+    rows: tuple[tuple[float, tuple[float | None, ...]], ...]
+
+
+def _plot(plan: Json) -> _Plot:
+    """Return the table of a plan's plot."""
+    samplings = list(dict.fromkeys(run["sampling"] for run in plan["runs"]))
+    marked = {"recommended": plan["recommended"], "today": plan["current"]}
+    marks = [name for name, run in marked.items() if run]
+    placed = [(run, samplings.index(run["sampling"])) for run in plan["runs"]]
+    placed += [(marked[name], len(samplings) + at) for at, name in enumerate(marks)]
     rows: dict[float, list[float | None]] = {}
-    limit = plan["signal_to_noise_limit"]
-    places = {"poisson": 0, "balls_in_bins": 1}
-    marked = [(plan["recommended"], 2), *([(plan["current"], 3)] if plan["current"] else [])]
-    for run, at in [*((run, places[run["sampling"]]) for run in plan["runs"]), *marked]:
-        row = rows.setdefault(run["batch_size"], [None] * 4)
-        row[at] = math.floor(1000 * run["signal_to_noise"] / limit) / 10
-    return sorted(rows.items())
+    for run, at in placed:
+        row = rows.setdefault(run["batch_size"], [None] * (len(samplings) + len(marks)))
+        row[at] = math.floor(1000 * run["signal_to_noise"] / plan["signal_to_noise_limit"]) / 10
+    lines = tuple(_NAMES[name] for name in samplings)
+    return _Plot(lines, tuple(marks), tuple((at, tuple(row)) for at, row in sorted(rows.items())))
 
 
 def _calculator_link(form: PlanForm, run: Json) -> str:

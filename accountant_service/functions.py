@@ -416,7 +416,7 @@ def _read(model: type[Model], arguments: Mapping[str, Any], *, is_run: bool = Fa
         return model.model_validate(_without_none(arguments))
     except ValidationError as error:
         faults = problems.of_error(error)["errors"]
-    prefix = "/mechanism/" if is_run else "/"
+    prefix = "/mechanism" if is_run else ""
     raise InvalidArgumentError(
         *((fault["pointer"].removeprefix(prefix).strip("/"), fault["message"]) for fault in faults)
     )

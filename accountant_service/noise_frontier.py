@@ -45,6 +45,8 @@ _SETTLED_SHARE: Final = 0.5  # of the distance between directions that a coarse 
 _COARSEST: Final = 0.1  # relative width of the coarsest bound
 _FEW_STEPS: Final = 1000  # with little noise: the line integral of `pld` decays slowly
 _LITTLE_NOISE: Final = 0.8
+_LATTICE_EPSILON_MAX: Final = 40.0  # beyond these `pld` chooses the engine: masses underflow
+_LATTICE_DELTA_MIN: Final = 1e-30
 _TILT_SHARE: Final = 0.85  # of the slope: a tilt that is too large loses the bound
 
 Evaluate = Callable[[DpSgd, float], float]
@@ -153,6 +155,8 @@ class _FrontierSearch:
 
     def _bound(self, trial: DpSgd) -> float:
         """Return a proved upper bound of ε; infinite if there is none."""
+        if self._target.epsilon > _LATTICE_EPSILON_MAX or self._target.delta < _LATTICE_DELTA_MIN:
+            return self._exact_bound(trial)
         releases = dominating_pairs(self._target.question(trial))
         few = trial.step_count() <= _FEW_STEPS and trial.noise_multiplier <= _LITTLE_NOISE
         if few or any(isinstance(law, BallsInBins) for law, _ in releases):

@@ -234,18 +234,16 @@ def _solve_frontier(
     """Return the solved runs of each sampling, and a warning for each sampling without any."""
     frontier: list[PlannedRun] = []
     skipped: list[Advice] = []
+    errors: list[AccountingError] = []
     guides: list[SolvedRun] = []
-    for sampling in SAMPLINGS:
+    for sampling in [each for each in SAMPLINGS if each in samplings]:
         runs = _candidates(goal, sampling, batches)
-        if sampling == "balls_in_bins" and sampling in samplings and not guides:
-            guides = _solve_guides(goal, runs)
-        if sampling not in samplings:
-            continue
         try:
+            if sampling == "balls_in_bins":
+                guides = guides or _solve_guides(goal, runs)
             solved = _solve(goal, runs, guides)
         except AccountingError as error:
-            if len(samplings) == 1 or isinstance(error, UnreachableTargetError):
-                raise
+            errors.append(error)
             solved, reason = [], error.detail
         else:
             reason = "balls in bins needs whole epochs, and the compute limit is less than one"
@@ -253,6 +251,8 @@ def _solve_frontier(
         frontier += [_describe(goal, sampling, each) for each in solved]
         if not solved:
             skipped.append(Advice("sampling-left-out", True, f"{sampling}: {reason}"))
+    if not frontier:
+        raise errors[0] if errors else UnreachableTargetError(skipped[0].message)
     return frontier, skipped
 
 

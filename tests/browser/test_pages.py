@@ -26,6 +26,8 @@ PAGES = {
     "calculator": "/",
     "calculator-problems": "/?sample_rate=&steps=many&noise_multiplier=1e9&delta=2",
     "calculator-sizes": "/?batches=sizes&length=epochs&sampling=shuffled",
+    "plan": "/plan?epochs=5&sampling=poisson",
+    "plan-problems": "/plan?epochs=&delta=2&batch_size=many",
     "sign-in": "/sign-in",
     "not-found": "/nothing/here",
     "datasets": "/datasets",
@@ -163,6 +165,32 @@ def test_the_calculator_by_keyboard(open_page: Any) -> None:
     summary.focus()
     page.keyboard.press("Enter")
     assert page.locator("#curve-table").is_visible()
+
+
+def test_the_planner_by_keyboard(open_page: Any) -> None:
+    watched = open_page(390)
+    page = watched.page
+    watched.go("/plan?epochs=5&sampling=poisson")
+    before = page.locator("#result").inner_text()
+    assert before.startswith("Batch")
+    assert page.locator("figure.plot canvas").count() == 1
+    field = page.get_by_label("Budget ε", exact=True)
+    field.fill("1")
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "text => document.querySelector('#result').innerText !== text", arg=before
+    )
+    assert "epsilon=1" in page.url
+    assert page.locator("#said").inner_text().startswith("Batch")
+    summary = page.locator("summary").last
+    summary.focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("recommended", exact=True).last.wait_for()
+    page.get_by_role("link", name="Open in the calculator").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/?batches=rate*")
+    assert "≤ ε ≤" in page.locator("#result").inner_text()
+    assert watched.complaints == []
 
 
 def test_without_javascript_the_form_works(open_page: Any) -> None:

@@ -647,3 +647,37 @@ def test_the_reference_names_every_call_and_loads_nothing_from_elsewhere(app: An
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', answer.text)
     assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
     assert http.get("/redoc").status_code == 404
+
+
+# --- the planner
+
+
+def test_the_planner_recommends_a_run(visitor: Person) -> None:
+    text = visitor.get("/plan?epochs=5&sampling=poisson&batch_size=64")
+    found = re.search(r"Batch ([\d\u202f]+), ([\d\u202f]+) steps, σ = ([\d.]+)", text)
+    assert found
+    for part in ("recommended", "today", "frontier-table", "arXiv 2402.03990", "Planner</a>"):
+        assert part in text
+    batch, steps = (int(each.replace("\u202f", "")) for each in found.groups()[:2])
+    assert batch * steps <= 5 * 60_000
+    link = re.search(r'href="(/\?batches=rate[^"]*)">Open in the calculator', text)
+    assert link
+    opened = visitor.get(unescape(link[1]))
+    assert value(opened, "noise_multiplier") == found[3]
+    assert value(opened, "steps") == str(steps)
+
+
+def test_the_planner_says_what_is_wrong_beside_the_field(visitor: Person) -> None:
+    text = visitor.get("/plan?epsilon=&delta=2&epochs=5&batch_size=70000&steps=1.5")
+    assert problem(text, "epsilon") == "Budget is required."
+    assert problem(text, "delta") == "Failure probability must be less than 1."
+    assert problem(text, "steps").startswith("Steps today must be")
+    assert "Correct the fields that are marked." in text
+    text = visitor.get("/plan?batch_size=70000")
+    assert problem(text, "batch_size").startswith("Batch size today must be at most 60000")
+    text = visitor.get("/plan?sampling=balls_in_bins&epochs=0.5")
+    assert "at least 1" in problem(text, "epochs")
+
+
+def test_a_budget_that_no_noise_reaches_is_told(visitor: Person) -> None:
+    assert "No plan" in visitor.get("/plan?epsilon=1e-9&delta=1e-12&sampling=poisson")

@@ -1,0 +1,133 @@
+"""`POST /v1/plan`: valid answers, one computation for equal questions, problems with pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from accountant_service.api.plan_schemas import PlanAnswer
+from accountant_service.app import create_app
+from accountant_service.settings import Settings
+
+BODY = {
+    "epsilon": 2.0,
+    "delta": 1e-5,
+    "dataset_size": 60_000,
+    "epochs": 10,
+    "sampling": "poisson",
+    "points": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('plan')}/ledger.db"
+    with TestClient(create_app(Settings(database_url=url))) as found:
+        yield found
+
+
+def ask(http: TestClient, **changes: Any) -> Any:
+    body = {name: value for name, value in (BODY | changes).items() if value is not None}
+    return http.post("/v1/plan", json=body)
+
+
+def test_the_answer_is_as_documented(http: TestClient) -> None:
+    answer = ask(http, batch_size=256, sampling="both")
+    assert answer.status_code == 200
+    found = PlanAnswer.model_validate_json(answer.content, strict=False)
+    assert {run.sampling for run in found.runs} == {"poisson", "balls_in_bins"}
+    assert found.examples == 600_000
+    assert found.current is not None
+    for run in (found.recommended, found.current):
+        claim = {"mechanism": run.mechanism, "delta": 1e-5}
+        proved = http.post("/v1/epsilon", json=claim).json()
+        assert proved["epsilon"] == run.guarantee.epsilon <= 2.0
+        assert proved["status"] == "proven"
+    assert all(source.source.startswith(("Sander", "Räisä", "McK", "De ", "Pono"))
+               for source in found.sources)  # fmt: skip
+
+
+def test_equal_questions_share_a_computation(http: TestClient) -> None:
+    first, again = ask(http, epsilon=1.5), ask(http, epsilon=1.5)
+    assert first.content == again.content
+    counted = http.get("/metrics").text
+    line = next(
+        each for each in counted.splitlines() if "cache_hits_total" in each and "plan" in each
+    )
+    assert float(line.split()[-1]) >= 1
+
+
+def test_a_compute_limit_may_be_given_in_three_ways(http: TestClient) -> None:
+    by_examples = ask(http, epochs=None, examples=600_000).json()
+    by_choice = ask(http, epochs=None, batch_size=600, steps=1000).json()
+    assert by_examples["runs"] == by_choice["runs"] == ask(http).json()["runs"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"epsilon": 0}, "/epsilon"),
+        ({"epsilon": None}, "/epsilon"),
+        ({"delta": 1}, "/delta"),
+        ({"dataset_size": 0}, "/dataset_size"),
+        ({"dataset_size": 1.5}, "/dataset_size"),
+        ({"epochs": None}, "/epochs"),
+        ({"epochs": 1e7}, "/epochs"),
+        ({"examples": 5}, "/examples"),
+        ({"steps": 5}, "/batch_size"),
+        ({"batch_size": 60_001}, "/batch_size"),
+        ({"smallest_batch_size": 70_000}, "/smallest_batch_size"),
+        ({"smallest_batch_size": 5, "largest_batch_size": 4}, "/smallest_batch_size"),
+        ({"sampling": "shuffled"}, "/sampling"),
+        ({"sampling": "balls_in_bins", "epochs": 0.5}, "/epochs"),
+        ({"points": 41}, "/points"),
+        ({"steps_min": 0}, "/steps_min"),
+        ({"neighbouring_relation": "near"}, "/neighbouring_relation"),
+        ({"extra": 1}, "/extra"),
+    ],
+)
+def test_a_malformed_request_is_refused_with_its_pointer(
+    http: TestClient, changes: dict[str, Any], pointer: str
+) -> None:
+    answer = ask(http, **changes)
+    assert answer.status_code == 422
+    problem = answer.json()
+    assert problem["code"] == "invalid-request"
+    assert pointer in {error["pointer"] for error in problem["errors"]}
+
+
+def test_a_budget_that_no_noise_reaches_is_refused(http: TestClient) -> None:
+    answer = ask(http, epsilon=1e-9, delta=1e-12)
+    assert (answer.status_code, answer.json()["code"]) == (422, "unreachable-target")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset_size": 1, "epochs": 1},
+        {"dataset_size": 2, "epochs": 3, "sampling": "both"},
+        {"epsilon": 1e6},
+        {"delta": 1e-50},
+        {"delta": 0.999},
+        {"epochs": 1e-3},
+        {"epochs": None, "examples": 1},
+        {"dataset_size": 10**9, "epochs": 1e6},
+        {"epsilon": 1e-3},
+        {"epsilon": 500.0, "sampling": "both"},
+    ],
+    ids=str,
+)
+def test_odd_questions_get_an_answer_or_a_problem(
+    http: TestClient, changes: dict[str, Any]
+) -> None:
+    answer = ask(http, **changes)
+    assert answer.status_code in (200, 422), answer.text
+    if answer.status_code == 200:
+        found = PlanAnswer.model_validate_json(answer.content, strict=False)
+        assert found.runs
+        assert all(run.epsilon <= (BODY | changes)["epsilon"] for run in found.runs)
+    else:
+        assert answer.json()["code"] in ("unreachable-target", "no-finite-epsilon", "too-expensive")

@@ -1,0 +1,212 @@
+"""`from accountant_service import epsilon, …`: quick to import, flat, and as the command line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import accountant_service
+from accountant_service import (
+    calculator,
+    cli,
+    compare,
+    delta,
+    epsilon,
+    mechanisms,
+    noise_multiplier,
+    plan,
+    sample_rate,
+    solver,
+    steps,
+)
+from accountant_service.accountants import ACCOUNTANTS
+from accountant_service.errors import InvalidArgumentError, NoFiniteEpsilonError
+from accountant_service.guarantee import Guarantee, NeighbouringRelation
+
+FUNCTIONS = {
+    each.__name__: each
+    for each in (epsilon, delta, noise_multiplier, steps, sample_rate, compare, plan)
+}
+RUN: dict[str, Any] = {"noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
+SIZES: dict[str, Any] = {"dataset_size": 60_000, "batch_size": 600, "epochs": 10}
+TARGET: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5}
+
+
+def test_importing_the_package_is_quick_and_imports_nothing_heavy() -> None:
+    code = """
+import sys, time
+started = time.process_time()
+import accountant_service
+from accountant_service import __version__
+print(time.process_time() - started)
+heavy = {"numpy", "scipy", "pydantic", "fastapi", "sqlalchemy", "typer"}
+print(sorted(heavy & set(sys.modules)), sorted(set(accountant_service.__all__) - {"__version__"}))
+accountant_service.epsilon
+print("numpy" in sys.modules)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert float(said[0]) < 0.3
+    assert said[1] == f"[] {sorted(FUNCTIONS)}"
+    assert said[2] == "True"
+
+
+def test_the_functions_are_listed_and_an_unknown_name_is_not_there() -> None:
+    assert set(FUNCTIONS) <= set(dir(accountant_service))
+    with pytest.raises(AttributeError, match="has no attribute 'epsilom'"):
+        _ = accountant_service.epsilom
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_takes_the_options_of_its_command(name: str) -> None:
+    command = cli.load_command(name.replace("_", "-"))
+    for_terminals = {"as_json", "plot", "show_completion", "install_completion"}
+    options = {each.name for each in command.params} - for_terminals
+    parameters = inspect.signature(FUNCTIONS[name]).parameters
+    assert set(parameters) - {"methods"} == options
+    assert all(each.kind is each.KEYWORD_ONLY for each in parameters.values())
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_docstring_describes_every_argument(name: str) -> None:
+    text = inspect.getdoc(FUNCTIONS[name]) or ""
+    for parameter in inspect.signature(FUNCTIONS[name]).parameters:
+        assert f"\n    {parameter}: " in text
+
+
+def test_epsilon_is_the_calculator_s() -> None:
+    found = epsilon(delta=1e-5, **RUN)
+    run = mechanisms.from_json({"kind": "dp_sgd", **RUN})
+    assert found == calculator.epsilon(run, 1e-5)
+    assert isinstance(found, Guarantee)
+    assert epsilon(delta=1e-5, noise_multiplier=1.1, **SIZES).epsilon == found.epsilon
+
+
+def test_delta_and_other_methods_and_relations() -> None:
+    found = delta(epsilon=1.5, method="subsampled_rdp", **RUN)
+    assert (found.epsilon, found.method) == (1.5, "subsampled_rdp")
+    assert found.delta > delta(epsilon=1.5, **RUN).delta
+    replaced = epsilon(delta=1e-5, neighbouring_relation="replace_one", **RUN)
+    assert replaced.neighbouring_relation is NeighbouringRelation.REPLACE_ONE
+    assert replaced.epsilon > epsilon(delta=1e-5, **RUN).epsilon
+
+
+def test_the_solvers_are_those_of_the_service() -> None:
+    noise = noise_multiplier(**TARGET, **SIZES)
+    accountant, relation = ACCOUNTANTS["pld"], NeighbouringRelation.ADD_OR_REMOVE_ONE
+    run = mechanisms.from_json({"kind": "dp_sgd", "noise_multiplier": 1.0, **SIZES})
+    assert isinstance(run, mechanisms.DpSgd)
+    target = solver.Target(accountant, relation, 2.0, 1e-5)
+    assert noise.noise_multiplier == solver.noise_multiplier(run, target).value
+    assert noise.guarantee.epsilon <= 2.0
+    most = steps(**TARGET, noise_multiplier=1.1, sample_rate=0.01)
+    assert most.guarantee.epsilon <= 2.0 < most.next.epsilon
+    assert isinstance(most.steps, int)
+    largest = sample_rate(**TARGET, noise_multiplier=1.1, steps=1000)
+    assert 0.01 < largest.sample_rate < 0.02
+
+
+def test_a_risk_is_a_target_too() -> None:
+    found = noise_multiplier(advantage=0.1, sample_rate=0.01, steps=100)
+    assert found.risk is not None
+    assert found.risk.upper <= 0.1
+
+
+def test_compare_has_every_method_or_those_chosen() -> None:
+    assert len(compare(delta=1e-5, **RUN).answers) == len(ACCOUNTANTS)
+    assert len(compare(delta=1e-5, methods=("pld", "mma"), **RUN).answers) == 2
+
+
+def test_any_mechanism_may_be_given() -> None:
+    gaussian = {"kind": "gaussian", "noise_multiplier": 2.0}
+    found = epsilon(delta=1e-5, mechanism=gaussian)
+    assert found == calculator.epsilon(mechanisms.from_json(gaussian), 1e-5)
+
+
+def test_scalars_of_numpy_are_numbers() -> None:
+    run = {"noise_multiplier": np.float64(1.1), "sample_rate": 0.01, "steps": np.int64(1000)}
+    assert epsilon(delta=np.float64(1e-5), **run) == epsilon(delta=1e-5, **RUN)
+
+
+def test_a_plan_is_the_command_line_s() -> None:
+    found = plan(epsilon=2, delta=1e-5, dataset_size=60_000, epochs=5, batch_size=300, points=3)
+    command = "plan -E 2 -d 1e-5 -n 60000 -e 5 -b 300 --points 3 --json"
+    printed = json.loads(CliRunner().invoke(cli.app, command.split()).stdout)
+    assert printed["recommended"]["noise_multiplier"] == found.recommended.noise_multiplier
+    assert printed["reason"] == found.reason
+    assert [each["noise_multiplier"] for each in printed["runs"]] == [
+        each.noise_multiplier for each in found.runs
+    ]
+
+
+WRONG = [
+    (lambda: epsilon(delta=2.0, **RUN), ["delta must be less than 1"]),
+    (
+        lambda: epsilon(delta=0.0, noise_multiplier=0.0, sample_rate=0.01, steps=5),
+        ["delta must be", "noise_multiplier must be a number ≥ 0.01"],
+    ),
+    (
+        lambda: epsilon(delta=1e-5, noise_multiplier=1.0),
+        ["must give either sample_rate, or dataset_size and batch_size"],
+    ),
+    (lambda: epsilon(delta=1e-5, method="best", **RUN), ["method must be one of pld,"]),
+    (
+        lambda: epsilon(delta=1e-5, mechanism={"kind": "gaussian", "noise_multiplier": 1}, steps=3),
+        ["steps must be left out if mechanism is given"],
+    ),
+    (
+        lambda: epsilon(delta=1e-5, mechanism={"kind": "gaussian", "noise_multiplier": 0}),
+        ["mechanism/noise_multiplier must be"],
+    ),
+    (lambda: noise_multiplier(epsilon=1.0, sample_rate=0.1, steps=5), ["delta is required"]),
+    (lambda: noise_multiplier(sample_rate=0.1, steps=5), ["exactly one target"]),
+    (
+        lambda: steps(noise_multiplier=1.0, **TARGET),
+        ["must give either sample_rate, or dataset_size and batch_size"],
+    ),
+    (lambda: plan(epsilon=1.0, delta=1e-5, dataset_size=9), ["epochs is required"]),
+    (
+        lambda: plan(epsilon=1.0, delta=1e-5, dataset_size=9, epochs=1, batch_size=10),
+        ["batch_size must be at most 9, which is dataset_size"],
+    ),
+]
+
+
+@pytest.mark.parametrize("at", range(len(WRONG)))
+def test_an_error_names_the_argument(at: int) -> None:
+    call, words = WRONG[at]
+    with pytest.raises(InvalidArgumentError) as refused:
+        call()
+    for each in words:
+        assert each in str(refused.value)
+    assert "mechanism must give" not in str(refused.value)
+    assert len(refused.value.faults) >= len(words)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_an_unknown_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="noise"):
+        epsilon(delta=1e-5, noise=1.1)  # type: ignore[call-arg]
+
+
+def test_a_question_without_an_answer_is_an_accounting_error() -> None:
+    with pytest.raises(NoFiniteEpsilonError):
+        epsilon(delta=1e-9, mechanism={"kind": "approximate_dp", "epsilon": 1.0, "delta": 0.5})
+
+
+def test_the_first_call_takes_seconds_at_most() -> None:
+    started = time.process_time()
+    subprocess.run(
+        [sys.executable, "-c", "from accountant_service import epsilon"], check=True, timeout=60
+    )
+    assert time.process_time() - started < 10

@@ -101,7 +101,10 @@ class Pld(Accountant):
         if not releases:
             return _bound(question, Bounds(rounding.down(exact), cap))
         cap = min(cap, total_variation(releases))
-        return _bound(question, _capped_at(_enclose_delta(question, releases, epsilon), cap))
+        found = _enclose_delta(question, releases, epsilon)
+        if not question.is_attained:
+            found = Bounds(0.0, found.upper)  # the lower end is of another pair
+        return _bound(question, _capped_at(found, cap))
 
 
 def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
@@ -183,6 +186,8 @@ def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bo
 
     Sampling never hurts: Gaussian releases have a closed form, Laplace ones their pure ε.
     """
+    if not question.is_attained:
+        bounds = Bounds(0.0, bounds.upper)  # the lower end is of another pair, above the cap maybe
     if bounds.upper <= bounds.lower * (1 + question.tolerance):  # no cap is needed
         return _bound(question, bounds)
     mu, pure, releases = _split_releases(question)

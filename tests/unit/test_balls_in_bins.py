@@ -421,3 +421,27 @@ def test_bad_fields_are_refused_with_their_pointer(mechanism: Json, pointer: str
     with pytest.raises(MechanismError) as refused:
         mechanisms.from_json(mechanism)
     assert [each for each, _ in refused.value.faults] == [pointer]
+
+
+@pytest.mark.parametrize("bins", [2, 3, 5])
+@pytest.mark.parametrize("noise", [25.6, 60.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-12])
+def test_few_bins_with_much_noise_have_narrow_bounds(bins: int, noise: float, delta: float) -> None:
+    """The least ratio needs a rate of about deviations/(μ√b), far above one over a summand."""
+    run = {"kind": "dp_sgd", "noise_multiplier": noise, "sampling": "balls_in_bins"}
+    tree = mechanisms.from_json(run | {"sample_rate": 1 / bins, "steps": 20 * bins})
+    proved = calculator.epsilon(tree, delta).certified
+    assert proved is not None
+    assert proved.upper <= proved.lower + 1e-3 * max(proved.upper, 0.05)
+
+
+@pytest.mark.parametrize("noise", [150.0, 300.0, 3000.0])
+def test_more_noise_than_the_cells_resolve_has_an_upper_bound(noise: float) -> None:
+    run = {"kind": "dp_sgd", "noise_multiplier": noise, "sampling": "balls_in_bins"}
+    tree = mechanisms.from_json(run | {"sample_rate": 0.25, "steps": 4})
+    proved = calculator.epsilon(tree, 1e-6).certified
+    assert proved is not None
+    assert proved.lower == 0.0
+    whole = mechanisms.from_json({"kind": "gaussian", "noise_multiplier": noise})
+    assert 0 < proved.upper <= calculator.epsilon(whole, 1e-6).epsilon
+    assert calculator.delta(tree, 0.001).certified is not None

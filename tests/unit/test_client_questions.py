@@ -76,8 +76,10 @@ def test_methods_are_compared(service: AccountingService) -> None:
     assert found.epsilon_lower is not None
     assert found.epsilon_upper is not None
     assert found.epsilon_lower <= found.guarantees["pld"].epsilon == found.epsilon_upper
-    assert found.guarantees["mma"].status == "refuted"
-    assert "zcdp" in found.reasons or "zcdp" in found.guarantees
+    refuted = service.compare(delta=1e-5, noise_multiplier=1.0, sample_rate=0.1, steps=100)
+    assert refuted.guarantees["mma"].status == "refuted"
+    laplace = service.compare({"kind": "laplace", "noise_multiplier": 2.0}, 1e-5)
+    assert laplace.reasons["mma"] == "mma has no formula for laplace noise"
 
 
 def test_a_plan_has_a_recommended_run(service: AccountingService) -> None:

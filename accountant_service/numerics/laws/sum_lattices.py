@@ -50,7 +50,8 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
     """
     x, log_mass = _quadrature(mu, -deviations, deviations + mu)
     tail = 0.5 * deviations * deviations
-    rates = np.geomspace(0.1 / x[-1], 10 / x[0], _LIMIT_RATES)
+    fastest = max(10 / x[0], 2 * deviations / mu)  # the best rate is about deviations/(μ√b)
+    rates = np.geomspace(0.1 / x[-1], fastest, _LIMIT_RATES)
     down = log_sum_exp(log_mass - rates[:, None] * x)
     low = float(((-tail - bins * down) / (bins * rates)).max())
     rates = np.geomspace(0.1, LOSS_MAX, _LIMIT_RATES) / x[-1]

@@ -40,9 +40,10 @@ SAMPLINGS: Final[tuple[PlannedSampling, ...]] = ("poisson", "balls_in_bins")
 SHARE: Final = 0.9  # of the best signal-to-noise, that the recommended run must reach
 STEPS_MIN: Final = 100  # of a recommended run, unless another number is requested
 POINTS_MAX: Final = 40  # batch sizes for each sampling
-BINS_MAX: Final = 1000  # batches of an epoch of balls in bins on the frontier
+BINS_MAX: Final = 500  # batches of an epoch of balls in bins on the frontier; more take seconds
 _SHOWN_STEPS_MIN: Final = 10  # fewest steps on the frontier
 _SHOWN_RATE_MIN: Final = 1e-3  # smallest sample rate on the frontier
+_ALIKE: Final = 1.1  # ratio of batch sizes up to which the better sampling is recommended
 _MORE_STEPS: Final = 1.5  # ratio of steps that is worth mentioning
 _WASTEFUL: Final = 0.5  # share of the best signal-to-noise below which a batch is called too small
 _NEAR_LIMIT: Final = 0.9  # share of the limit above which more epochs gain little
@@ -339,7 +340,9 @@ def _recommend(goal: Goal, frontier: Sequence[PlannedRun]) -> PlannedRun:
     long = [each for each in frontier if each.steps >= goal.steps_min] or list(frontier)
     best = max(each.signal_to_noise for each in long)
     good = [each for each in long if each.signal_to_noise >= SHARE * best]
-    return min(good, key=lambda each: (each.batch_size, -each.signal_to_noise))
+    smallest = min(each.batch_size for each in good)
+    alike = [each for each in good if each.batch_size <= _ALIKE * smallest]
+    return max(alike, key=lambda each: each.signal_to_noise)
 
 
 def _solve_current(goal: Goal, sampling: PlannedSampling, choice: CurrentChoice) -> PlannedRun:

@@ -52,6 +52,19 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("POST", "/v1/trade-off", {"mechanism": RUN, "prior": 0.5, "points": 3}),
     (
         "POST",
+        "/v1/plan",
+        {
+            "epsilon": 2.0,
+            "delta": 1e-5,
+            "dataset_size": 60000,
+            "epochs": 20,
+            "batch_size": 256,
+            "sampling": "poisson",
+            "points": 4,
+        },
+    ),
+    (
+        "POST",
         "/v1/import",
         {
             "document": {"history": [[1.1, 0.01, 1000]], "mechanism": "rdp"},

@@ -34,7 +34,8 @@ def test_the_menu_has_the_start_page_and_the_four_kinds() -> None:
 
 def test_every_page_is_in_the_menu_once() -> None:
     found = sorted(pages_below(NAVIGATION))
-    assert found == sorted(str(each.relative_to(DOCS)) for each in DOCS.rglob("*.md"))
+    pages = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
+    assert found == sorted(str(each.relative_to(DOCS)) for each in pages)
 
 
 def test_the_start_page_explains_the_four_kinds() -> None:

@@ -43,6 +43,7 @@ POINTS_MAX: Final = 40  # batch sizes for each sampling
 BINS_MAX: Final = 500  # batches of an epoch of balls in bins on the frontier; more take seconds
 _SHOWN_STEPS_MIN: Final = 10  # fewest steps on the frontier
 _SHOWN_RATE_MIN: Final = 1e-3  # smallest sample rate on the frontier
+_NAMES: Final = {"poisson": "Poisson", "balls_in_bins": "balls-in-bins"}
 _ALIKE: Final = 1.1  # ratio of batch sizes up to which the better sampling is recommended
 _MORE_STEPS: Final = 1.5  # ratio of steps that is worth mentioning
 _WASTEFUL: Final = 0.5  # share of the best signal-to-noise below which a batch is called too small
@@ -340,8 +341,13 @@ def _recommend(goal: Goal, frontier: Sequence[PlannedRun]) -> PlannedRun:
     long = [each for each in frontier if each.steps >= goal.steps_min] or list(frontier)
     best = max(each.signal_to_noise for each in long)
     good = [each for each in long if each.signal_to_noise >= SHARE * best]
-    smallest = min(each.batch_size for each in good)
-    alike = [each for each in good if each.batch_size <= _ALIKE * smallest]
+    samplings = {each.sampling for each in good}
+    smallest = [
+        min((each for each in good if each.sampling == name), key=lambda each: each.batch_size)
+        for name in samplings
+    ]
+    least = min(each.batch_size for each in smallest)
+    alike = [each for each in smallest if each.batch_size <= _ALIKE * least]
     return max(alike, key=lambda each: each.signal_to_noise)
 
 
@@ -388,9 +394,9 @@ def _explain(goal: Goal, frontier: Sequence[PlannedRun], chosen: PlannedRun) -> 
     share = chosen.signal_to_noise / best.signal_to_noise
     enough = f"{_percent(SHARE)} of the best signal-to-noise"
     text = (
-        f"A batch of {_amount(chosen.batch_size)} is the smallest that reaches {enough} within "
-        f"the compute limit, among runs of at least {goal.steps_min} steps: it has "
-        f"{_percent(share)} of it. "
+        f"With {_NAMES[chosen.sampling]} sampling, a batch of {_amount(chosen.batch_size)} is the "
+        f"smallest that reaches {enough} within the compute limit, among runs of at least "
+        f"{goal.steps_min} steps: it has {_percent(share)} of it. "
     )
     if chosen.steps < _MORE_STEPS * best.steps:
         return text + "Larger batches would have less noise, but allow too few steps."

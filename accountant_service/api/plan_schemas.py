@@ -259,7 +259,8 @@ class PlanAnswer(Answer):
             "examples": [
                 {
                     "recommended": _RUN | {"mechanism": _MECHANISM, "guarantee": GUARANTEE_EXAMPLE},
-                    "reason": "A batch of 1600 is the smallest that reaches 90% of the best "
+                    "reason": "With Poisson sampling, a batch of 1600 is the smallest that reaches "
+                    "90 % of the best "
                     "signal-to-noise within the compute limit.",
                     "current": None,
                     "signal_to_noise_limit": 30093.1,

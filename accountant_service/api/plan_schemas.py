@@ -26,11 +26,7 @@ _SizeField = Annotated[int | None, Field(ge=1, le=COUNT_MAX)]
 
 
 class PlanRequest(RelationRequest):
-    """Plan a run: batch size, steps and noise within a budget and a compute limit.
-
-    The compute limit is one of `epochs` and `examples`; without either it is `batch_size` times
-    `steps`, today's choice.
-    """
+    """Plan a run: batch size, steps and noise within a budget and a compute limit."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -52,7 +48,12 @@ class PlanRequest(RelationRequest):
     dataset_size: Annotated[int, Field(ge=1, le=COUNT_MAX, description="number of records N")]
     epochs: Annotated[
         float | None,
-        Field(gt=0, le=_EPOCHS_MAX, description="compute limit: passes over the dataset"),
+        Field(
+            gt=0,
+            le=_EPOCHS_MAX,
+            description="compute limit: passes over the dataset; without it, `examples`, or "
+            "`batch_size` times `steps`",
+        ),
     ] = None
     examples: Annotated[
         int | None,

@@ -181,7 +181,7 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
             "small CNN, 28×28, batch 256",
         ),
         ("python benchmarks/budget_calls.py --steps 2000", " --steps 20", "20 steps"),
-        ("python benchmarks/planner.py", " --points 3 --compare 3", "poisson+balls_in_bins"),
+        ("python benchmarks/planner.py --compare 5", " --points 3", "poisson+balls_in_bins"),
         (
             "python benchmarks/sampling.py",
             " --steps 10 --batch-size 6000 --hidden 8 --seeds 1",

@@ -72,7 +72,9 @@ def solve_noise_multipliers(
 ) -> list[SolvedRun]:
     """Return each run with about the least noise multiplier that meets a target.
 
-    Each is at least the least noise multiplier, and at most a relative 1e-3 above it.
+    Each meets the target by a proved bound, and is at most a relative 1e-3 above the least one. For
+    balls in bins the bound is not that of `pld`, whose interval at its default tolerance may end a
+    relative 1e-3 above the target.
 
     Args:
         runs: with the same kind of sampling; their noise multipliers are ignored.

@@ -3,7 +3,8 @@
 `python benchmarks/planner.py` solves 40 batch sizes for Poisson sampling, and 20 for each sampling,
 at several budgets; it prints the CPU time and the evaluations of ε. `--compare N` also solves every
 N-th run with the solver of `POST /v1/noise-multiplier`, and prints its time and how much larger
-the planner's noise multiplier is: never smaller, and at most a relative 1e-3 larger.
+the planner's noise multiplier is: the least and the largest relative difference. Both are proved;
+for balls in bins they come from different lattices, so the planner's may be slightly smaller.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CASES: Final[tuple[tuple[int, tuple[PlannedSampling, ...]], ...]] = (
     (40, ("poisson",)),
     (20, planner.SAMPLINGS),
 )
-COLUMNS: Final = ("ε", "δ", "sampling", "runs", "evaluations", "seconds", "solver s", "noise +")
+COLUMNS: Final = ("ε", "δ", "sampling", "runs", "evaluations", "seconds", "solver s", "noise")
 
 
 class CountedEvaluations:
@@ -43,18 +44,14 @@ class CountedEvaluations:
         noise_frontier._FrontierSearch._bound = self._bound  # type: ignore[method-assign]
 
 
-def compare(goal: Goal, runs: tuple[planner.PlannedRun, ...], every: int) -> tuple[float, float]:
-    """Return the CPU seconds of the general solver, and the largest relative excess of noise.
-
-    Raises:
-        AssertionError: a noise multiplier is smaller than the solver's, by more than its accuracy.
-    """
-    started, excess = time.process_time(), 0.0
+def compare(
+    goal: Goal, runs: tuple[planner.PlannedRun, ...], every: int
+) -> tuple[float, list[float]]:
+    """Return the CPU seconds of the general solver, and each run's relative excess of noise."""
+    started, excess = time.process_time(), []
     for run in runs[::every]:
         least = solver.noise_multiplier(run.run, goal.target).value
-        ratio = run.noise_multiplier / least - 1
-        assert ratio > -2e-6, f"{run} needs at least {least}"
-        excess = max(excess, ratio)
+        excess.append(run.noise_multiplier / least - 1)
     return time.process_time() - started, excess
 
 
@@ -77,7 +74,7 @@ def main() -> None:
             row += [str(counted.count), f"{seconds:.2f}"]
             if chosen.compare:
                 took, excess = compare(goal, plan.runs, chosen.compare)
-                row += [f"{took:.2f}", f"{excess:.1e}"]
+                row += [f"{took:.2f}", f"{min(excess):+.1e} to {max(excess):+.1e}"]
             print(" | ".join(row), flush=True)
 
 

@@ -24,6 +24,7 @@ from accountant_service.api.ledger_views import encode_answer
 from accountant_service.errors import CodedError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
+from accountant_service.ledger import plans
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.errors import BudgetExhaustedError, DatabaseAwayError
 from accountant_service.ledger.filters.base import add
@@ -65,6 +66,12 @@ class Outcome:
     turned_away: int
     overspent: bool
     faults: int
+
+
+@pytest.fixture(autouse=True)
+def quick_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal here does not say what would fit: to compute that takes most of a race."""
+    monkeypatch.setattr(plans, "find_affordable", lambda *_: (0, None))
 
 
 def race(

@@ -36,9 +36,11 @@ from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote, StepsLeft
 from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
 from accountant_service.ledger.rules import (
+    NOTHING_DECLARED,
     Cap,
     CapUse,
     Dataset,
+    Declaration,
     EntryKind,
     HolderKind,
     NewDataset,
@@ -370,23 +372,29 @@ class AsyncLedger:
         """Charge the next steps of a reservation."""
         return await self._write_to_run(self._ledger.grant, request, identifier, steps, sequence)
 
-    async def commit(self, request: WriteRequest, identifier: str) -> StoredAnswer:
-        """End a finished run: its granted steps are spent."""
-        return await self._end_run(request, identifier, EntryKind.COMMIT)
+    async def commit(
+        self, request: WriteRequest, identifier: str, declared: Declaration = NOTHING_DECLARED
+    ) -> StoredAnswer:
+        """End a finished run: its granted steps are spent. Its program may declare facts."""
+        return await self._end_run(request, identifier, EntryKind.COMMIT, declared)
 
     async def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
         """End an abandoned run: steps that were not granted return to the budget."""
         return await self._end_run(request, identifier, EntryKind.RELEASE)
 
     async def _end_run(
-        self, request: WriteRequest, identifier: str, kind: EntryKind
+        self,
+        request: WriteRequest,
+        identifier: str,
+        kind: EntryKind,
+        declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
         """End a run; if its refund must be computed first, compute it and try again."""
         refund: tuple[int, Amounts] | None = None
         for _ in range(service.ATTEMPTS):
             try:
                 return await self._write_to_run(
-                    self._ledger.close_run, request, identifier, kind, refund
+                    self._ledger.close_run, request, identifier, kind, refund, declared
                 )
             except ChargeOutdatedError:
                 dataset, run = await self._read(

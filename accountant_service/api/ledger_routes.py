@@ -215,18 +215,16 @@ async def grant(
 @router.post("/v1/reservations/{identifier}/commit", response_model=bodies.ReservationView)
 async def commit(
     identifier: Name,
-    body: bodies.NothingRequest,
+    body: bodies.CommitRequest,
     request: Request,
     key: Key,
     ledger: TheLedger,
     idempotency_key: Idempotency = None,
 ) -> Response:
     """End a finished run; steps that were not granted return to the budget."""
-    return _stored_response(
-        await ledger.commit(
-            _build_write_request(request, key, idempotency_key, _body_as_json(body)), identifier
-        )
-    )
+    stated = body.model_dump(mode="json", exclude_none=True)
+    write = _build_write_request(request, key, idempotency_key, stated)
+    return _stored_response(await ledger.commit(write, identifier, body.to_declaration()))
 
 
 @router.post("/v1/reservations/{identifier}/release", response_model=bodies.ReservationView)

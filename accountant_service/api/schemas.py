@@ -160,6 +160,10 @@ class _RunRequest(_RelationRequest):
     dataset_size: int | None = None
     batch_size: int | None = None
     epochs: float | None = None
+    earlier: Annotated[
+        MechanismField | None,
+        Field(description="releases made before the run; both together must meet the target"),
+    ] = None
 
     solved_for: ClassVar[str]
     placeholder: ClassVar[float]
@@ -184,7 +188,9 @@ class _RunRequest(_RelationRequest):
                 raise MechanismError(("/delta", "is required with epsilon"))
             accountant = ACCOUNTANTS[self.method]
             relation = self.neighbouring_relation
-            return solver.Target(accountant, relation, self.epsilon, self.delta)
+            return solver.Target(
+                accountant, relation, self.epsilon, self.delta, earlier=self.earlier
+            )
         if self.method != DEFAULT_METHOD:
             raise MechanismError(("/method", f"must be {DEFAULT_METHOD} for a risk"))
         return self._risk_target(name)
@@ -208,7 +214,7 @@ class _RunRequest(_RelationRequest):
             raise MechanismError(
                 (f"/{name}", f"must be above {measure.least():g}, which guessing achieves")
             )
-        return solver.RiskTarget(measure, self.neighbouring_relation, limit)
+        return solver.RiskTarget(measure, self.neighbouring_relation, limit, earlier=self.earlier)
 
     def run(self) -> DpSgd:
         """Return the run with a placeholder value for the unknown parameter."""

@@ -31,6 +31,7 @@ from accountant_service.errors import (
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation
 from accountant_service.mechanisms import Composed, DpSgd, Mechanism, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN, RATE_MIN
+from accountant_service.number_format import round_nearest as shown
 from accountant_service.numerics.floats import search
 from accountant_service.risk import RiskMeasure
 
@@ -149,7 +150,7 @@ class Target(SolverTarget):
 
     def __str__(self) -> str:
         """Return ε, δ and the method."""
-        return f"ε = {self.epsilon:g} at δ = {self.delta:g} with {self.accountant.name}"
+        return f"ε = {shown(self.epsilon)} at δ = {shown(self.delta)} with {self.accountant.name}"
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class RiskTarget(SolverTarget):
 
     def __str__(self) -> str:
         """Return the measure and the limit."""
-        return f"{self.measure.name} = {self.limit:g}"
+        return f"{self.measure.name} = {shown(self.limit)}"
 
 
 def _log_ratio(cost: float, limit: float) -> float:
@@ -379,7 +380,8 @@ def _solve(
                 target.guarantee(with_value(most_private))
                 low, high = sorted((most_private, least_private))
                 raise UnreachableTargetError(
-                    f"no {quantity} between {low:g} and {high:g} reaches {target}: allow more, "
+                    f"no {quantity} between {shown(low)} and {shown(high)} reaches {target}: "
+                    f"allow more, "
                     "or fewer steps"
                 )
             unfit, ratio = fit, 4.0

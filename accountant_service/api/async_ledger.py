@@ -25,6 +25,9 @@ from accountant_service.api.ledger_views import (
     reservation_view,
 )
 from accountant_service.computation_processes import ProcessPool
+from accountant_service.disclosure.deployments_registry import Tier
+from accountant_service.disclosure.facts import RUNS_MAX, facts_of_dataset
+from accountant_service.disclosure.rendering import Format, render, render_certificate
 from accountant_service.errors import CodedError, TooExpensiveError
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, plans, service
@@ -225,6 +228,31 @@ class AsyncLedger:
             return found
         _remember(self._steps_left, dataset.identifier, (dataset.version, found))
         return found
+
+    async def report_on_dataset(
+        self, key: KeyRecord, name: str, wanted: Format, tier: Tier
+    ) -> bytes:
+        """Return the report of a dataset in a format."""
+        await self.get_dataset(key, name)  # expires ended leases
+        found = await self._read(self._ledger.read_runs, key, name, RUNS_MAX)
+        return await self._calculate(key, _render_dataset, *found, now(), wanted, tier)
+
+    async def report_on_run(
+        self, key: KeyRecord, identifier: str, wanted: Format, tier: Tier
+    ) -> bytes:
+        """Return the report of a run that has ended in a format."""
+        document = await self.issue_certificate(key, identifier)
+        return await self._calculate(key, render_certificate, document, wanted, tier)
+
+    async def list_runs(self, key: KeyRecord, name: str, cursor: str) -> Json:
+        """Return a page of a dataset's reservations: open ones first, then the latest lease."""
+        skip = int(cursor) if cursor.isdecimal() and len(cursor) < 10 else 0
+        dataset, found = await self._read(
+            self._ledger.list_reservations, key, name, skip, RUNS_MAX + 1
+        )
+        items = [reservation_view(dataset, run) for run in found[:RUNS_MAX]]
+        following = str(skip + RUNS_MAX) if len(found) > RUNS_MAX else None
+        return {"items": items, "next_cursor": following}
 
     async def list_entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
         """Return a page of the ledger's entries for a dataset."""
@@ -428,6 +456,18 @@ class AsyncLedger:
         await self.get_reservation(key, identifier)  # expires an ended lease
         ended = await self._read(self._ledger.read_ended_run, key, identifier)
         return await self._calculate(key, certificate.issue, *ended, now())
+
+
+def _render_dataset(
+    dataset: Dataset,
+    runs: Sequence[Reservation],
+    runs_in_all: int,
+    at: int,
+    wanted: Format,
+    tier: Tier,
+) -> bytes:
+    """Return the report of a dataset in a format. Runs in a computation process."""
+    return render(facts_of_dataset(dataset, runs, runs_in_all, at), wanted, tier)
 
 
 def _remember(memory: dict[Any, Any], name: Any, found: Any) -> None:

@@ -304,6 +304,13 @@ class ReservationView(BaseModel):
     neighbouring_relation: NeighbouringRelation
 
 
+class ReservationsView(BaseModel):
+    """A page of a dataset's reservations."""
+
+    items: list[ReservationView]
+    next_cursor: str | None
+
+
 class EntriesView(BaseModel):
     """A page of the ledger's entries."""
 
@@ -464,6 +471,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "QuotesView": {"items": [_QUOTE], "together": _TOGETHER},
     "TogetherView": _TOGETHER,
     "ReservationView": _RESERVATION,
+    "ReservationsView": {"items": [_RESERVATION], "next_cursor": None},
     "EntriesView": {
         "items": [{"number": 1, "kind": "create", "hash": "5d41402abc4b2a76b9719d911017c592"}],
         "next_cursor": None,

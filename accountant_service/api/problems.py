@@ -24,6 +24,8 @@ from accountant_service.mechanisms import MechanismError
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 INTERNAL_ERROR: Final = "internal-error"
+_NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # as in `ledger_schemas`, which imports this
+INVALID_REQUEST: Final = "invalid-request"
 REQUEST_ID: Final = "X-Request-ID"
 NOTES: Final = "accountant.notes"  # the key of a request's `RequestNotes` in its scope
 
@@ -156,7 +158,7 @@ def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     shown = faults[:50]
     first = shown[0] if shown else {"pointer": "", "message": "cannot be read"}
     detail = f"{first['pointer'] or 'the body'} {first['message']}"
-    return document(422, "invalid-request", "The request is malformed", detail, shown)
+    return document(422, INVALID_REQUEST, "The request is malformed", detail, shown)
 
 
 def of_error(error: Exception) -> dict[str, Any]:
@@ -187,6 +189,11 @@ def _describe_validation_error(error: Mapping[str, Any]) -> str:
             return "is not a field of this request"
         case "model_attributes_type" | "dict_type" | "model_type":
             return "must be a JSON object, sent with Content-Type: application/json"
+        case "string_pattern_mismatch" if error["ctx"]["pattern"] == _NAME_PATTERN:
+            return (
+                "must begin with a letter or digit, and have only letters, digits, dots, dashes "
+                "and underscores"
+            )
         case _:
             message = str(error["msg"])
             return message.replace("Input should be", "must be").replace("Value error, ", "")

@@ -22,6 +22,7 @@ from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.number_format import round_nearest as shown
 
 MECHANISM_PLACEHOLDER: Final = "x-mechanism"  # replaced by a reference when OpenAPI is built
 
@@ -212,7 +213,10 @@ class _RunRequest(_RelationRequest):
         measure, limit = measures[name](), float(getattr(self, name))
         if limit <= measure.least():
             raise MechanismError(
-                (f"/{name}", f"must be above {measure.least():g}, which guessing achieves")
+                (
+                    f"/{name}",
+                    f"must be above {shown(measure.least())}, which guessing achieves",
+                )
             )
         return solver.RiskTarget(measure, self.neighbouring_relation, limit, earlier=self.earlier)
 
@@ -235,8 +239,14 @@ class _RunRequest(_RelationRequest):
             raise MechanismError(
                 (f"/{self.solved_for}", "is the parameter to solve for: leave it out")
             )
-        self.target()
-        self.run()
+        faults: list[tuple[str, str]] = []
+        for check in (self.target, self.run):
+            try:
+                check()
+            except MechanismError as error:
+                faults += error.faults
+        if faults:
+            raise MechanismError(*faults)
         return self
 
 

@@ -18,6 +18,7 @@ from accountant_service.errors import CodedError
 from accountant_service.ledger import verification
 from accountant_service.ledger.plans import Quote, StepsLeft, count_steps_left, quote_plan
 from accountant_service.mechanisms import describe_step
+from accountant_service.number_format import round_nearest as shown
 
 ledger = typer.Typer(no_args_is_help=True, help="Verify, show and export the budget ledger.")
 COMMANDS: Final = {"ledger": ledger}
@@ -55,7 +56,8 @@ def show(as_json: AsJson = False) -> None:
     rows = [
         {
             "dataset": view["name"],
-            "budget": f"ε = {view['budget']['epsilon']:g}, δ = {view['budget']['delta']:g}",
+            "budget": f"ε = {shown(view['budget']['epsilon'])}, δ = "
+            "{shown(view['budget']['delta'])}",
             "spent": f"{number_format.round_up(100 * view['spent']['share'], 3)} %",
             "held": f"{number_format.round_up(100 * view['held']['share'], 3)} %",
             "left": f"{number_format.round_down(100 * view['remaining']['share'], 3)} %",
@@ -127,7 +129,7 @@ def _describe_quote(quote: Quote) -> Iterator[str]:
         yield f"noise for all steps: σ = {sigma} is enough"
     if quote.guarantee is not None:
         epsilon = number_format.round_up(quote.guarantee.epsilon)
-        yield f"this run alone: ε = {epsilon} at δ = {quote.guarantee.delta:g}"
+        yield f"this run alone: ε = {epsilon} at δ = {shown(quote.guarantee.delta)}"
 
 
 @ledger.command("export")

@@ -19,8 +19,8 @@ from accountant_service.disclosure.sentences import (
     list_attacks,
     list_conditions,
     list_unprotected,
-    warn_about_delta,
 )
+from accountant_service.guarantee import warn_about_delta
 
 
 def write_model_card(facts: Facts) -> str:

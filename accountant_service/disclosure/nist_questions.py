@@ -18,8 +18,8 @@ from accountant_service.disclosure.sentences import (
     describe_relation,
     describe_stopping,
     list_attacks,
-    warn_about_delta,
 )
+from accountant_service.guarantee import warn_about_delta
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +13,11 @@ from accountant_service import number_format
 from accountant_service.disclosure import sentences
 from accountant_service.disclosure.attack_rates import FALSE_POSITIVE_RATES
 from accountant_service.disclosure.deployments_registry import Tier, build_record, to_yaml
-from accountant_service.disclosure.facts import Facts, Promise
+from accountant_service.disclosure.facts import Facts, Promise, facts_of_certificate
 from accountant_service.disclosure.model_card import write_model_card, write_questions
 from accountant_service.disclosure.nist_questions import list_questions
+from accountant_service.errors import FormatUnavailableError
+from accountant_service.guarantee import warn_about_delta
 
 _FOLDER: Final = Path(__file__).parent / "templates"
 _PRIORS: Final = (0.01, 0.1, 0.5)
@@ -50,10 +53,6 @@ SUFFIXES: Final = {
 }
 
 
-class PdfUnavailableError(RuntimeError):
-    """The library that writes PDF is not installed, or lacks a system library."""
-
-
 def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
     """Return a report in a format.
 
@@ -63,7 +62,7 @@ def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
         tier: of the deployments registry; other formats ignore it.
 
     Raises:
-        PdfUnavailableError: PDF is wanted and WeasyPrint cannot be used.
+        FormatUnavailableError: PDF is wanted and WeasyPrint cannot be used.
     """
     match wanted:
         case Format.HTML:
@@ -78,6 +77,11 @@ def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
             return write_model_card(facts).encode()
         case Format.NIST:
             return write_questions(facts).encode()
+
+
+def render_certificate(document: Mapping[str, Any], wanted: Format, tier: Tier = 3) -> bytes:
+    """Return the report of a run in a format, from a valid certificate."""
+    return render(facts_of_certificate(document), wanted, tier)
 
 
 def render_html(facts: Facts) -> str:
@@ -101,7 +105,7 @@ def render_html(facts: Facts) -> str:
             stopping=None if run is None else sentences.describe_stopping(run),
             conditions=sentences.list_conditions(facts),
             unprotected=sentences.list_unprotected(facts),
-            warning=sentences.warn_about_delta(facts.dataset.size, facts.budget.delta),
+            warning=warn_about_delta(facts.dataset.size, facts.budget.delta),
             questions=list_questions(facts),
         )
     )
@@ -171,7 +175,7 @@ def _write_pdf(html: str) -> bytes:
     try:
         import weasyprint
     except (ImportError, OSError) as error:  # OSError: Pango is not installed
-        raise PdfUnavailableError(
+        raise FormatUnavailableError(
             f"PDF needs WeasyPrint and Pango ({error}). Install them with "
             "pip install 'privacy-accountant[report]' and, on Debian, apt-get install "
             "libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0; or ask for html and print it"

@@ -185,17 +185,6 @@ def list_unprotected(facts: Facts) -> tuple[str, ...]:
     )
 
 
-def warn_about_delta(size: int | None, delta: float) -> str | None:
-    """Return a warning if δ is not below one over the number of records; else None."""
-    if size is None or delta * size < 1:
-        return None
-    return (
-        f"δ = {number_format.round_up(delta)} is not below 1/{size}, one over the number of "
-        "records. A mechanism that publishes one record chosen at random would be allowed. "
-        "Choose a δ far below that"
-    )
-
-
 def describe_numbers(promise: Promise) -> Iterator[tuple[str, str]]:
     """Yield the numbers of a promise, each with its name, rounded up."""
     attacks = promise.attacks

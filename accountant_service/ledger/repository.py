@@ -489,6 +489,11 @@ class Transaction:
         )
         return [_read_reservation(row) for row in rows]
 
+    def count_reservations(self, dataset: Dataset) -> int:
+        """Return the number of a dataset's reservations."""
+        counted = select(func.count()).where(RESERVATION.c.dataset == dataset.identifier)
+        return int(self.connection.execute(counted).scalar_one())
+
     def list_reservations_page(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
         """Return a page of a dataset's reservations: open ones first, then the latest lease."""
         closed = RESERVATION.c.state != State.OPEN.value

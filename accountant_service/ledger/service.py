@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import CodedError
+from accountant_service.guarantee import warn_about_delta
 from accountant_service.ledger import certificate, hash_chain, plans, rules
 from accountant_service.ledger.api_keys import (
     Scope,
@@ -176,6 +177,9 @@ class Ledger:
             preview: what the budget admits; part of the answer.
         """
         require_unbound(request.key, Scope.OWNER)
+        warning = warn_about_delta(new.size, new.delta)
+        if warning is not None:
+            preview = replace(preview, warnings=(*preview.warnings, warning))
         dataset = Dataset(
             uuid.uuid4().hex,
             new.name,
@@ -382,6 +386,15 @@ class Ledger:
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             return dataset, reading.list_reservations_page(dataset, skip, limit)
+
+    def read_runs(
+        self, key: KeyRecord, name: str, limit: int
+    ) -> tuple[Dataset, list[Reservation], int]:
+        """Return a dataset, at most `limit` of its reservations, and their number in all."""
+        dataset = self.find_dataset(key, name)
+        with self._repository.reading() as reading:
+            runs = reading.list_reservations_page(dataset, 0, limit)
+            return dataset, runs, reading.count_reservations(dataset)
 
     def find_last_run(self, key: KeyRecord, name: str) -> tuple[Dataset, Reservation | None]:
         """Return a dataset, and the run that its last entry is about, if there is one."""

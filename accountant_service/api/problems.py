@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
+from accountant_service import number_format
 from accountant_service.api.schemas import ProblemView
 from accountant_service.computation_processes import ReportedError
 from accountant_service.errors import BoundsContradictError, CodedError
@@ -24,6 +25,7 @@ from accountant_service.mechanisms import MechanismError
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 INTERNAL_ERROR: Final = "internal-error"
+_SIGNS: Final = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 _NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # as in `ledger_schemas`, which imports this
 INVALID_REQUEST: Final = "invalid-request"
 REQUEST_ID: Final = "X-Request-ID"
@@ -194,6 +196,9 @@ def _describe_validation_error(error: Mapping[str, Any]) -> str:
                 "must begin with a letter or digit, and have only letters, digits, dots, dashes "
                 "and underscores"
             )
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            ((limit, value),) = error["ctx"].items()
+            return f"must be {_SIGNS[limit]} {number_format.round_nearest(value, 12)}"
         case _:
             message = str(error["msg"])
             return message.replace("Input should be", "must be").replace("Value error, ", "")

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from accountant_service import __version__
 from accountant_service.cli.encoding import prepare_output
 
+_CONFIGURATION_ERRORS: Final = ("pydantic_core._pydantic_core", "sqlalchemy.exc")  # not imported
 _UsageError: Any = typer.BadParameter.__base__  # the base of every fault in how it is called
 
 
@@ -103,6 +104,16 @@ class _LazyGroup(TyperGroup):
             from accountant_service.cli.problems import build_problem, exit_with
 
             exit_with(build_problem(error.format_message()), {}, as_json=True)
+        except Exception as error:
+            if type(error).__module__ not in _CONFIGURATION_ERRORS:
+                raise
+            from accountant_service.cli.configuration import describe_fault
+
+            described = describe_fault(error)
+            if described is None:
+                raise
+            typer.echo(f"error: {described}", err=True)
+            raise typer.Exit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the called command's name, the command itself, and the other arguments."""

@@ -319,11 +319,11 @@ def open_ledger() -> Iterator[LedgerAccess]:
     if key:
         yield ServiceAccess(os.environ.get(SERVICE_VARIABLE) or DEFAULT_SERVICE, key)
         return
+    from accountant_service.cli.opening import open_configured
     from accountant_service.ledger import database
-    from accountant_service.settings import Settings
 
     try:
-        repository = database.open_repository(Settings().database)
+        repository = open_configured()
     except database.NewerDatabaseError as error:
         raise CommandProblemError(build_problem(str(error), code="ledger-error")) from None
     try:

@@ -14,6 +14,7 @@ from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
     BatchSize,
+    Epochs,
     Mechanisms,
     NoiseMultiplier,
     SampleRate,
@@ -192,6 +193,7 @@ def quote(
     sample_rate: SampleRate = None,
     batch_size: BatchSize = None,
     steps: Steps = None,
+    epochs: Epochs = None,
     mechanism: Mechanisms = None,
     as_json: AsJson = False,
 ) -> None:
@@ -201,6 +203,7 @@ def quote(
         "sample_rate": sample_rate,
         "batch_size": batch_size,
         "steps": steps,
+        "epochs": epochs,
     }
 
     def ask(ledger: LedgerAccess) -> Json:

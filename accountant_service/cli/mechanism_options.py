@@ -71,6 +71,13 @@ Steps = Annotated[
         help="T: number of steps.", rich_help_panel=PANEL,
     ),
 ]  # fmt: skip
+Epochs = Annotated[
+    Any,
+    typer.Option(
+        "--epochs", "-e", parser=parse_number, metavar="NUMBER",
+        help="Instead of --steps, with --batch-size.", rich_help_panel=PANEL,
+    ),
+]  # fmt: skip
 Mechanisms = Annotated[
     list[str] | None,
     typer.Option("--mechanism", "-m", help=MECHANISM_HELP, rich_help_panel=PANEL),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import typer
 from pydantic import BaseModel, ValidationError
 
+from accountant_service import number_format
 from accountant_service.api import problems
 from accountant_service.cli.printing import print_problem
 from accountant_service.errors import CodedError
@@ -89,11 +91,12 @@ def _say_given(fault: Mapping[str, str], given: Json) -> dict[str, str]:
         else:
             value = value.get(part) if isinstance(value, dict) else None
     said = fault["message"]
-    if isinstance(value, str | int | float) and not isinstance(value, bool) and value not in ("",):
-        text = value if isinstance(value, str) else f"{value:.17g}"
-        if len(text) <= 60 and text not in said:
-            said = f"{said}, not {text}"
-    return {**fault, "message": said}
+    is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if not is_shown or said.startswith("is ") or ", not " in said:
+        return dict(fault)
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    text = number_format.round_nearest(value, 12) if is_number else repr(value)
+    return {**fault, "message": f"{said}, not {text}" if len(text) <= 60 else said}
 
 
 def run_or_exit(
@@ -131,7 +134,7 @@ def translate(problem: Json, options: Mapping[str, str]) -> Json:
         rename = _rename_only_long_names(options)
     else:
         rename = _rename_names(options)
-    faults = []
+    faults: list[Json] = []
     for fault in problem.get("errors", []):
         option = _find_option(fault["pointer"], options)
         named = {} if option is None else {"option": option}
@@ -155,6 +158,13 @@ def _find_option(pointer: str, options: Mapping[str, str]) -> str | None:
     return None
 
 
+_DATASET_WORDS: Final = {  # of commands that take the number of records from the ledger
+    "dataset_size and batch_size": "batch_size",
+    "epochs beside dataset_size": "epochs beside batch_size",
+    "at most dataset_size": "at most the number of records",
+}
+
+
 def _names(options: Mapping[str, str]) -> dict[str, str]:
     """Return the option of each field name."""
     return {
@@ -166,7 +176,18 @@ def _names(options: Mapping[str, str]) -> dict[str, str]:
 
 def _rename_names(options: Mapping[str, str]) -> Callable[[str], str]:
     """Return a function that replaces the names of fields in a message by their options."""
-    return _renaming(_names(options))
+    names = _names(options)
+    rename = _renaming(names)
+    if "dataset_size" in names:
+        return rename
+
+    def rename_without_size(message: str) -> str:
+        """Rename the fields of a message that may speak of the dataset's size."""
+        for words, others in _DATASET_WORDS.items():
+            message = message.replace(words, others)
+        return rename(message)
+
+    return rename_without_size
 
 
 def _rename_only_long_names(options: Mapping[str, str]) -> Callable[[str], str]:
@@ -178,7 +199,6 @@ def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
     """Return a function that replaces these words."""
     if not names:
         return lambda message: message
-    pattern = re.compile(
-        rf"(?<![-\w])(?<!\d )(?<!whole )({'|'.join(sorted(names, key=len, reverse=True))})(?![-\w])"
-    )
+    words = "|".join(sorted(names, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![-\"\w])(?<!\d )(?<!whole )({words})(?![-\w])")
     return lambda message: pattern.sub(lambda found: names[found[1]], message)

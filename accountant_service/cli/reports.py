@@ -20,7 +20,7 @@ _FILE: Final = "certificate"  # the command that `accountant report FILE` means
 
 
 class _FileGroup(TyperGroup):
-    """A group of commands; an argument that is none of them is a certificate's file."""
+    """A group of commands; another argument is a certificate's file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the command for a certificate before a file's name."""

@@ -16,6 +16,7 @@ from accountant_service.api import ledger_schemas as bodies
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.mechanism_options import (
     BatchSize,
+    Epochs,
     Mechanisms,
     NoiseMultiplier,
     SampleRate,
@@ -108,6 +109,7 @@ def reserve(
     sample_rate: SampleRate = None,
     batch_size: BatchSize = None,
     steps: Steps = None,
+    epochs: Epochs = None,
     mechanism: Mechanisms = None,
     purpose: Annotated[str, typer.Option(help="A note that the ledger keeps.")] = "",
     lease_seconds: LeaseSeconds = None,
@@ -119,6 +121,7 @@ def reserve(
         "sample_rate": sample_rate,
         "batch_size": batch_size,
         "steps": steps,
+        "epochs": epochs,
     }
 
     def ask(ledger: LedgerAccess) -> Json:

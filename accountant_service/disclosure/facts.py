@@ -209,7 +209,7 @@ def _run_of_certificate(document: Json, relation: NeighbouringRelation, dates: J
         method=claim["method"],
         status=claim["status"],
         epsilon_lower=certified.get("epsilon_lower"),
-        assumptions=tuple(claim["assumptions"]),
+        assumptions=tuple(claim.get("assumptions", ())),
         gaps=tuple(certificate.list_gaps(dict(document))),
         ended=dates.get("run_ended"),
         **declared,

@@ -22,10 +22,12 @@ _FILE: Final = "certificate"  # the command that `accountant report FILE` means
 class _FileGroup(TyperGroup):
     """A group of commands; another argument is a certificate's file."""
 
+    default_command = _FILE
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the command for a certificate before a file's name."""
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            args = [_FILE, *args]
+            args = [self.default_command, *args]
         return super().parse_args(ctx, args)
 
 

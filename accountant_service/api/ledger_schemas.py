@@ -480,4 +480,5 @@ EXAMPLES: Final[dict[str, Any]] = {
     "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…"},
     "KeysView": {"items": [_KEY]},
     "Scope": "run",
+    "Format": "html",
 }

@@ -15,7 +15,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY accountant_service accountant_service
 COPY training_client training_client
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install --no-cache-dir --constraint constraints.txt '.[postgres,otel]'
+    pip install --no-cache-dir --constraint constraints.txt '.[postgres,otel,report]'
 
 FROM build AS train
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
@@ -26,6 +26,11 @@ ENTRYPOINT ["accountant-train"]
 CMD ["run"]
 
 FROM base AS service
+# for reports as PDF: WeasyPrint draws with Pango, in a font with Greek letters
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends \
+    libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0 fonts-dejavu-core \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/accountant /opt/accountant
 USER accountant
 WORKDIR /data

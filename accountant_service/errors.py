@@ -8,6 +8,7 @@ CodedError                     any failure with a stable code and an HTTP status
 │   ├── ToleranceNotReachedError   the proved interval is wider than requested
 │   ├── UnreachableTargetError     no allowed parameter reaches the target
 │   └── BoundsContradictError      two proved bounds contradict each other
+├── FormatUnavailableError     a report cannot be written in a format on this machine
 └── LedgerError                the ledger refuses a request: see `accountant_service.ledger.errors`
 
 InvalidArgumentError           an argument of a function of the package, not of a request
@@ -58,6 +59,12 @@ class CodedError(Exception):
 def _restore(kind: type[CodedError], args: tuple[Any, ...]) -> CodedError:
     """Recreate a pickled error without calling its `__init__`."""
     return kind.__new__(kind, *args)
+
+
+class FormatUnavailableError(
+    CodedError, code="format-unavailable", title="The report cannot be written in this format"
+):
+    """A library that writes a format of reports is not installed."""
 
 
 class AccountingError(CodedError, code="accounting-error", title="The question has no answer"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from accountant_service import __version__
+from accountant_service import __version__, number_format
 
 
 class Status(StrEnum):
@@ -86,3 +86,19 @@ class Guarantee:
     conversion: str | None = None
     warnings: tuple[str, ...] = ()
     accountant_version: str = field(default=__version__)
+
+
+def warn_about_delta(size: int | None, delta: float) -> str | None:
+    """Return a warning if δ is not below one over the number of records; else None.
+
+    Args:
+        size: the number of records, if it is known.
+        delta: δ of a guarantee or a budget.
+    """
+    if size is None or delta * size < 1:
+        return None
+    return (
+        f"δ = {number_format.round_up(delta)} is not below 1/{size}, one over the number of "
+        "records. A mechanism that publishes one record chosen at random would be allowed. "
+        "Choose a δ far below that"
+    )

@@ -29,8 +29,9 @@ from accountant_service.errors import (
     UnreachableTargetError,
 )
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation
-from accountant_service.mechanisms import DpSgd, canonical_form
+from accountant_service.mechanisms import Composed, DpSgd, Mechanism, canonical_form
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN, RATE_MIN
+from accountant_service.number_format import round_nearest as shown
 from accountant_service.numerics.floats import search
 from accountant_service.risk import RiskMeasure
 
@@ -45,10 +46,12 @@ class SolverTarget(ABC):
     Attributes:
         relation: the neighbouring relation.
         tolerance: relative width that proved intervals should have.
+        earlier: releases made before the run, which count towards the target; or None.
     """
 
     relation: NeighbouringRelation
     tolerance: float
+    earlier: Mechanism | None
 
     @abstractmethod
     def log_ratio(self, run: DpSgd) -> float:
@@ -88,8 +91,9 @@ class SolverTarget(ABC):
         return None
 
     def question(self, run: DpSgd) -> Question:
-        """Return the question about a run, under the target's relation and tolerance."""
-        return Question(canonical_form(run), self.relation, self.tolerance)
+        """Return the question about a run after the earlier releases."""
+        released = run if self.earlier is None else Composed((self.earlier, run))
+        return Question(canonical_form(released), self.relation, self.tolerance)
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class Target(SolverTarget):
         epsilon: largest ε allowed.
         delta: δ of the target.
         tolerance: relative width that proved intervals should have.
+        earlier: releases made before the run, which count towards the target; or None.
     """
 
     accountant: Accountant
@@ -109,6 +114,7 @@ class Target(SolverTarget):
     epsilon: float
     delta: float
     tolerance: float = TOLERANCE
+    earlier: Mechanism | None = None
 
     def guarantee(self, run: DpSgd) -> Guarantee:
         """Return the run's guarantee at the target's δ, checked against the certified interval."""
@@ -144,7 +150,7 @@ class Target(SolverTarget):
 
     def __str__(self) -> str:
         """Return ε, δ and the method."""
-        return f"ε = {self.epsilon:g} at δ = {self.delta:g} with {self.accountant.name}"
+        return f"ε = {shown(self.epsilon)} at δ = {shown(self.delta)} with {self.accountant.name}"
 
 
 @dataclass(frozen=True)
@@ -156,12 +162,14 @@ class RiskTarget(SolverTarget):
         relation: the neighbouring relation.
         limit: largest risk allowed, above that of guessing.
         tolerance: relative width that proved intervals should have.
+        earlier: releases made before the run, which count towards the target; or None.
     """
 
     measure: RiskMeasure
     relation: NeighbouringRelation
     limit: float
     tolerance: float = TOLERANCE
+    earlier: Mechanism | None = None
 
     def guarantee(self, run: DpSgd) -> Guarantee:
         """Return the (ε, δ) that bounds the risk."""
@@ -193,7 +201,7 @@ class RiskTarget(SolverTarget):
 
     def __str__(self) -> str:
         """Return the measure and the limit."""
-        return f"{self.measure.name} = {self.limit:g}"
+        return f"{self.measure.name} = {shown(self.limit)}"
 
 
 def _log_ratio(cost: float, limit: float) -> float:
@@ -372,7 +380,8 @@ def _solve(
                 target.guarantee(with_value(most_private))
                 low, high = sorted((most_private, least_private))
                 raise UnreachableTargetError(
-                    f"no {quantity} between {low:g} and {high:g} reaches {target}: allow more, "
+                    f"no {quantity} between {shown(low)} and {shown(high)} reaches {target}: "
+                    f"allow more, "
                     "or fewer steps"
                 )
             unfit, ratio = fit, 4.0

@@ -92,12 +92,15 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
         "/v1/datasets/{name}/reservations",
         {"mechanism": SHORT, "lease_seconds": 3600.0, "purpose": "a first model"},
     ),
+    ("GET", "/v1/datasets/{name}/reservations", None),
     ("GET", "/v1/reservations/{identifier}", None),
     ("POST", "/v1/reservations/{identifier}/grants", {"steps": 50, "sequence": 0}),
     ("POST", "/v1/reservations/{identifier}/renew", {"lease_seconds": 7200.0}),
-    ("POST", "/v1/reservations/{identifier}/commit", {}),
+    ("POST", "/v1/reservations/{identifier}/commit", {"clip_norm": 1.0}),
     ("POST", "/v1/reservations/{identifier}/release", {}),
     ("GET", "/v1/reservations/{identifier}/certificate", None),
+    ("GET", "/v1/reservations/{identifier}/report", None),
+    ("GET", "/v1/datasets/{name}/report", None),
     ("GET", "/v1/datasets/{name}/running-total", None),
     ("GET", "/v1/datasets/{name}/entries", None),
     ("PUT", "/v1/datasets/{name}/caps/teams/{team}", {"share": 0.3}),
@@ -305,6 +308,7 @@ def _shorten_answer(answer: Any, name: str = "") -> Any:
     if isinstance(answer, str):
         short = re.sub(r"\b(sha256:)?([0-9a-f]{4})[0-9a-f]{12,}\b", r"\1…", answer)
         short = re.sub(r"\b(\d{4})\d{8,}\b", r"\1…", short)
+        short = re.sub(r"\b\d{4}-\d\d-\d\dT[\d:]+Z", "2026-11-21T16:33:35Z", short)
         return re.sub(r"\bpa_.*", "pa_…", short)
     return answer
 

@@ -179,8 +179,12 @@ class Allowance(ABC):
         claim too small an ε.
         """
 
-    def commit(self) -> Json | None:
-        """End the run, and return the ledger's certificate if there is a ledger."""
+    def commit(self, model_sha256: str | None = None) -> Json | None:  # noqa: ARG002
+        """End the run, and return the ledger's certificate if there is a ledger.
+
+        Args:
+            model_sha256: the hash of the model's file, which the certificate then names.
+        """
         return None
 
     @abstractmethod
@@ -483,14 +487,17 @@ class LedgerBudget(Allowance):
         """The dataset's neighbouring relation, for which the run's guarantee is computed."""
         return str(self.service.dataset(self.dataset).get("neighbouring_relation"))
 
-    def commit(self) -> Json:
+    def commit(self, model_sha256: str | None = None) -> Json:
         """End the run in the ledger, free steps that were not granted, and return the certificate.
 
-        The reservation may have ended before: its lease expired, or an earlier process committed it
+        The certificate names the clip norm and, if it is given, the hash of the model's file. The
+        reservation may have ended before: its lease expired, or an earlier process committed it
         and failed before it got the certificate.
         """
         if self.reservation.state == _OPEN:
-            self.reservation = self.service.commit(self.reservation)
+            self.reservation = self.service.commit(
+                self.reservation, self.plan.clip_norm, model_sha256
+            )
         return self.service.certificate(self.reservation)
 
 

@@ -37,6 +37,7 @@ _RETRIED: Final = frozenset({429, _INTERNAL_ERROR, 502, 503, 504})
 PLD: Final = "pld"  # the accounting method that proves each of its guarantees
 ADD_OR_REMOVE_ONE: Final = "add_or_remove_one"
 _PROVEN: Final = "proven"
+_INVALID_REQUEST: Final = "invalid-request"
 _ESTIMATE: Final = "estimate"  # one of the method's hypotheses does not hold
 
 Json = Mapping[str, Any]
@@ -490,9 +491,27 @@ class AccountingService:
         """Restart a reservation's lease."""
         return self._change_state(reservation, "renew")
 
-    def commit(self, reservation: Reservation) -> Reservation:
-        """End a finished run; budget of steps that were not granted becomes free again."""
-        return self._change_state(reservation, "commit")
+    def commit(
+        self,
+        reservation: Reservation,
+        clip_norm: float | None = None,
+        model_sha256: str | None = None,
+    ) -> Reservation:
+        """End a finished run; budget of steps that were not granted becomes free again.
+
+        Args:
+            reservation: the run's reservation.
+            clip_norm: the bound on what one record contributes to a step, for the certificate.
+            model_sha256: the hash of the trained model's file, for the certificate.
+        """
+        stated = {"clip_norm": clip_norm, "model_sha256": model_sha256}
+        body = {name: value for name, value in stated.items() if value is not None}
+        try:
+            return self._change_state(reservation, "commit", body)
+        except ServiceRefusedError as error:
+            if not body or error.code != _INVALID_REQUEST:
+                raise
+            return self._change_state(reservation, "commit")  # an older service takes no facts
 
     def release(
         self, reservation: Reservation, patience_seconds: float | None = None

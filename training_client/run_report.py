@@ -94,7 +94,8 @@ def settle(allowance: Allowance, steps: int, folder: str | Path, claim: Json | N
         )
     home = Path(folder)
     (home / CERTIFICATE).unlink(missing_ok=True)  # an earlier run's
-    write_json(home / PRIVACY, claim or allowance.guarantee(steps).document)
-    certificate = allowance.commit()  # last, for it may fail
+    document = claim or allowance.guarantee(steps).document
+    write_json(home / PRIVACY, document)
+    certificate = allowance.commit(document.get("model_sha256"))  # last, for it may fail
     if certificate is not None:
         write_json(home / CERTIFICATE, certificate)

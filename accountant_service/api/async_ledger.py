@@ -25,6 +25,9 @@ from accountant_service.api.ledger_views import (
     reservation_view,
 )
 from accountant_service.computation_processes import ProcessPool
+from accountant_service.disclosure.deployments_registry import Tier
+from accountant_service.disclosure.facts import RUNS_MAX, facts_of_dataset
+from accountant_service.disclosure.rendering import Format, render, render_certificate
 from accountant_service.errors import CodedError, TooExpensiveError
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, plans, service
@@ -36,9 +39,11 @@ from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote, StepsLeft
 from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
 from accountant_service.ledger.rules import (
+    NOTHING_DECLARED,
     Cap,
     CapUse,
     Dataset,
+    Declaration,
     EntryKind,
     HolderKind,
     NewDataset,
@@ -224,6 +229,31 @@ class AsyncLedger:
         _remember(self._steps_left, dataset.identifier, (dataset.version, found))
         return found
 
+    async def report_on_dataset(
+        self, key: KeyRecord, name: str, wanted: Format, tier: Tier
+    ) -> bytes:
+        """Return the report of a dataset in a format."""
+        await self.get_dataset(key, name)  # expires ended leases
+        found = await self._read(self._ledger.read_runs, key, name, RUNS_MAX)
+        return await self._calculate(key, _render_dataset, *found, now(), wanted, tier)
+
+    async def report_on_run(
+        self, key: KeyRecord, identifier: str, wanted: Format, tier: Tier
+    ) -> bytes:
+        """Return the report of a run that has ended in a format."""
+        document = await self.issue_certificate(key, identifier)
+        return await self._calculate(key, render_certificate, document, wanted, tier)
+
+    async def list_runs(self, key: KeyRecord, name: str, cursor: str) -> Json:
+        """Return a page of a dataset's reservations: open ones first, then the latest lease."""
+        skip = int(cursor) if cursor.isdecimal() and len(cursor) < 10 else 0
+        dataset, found = await self._read(
+            self._ledger.list_reservations, key, name, skip, RUNS_MAX + 1
+        )
+        items = [reservation_view(dataset, run) for run in found[:RUNS_MAX]]
+        following = str(skip + RUNS_MAX) if len(found) > RUNS_MAX else None
+        return {"items": items, "next_cursor": following}
+
     async def list_entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
         """Return a page of the ledger's entries for a dataset."""
         after = int(cursor) if cursor.isdecimal() and len(cursor) < 19 else 0
@@ -370,23 +400,29 @@ class AsyncLedger:
         """Charge the next steps of a reservation."""
         return await self._write_to_run(self._ledger.grant, request, identifier, steps, sequence)
 
-    async def commit(self, request: WriteRequest, identifier: str) -> StoredAnswer:
-        """End a finished run: its granted steps are spent."""
-        return await self._end_run(request, identifier, EntryKind.COMMIT)
+    async def commit(
+        self, request: WriteRequest, identifier: str, declared: Declaration = NOTHING_DECLARED
+    ) -> StoredAnswer:
+        """End a finished run: its granted steps are spent. Its program may declare facts."""
+        return await self._end_run(request, identifier, EntryKind.COMMIT, declared)
 
     async def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
         """End an abandoned run: steps that were not granted return to the budget."""
         return await self._end_run(request, identifier, EntryKind.RELEASE)
 
     async def _end_run(
-        self, request: WriteRequest, identifier: str, kind: EntryKind
+        self,
+        request: WriteRequest,
+        identifier: str,
+        kind: EntryKind,
+        declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
         """End a run; if its refund must be computed first, compute it and try again."""
         refund: tuple[int, Amounts] | None = None
         for _ in range(service.ATTEMPTS):
             try:
                 return await self._write_to_run(
-                    self._ledger.close_run, request, identifier, kind, refund
+                    self._ledger.close_run, request, identifier, kind, refund, declared
                 )
             except ChargeOutdatedError:
                 dataset, run = await self._read(
@@ -420,6 +456,18 @@ class AsyncLedger:
         await self.get_reservation(key, identifier)  # expires an ended lease
         ended = await self._read(self._ledger.read_ended_run, key, identifier)
         return await self._calculate(key, certificate.issue, *ended, now())
+
+
+def _render_dataset(
+    dataset: Dataset,
+    runs: Sequence[Reservation],
+    runs_in_all: int,
+    at: int,
+    wanted: Format,
+    tier: Tier,
+) -> bytes:
+    """Return the report of a dataset in a format. Runs in a computation process."""
+    return render(facts_of_dataset(dataset, runs, runs_in_all, at), wanted, tier)
 
 
 def _remember(memory: dict[Any, Any], name: Any, found: Any) -> None:

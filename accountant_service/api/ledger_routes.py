@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Request
-from pydantic import BaseModel
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from pydantic import BaseModel, BeforeValidator
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from accountant_service.api import ledger_schemas as bodies
 from accountant_service.api import ledger_views, problems, schemas, views
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.routes import StrictRoute
+from accountant_service.disclosure.rendering import MEDIA_TYPES, Format
 from accountant_service.ledger.api_keys import Keys, Scope, require_scope, require_unbound
 from accountant_service.ledger.errors import UnknownSubjectError
 from accountant_service.ledger.plans import Quote
@@ -77,6 +78,38 @@ Idempotency = Annotated[
         description="a new random value for each write; the same value when it is repeated",
     ),
 ]
+
+
+Wanted = Annotated[
+    Format,
+    Query(
+        alias="format",
+        description="`json` has all facts; `registry` is the YAML record of the OpenDP deployments "
+        "registry, `model-card` and `nist` are Markdown",
+    ),
+]
+RegistryTier = Annotated[
+    Literal[1, 2, 3],
+    BeforeValidator(lambda text: int(text) if text in ("1", "2", "3") else text),
+    Query(description="of the registry's record; other formats ignore it"),
+]
+_FORMATS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The report in the requested format",
+        "content": {kind.partition(";")[0]: {} for kind in MEDIA_TYPES.values()},
+    }
+}
+_REPORT_HEADERS: Final = {  # a report has its styles inside and loads nothing
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+def report_response(report: bytes, wanted: Format) -> Response:
+    """Return the response that holds a report in a format."""
+    return Response(report, 200, dict(_REPORT_HEADERS), media_type=MEDIA_TYPES[wanted])
 
 
 def _build_write_request(
@@ -142,6 +175,14 @@ async def dataset(name: Name, key: Key, ledger: TheLedger) -> Response:
     return _json_response(await ledger.get_dataset(key, name))
 
 
+@router.get("/v1/datasets/{name}/report", response_model=dict[str, Any], responses=_FORMATS)
+async def dataset_report(
+    name: Name, key: Key, ledger: TheLedger, wanted: Wanted = Format.JSON, tier: RegistryTier = 3
+) -> Response:
+    """Get the report of a dataset: what is promised to its people, and what attackers achieve."""
+    return report_response(await ledger.report_on_dataset(key, name, wanted, tier), wanted)
+
+
 @router.post("/v1/datasets/{name}/quotes", response_model=bodies.QuoteView)
 async def quote(name: Name, body: bodies.QuoteRequest, key: Key, ledger: TheLedger) -> Response:
     """Quote a plan: whether it fits the remaining budget, and what would fit. Charges nothing."""
@@ -166,6 +207,12 @@ async def running_total(name: Name, key: Key, ledger: TheLedger) -> Response:
     """Get the ε of all granted steps, accounted as one plan. It is an estimate, not a guarantee."""
     found = views.guarantee(await ledger.estimate_running_total(key, name)).model_dump()
     return _json_response(found | {"scope": "running_total"})
+
+
+@router.get("/v1/datasets/{name}/reservations", response_model=bodies.ReservationsView)
+async def reservations(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
+    """List the reservations of a dataset page by page: open ones first, then the latest lease."""
+    return _json_response(await ledger.list_runs(key, name, cursor))
 
 
 @router.post(
@@ -198,6 +245,20 @@ async def certificate(identifier: Name, key: Key, ledger: TheLedger) -> Response
     return _json_response(await ledger.issue_certificate(key, identifier))
 
 
+@router.get(
+    "/v1/reservations/{identifier}/report", response_model=dict[str, Any], responses=_FORMATS
+)
+async def run_report(
+    identifier: Name,
+    key: Key,
+    ledger: TheLedger,
+    wanted: Wanted = Format.JSON,
+    tier: RegistryTier = 3,
+) -> Response:
+    """Get the report of a run that has ended, written from its certificate."""
+    return report_response(await ledger.report_on_run(key, identifier, wanted, tier), wanted)
+
+
 @router.post("/v1/reservations/{identifier}/grants", response_model=bodies.ReservationView)
 async def grant(
     identifier: Name,
@@ -215,18 +276,16 @@ async def grant(
 @router.post("/v1/reservations/{identifier}/commit", response_model=bodies.ReservationView)
 async def commit(
     identifier: Name,
-    body: bodies.NothingRequest,
+    body: bodies.CommitRequest,
     request: Request,
     key: Key,
     ledger: TheLedger,
     idempotency_key: Idempotency = None,
 ) -> Response:
     """End a finished run; steps that were not granted return to the budget."""
-    return _stored_response(
-        await ledger.commit(
-            _build_write_request(request, key, idempotency_key, _body_as_json(body)), identifier
-        )
-    )
+    stated = body.model_dump(mode="json", exclude_none=True)
+    write = _build_write_request(request, key, idempotency_key, stated)
+    return _stored_response(await ledger.commit(write, identifier, body.to_declaration()))
 
 
 @router.post("/v1/reservations/{identifier}/release", response_model=bodies.ReservationView)

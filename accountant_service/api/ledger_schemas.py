@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from accountant_service.api.schemas import AffordableView, DeltaField, MechanismField, ProblemView
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.api_keys import Scope
-from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.rules import SHA256_PATTERN, Declaration, NewDataset
 
 LEASE_SECONDS: Final = 3600.0
 _LEASE_SECONDS_MAX: Final = 30 * 86400.0
@@ -120,6 +120,26 @@ class RenewRequest(_Body):
     """A new lease, starting now."""
 
     lease_seconds: LeaseField = LEASE_SECONDS
+
+
+class CommitRequest(_Body):
+    """The end of a finished run, with facts that its program may state for the certificate."""
+
+    clip_norm: Annotated[
+        float | None,
+        Field(gt=0, description="bound on what one record contributes to a step; not checked"),
+    ] = None
+    model_sha256: Annotated[
+        str | None,
+        Field(
+            pattern=f"^{SHA256_PATTERN}$",
+            description="hash of the trained model's file, in lower-case hexadecimal; not checked",
+        ),
+    ] = None
+
+    def to_declaration(self) -> Declaration:
+        """Return the facts that the program states."""
+        return Declaration(self.clip_norm, self.model_sha256)
 
 
 class NothingRequest(_Body):
@@ -284,6 +304,13 @@ class ReservationView(BaseModel):
     neighbouring_relation: NeighbouringRelation
 
 
+class ReservationsView(BaseModel):
+    """A page of a dataset's reservations."""
+
+    items: list[ReservationView]
+    next_cursor: str | None
+
+
 class EntriesView(BaseModel):
     """A page of the ledger's entries."""
 
@@ -419,6 +446,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "ReservationRequest": {"mechanism": _RUN, "purpose": "a first model"},
     "GrantRequest": {"steps": 50, "sequence": 0},
     "RenewRequest": {"lease_seconds": 3600},
+    "CommitRequest": {"clip_norm": 1.0},
     "NothingRequest": {},
     "KeyRequest": {
         "scopes": ["run"],
@@ -443,6 +471,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "QuotesView": {"items": [_QUOTE], "together": _TOGETHER},
     "TogetherView": _TOGETHER,
     "ReservationView": _RESERVATION,
+    "ReservationsView": {"items": [_RESERVATION], "next_cursor": None},
     "EntriesView": {
         "items": [{"number": 1, "kind": "create", "hash": "5d41402abc4b2a76b9719d911017c592"}],
         "next_cursor": None,
@@ -451,4 +480,5 @@ EXAMPLES: Final[dict[str, Any]] = {
     "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…"},
     "KeysView": {"items": [_KEY]},
     "Scope": "run",
+    "Format": "html",
 }

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
+from accountant_service import number_format
 from accountant_service.api.schemas import ProblemView
 from accountant_service.computation_processes import ReportedError
 from accountant_service.errors import BoundsContradictError, CodedError
@@ -24,6 +25,9 @@ from accountant_service.mechanisms import MechanismError
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 INTERNAL_ERROR: Final = "internal-error"
+_SIGNS: Final = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+_NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # as in `ledger_schemas`, which imports this
+INVALID_REQUEST: Final = "invalid-request"
 REQUEST_ID: Final = "X-Request-ID"
 NOTES: Final = "accountant.notes"  # the key of a request's `RequestNotes` in its scope
 
@@ -156,7 +160,7 @@ def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     shown = faults[:50]
     first = shown[0] if shown else {"pointer": "", "message": "cannot be read"}
     detail = f"{first['pointer'] or 'the body'} {first['message']}"
-    return document(422, "invalid-request", "The request is malformed", detail, shown)
+    return document(422, INVALID_REQUEST, "The request is malformed", detail, shown)
 
 
 def of_error(error: Exception) -> dict[str, Any]:
@@ -187,6 +191,14 @@ def _describe_validation_error(error: Mapping[str, Any]) -> str:
             return "is not a field of this request"
         case "model_attributes_type" | "dict_type" | "model_type":
             return "must be a JSON object, sent with Content-Type: application/json"
+        case "string_pattern_mismatch" if error["ctx"]["pattern"] == _NAME_PATTERN:
+            return (
+                "must begin with a letter or digit, and have only letters, digits, dots, dashes "
+                "and underscores"
+            )
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            ((limit, value),) = error["ctx"].items()
+            return f"must be {_SIGNS[limit]} {number_format.round_nearest(value, 12)}"
         case _:
             message = str(error["msg"])
             return message.replace("Input should be", "must be").replace("Value error, ", "")

@@ -22,6 +22,7 @@ from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.number_format import round_nearest as shown
 
 MECHANISM_PLACEHOLDER: Final = "x-mechanism"  # replaced by a reference when OpenAPI is built
 
@@ -160,6 +161,10 @@ class _RunRequest(RelationRequest):
     dataset_size: int | None = None
     batch_size: int | None = None
     epochs: float | None = None
+    earlier: Annotated[
+        MechanismField | None,
+        Field(description="releases made before the run; both together must meet the target"),
+    ] = None
 
     solved_for: ClassVar[str]
     placeholder: ClassVar[float]
@@ -184,7 +189,9 @@ class _RunRequest(RelationRequest):
                 raise MechanismError(("/delta", "is required with epsilon"))
             accountant = ACCOUNTANTS[self.method]
             relation = self.neighbouring_relation
-            return solver.Target(accountant, relation, self.epsilon, self.delta)
+            return solver.Target(
+                accountant, relation, self.epsilon, self.delta, earlier=self.earlier
+            )
         if self.method != DEFAULT_METHOD:
             raise MechanismError(("/method", f"must be {DEFAULT_METHOD} for a risk"))
         return self._risk_target(name)
@@ -206,9 +213,12 @@ class _RunRequest(RelationRequest):
         measure, limit = measures[name](), float(getattr(self, name))
         if limit <= measure.least():
             raise MechanismError(
-                (f"/{name}", f"must be above {measure.least():g}, which guessing achieves")
+                (
+                    f"/{name}",
+                    f"must be above {shown(measure.least())}, which guessing achieves",
+                )
             )
-        return solver.RiskTarget(measure, self.neighbouring_relation, limit)
+        return solver.RiskTarget(measure, self.neighbouring_relation, limit, earlier=self.earlier)
 
     def run(self) -> DpSgd:
         """Return the run with a placeholder value for the unknown parameter."""
@@ -229,8 +239,14 @@ class _RunRequest(RelationRequest):
             raise MechanismError(
                 (f"/{self.solved_for}", "is the parameter to solve for: leave it out")
             )
-        self.target()
-        self.run()
+        faults: list[tuple[str, str]] = []
+        for check in (self.target, self.run):
+            try:
+                check()
+            except MechanismError as error:
+                faults += error.faults
+        if faults:
+            raise MechanismError(*faults)
         return self
 
 

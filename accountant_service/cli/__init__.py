@@ -14,6 +14,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from accountant_service import __version__
+from accountant_service.cli.encoding import prepare_output
+
+_CONFIGURATION_ERRORS: Final = ("pydantic_core._pydantic_core", "sqlalchemy.exc")  # not imported
+_UsageError: Any = typer.BadParameter.__base__  # the base of every fault in how it is called
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,11 @@ _COMMANDS: Final = {
     "serve": _Entry(
         "server", "Run the service: the API, its documentation at /docs, health at /healthz."
     ),
+    "dataset": _Entry("datasets", "Create, list, show and quote datasets with a budget."),
+    "run": _Entry("runs", "Reserve, grant and end runs, and get their certificates."),
+    "report": _Entry(
+        "reports", "Report what was promised to whom: for signing, and for registries."
+    ),
     "keys": _Entry("keys", "Create, list and revoke API keys."),
     "ledger": _Entry("ledger", "Verify, show and export the budget ledger."),
     "caps": _Entry("caps", "Limit what teams and keys may take of a dataset's budget."),
@@ -81,6 +90,33 @@ class _LazyGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         listed = {name: TyperCommand(name, help=entry.help) for name, entry in _COMMANDS.items()}
         super().__init__(**attributes | {"commands": listed})
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Run the program; its output is possible in every encoding."""
+        prepare_output()
+        return super().main(*args, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; with --json, a fault in how it is called is printed as a problem."""
+        arguments = [*ctx._protected_args, *ctx.args]
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            if "--json" not in arguments:
+                raise
+            from accountant_service.cli.problems import build_problem, exit_with
+
+            exit_with(build_problem(error.format_message()), {}, as_json=True)
+        except Exception as error:
+            if type(error).__module__ not in _CONFIGURATION_ERRORS:
+                raise
+            from accountant_service.cli.configuration import describe_fault
+
+            described = describe_fault(error)
+            if described is None:
+                raise
+            typer.echo(f"error: {described}", err=True)
+            raise typer.Exit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the called command's name, the command itself, and the other arguments."""

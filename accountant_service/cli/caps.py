@@ -12,6 +12,7 @@ from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.rules import Cap, HolderKind
+from accountant_service.number_format import round_nearest as shown
 
 caps = typer.Typer(
     no_args_is_help=True, help="Limit what teams and keys may take of a dataset's budget."
@@ -46,7 +47,7 @@ def set_cap(
         cap = Cap(kind, holder, share)
         found, use = Caps(repository).set(dataset, cap, by="command-line")
     taken = cap_view(found.policy, use)["share_taken"]
-    print(f"{kind} {holder} may take {share:g} of the budget of {dataset}; taken: {taken:.4g}")
+    print(f"{kind} {holder} may take {shown(share)} of the budget of {dataset}; taken: {taken:.4g}")
 
 
 @caps.command("list")

@@ -12,6 +12,7 @@ from accountant_service import number_format
 from accountant_service.cli.printing import AsJson
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate
+from accountant_service.number_format import round_nearest as shown
 
 verify_app = typer.Typer()
 COMMANDS: Final = {"verify": verify_app}
@@ -62,7 +63,7 @@ def _describe_check(
 def _print_certificate_check(result: dict[str, Any], recomputed: Guarantee) -> None:
     """Print a certificate's recomputed guarantee, covered steps, assumptions and gaps."""
     epsilon = number_format.round_up(recomputed.epsilon)
-    print(f"computed anew: ε = {epsilon} at δ = {recomputed.delta:g}")
+    print(f"computed anew: ε = {epsilon} at δ = {shown(recomputed.delta)}")
     reserved, granted = result["steps_reserved"], result["steps_granted"]
     if reserved is not None:
         print(f"it covers all {reserved} steps reserved; {granted} of them were granted")

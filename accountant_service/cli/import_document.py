@@ -18,6 +18,7 @@ from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.number_format import round_nearest as shown
 
 Json = dict[str, Any]
 
@@ -142,7 +143,8 @@ def _print(answer: Json) -> None:
     table.add_row("cost", _describe_cost(answer))
     for claim in answer["claims"]:
         table.add_row(
-            "claim", f"ε = {claim['epsilon']:g} at δ = {claim['delta']:g}: {claim['status']}"
+            "claim",
+            f"ε = {shown(claim['epsilon'])} at δ = {shown(claim['delta'])}: {claim['status']}",
         )
     console.print(table)
     for finding in answer["findings"]:
@@ -160,7 +162,7 @@ def _describe_cost(answer: Json) -> str:
     claim = answer["guarantee"]
     if claim is None:
         return f"none: {escape(answer['guarantee_reason'])}"
-    text = f"ε ≤ {number_format.round_up(claim['epsilon'])} at δ = {claim['delta']:g}"
+    text = f"ε ≤ {number_format.round_up(claim['epsilon'])} at δ = {shown(claim['delta'])}"
     if claim["certified"] is not None:
         low = number_format.round_down(claim["certified"]["epsilon_lower"])
         text = f"{low} ≤ {text}"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
 
-from accountant_service import mechanisms, number_format
+from accountant_service import mechanisms
 from accountant_service.api.ledger_views import dataset_view, quote_view
+from accountant_service.cli.datasets import describe_budget, describe_quote, describe_shares
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.errors import CodedError
 from accountant_service.ledger import verification
-from accountant_service.ledger.plans import Quote, StepsLeft, count_steps_left, quote_plan
+from accountant_service.ledger.plans import StepsLeft, count_steps_left, quote_plan
 from accountant_service.mechanisms import describe_step
 
 ledger = typer.Typer(no_args_is_help=True, help="Verify, show and export the budget ledger.")
@@ -55,10 +55,8 @@ def show(as_json: AsJson = False) -> None:
     rows = [
         {
             "dataset": view["name"],
-            "budget": f"ε = {view['budget']['epsilon']:g}, δ = {view['budget']['delta']:g}",
-            "spent": f"{number_format.round_up(100 * view['spent']['share'], 3)} %",
-            "held": f"{number_format.round_up(100 * view['held']['share'], 3)} %",
-            "left": f"{number_format.round_down(100 * view['remaining']['share'], 3)} %",
+            "budget": describe_budget(view["budget"]),
+            **describe_shares(view),
             "entries": view["version"],
         }
         for view in views
@@ -108,26 +106,8 @@ def quote(
     except (CodedError, mechanisms.MechanismError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    if as_json:
-        print(json.dumps(quote_view(answer)))
-    else:
-        print("\n".join(_describe_quote(answer)))
-
-
-def _describe_quote(quote: Quote) -> Iterator[str]:
-    """Yield the lines of text that describe a quote."""
-    share = "" if quote.share is None else number_format.round_up(100 * quote.share, 3)
-    yield f"fits; it takes {share} % of the budget" if quote.fits else "does not fit"
-    left, alone = quote.affordable_steps, quote.affordable_alone
-    if left is not None:
-        line = f"steps with this noise: {left} fit what is left"
-        yield line if alone is None else f"{line}; as the only plan of the budget, {alone} would"
-    if quote.least_noise_multiplier is not None:
-        sigma = number_format.round_up(quote.least_noise_multiplier)
-        yield f"noise for all steps: σ = {sigma} is enough"
-    if quote.guarantee is not None:
-        epsilon = number_format.round_up(quote.guarantee.epsilon)
-        yield f"this run alone: ε = {epsilon} at δ = {quote.guarantee.delta:g}"
+    view = quote_view(answer)
+    print(json.dumps(view) if as_json else "\n".join(describe_quote(view)))
 
 
 @ledger.command("export")

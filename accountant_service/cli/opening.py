@@ -7,18 +7,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
+from sqlalchemy import make_url
 
 from accountant_service.ledger import database
-from accountant_service.ledger.errors import LedgerError
+from accountant_service.ledger.errors import DatabaseAwayError, LedgerError
 from accountant_service.ledger.repository import Repository
 from accountant_service.settings import Settings
+
+
+def open_configured() -> Repository:
+    """Open the configured database.
+
+    Raises:
+        NewerDatabaseError: a newer version of this program made its tables.
+        DatabaseAwayError: it does not answer.
+    """
+    url = Settings().database
+    try:
+        return database.open_repository(url)
+    except DatabaseAwayError as error:
+        shown = make_url(url).render_as_string(hide_password=True)
+        cause = getattr(error.__cause__, "orig", None) or error.detail
+        raise type(error)(
+            f"the database {shown} cannot be used: {cause}. Check ACCOUNTANT_DATABASE_URL, or "
+            "start the database"
+        ) from error
 
 
 @contextmanager
 def open_repository() -> Iterator[Repository]:
     """Context manager that opens the configured database, or prints an error and exits."""
     try:
-        repository = database.open_repository(Settings().database)
+        repository = open_configured()
         try:
             yield repository
         finally:

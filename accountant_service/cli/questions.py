@@ -7,23 +7,31 @@ request model and computation, so that both accept, refuse and answer alike.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from inspect import Parameter, Signature
-from pathlib import Path
 from typing import Any, Final
 
 import typer
-from pydantic import ValidationError
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from accountant_service import number_format
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api.computation_cache import ENDPOINTS
-from accountant_service.api.problems import of_error
-from accountant_service.errors import AccountingError
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.cli.encoding import spell
+from accountant_service.cli.mechanism_options import (
+    MECHANISM_HELP,
+    RUN_FIELDS,
+    find_dataset_size,
+    join_mechanisms,
+    parse_count,
+    parse_number,
+    read_mechanisms,
+)
+from accountant_service.cli.printing import is_narrow, open_console, print_records
+from accountant_service.cli.problems import run_or_exit, validate
+from accountant_service.guarantee import NeighbouringRelation, warn_about_delta
 
 Json = dict[str, Any]
 
@@ -31,77 +39,86 @@ _COLOURS: Final = {"proven": "green", "estimate": "yellow", "refuted": "bold red
 
 
 def _option(
-    type_: Any, default: Any, text: str, *flags: str, panel: str | None = None
+    type_: Any, text: str, *flags: str, panel: str | None = None, **settings: Any
 ) -> tuple[Any, Any]:
     """Return a command-line option: its type and default, with help text and flags."""
-    return type_, typer.Option(default, *flags, help=text, rich_help_panel=panel)
+    default = settings.pop("default", None)
+    return type_, typer.Option(default, *flags, help=text, rich_help_panel=panel, **settings)
 
 
-def _risk_option(text: str) -> tuple[Any, Any]:
-    """Return an option of a risk that a run is solved for, instead of ε and δ."""
-    return _option(float | None, None, text, panel="A risk instead of ε and δ")
+def _number(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
+    """Return an option of a number; the request model checks it, with all other options."""
+    return _option(Any, text, *flags, panel=panel, parser=parse_number, metavar="NUMBER")
 
 
-_run_option: Final = partial(_option, panel="The run")
+def _count(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
+    """Return an option of a whole number; the request model checks it."""
+    return _option(Any, text, *flags, panel=panel, parser=parse_count, metavar="INTEGER")
+
+
+_RISK_PANEL: Final = "A risk instead of ε and δ"
+_RUN_PANEL: Final = "The run"
 _OPTIONS: Final = {
-    "epsilon": _option(float, ..., "ε, such as 2.", "--epsilon", "-E"),
-    "delta": _option(float, ..., "δ, such as 1e-5.", "--delta", "-d"),
-    "noise_multiplier": _run_option(
-        float | None,
-        None,
+    "epsilon": _number("ε, such as 2.", "--epsilon", "-E"),
+    "delta": _number("δ, such as 1e-5.", "--delta", "-d"),
+    "noise_multiplier": _number(
         "σ: noise standard deviation over the clip norm.",
         "--noise-multiplier",
         "-s",
+        panel=_RUN_PANEL,
     ),
-    "sample_rate": _run_option(
-        float | None, None, "q: expected batch size over dataset size.", "--sample-rate", "-q"
+    "sample_rate": _number(
+        "q: expected batch size over dataset size.", "--sample-rate", "-q", panel=_RUN_PANEL
     ),
-    "steps": _run_option(int | None, None, "T: number of steps.", "--steps", "-t"),
-    "dataset_size": _run_option(
-        int | None,
-        None,
+    "steps": _count("T: number of steps.", "--steps", "-t", panel=_RUN_PANEL),
+    "dataset_size": _count(
         "Number of records; with --batch-size, instead of --sample-rate.",
         "--dataset-size",
         "-n",
+        panel=_RUN_PANEL,
     ),
-    "batch_size": _run_option(int | None, None, "Expected batch size.", "--batch-size", "-b"),
-    "epochs": _run_option(
-        float | None,
-        None,
+    "batch_size": _count("Expected batch size.", "--batch-size", "-b", panel=_RUN_PANEL),
+    "epochs": _number(
         "Instead of --steps, with --dataset-size and --batch-size.",
         "--epochs",
         "-e",
+        panel=_RUN_PANEL,
     ),
-    "sampling": _run_option(
-        str, "poisson", "How batches are drawn: poisson, fixed_size, balls_in_bins, shuffled, none."
+    "sampling": _option(
+        str | None,
+        "How batches are drawn: poisson (default), fixed_size, balls_in_bins, shuffled, none.",
+        panel=_RUN_PANEL,
     ),
     "mechanism": _option(
-        str | None,
-        None,
-        "Any mechanism as JSON, or @FILE, instead of a run.",
+        list[str] | None,
+        f"Further releases, added to the run if one is described. {MECHANISM_HELP}",
         "--mechanism",
         "-m",
     ),
-    "method": _option(str, DEFAULT_METHOD, "Accounting method: " + ", ".join(ACCOUNTANTS) + "."),
+    "method": _option(
+        str | None,
+        f"Accounting method, {DEFAULT_METHOD} by default. One of {', '.join(ACCOUNTANTS)}.",
+    ),
     "neighbouring_relation": _option(
-        str,
-        NeighbouringRelation.ADD_OR_REMOVE_ONE.value,
-        "One of " + ", ".join(NeighbouringRelation) + ".",
+        str | None, "One of " + ", ".join(NeighbouringRelation) + "; the first by default."
     ),
-    "tolerance": _option(
-        float | None, None, "Largest relative width of the proved interval, such as 1e-6."
+    "tolerance": _number("Largest relative width of the proved interval, such as 1e-6."),
+    "advantage": _number("Largest membership advantage, such as 0.1.", panel=_RISK_PANEL),
+    "attack_success": _number(
+        "Largest success of guessing membership, such as 0.6.", panel=_RISK_PANEL
     ),
-    "advantage": _risk_option("Largest membership advantage, such as 0.1."),
-    "attack_success": _risk_option("Largest success of guessing membership, such as 0.6."),
-    "prior": _risk_option("With --attack-success: probability of membership; 0.5 by default."),
-    "true_positive_rate": _risk_option("Largest rate, with --false-positive-rate."),
-    "false_positive_rate": _risk_option("With --true-positive-rate, such as 0.001."),
-    "mu": _risk_option("Gaussian DP, up to --delta if that is given."),
-    "as_json": _option(bool, False, "Print the API's JSON answer.", "--json"),
+    "prior": _number(
+        "With --attack-success: probability of membership; 0.5 by default.", panel=_RISK_PANEL
+    ),
+    "true_positive_rate": _number("Largest rate, with --false-positive-rate.", panel=_RISK_PANEL),
+    "false_positive_rate": _number("With --true-positive-rate, such as 0.001.", panel=_RISK_PANEL),
+    "mu": _number("Gaussian DP, up to --delta if that is given.", panel=_RISK_PANEL),
+    "as_json": _option(
+        bool, "Print the API's JSON answer, or its problem.", "--json", default=False
+    ),
 }
 _SHAPE: Final = ("dataset_size", "batch_size", "epochs", "sampling")
-_RUN: Final = ("noise_multiplier", "sample_rate", "steps", *_SHAPE)
-_MECHANISM: Final = (*_RUN, "mechanism")
+_MECHANISM: Final = (*RUN_FIELDS, "mechanism")
 _RISK: Final = (
     "advantage",
     "attack_success",
@@ -111,9 +128,15 @@ _RISK: Final = (
     "mu",
 )
 _TARGET: Final = ("epsilon", "delta", *_RISK)
-_TARGET_OPTIONS: Final = {  # of commands that also take a risk as the target
-    "epsilon": _option(float | None, None, "Target ε, such as 2; with --delta.", "--epsilon", "-E"),
-    "delta": _option(float | None, None, "δ, such as 1e-5.", "--delta", "-d"),
+_TARGET_OPTIONS: Final = {  # of commands that solve for a parameter
+    "epsilon": _number("Target ε, such as 2; with --delta.", "--epsilon", "-E"),
+    "mechanism": _option(
+        list[str] | None,
+        "Releases made before the run on the same data: both together meet the target. "
+        + MECHANISM_HELP,
+        "--mechanism",
+        "-m",
+    ),
 }
 _CLAIM: Final = ("method", "neighbouring_relation")
 
@@ -151,7 +174,7 @@ _QUESTIONS: Final = (
     _Question(
         "noise-multiplier",
         "Find the least noise multiplier with which a run stays within ε at δ, or a risk.",
-        (*_TARGET, "sample_rate", "steps", *_SHAPE, *_CLAIM),
+        (*_TARGET, "sample_rate", "steps", *_SHAPE, "mechanism", *_CLAIM),
         "-q 0.01 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
@@ -164,6 +187,7 @@ _QUESTIONS: Final = (
             "dataset_size",
             "batch_size",
             "sampling",
+            "mechanism",
             *_CLAIM,
         ),
         "-q 0.01 -s 1.1 -E 2 -d 1e-5",
@@ -171,7 +195,7 @@ _QUESTIONS: Final = (
     _Question(
         "sample-rate",
         "Find the largest sample rate with which a run stays within ε at δ, or a risk.",
-        (*_TARGET, "noise_multiplier", "steps", *_CLAIM),
+        (*_TARGET, "noise_multiplier", "steps", "mechanism", *_CLAIM),
         "-s 1.1 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
@@ -188,13 +212,21 @@ def _create_command(command: _Question) -> typer.Typer:
 
     def run(**options: Any) -> None:
         as_json = options.pop("as_json")
-        answer = _answer(command, options)
+        given = {name: value for name, value in options.items() if value is not None}
+        texts = given.pop("mechanism", [])
+        pointers = _map_pointers(command, given, len(texts))
+        answer, size = run_or_exit(
+            lambda: _answer(command, given, texts), pointers, as_json=as_json
+        )
+        warning = _warn_about_delta(answer, size)
         if as_json:
             typer.echo(json.dumps(answer, indent=2))
+            if warning:
+                typer.echo(f"warning: {warning}", err=True)
         elif command.name == "compare":
-            _print_comparison(answer)
+            _print_comparison(answer, warning)
         else:
-            _print_answer(answer)
+            _print_answer(answer, warning)
 
     options = _OPTIONS | (_TARGET_OPTIONS if "advantage" in command.options else {})
     types = {name: options[name] for name in (*command.options, "as_json")}
@@ -211,60 +243,66 @@ def _create_command(command: _Question) -> typer.Typer:
     return app
 
 
-def _answer(command: _Question, options: Json) -> Json:
-    """Return the API's answer to a command's question, or exit with code 2."""
-    given = {name: value for name, value in options.items() if value is not None}
-    described = given.pop("mechanism", None)
-    if "mechanism" in command.options:
-        run = {name: given.pop(name) for name in _RUN if name in given}
-        given["mechanism"] = {"kind": "dp_sgd", **run} if described is None else _parse(described)
-    endpoint = ENDPOINTS[f"/v1/{command.name}"]
-    try:
-        request = endpoint.request.model_validate(given)
-        return endpoint.answer(request).model_dump(mode="json")
-    except (ValidationError, AccountingError) as error:
-        _print_problem(of_error(error), command, is_run=described is None)
-        raise typer.Exit(2) from None
+def _is_solver(command: _Question) -> bool:
+    """Return whether a command solves for a parameter, so that its run is part of the request."""
+    return "advantage" in command.options
 
 
-def _parse(mechanism: str) -> Any:
-    """Return a mechanism's JSON from an argument: the text itself, or @FILE."""
-    try:
-        file = mechanism.startswith("@")
-        return json.loads(Path(mechanism[1:]).read_text() if file else mechanism)
-    except (OSError, ValueError, RecursionError) as error:
-        raise typer.BadParameter(
-            f"not readable as JSON: {error}", param_hint="--mechanism"
-        ) from None
+def _answer(command: _Question, given: Json, texts: Sequence[str]) -> tuple[Json, int | None]:
+    """Return the API's answer to a command's question, and the number of records if it is known.
 
-
-def _print_problem(problem: Json, command: _Question, *, is_run: bool) -> None:
-    """Print why a question has no answer, naming options in place of JSON pointers."""
-    console = Console(stderr=True, highlight=False)
-    console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
-    faults = problem.get("errors") or [{"pointer": "", "message": problem["detail"]}]
-    for fault in faults:
-        place = _option_of(fault["pointer"], command, is_run=is_run)
-        console.print("  " + f"{place} {fault['message']}".lstrip().replace("[", r"\["))
-
-
-def _option_of(pointer: str, command: _Question, *, is_run: bool) -> str:
-    """Return the command-line option for a JSON pointer, or the pointer if there is none.
-
-    The pointer of the whole run has no option: the result is empty.
+    Raises:
+        CommandProblemError: the request is malformed.
+        AccountingError: it has no answer.
     """
-    if is_run and pointer == "/mechanism":
-        return ""
-    name = pointer.removeprefix("/mechanism/" if is_run else "/").removeprefix("/")
-    return "--" + name.replace("_", "-") if name in command.options else pointer
+    body = dict(given)
+    mechanisms = read_mechanisms(texts)
+    size = find_dataset_size([given, mechanisms])
+    if _is_solver(command):
+        body |= {"earlier": join_mechanisms(mechanisms)} if mechanisms else {}
+    else:
+        run: Json = {name: body.pop(name) for name in RUN_FIELDS if name in body}
+        if run or not mechanisms:
+            mechanisms.append({"kind": "dp_sgd", **run})
+        body["mechanism"] = join_mechanisms(mechanisms)
+    endpoint = ENDPOINTS[f"/v1/{command.name}"]
+    request = validate(endpoint.request, body)
+    return endpoint.answer(request).model_dump(mode="json"), size
 
 
-def _print_answer(answer: Json) -> None:
+def _map_pointers(command: _Question, given: Json, count: int) -> dict[str, str]:
+    """Return the option that sets the value at each JSON pointer of the request.
+
+    Args:
+        command: the command.
+        given: the options except mechanisms.
+        count: the number of mechanisms given.
+    """
+    names = {name: "--" + name.replace("_", "-") for name in command.options}
+    pointers = {f"/{name}": option for name, option in names.items()}
+    if _is_solver(command):
+        return pointers | {"": "", "/earlier": "--mechanism"}
+    has_run = any(name in given for name in RUN_FIELDS)
+    if count and not has_run:
+        return pointers | {"/mechanism": "--mechanism"}
+    at = f"/mechanism/mechanisms/{count}" if count else "/mechanism"
+    pointers = {pointer: option for pointer, option in pointers.items() if pointer != "/mechanism"}
+    pointers |= {f"/mechanism/mechanisms/{i}": "--mechanism" for i in range(count)}
+    pointers |= {f"{at}/{name}": names[name] for name in RUN_FIELDS if name in names}
+    return pointers | {at: "", "/mechanism": "--mechanism" if count else ""}
+
+
+def _warn_about_delta(answer: Json, size: int | None) -> str | None:
+    """Return a warning if δ of an answer is too large for the number of records."""
+    claim = answer.get("guarantee", answer)
+    if "guarantees" in answer:
+        claim = answer["certified"] or {}
+    return warn_about_delta(size, claim["delta"]) if "delta" in claim else None
+
+
+def _print_answer(answer: Json, warning: str | None) -> None:
     """Print an answer: the value that was solved for, if any, and the guarantee."""
-    console = Console(highlight=False)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
+    table = _Lines()
     if "noise_multiplier" in answer:
         table.add_row(
             "noise multiplier",
@@ -287,8 +325,8 @@ def _print_answer(answer: Json) -> None:
     table.add_row("status", _format_status(claim["status"]) + f" by {claim['method']}")
     table.add_row("proved", _format_interval(claim))
     table.add_row("holds for", f"{claim['neighbouring_relation']}, {claim['sampling']} sampling")
-    for warning in claim["warnings"]:
-        table.add_row("warning", f"[yellow]{warning}[/]")
+    for text in [*claim["warnings"], *([warning] if warning else [])]:
+        table.add_row("warning", f"[yellow]{escape(text)}[/]")
     for assumption in claim["assumptions"]:
         mark = "[green]✓[/]" if assumption["holds"] else "[red]✗[/]"
         table.add_row("assumes", f"{mark} {assumption['statement']}")
@@ -301,7 +339,24 @@ def _print_answer(answer: Json) -> None:
             table.add_row(
                 "undecided", f"one step more may fit: it is within {margin} of the target"
             )
-    console.print(table)
+    open_console().print(table.grid)
+
+
+class _Lines:
+    """Lines of a name and a value, aligned.
+
+    Attributes:
+        grid: to print.
+    """
+
+    def __init__(self) -> None:
+        self.grid = Table.grid(padding=(0, 2))
+        self.grid.add_column(style="dim")
+        self.grid.add_column()
+
+    def add_row(self, name: str, value: str) -> None:
+        """Add a line; its value may have markup."""
+        self.grid.add_row(spell(name), spell(value))
 
 
 def _format_status(status: str) -> str:
@@ -318,31 +373,39 @@ def _format_interval(claim: Json) -> str:
     return f"{number_format.round_down(low)} ≤ {symbol} ≤ {number_format.round_up(high)}"
 
 
-def _print_comparison(answer: Json) -> None:
+def _print_comparison(answer: Json, warning: str | None) -> None:
     """Print the answers of several methods as a table, under the certified interval."""
-    console = Console(highlight=False)
+    console = open_console()
     proved = answer["certified"]
-    title = (
-        _format_interval(proved) if proved else f"no proved interval: {answer['certified_reason']}"
+    title = "Proved: " + (
+        _format_interval(proved) if proved else f"no interval: {answer['certified_reason']}"
     )
-    table = Table(title=f"Proved: {title}", title_justify="left")
-    table.add_column("method", no_wrap=True)
-    table.add_column("ε", justify="right")
-    table.add_column("status")
-    table.add_column("why", overflow="fold")
-    for claim in answer["guarantees"]:
-        if "epsilon" in claim:
-            table.add_row(
-                claim["method"],
-                number_format.round_up(claim["epsilon"]),
-                _format_status(claim["status"]),
-                _explain_unproven(claim),
-            )
-        else:
-            table.add_row(claim["method"], "–", "[dim]no answer[/]", f"[dim]{claim['reason']}[/]")
-    console.print(table)
-    for warning in proved["warnings"] if proved else []:
-        console.print(f"[yellow]warning: {warning}[/]")
+    rows = [_describe_method(claim) for claim in answer["guarantees"]]
+    if is_narrow(console):
+        print_records(
+            [{"method": row[0], "ε": row[1], "status": row[2], "why": row[3]} for row in rows],
+            title,
+        )
+    else:
+        table = Table(title=spell(title), title_justify="left")
+        table.add_column("method", no_wrap=True)
+        table.add_column(spell("ε"), justify="right", no_wrap=True)
+        table.add_column("status", no_wrap=True)
+        table.add_column("why", overflow="fold")
+        for method, epsilon, status, why in rows:
+            coloured = f"[{_COLOURS[status]}]{status}[/]" if status in _COLOURS else status
+            table.add_row(method, spell(epsilon), coloured, escape(spell(why)))
+        console.print(table)
+    for text in [*(proved["warnings"] if proved else []), *([warning] if warning else [])]:
+        console.print(f"[yellow]warning: {escape(text)}[/]")
+
+
+def _describe_method(claim: Json) -> tuple[str, str, str, str]:
+    """Return a method's name, ε, status and what is wrong with it."""
+    if "epsilon" not in claim:
+        return claim["method"], "–", "no answer", claim["reason"]
+    epsilon = number_format.round_up(claim["epsilon"])
+    return claim["method"], epsilon, claim["status"], _explain_unproven(claim)
 
 
 def _explain_unproven(claim: Json) -> str:

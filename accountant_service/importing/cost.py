@@ -13,6 +13,7 @@ from accountant_service.importing.document import DocumentError
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Imported, Node
 from accountant_service.mechanisms import DpSgd, Mechanism, MechanismError
+from accountant_service.number_format import round_nearest as shown
 
 _LOOSE: Final = 1.05  # a claim above this multiple of the proved ε is worth a note
 
@@ -134,8 +135,8 @@ def _solve_for_noise(found: Imported, delta: float) -> Imported:
     finding = Finding(
         "noise-chosen",
         accounted.pointer,
-        f"the tool chooses the noise for ε = {found.target:g} at δ = {delta:g}",
-        f"the least noise multiplier by {target.accountant.name} is {noise:.6g}",
+        f"the tool chooses the noise for ε = {shown(found.target)} at δ = {shown(delta)}",
+        f"the least noise multiplier by {target.accountant.name} is {shown(noise)}",
     )
     return replace(
         found,
@@ -197,16 +198,16 @@ def _delta_at(node: Node, relation: NeighbouringRelation, epsilon: float) -> Int
 
 def _claim_findings(claim: CheckedClaim) -> list[Finding]:
     """Return a finding if a claim is refuted, not proven or far too large."""
-    bounds, text = claim.true_epsilon, f"ε = {claim.epsilon:g} at δ = {claim.delta:g}"
+    bounds, text = claim.true_epsilon, f"ε = {shown(claim.epsilon)} at δ = {shown(claim.delta)}"
     if claim.status is Status.REFUTED and bounds is not None:
-        instead = f"{_between('ε', bounds)} at δ = {claim.delta:g}"
+        instead = f"{_between('ε', bounds)} at δ = {shown(claim.delta)}"
         if claim.true_delta is not None:
-            instead += f"; {_between('δ', claim.true_delta)} at ε = {claim.epsilon:g}"
+            instead += f"; {_between('δ', claim.true_delta)} at ε = {shown(claim.epsilon)}"
         return [Finding("claim-refuted", claim.pointer, f"{text} is claimed", instead)]
     if bounds is None:
         return [Finding("claim-not-proven", claim.pointer, f"{text} is claimed", "nothing proved")]
     if claim.status is Status.ESTIMATE:
-        instead = f"proved: ε ≤ {number_format.round_up(bounds.upper)} at δ = {claim.delta:g}"
+        instead = f"proved: ε ≤ {number_format.round_up(bounds.upper)} at δ = {shown(claim.delta)}"
         return [Finding("claim-not-proven", claim.pointer, f"{text} is claimed", instead)]
     if claim.epsilon > _LOOSE * bounds.upper:
         instead = f"ε ≤ {number_format.round_up(bounds.upper)} is proved"
@@ -234,7 +235,7 @@ def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Find
         return []
     pointer, text = accounted.pointer, f"{found.method} reports ε = {reported.epsilon:.5g}"
     if proved.certified is not None and reported.epsilon < proved.certified.lower:
-        instead = f"{_between('ε', proved.certified)} at δ = {found.delta:g}"
+        instead = f"{_between('ε', proved.certified)} at δ = {shown(found.delta)}"
         return [Finding("accountant-refuted", pointer, text, instead)]
     if not found.claims and reported.epsilon > _LOOSE * proved.epsilon:
         instead = f"ε ≤ {number_format.round_up(proved.epsilon)} is proved"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from accountant_service.mechanisms import MechanismError
+from accountant_service.number_format import round_nearest as shown
 
 Json = Any  # a parsed JSON document
 
@@ -211,7 +212,7 @@ class Part:
         value, sign = self.value, ">" if above else "≥"
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not low <= value <= high or (above and value == low):
-            raise self.fault(f"must be a number {sign} {low:g} and ≤ {high:g}")
+            raise self.fault(f"must be a number {sign} {shown(low)} and ≤ {shown(high)}")
         return float(value)
 
     def whole(self, low: int, high: int) -> int:
@@ -219,7 +220,7 @@ class Part:
         value = self.value
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not low <= value <= high or value % 1:
-            raise self.fault(f"must be a whole number ≥ {low} and ≤ {high:g}")
+            raise self.fault(f"must be a whole number ≥ {low} and ≤ {shown(high)}")
         return int(value)
 
     def choice(self, options: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from accountant_service.importing.runs import (
     read_size,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.number_format import round_nearest as shown
 
 _LOCAL: Final = ("clipping_norm", "sensitivity", "epsilon", "delta")
 _STRATEGIES: Final = {
@@ -143,8 +144,10 @@ def _refute_without_noise(part: Part, epsilon: float, delta: float, noise: float
     return Finding(
         "claim-refuted",
         part.pointer,
-        f"ε = {epsilon:g} at δ = {delta:g} is claimed; the noise is {noise:.3g} of the norm",
-        f"noise of {NOISE_MIN:g} of the norm, which is more, has ε > {_EPSILON_AT_NOISE_MIN:g} at "
+        f"ε = {shown(epsilon)} at δ = {shown(delta)} is claimed; the noise is {noise:.3g} of "
+        f"the norm",
+        f"noise of {shown(NOISE_MIN)} of the norm, which is more, has ε > "
+        f"{shown(_EPSILON_AT_NOISE_MIN)} at "
         "every δ ≤ 0.5",
     )
 
@@ -153,21 +156,28 @@ def _check_sensitivity(part: Part, sensitivity: float, norm: float) -> tuple[Fin
     """Return findings unless a sensitivity is 2C, the distance of two updates clipped to C."""
     if sensitivity < norm:
         message = (
-            f"the sensitivity is {sensitivity:g}, but updates are clipped to norm {norm:g}: the "
+            f"the sensitivity is {shown(sensitivity)}, but updates are clipped to norm "
+            f"{shown(norm)}: the "
             f"noise is {norm / sensitivity:.4g} times smaller than the formula wants"
         )
-        instead = f"two clipped updates are up to {2 * norm:g} apart: sensitivity = {2 * norm:g}"
+        instead = (
+            f"two clipped updates are up to {shown(2 * norm)} apart: "
+            f"sensitivity = {shown(2 * norm)}"
+        )
         return (Finding("sensitivity-below-clip", part.pointer, message, instead),)
     if sensitivity < 2 * norm:
         message = (
-            f"the sensitivity is {sensitivity:g}; the server sees each update, and any two updates "
-            f"of norm {norm:g} are up to {2 * norm:g} apart"
+            f"the sensitivity is {shown(sensitivity)}; the server sees each update, and any two "
+            f"updates "
+            f"of norm {shown(norm)} are up to {shown(2 * norm)} apart"
         )
-        instead = f"sensitivity = {2 * norm:g} protects an update among all others"
+        instead = f"sensitivity = {shown(2 * norm)} protects an update among all others"
         return (Finding("local-sensitivity", part.pointer, message, instead),)
     if sensitivity > 2 * norm:
-        message = f"the sensitivity is {sensitivity:g}, above twice the clipping norm {norm:g}"
-        instead = f"sensitivity = {2 * norm:g} is enough"
+        message = (
+            f"the sensitivity is {shown(sensitivity)}, above twice the clipping norm {shown(norm)}"
+        )
+        instead = f"sensitivity = {shown(2 * norm)} is enough"
         return (Finding("sensitivity-above-clip", part.pointer, message, instead),)
     return ()
 
@@ -177,7 +187,8 @@ def _check_classical(part: Part, epsilon: float) -> tuple[Finding, ...]:
     if epsilon < 1:
         return ()
     message = (
-        f"the noise is computed by √(2·log(1.25/δ))/ε, which is proved for ε < 1; ε is {epsilon:g}"
+        "the noise is computed by √(2·log(1.25/δ))/ε, "
+        f"which is proved for ε < 1; ε is {shown(epsilon)}"
     )
     instead = "use the analytic Gaussian mechanism: `accountant noise-multiplier --sampling none`"
     return (Finding("classical-gaussian", part.pointer, message, instead),)
@@ -186,9 +197,12 @@ def _check_classical(part: Part, epsilon: float) -> tuple[Finding, ...]:
 def _check_rounds(config: Part, rounds: int | None, epsilon: float) -> tuple[Finding, ...]:
     """Return a finding if there are several rounds: the configured ε is that of one round."""
     if rounds is None:
-        message, instead = f"ε = {epsilon:g} is that of one message", "state num_rounds"
+        message, instead = (
+            f"ε = {shown(epsilon)} is that of one message",
+            "state num_rounds",
+        )
     elif rounds > 1:
-        message = f"ε = {epsilon:g} is that of one message; a client sends up to {rounds}"
+        message = f"ε = {shown(epsilon)} is that of one message; a client sends up to {rounds}"
         instead = "the cost below is that of all rounds"
     else:
         return ()
@@ -279,7 +293,7 @@ def _charge_count(config: Part, noise: float, sampled: int) -> float:
     deviation = _positive(part) if part else sampled / 20
     if noise >= 2 * deviation:
         raise _field(config, "noise_multiplier").fault(
-            f"must be below {2 * deviation:g}, twice the deviation of the clipped count"
+            f"must be below {shown(2 * deviation)}, twice the deviation of the clipped count"
         )
     return float((noise**-2 + 0.75 * deviation**-2) ** -0.5)
 

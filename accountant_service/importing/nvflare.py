@@ -16,6 +16,7 @@ from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.importing.runs import EPSILON_MAX, read_delta, read_epsilon, read_size
+from accountant_service.number_format import round_nearest as shown
 
 _FILTERS: Final = "task_result_filters"
 _SVT_DEFAULTS: Final = {"fraction": 0.1, "epsilon": 0.1, "noise_var": 0.1}  # of the constructor
@@ -122,8 +123,9 @@ def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
         finding = Finding(
             "release-budget",
             arguments.pointer,
-            f"epsilon = {selection:g} is the budget of the selection; the released values have "
-            f"that of noise_var = {per_value:g} for each released parameter",
+            f"epsilon = {shown(selection)} is the budget of the selection; the released values "
+            f"have "
+            f"that of noise_var = {shown(per_value)} for each released parameter",
             "state the number of parameters of the model, or set epsilon_release",
         )
         return Imported("NVFlare's SVTPrivacy filter", None, claims=(claim,), findings=(finding,))
@@ -134,9 +136,10 @@ def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
     finding = Finding(
         "release-budget",
         arguments.pointer,
-        f"epsilon = {selection:g} is the budget of the selection only; the released values have "
-        f"{release:g} more",
-        f"one message is {total:g}-DP, and {rounds} of them {rounds * total:g}-DP",
+        f"epsilon = {shown(selection)} is the budget of the selection only; the released values "
+        f"have "
+        f"{shown(release)} more",
+        f"one message is {shown(total)}-DP, and {rounds} of them {shown(rounds * total)}-DP",
     )
     message = Node("approximate_dp", arguments.pointer, {"epsilon": total, "delta": 0.0})
     return Imported(

@@ -23,6 +23,7 @@ from accountant_service.importing.runs import (
     read_run,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.number_format import round_nearest as shown
 
 METHODS: Final = {"rdp": "subsampled_rdp", "gdp": "gdp_clt", "prv": "pld"}
 _HISTORY_MAX: Final = 5000
@@ -124,12 +125,14 @@ def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
         )
     total = (of_sum**-2 + deviation**-2) ** -0.5
     message = (
-        f"the accountant charges the noise multiplier {noise:g} (before Opacus 1.6, {of_sum:.6g}), "
-        f"as if a record changed the count of unclipped records, whose noise is {deviation:g}, by "
+        f"the accountant charges the noise multiplier {shown(noise)} (before Opacus 1.6, "
+        f"{shown(of_sum)}), "
+        f"as if a record changed the count of unclipped records, whose noise is "
+        f"{shown(deviation)}, by "
         "½; it changes by 1"
     )
     instead = (
-        f"sum and count, if clipping norms are published, cost a noise multiplier of {total:.6g}"
+        f"sum and count, if clipping norms are published, cost a noise multiplier of {shown(total)}"
     )
     return replace(
         found,

@@ -16,6 +16,7 @@ from accountant_service.importing.document import (
 )
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported
+from accountant_service.number_format import round_nearest as shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _check_delta(found: Imported) -> Imported:
     if size is None or delta is None or delta < 1 / size:
         return found
     message = (
-        f"δ = {delta:g} is not below 1/N = {1 / size:.3g}: publishing a record at random, "
+        f"δ = {shown(delta)} is not below 1/N = {1 / size:.3g}: publishing a record at random, "
         f"or one of {size}, satisfies it"
     )
     finding = Finding("delta-too-large", "", message, f"choose δ well below {1 / size:.3g}")

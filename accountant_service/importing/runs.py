@@ -11,6 +11,7 @@ from accountant_service.importing.document import Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.number_format import round_nearest as shown
 
 DELTA_MIN: Final = 1e-50
 DELTA_MAX: Final = 1 - 1e-9
@@ -124,7 +125,7 @@ def _read_steps(run: Part, per_epoch: float) -> int:
         return given.whole(0, COUNT_MAX)
     steps = math.ceil(read_epochs(run.field("epochs")) * per_epoch * (1 - 1e-12))
     if steps > COUNT_MAX:
-        raise run.field("epochs").fault(f"must be at most {COUNT_MAX:g} steps")
+        raise run.field("epochs").fault(f"must be at most {shown(COUNT_MAX)} steps")
     return steps
 
 
@@ -242,8 +243,9 @@ def check_rate(found: Imported, facts: Facts) -> Imported:
     finding = Finding(
         "sample-rate-mismatch",
         wrong[0].pointer,
-        f"the sample rate is {given:.6g}, but batches of {batch} of {size} records have a rate of "
-        f"{batch / size:.6g}: a factor of {given * size / batch:.3g}",
+        f"the sample rate is {shown(given)}, but batches of {batch} of {size} records have a "
+        f"rate of "
+        f"{shown(batch / size)}: a factor of {given * size / batch:.3g}",
         "the cost below is that of the rate of these sizes",
     )
     return replace(

@@ -8,35 +8,64 @@ The claim about the run alone covers the whole plan that was reserved, however m
 granted. A run may be stopped because of what its steps showed, and then ε of the granted steps is
 too small a claim (decision 0004). Certificates of format 1 made that claim and do not state the
 number of steps reserved; they are still accepted.
+
+Format 3 adds the number of records, μ of Gaussian differential privacy, dates, and what the
+training program declared when it committed the run. Certificates of format 2 are still accepted.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from accountant_service import __version__, calculator, mechanisms, number_format
+from accountant_service.accountants import Question
 from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
-from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.ledger.rules import (
+    NOTHING_DECLARED,
+    Dataset,
+    Declaration,
+    Reservation,
+)
 from accountant_service.ledger.step_plan import with_steps
-from accountant_service.mechanisms import canonical_form
+from accountant_service.mechanisms import Mechanism, canonical_form
+from accountant_service.risk import GaussianMu
 
-FORMAT: Final = "privacy-accountant-certificate/2"
+FORMAT: Final = "privacy-accountant-certificate/3"
+_FORMAT_2: Final = "privacy-accountant-certificate/2"
+TRUST_MODEL: Final = "central: a trusted curator holds the data and adds the noise"
 _FORMAT_1: Final = "privacy-accountant-certificate/1"
-_FORMATS: Final = (FORMAT, _FORMAT_1)
+_FORMATS: Final = (FORMAT, _FORMAT_2, _FORMAT_1)
 Document = dict[str, Any]
 
 
-def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Document:
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """The end of a run, as its last entry records it.
+
+    Attributes:
+        at: microseconds since 1970; None if there is no entry.
+        declared: what the training program stated about the run.
+    """
+
+    at: int | None
+    declared: Declaration = NOTHING_DECLARED
+
+
+def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_at: int) -> Document:
     """Return the signed certificate of a run: the guarantee of its whole plan.
 
     Args:
         dataset: the run's.
         run: a reservation that has ended.
         seed: the 32 bytes of the signing key.
+        end: when the run ended, and what its program declared.
         issued_at: microseconds since 1970.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -52,9 +81,10 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
         "reservation": run.identifier,
         "state": run.state.value,
         "dataset": dataset.name,
+        "dataset_size": dataset.size,
         "privacy_unit": dataset.privacy_unit,
         "neighbouring_relation": policy.relation.value,
-        "trust_model": "central: a trusted curator holds the data and adds the noise",
+        "trust_model": TRUST_MODEL,
         "mechanism": mechanisms.to_json(plan),
         "mechanism_hash": claim.mechanism_hash,
         "sampling": claim.sampling,
@@ -69,6 +99,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
             "scope": "fixed_plan",
             "covers": "this run alone: all steps reserved, wherever it stopped, as planned before",
             "assumptions": [each.statement for each in claim.assumptions],
+            "gaussian_dp": _describe_mu(plan, policy.relation, policy.delta),
         },
         "budget": {
             "epsilon": policy.epsilon,
@@ -78,9 +109,15 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, issued_at: int) -> Do
             "composition": policy.description,
             "filter": {"filter": policy.name} | policy.entry_fields(),
         },
+        "declared": end.declared.entry_fields(),
         "record": {"entries": dataset.version, "head": dataset.head},
         "accountant_version": __version__,
         "issued_at": issued_at / 1e6,
+        "dates": {
+            "dataset_created": format_time(dataset.created_at),
+            "run_ended": None if end.at is None else format_time(end.at),
+            "issued": format_time(issued_at),
+        },
         "public_key": key.public_key().public_bytes_raw().hex(),
     }
     return document | {"signature": key.sign(_signed_bytes(document)).hex()}
@@ -91,6 +128,29 @@ def _describe_interval(interval: Interval | None) -> dict[str, float] | None:
     if interval is None:
         return None
     return {"epsilon_lower": interval.lower, "epsilon_upper": interval.upper}
+
+
+def format_time(microseconds: int) -> str:
+    """Return a time as ISO 8601 date and time in UTC, to the second."""
+    moment = datetime.fromtimestamp(microseconds // 10**6, UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _describe_mu(
+    plan: Mechanism, relation: NeighbouringRelation, slack: float
+) -> dict[str, float] | None:
+    """Return μ of Gaussian differential privacy up to a slack; None if it is not known."""
+    bounds = _bound_mu(plan, relation, slack)
+    return None if bounds is None else {"mu": bounds.upper, "slack": slack}
+
+
+def _bound_mu(plan: Mechanism, relation: NeighbouringRelation, slack: float) -> Interval | None:
+    """Return bounds of μ up to a slack; None if a release is not Gaussian or has no proof."""
+    try:
+        bounds = GaussianMu(slack).risk(Question(canonical_form(plan), relation))
+    except AccountingError:
+        return None
+    return bounds if math.isfinite(bounds.upper) else None
 
 
 def _signed_bytes(document: Document) -> bytes:
@@ -185,7 +245,7 @@ def _recompute(document: Document) -> Guarantee:
 def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
     """Return the faults of a certificate's claim, compared with the guarantee computed again."""
     stated = document["guarantee"]
-    faults = _find_step_faults(document)
+    faults = _find_step_faults(document) + _find_mu_faults(document)
     if found.mechanism_hash != document["mechanism_hash"]:
         faults.append("the mechanism does not match the stated hash")
     if found.status is not Status.PROVEN or stated["status"] != Status.PROVEN.value:
@@ -197,6 +257,22 @@ def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
             f"but ε is at least {number_format.round_down(least)}"
         )
     return faults
+
+
+def _find_mu_faults(document: Document) -> list[str]:
+    """Return a fault if the stated μ is below what the mechanism has."""
+    stated = document["guarantee"].get("gaussian_dp")
+    if stated is None:
+        return []
+    plan = mechanisms.from_json(document["mechanism"])
+    relation = NeighbouringRelation(document["neighbouring_relation"])
+    bounds = _bound_mu(plan, relation, float(stated["slack"]))
+    if bounds is None:
+        return ["a μ is stated, but none can be computed for its mechanism"]
+    if float(stated["mu"]) >= bounds.lower:
+        return []
+    least = number_format.round_down(bounds.lower)
+    return [f"the stated μ is {stated['mu']}, but μ is at least {least}"]
 
 
 def _find_step_faults(document: Document) -> list[str]:

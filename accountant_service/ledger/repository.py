@@ -471,12 +471,28 @@ class Transaction:
         identifier = json.loads(rows[0].body).get("reservation") if rows else None
         return None if identifier is None else self.find_reservation(identifier)
 
+    def find_last_entry(self, dataset: Dataset, reservation: str) -> dict[str, Any] | None:
+        """Return the last entry about a reservation: of an ended run, the one that ended it."""
+        body = self.connection.execute(
+            select(ENTRY.c.body)
+            .where(ENTRY.c.dataset == dataset.identifier)
+            .where(ENTRY.c.body.contains(f'"reservation":"{reservation}"', autoescape=True))
+            .order_by(ENTRY.c.number.desc())
+            .limit(1)
+        ).scalar()
+        return None if body is None else json.loads(body)
+
     def list_reservations(self, dataset: Dataset) -> list[Reservation]:
         """Return all reservations of a dataset."""
         rows = self.connection.execute(
             select(RESERVATION).where(RESERVATION.c.dataset == dataset.identifier)
         )
         return [_read_reservation(row) for row in rows]
+
+    def count_reservations(self, dataset: Dataset) -> int:
+        """Return the number of a dataset's reservations."""
+        counted = select(func.count()).where(RESERVATION.c.dataset == dataset.identifier)
+        return int(self.connection.execute(counted).scalar_one())
 
     def list_reservations_page(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
         """Return a page of a dataset's reservations: open ones first, then the latest lease."""

@@ -13,10 +13,11 @@ their noise is drawn; only budget that was never granted is ever released.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import (
@@ -35,6 +36,8 @@ from accountant_service.ledger.filters.base import (
     subtract,
 )
 from accountant_service.mechanisms import Mechanism
+
+SHA256_PATTERN: Final = "[0-9a-f]{64}"
 
 
 class RuleError(ValueError):
@@ -216,6 +219,38 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Declaration:
+    """Facts that a training program states when it commits its run; the ledger cannot check them.
+
+    Attributes:
+        clip_norm: C, the bound on what one record contributes to a step.
+        model_sha256: the hash of the trained model's file, in lower-case hexadecimal.
+    """
+
+    clip_norm: float | None = None
+    model_sha256: str | None = None
+
+    def entry_fields(self) -> dict[str, Any]:
+        """Return the facts that are stated, as the entry and the certificate record them.
+
+        Raises:
+            RuleError: a fact is out of range.
+        """
+        norm, digest = self.clip_norm, self.model_sha256
+        if norm is not None:
+            is_norm = type(norm) is float and 0 < norm < math.inf
+            _require(is_norm, f"clip_norm must be above 0 and finite, not {norm!r}")
+        if digest is not None:
+            is_hash = type(digest) is str and re.fullmatch(SHA256_PATTERN, digest) is not None
+            _require(is_hash, f"model_sha256 must be 64 lower-case hexadecimal digits: {digest!r}")
+        stated = {"clip_norm": norm, "model_sha256": digest}
+        return {name: value for name, value in stated.items() if value is not None}
+
+
+NOTHING_DECLARED: Final = Declaration()
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """The effect of one request: the changed reservation and the change of the balance.
 
@@ -226,6 +261,7 @@ class Change:
         steps: the number of steps that the entry names.
         policy: the dataset's filter afterwards, if the change replaces it.
         caps: those that the reservation was held to.
+        declared: what the training program stated about the run.
     """
 
     kind: EntryKind
@@ -234,6 +270,7 @@ class Change:
     steps: int
     policy: PrivacyFilter | None = None
     caps: tuple[Cap, ...] = ()
+    declared: Declaration = NOTHING_DECLARED
 
 
 def fits_budget(dataset: Dataset, charge: Charge) -> bool:
@@ -320,6 +357,8 @@ def describe_change(change: Change) -> dict[str, Any]:
             fields["filter"] = change.policy.entry_fields()
     if change.kind in (EntryKind.RESERVE, EntryKind.RENEW):
         fields["expires_at"] = after.expires_at
+    if declared := change.declared.entry_fields():
+        fields["declared"] = declared
     return fields
 
 
@@ -413,7 +452,12 @@ def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
     return Change(EntryKind.GRANT, after, Balance(spent=moved, held=negate(moved)), steps)
 
 
-def close(reservation: Reservation, state: State, refund: Amounts | None = None) -> Change | None:
+def close(
+    reservation: Reservation,
+    state: State,
+    refund: Amounts | None = None,
+    declared: Declaration = NOTHING_DECLARED,
+) -> Change | None:
     """Return the change that ends a reservation: granted steps stay charged, the rest is freed.
 
     Args:
@@ -421,6 +465,7 @@ def close(reservation: Reservation, state: State, refund: Amounts | None = None)
         state: final.
         refund: the amounts to return, if the charge does not say: at most those held. The rest
             of what is held is spent.
+        declared: what the training program states about a run that it commits.
 
     Returns:
         None if the reservation has this state already.
@@ -428,7 +473,8 @@ def close(reservation: Reservation, state: State, refund: Amounts | None = None)
     Raises:
         ReservationClosedError: the reservation has ended with another state.
         ChargeOutdatedError: the returned amounts take a computation, and were not passed.
-        RuleError: more would be returned than is held.
+        RuleError: more would be returned than is held, or something declared is out of range or
+            about a run that is not committed.
     """
     if reservation.state is state:
         return None
@@ -450,7 +496,9 @@ def close(reservation: Reservation, state: State, refund: Amounts | None = None)
     rest = reservation.steps_reserved - reservation.steps_granted
     taken = subtract(reservation.charge.reserved, free)
     after = replace(reservation, state=state, taken=taken)
-    return Change(kinds[state], after, Balance(kept, negate(held)), rest)
+    stated = declared.entry_fields()
+    _require(not stated or state is State.COMMITTED, "only a committed run has declared facts")
+    return Change(kinds[state], after, Balance(kept, negate(held)), rest, declared=declared)
 
 
 def renew(reservation: Reservation, expires_at: int) -> Change:

@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import CodedError
+from accountant_service.guarantee import warn_about_delta
 from accountant_service.ledger import certificate, hash_chain, plans, rules
 from accountant_service.ledger.api_keys import (
     Scope,
@@ -27,6 +28,7 @@ from accountant_service.ledger.api_keys import (
     require_unbound,
     require_visible,
 )
+from accountant_service.ledger.certificate import RunEnd
 from accountant_service.ledger.errors import (
     BudgetExhaustedError,
     ChargeOutdatedError,
@@ -49,9 +51,11 @@ from accountant_service.ledger.repository import (
     now,
 )
 from accountant_service.ledger.rules import (
+    NOTHING_DECLARED,
     Balance,
     CapUse,
     Dataset,
+    Declaration,
     EntryKind,
     NewDataset,
     Reservation,
@@ -173,6 +177,9 @@ class Ledger:
             preview: what the budget admits; part of the answer.
         """
         require_unbound(request.key, Scope.OWNER)
+        warning = warn_about_delta(new.size, new.delta)
+        if warning is not None:
+            preview = replace(preview, warnings=(*preview.warnings, warning))
         dataset = Dataset(
             uuid.uuid4().hex,
             new.name,
@@ -380,6 +387,15 @@ class Ledger:
         with self._repository.reading() as reading:
             return dataset, reading.list_reservations_page(dataset, skip, limit)
 
+    def read_runs(
+        self, key: KeyRecord, name: str, limit: int
+    ) -> tuple[Dataset, list[Reservation], int]:
+        """Return a dataset, at most `limit` of its reservations, and their number in all."""
+        dataset = self.find_dataset(key, name)
+        with self._repository.reading() as reading:
+            runs = reading.list_reservations_page(dataset, 0, limit)
+            return dataset, runs, reading.count_reservations(dataset)
+
     def find_last_run(self, key: KeyRecord, name: str) -> tuple[Dataset, Reservation | None]:
         """Return a dataset, and the run that its last entry is about, if there is one."""
         dataset = self.find_dataset(key, name)
@@ -407,20 +423,37 @@ class Ledger:
             steps,
         )
 
-    def commit(self, request: WriteRequest, identifier: str) -> StoredAnswer:
-        """End a finished run; the budget of steps never granted is returned."""
-        return self._end_run(request, identifier, EntryKind.COMMIT)
+    def commit(
+        self,
+        request: WriteRequest,
+        identifier: str,
+        declared: Declaration = NOTHING_DECLARED,
+    ) -> StoredAnswer:
+        """End a finished run; the budget of steps never granted is returned.
+
+        Args:
+            request: the write.
+            identifier: the reservation's.
+            declared: what the training program states about the run.
+        """
+        return self._end_run(request, identifier, EntryKind.COMMIT, declared)
 
     def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
         """End an abandoned run; the budget of steps never granted is returned."""
         return self._end_run(request, identifier, EntryKind.RELEASE)
 
-    def _end_run(self, request: WriteRequest, identifier: str, kind: EntryKind) -> StoredAnswer:
+    def _end_run(
+        self,
+        request: WriteRequest,
+        identifier: str,
+        kind: EntryKind,
+        declared: Declaration = NOTHING_DECLARED,
+    ) -> StoredAnswer:
         """Commit or release a run; compute the returned budget if that is needed."""
         refund: tuple[int, Amounts] | None = None
         for _ in range(ATTEMPTS):
             try:
-                return self.close_run(request, identifier, kind, refund)
+                return self.close_run(request, identifier, kind, refund, declared)
             except ChargeOutdatedError:
                 dataset, run = self.find_reservation(request.key, identifier)
                 refund = run.steps_granted, plans.compute_refund(dataset.policy, run)
@@ -432,6 +465,7 @@ class Ledger:
         identifier: str,
         kind: EntryKind,
         refund: tuple[int, Amounts] | None = None,
+        declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
         """End a reservation; the budget of steps never granted is returned.
 
@@ -440,6 +474,7 @@ class Ledger:
             identifier: the reservation's.
             kind: COMMIT or RELEASE.
             refund: a number of granted steps, and what it returns to the budget after these.
+            declared: what the training program states about a run that it commits.
 
         Raises:
             ChargeOutdatedError: what is returned takes a computation: pass `refund`.
@@ -449,7 +484,7 @@ class Ledger:
             """Return the change that ends the run; None if it has ended this way before."""
             granted, amounts = refund or (-1, None)
             known = amounts if granted == run.steps_granted else None
-            return rules.close(run, _FINAL_STATES[kind], known)
+            return rules.close(run, _FINAL_STATES[kind], known, declared)
 
         return self._change(request, identifier, kind, decide)
 
@@ -514,14 +549,17 @@ class Ledger:
         self.get_reservation(key, identifier)  # expires an ended lease
         return certificate.issue(*self.read_ended_run(key, identifier), now())
 
-    def read_ended_run(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation, bytes]:
-        """Return the dataset and reservation of an ended run, and the seed of the signing key."""
+    def read_ended_run(
+        self, key: KeyRecord, identifier: str
+    ) -> tuple[Dataset, Reservation, bytes, RunEnd]:
+        """Return an ended run's dataset, reservation and end, and the seed of the signing key."""
         dataset, reservation = self.find_reservation(key, identifier)
         if reservation.state is State.OPEN:
             raise ReservationOpenError("commit or release the reservation first")
         with self._repository.transaction() as transaction:
             seed = transaction.get_or_create_secret(_SIGNING_KEY)
-        return dataset, reservation, seed
+            entry = transaction.find_last_entry(dataset, reservation.identifier)
+        return dataset, reservation, seed, _read_run_end(entry)
 
     # --- the record
 
@@ -630,6 +668,13 @@ class Ledger:
                 "send a new one with each new request"
             )
         return found
+
+
+def _read_run_end(entry: dict[str, Any] | None) -> RunEnd:
+    """Return when a run ended, and what its program declared, from its last entry."""
+    if entry is None:
+        return RunEnd(None)
+    return RunEnd(entry["at"], Declaration(**entry.get("declared", {})))
 
 
 def is_overdue(reservation: Reservation) -> bool:

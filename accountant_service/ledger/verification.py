@@ -232,7 +232,8 @@ class _DatasetChecker:
         plan = StepPlan.of(mechanisms.from_json(run.mechanism))
         if not self._policy.is_refund_allowed(plan, run.charge, run.steps_granted, refund):
             raise rules.RuleError(f"it must not return {refund} to the budget")
-        change = rules.close(run, _FINAL_STATES[kind], refund)
+        declared = rules.Declaration(**entry.get("declared", {}))
+        change = rules.close(run, _FINAL_STATES[kind], refund, declared)
         if change is None:
             raise rules.RuleError(f"the reservation is {run.state} already")
         return change

@@ -41,6 +41,7 @@ from accountant_service.mechanisms.tree import (
     UserLevel,
     Zcdp,
 )
+from accountant_service.number_format import round_nearest as shown
 
 DEPTH_MAX: Final = 32  # nested mechanisms
 NODES_MAX: Final = 10_000  # mechanisms in one tree
@@ -89,7 +90,7 @@ def _number_type(
     """Return the type of a number from `low` to `high`; `open_low` excludes `low` itself."""
     kind = "a whole number" if whole else "a number"
     sign = ">" if open_low else "≥"
-    expected = f"must be {kind} {sign} {low:g} and ≤ {high:g}"
+    expected = f"must be {kind} {sign} {shown(low)} and ≤ {shown(high)}"
 
     def read(value: Json, pointer: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -105,7 +106,7 @@ def _number_type(
 def _rate_type() -> _FieldType:
     """Return the type of a sample rate: 0, or at least `RATE_MIN` and at most 1."""
     positive = _number_type(RATE_MIN, 1.0)
-    expected = f"must be 0, or a number ≥ {RATE_MIN:g} and ≤ 1"
+    expected = f"must be 0, or a number ≥ {shown(RATE_MIN)} and ≤ 1"
 
     def read(value: Json, pointer: str) -> float:
         if value == 0 and not isinstance(value, bool):
@@ -590,14 +591,14 @@ def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
         raise MechanismError((f"{pointer}/coefficients", message))
     sensitivity = run.sensitivity()
     if not sensitivity or not NOISE_MIN <= run.noise_multiplier / sensitivity <= NOISE_MAX:
-        message = f"must be ≥ {NOISE_MIN:g} and ≤ {NOISE_MAX:g} times the sensitivity"
-        raise MechanismError((f"{pointer}/noise_multiplier", f"{message} {sensitivity:g}"))
+        message = f"must be ≥ {shown(NOISE_MIN)} and ≤ {shown(NOISE_MAX)} times the sensitivity"
+        raise MechanismError((f"{pointer}/noise_multiplier", f"{message} {shown(sensitivity)}"))
 
 
 def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
     """Raise MechanismError if the noise is so small that there is no privacy."""
     if noise < least:
-        raise MechanismError((pointer, f"must be ≥ {least:g} at this sensitivity"))
+        raise MechanismError((pointer, f"must be ≥ {shown(least)} at this sensitivity"))
 
 
 def _require_paired(
@@ -661,7 +662,10 @@ def _check_diagonal(mechanism: DiagonalGaussian, pointer: str) -> None:
     except (OverflowError, ZeroDivisionError):
         equivalent = math.nan
     if not NOISE_MIN <= equivalent <= NOISE_MAX:
-        message = f"must be equivalent to a noise multiplier ≥ {NOISE_MIN:g} and ≤ {NOISE_MAX:g}"
+        message = (
+            "must be equivalent to a noise multiplier "
+            f"≥ {shown(NOISE_MIN)} and ≤ {shown(NOISE_MAX)}"
+        )
         raise MechanismError((f"{pointer}/noise_stds", message))
 
 
@@ -684,11 +688,14 @@ def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
     """Raise MechanismError if the fields of a training run contradict each other."""
     sizes = run.dataset_size is not None and run.batch_size is not None
     partial = (run.dataset_size is None) != (run.batch_size is None)
+    faults = []
     if partial or sizes == (run.sample_rate is not None):
         given = "sample_rate, or dataset_size and batch_size"
-        raise MechanismError((pointer, f"must give either {given}"))
+        faults.append((pointer, f"must give either {given}"))
     if (run.steps is None) == (run.epochs is None) or (run.epochs is not None and not sizes):
-        raise MechanismError((pointer, "must give either steps, or epochs beside dataset_size"))
+        faults.append((pointer, "must give either steps, or epochs beside dataset_size"))
+    if faults:
+        raise MechanismError(*faults)
     if run.dataset_size is not None and (run.batch_size or 0) > run.dataset_size:
         raise MechanismError((f"{pointer}/batch_size", "must be at most dataset_size"))
     if run.sampling == "fixed_size" and not sizes:

@@ -22,6 +22,7 @@ from accountant_service.mechanisms.tree import (
     TruncatedPoissonSampled,
     UserLevel,
 )
+from accountant_service.number_format import round_nearest as shown
 
 _SAMPLING: Final = {
     "poisson": "Poisson sampling",
@@ -39,15 +40,15 @@ def describe_step(mechanism: Mechanism) -> str:
     """
     match mechanism:
         case DpSgd():
-            rate = "" if mechanism.sampling == "none" else f"q = {mechanism.rate():.6g}, "
-            noise = f"σ = {mechanism.noise_multiplier:.6g}"
+            rate = "" if mechanism.sampling == "none" else f"q = {shown(mechanism.rate())}, "
+            noise = f"σ = {shown(mechanism.noise_multiplier)}"
             return f"DP-SGD, {rate}{noise}, {_SAMPLING[mechanism.sampling]}"
         case Gaussian(noise_multiplier):
-            return f"Gaussian noise, σ = {noise_multiplier:.6g}"
+            return f"Gaussian noise, σ = {shown(noise_multiplier)}"
         case DiagonalGaussian():
-            return f"Gaussian noise, σ* = {mechanism.noise_multiplier():.6g}"
+            return f"Gaussian noise, σ* = {shown(mechanism.noise_multiplier())}"
         case Laplace(noise_multiplier):
-            return f"Laplace noise, b/C = {noise_multiplier:.6g}"
+            return f"Laplace noise, b/C = {shown(noise_multiplier)}"
         case Repeated(_, inner):
             return describe_step(inner)
         case Composed(mechanisms):
@@ -60,21 +61,21 @@ def _describe_sampling(mechanism: Mechanism) -> str:
     """Return one step of a sampled mechanism, or of a kind without words of its own, in words."""
     match mechanism:
         case PoissonSampled(sample_rate, inner):
-            return f"{describe_step(inner)}, q = {sample_rate:.6g}, Poisson sampling"
+            return f"{describe_step(inner)}, q = {shown(sample_rate)}, Poisson sampling"
         case FixedSizeSampled(dataset_size, batch_size, inner):
             return f"{describe_step(inner)}, samples of {batch_size} of {dataset_size} records"
         case BallsInBins(bins, inner, selections):
             return f"{describe_step(inner)}, each record in {selections} of {bins} batches"
         case TruncatedPoissonSampled(_, sample_rate, most, inner):
             sampling = f"Poisson sampling, at most {most} records"
-            return f"{describe_step(inner)}, q = {sample_rate:.6g}, {sampling}"
+            return f"{describe_step(inner)}, q = {shown(sample_rate)}, {sampling}"
         case Parallel(mechanisms):
             return f"{len(mechanisms)} mechanisms on disjoint parts of the data"
         case PrivateSelection(repeats, inner):
-            runs = f"about {repeats.mean:.6g} runs ({repeats.distribution.replace('_', ' ')})"
+            runs = f"about {shown(repeats.mean)} runs ({repeats.distribution.replace('_', ' ')})"
             return f"the best of {runs} of: {describe_step(inner)}"
         case MatrixFactorization():
-            noise = f"σ = {mechanism.noise_multiplier:.6g}"
+            noise = f"σ = {shown(mechanism.noise_multiplier)}"
             return f"correlated Gaussian noise, {noise}, {mechanism.steps} steps"
         case UserLevel(records, inner):
             return f"{describe_step(inner)}, up to {records} records a person"
@@ -89,5 +90,5 @@ def _describe_sampling(mechanism: Mechanism) -> str:
 def _shorten(value: object) -> str:
     """Return a field's value in few characters; of a list, its first and last numbers."""
     if isinstance(value, tuple):
-        return " … ".join(dict.fromkeys(f"{each:.6g}" for each in (value[0], value[-1])))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return " … ".join(dict.fromkeys(f"{shown(each)}" for each in (value[0], value[-1])))
+    return f"{shown(value)}" if isinstance(value, float) else str(value)

@@ -16,10 +16,11 @@ from starlette.responses import RedirectResponse, Response
 
 from accountant_service import mechanisms
 from accountant_service.api import ledger_views, problems
-from accountant_service.api.ledger_routes import Name
+from accountant_service.api.ledger_routes import Name, Wanted, report_response
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.api.schemas import UnreadBody
+from accountant_service.disclosure.rendering import Format
 from accountant_service.ledger.errors import NameTakenError
 from accountant_service.ledger.plans import BudgetPreview, StepsLeft
 from accountant_service.ledger.service import Ledger, WriteRequest
@@ -195,6 +196,14 @@ async def dataset(
     return await run_in_threadpool(_render_dataset_page, request, session, budget, before, runs)
 
 
+@router.get("/datasets/{name}/report")
+async def dataset_report(
+    name: Name, session: TheSession, ledger: TheLedger, wanted: Wanted = Format.HTML
+) -> Response:
+    """Show the report of a dataset, or download it in another format."""
+    return report_response(await ledger.report_on_dataset(session.key, name, wanted, 3), wanted)
+
+
 @router.get("/datasets/{name}/steps-left")
 async def steps_left(
     request: Request, name: Name, session: TheSession, ledger: TheLedger
@@ -267,6 +276,14 @@ def _build_plan_request(run: Json, delta: float) -> UnreadBody:
         "neighbouring_relation": run["neighbouring_relation"],
     }
     return UnreadBody(to_json(body))
+
+
+@router.get("/runs/{identifier}/report")
+async def run_report(
+    identifier: Name, session: TheSession, ledger: TheLedger, wanted: Wanted = Format.HTML
+) -> Response:
+    """Show the report of a run that has ended, or download it in another format."""
+    return report_response(await ledger.report_on_run(session.key, identifier, wanted, 3), wanted)
 
 
 @router.get("/runs/{identifier}/certificate")

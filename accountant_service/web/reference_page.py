@@ -133,7 +133,7 @@ def _body_parameters(document: Node, body: Node) -> Iterator[Parameter]:
 def _describe_type(document: Node, schema: Node) -> str:
     """Return the type of a schema in words, such as "list of number"."""
     if "enum" in _resolve_reference(document, schema):
-        return " or ".join(_resolve_reference(document, schema)["enum"])
+        return " or ".join(map(str, _resolve_reference(document, schema)["enum"]))
     if "$ref" in schema:
         return str(schema["$ref"]).removeprefix(_REFERENCE).removesuffix("View")
     if "const" in schema:

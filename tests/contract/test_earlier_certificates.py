@@ -1,4 +1,4 @@
-"""Certificates issued before format 2 still verify, and `verify` says what they do not cover."""
+"""Certificates of every format still verify, and `verify` says what format 1 does not cover."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from accountant_service import cli
+from accountant_service.ledger import certificate
 
 ISSUED = Path(__file__).parent / "fixtures" / "certificates"
 NAMES = [f"certificate-1-{name}" for name in ("whole", "stopped", "released", "replace-one")]
+LATER = ["certificate-2-stopped", "certificate-2-renyi", "certificate-3-stopped"]
 
 
 def verified(file: Path, *options: str) -> Result:
@@ -49,3 +51,28 @@ def test_an_altered_certificate_does_not_verify(name: str, tmp_path: Path) -> No
     ):
         file.write_text(json.dumps(document | altered))
         assert verified(file).exit_code == 1, altered
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_certificate_of_a_later_format_verifies_with_all_that_it_covers(name: str) -> None:
+    file = ISSUED / f"{name}.json"
+    document: dict[str, Any] = json.loads(file.read_text())
+    as_json = json.loads(verified(file, "--public-key", document["public_key"], "--json").stdout)
+    assert (as_json["faults"], as_json["not_covered"]) == ([], [])
+    assert as_json["steps_reserved"] == document["steps_reserved"]
+
+
+def test_format_3_states_records_dates_and_mu() -> None:
+    document = json.loads((ISSUED / "certificate-3-stopped.json").read_text())
+    assert document["dataset_size"] == 60000
+    assert document["guarantee"]["gaussian_dp"]["slack"] == document["guarantee"]["delta"]
+    assert 0 < document["guarantee"]["gaussian_dp"]["mu"] < 1
+    assert set(document["dates"]) == {"dataset_created", "run_ended", "issued"}
+    assert document["declared"] == {}
+
+
+def test_a_mu_that_is_too_small_is_a_fault() -> None:
+    document = json.loads((ISSUED / "certificate-3-stopped.json").read_text())
+    document["guarantee"]["gaussian_dp"]["mu"] *= 0.9
+    faults, _ = certificate.check(document)
+    assert any(fault.startswith("the stated μ is 0.47") for fault in faults)

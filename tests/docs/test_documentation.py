@@ -172,6 +172,9 @@ def unknown_part(words: list[str]) -> str | None:
             ):
                 return f"{option[0]} of {command.name}"
         elif hasattr(command, "commands"):
+            if word not in command.commands and hasattr(command, "default_command"):
+                command = command.commands[command.default_command]
+                continue
             if word not in command.commands:
                 return f"{word!r} of {command.name}"
             command = subcommand(command, word)

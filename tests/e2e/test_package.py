@@ -84,6 +84,7 @@ EXTRAS = {  # what the pages say to install, and what is there then
     "pip install 'privacy-accountant[opacus]'": "opacus",
     "pip install 'privacy-accountant[postgres]'": "psycopg",
     "pip install 'privacy-accountant[otel]'": "opentelemetry.instrumentation.fastapi",
+    "pip install 'privacy-accountant[report]'": "weasyprint",
 }
 
 

@@ -397,7 +397,7 @@ def test_a_run_makes_no_more_steps_than_it_was_asked_for(bench: Bench) -> None:
     assert (answer["steps"], answer["steps_planned"]) == (7, 7)
     assert answer["stopped"] == "all steps are done"
     spent = format_upper_bound(answer["guarantee"]["epsilon"])
-    assert f"7 steps at q = 0.05 with σ = 20 take ε = {spent} of 2 at δ = 1e-05" in done.stderr
+    assert f"7 steps at q = 0.05 with σ = 20 take ε = {spent} of 2 at δ = 1e-5" in done.stderr
     assert re.search(rf"step 7: loss [\d.]+, ε ≤ {spent}\n", done.stderr)
 
 

@@ -161,8 +161,8 @@ def test_the_whole_state_is_in_the_address(visitor: Person) -> None:
         ({"sample_rate": "2"}, "sample_rate", "Sample rate must be 0, or a number"),
         ({"noise_multiplier": "1e9"}, "noise_multiplier", "Noise multiplier must be"),
         ({"delta": "nan"}, "delta", "Failure probability must be a number"),
-        ({"delta": "0"}, "delta", "Failure probability must be greater than"),
-        ({"epsilon": "-1"}, "epsilon", "Target must be greater than 0."),
+        ({"delta": "0"}, "delta", "Failure probability must be ≥ 1e-50"),
+        ({"epsilon": "-1"}, "epsilon", "Target must be > 0."),
         ({"length": "epochs"}, "epochs", "To use epochs, choose batches by sizes"),
         ({"sampling": "fixed_size"}, "sampling", "Fixed size sampling needs"),
         ({"batches": "sizes", "batch_size": "70000"}, "batch_size", "Batch size must be at most"),
@@ -511,6 +511,16 @@ def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
     assert f"ε ≤ {number_format.round_up(answer.json()['guarantee']['epsilon'])} at" in text
     assert "Assumptions" in text
     assert "the number of records is public" in text
+
+
+def test_datasets_and_ended_runs_link_to_their_report(admin: Person, run: str) -> None:
+    for page in ("/datasets/patients", f"/runs/{run}"):
+        assert f'href="{page}/report"' in admin.get(page)
+        answer = admin.http.get(f"{page}/report")
+        assert answer.headers["Content-Type"].startswith("text/html")
+        assert "What someone could learn, at worst" in answer.text
+        assert "&lt;script&gt;" in answer.text
+        assert "<script" not in answer.text
 
 
 def test_markup_is_text(admin: Person, run: str) -> None:

@@ -201,7 +201,7 @@ def test_a_run_that_stops_early_claims_its_plan(
     said = result.guarantee.document
     assert (said["steps"], said["steps_planned"], said["scope"]) == (3, planned, "fixed_plan")
     assert said["mechanism"] == PLAN.mechanism(planned)
-    budget.commit = lambda: None  # type: ignore[method-assign]
+    budget.commit = lambda *_: None  # type: ignore[method-assign]
     settle(budget, 3, tmp_path)  # what the integrations end with
     written = json.loads((tmp_path / "privacy.json").read_text())
     assert written["epsilon"] == pytest.approx(0.1 * planned)

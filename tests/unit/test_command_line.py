@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from accountant_service import __version__, cli
+from accountant_service.number_format import round_up
 
+RUN = ("-q", "0.01", "-s", "1.1", "-t", "1000")
 GROUP = get_command(cli.app)
 assert isinstance(GROUP, TyperGroup)
 
@@ -62,3 +67,84 @@ ForkServer.start = start
 print(CliRunner().invoke(cli.app, ["serve", "--port", "1234"]).stdout)
 """
     assert run_python(code).splitlines()[0] == "[]"
+
+
+def invoke(*words: str, columns: int = 100, text: str | None = None) -> Result:
+    """Run a command with a terminal of this width and this standard input."""
+    return CliRunner().invoke(cli.app, list(words), input=text, env={"COLUMNS": str(columns)})
+
+
+def solved(*words: str, text: str | None = None) -> dict[str, Any]:
+    """Return the JSON answer of a command that succeeds."""
+    found = invoke(*words, "--json", text=text)
+    assert found.exit_code == 0, found.output
+    answer: dict[str, Any] = json.loads(found.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 100])
+def test_a_comparison_shows_every_epsilon_at_any_width(columns: int) -> None:
+    shown = invoke("compare", *RUN, "-d", "1e-5", columns=columns).stdout
+    answers = solved("compare", *RUN, "-d", "1e-5")["guarantees"]
+    for each in answers:
+        assert each["method"] in shown
+        if "epsilon" in each:
+            assert round_up(each["epsilon"]) in shown
+    if columns <= 60:
+        assert max(map(len, shown.splitlines()[:12])) <= 60
+
+
+def test_several_mechanisms_and_a_run_are_accounted_for_together() -> None:
+    one = '{"kind": "gaussian", "noise_multiplier": 5}'
+    both = solved("epsilon", *RUN, "-m", one, "-m", one, "-d", "1e-5")
+    alone = solved("epsilon", *RUN, "-d", "1e-5")
+    piped = solved("epsilon", *RUN, "-m", "@-", "-d", "1e-5", text=f"{one}\n{one}\n")
+    listed = solved("epsilon", *RUN, "-m", f"[{one}, {one}]", "-d", "1e-5")
+    assert alone["epsilon"] < both["epsilon"]
+    assert both["mechanism_hash"] == piped["mechanism_hash"] == listed["mechanism_hash"]
+
+
+def test_noise_for_the_next_run_counts_what_was_released_before(tmp_path: Path) -> None:
+    earlier = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 500}
+    (tmp_path / "certificate.json").write_text(json.dumps({"mechanism": earlier, "steps": 500}))
+    target = ("-q", "0.01", "-E", "2", "-d", "1e-5")
+    alone = solved("noise-multiplier", "-t", "1000", *target)["noise_multiplier"]
+    after = solved("noise-multiplier", "-t", "1000", *target, "-m", json.dumps(earlier))
+    file = f"@{tmp_path}/certificate.json"
+    assert after == solved("noise-multiplier", "-t", "1000", *target, "-m", file)
+    assert after["noise_multiplier"] > alone
+    sigma = str(after["noise_multiplier"])
+    run = ("-q", "0.01", "-s", sigma, "-t", "1000")
+    together = solved("epsilon", *run, "-m", json.dumps(earlier), "-d", "1e-5")
+    assert 1.999 < together["epsilon"] <= 2.0
+    steps = solved("steps", "-s", sigma, *target, "-m", file)
+    assert 999 <= steps["steps"] <= 1001
+    rate = solved("sample-rate", "-s", sigma, "-t", "1000", "-E", "2", "-d", "1e-5", "-m", file)
+    assert rate["sample_rate"] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_delta_too_large_for_the_data_is_warned_about() -> None:
+    run = ("-n", "1000", "-b", "10", "-s", "1.1", "-t", "10")
+    shown = " ".join(invoke("epsilon", *run, "-d", "0.01").stdout.split())
+    assert "is not below 1/1000" in shown
+    assert "warning" not in invoke("epsilon", *run, "-d", "1e-6").stdout
+    found = invoke("epsilon", *run, "-d", "0.01", "--json")
+    assert "warning: δ = 0.01 is not below 1/1000" in found.stderr
+    json.loads(found.stdout)
+
+
+def test_whole_numbers_may_have_an_exponent() -> None:
+    run = ("-q", "0.01", "-s", "1.1", "-d", "1e-5")
+    assert solved("epsilon", *run, "-t", "1e2") == solved("epsilon", *run, "-t", "100")
+
+
+@pytest.mark.parametrize("command", ["epsilon", "noise-multiplier"])
+def test_help_shows_an_example_of_a_mechanism(command: str) -> None:
+    shown = " ".join(invoke(command, "--help", columns=200).stdout.split())
+    assert '{"kind": "dp_sgd", "noise_multiplier": 1.1' in shown
+
+
+def test_a_small_delta_is_written_in_one_way() -> None:
+    run = ("-q", "0.01", "-s", "1.1", "-t", "10", "-d", "1e-05")
+    shown = invoke("epsilon", *run).stdout
+    assert ("1e-5" in shown, "1e-05" in shown) == (True, False)

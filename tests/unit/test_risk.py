@@ -159,7 +159,7 @@ def test_a_pair_that_only_dominates_gives_no_lower_bound() -> None:
 
 def test_a_risk_out_of_reach_is_reported() -> None:
     target = solver.RiskTarget(GaussianMu(), ADDED, 1e-6)
-    with pytest.raises(UnreachableTargetError, match="mu = 1e-06"):
+    with pytest.raises(UnreachableTargetError, match="mu = 1e-6"):
         solver.noise_multiplier(RUN, target)
 
 

@@ -117,12 +117,13 @@ def plan_budget(
     if sigma is None:
         sigma = _find_noise(accounting, spec, epsilon, delta)
         notify(
-            f"Budget ε = {epsilon:g} at δ = {delta:g}: {spec.steps} steps at q = "
+            f"Budget ε = {epsilon:g} at δ = {format_upper_bound(delta)}: {spec.steps} steps at q = "
             f"{spec.sample_rate:g} need noise multiplier σ = {format_upper_bound(sigma)}"
         )
     if delta >= 1 / spec.size:
         notify(
-            f"Note: δ = {delta:g} is not less than 1/{spec.size}, one over the number of records: "
+            f"Note: δ = {format_upper_bound(delta)} is not less than 1/{spec.size}, "
+            "one over the number of records: "
             "a mechanism that publishes one whole record could satisfy it"
         )
     budget = Budget(
@@ -135,7 +136,7 @@ def plan_budget(
     if spent <= epsilon:
         notify(
             f"{spec.steps} steps at q = {spec.sample_rate:g} with σ = {noise:g} take ε = "
-            f"{format_upper_bound(spent)} of {epsilon:g} at δ = {delta:g}"
+            f"{format_upper_bound(spent)} of {epsilon:g} at δ = {format_upper_bound(delta)}"
         )
         return budget
     hint = ""
@@ -148,7 +149,7 @@ def plan_budget(
         raise BudgetExhaustedError(f"{error} of {spec.steps}{hint}") from None
     notify(
         f"Note: with σ = {noise:g} not all {spec.steps} steps fit ε = {epsilon:g} at δ = "
-        f"{delta:g}, and the run ends with the last that does{hint}"
+        f"{format_upper_bound(delta)}, and the run ends with the last that does{hint}"
     )
     return budget
 

@@ -27,7 +27,7 @@ from training_client.lab.cli.options import RunOptions, expand_options
 from training_client.lab.cli.output_folders import require_writable
 from training_client.lab.cli.progress import Report, describe_progress, progress_bar
 from training_client.lab.compare import LearningCurve, import_figure_class, plot, train_seeds
-from training_client.lab.number_format import format_score
+from training_client.lab.number_format import format_score, format_upper_bound
 from training_client.lab.plan_run import plan_budget
 from training_client.lab.recipe import Recipe, TrainingData
 from training_client.lab.train import Progress
@@ -148,7 +148,7 @@ def _title(options: RunOptions, seeds: int) -> str:
     """Return a title with the settings that all compared runs share."""
     runs = "one run" if seeds == 1 else f"mean of {seeds} runs"
     return (
-        f"{options.model} on {options.data}, δ = {options.delta:g}, "
+        f"{options.model} on {options.data}, δ = {format_upper_bound(options.delta)}, "
         f"clip norm {options.clip_norm:g}, {runs}"
     )
 
@@ -165,5 +165,5 @@ def _print_curves(curves: Sequence[LearningCurve], options: RunOptions, console:
         )
         for each in sorted(curves, key=lambda each: each.rank)
     ]
-    title = f"Test {measure} at ε = {options.epsilon:g}, δ = {options.delta:g}"
+    title = f"Test {measure} at ε = {options.epsilon:g}, δ = {format_upper_bound(options.delta)}"
     print_table(title, ("optimizer", "guarantee", measure, "deviation"), rows, console)

@@ -295,7 +295,8 @@ def _print_result(console: Console, run_folder: RunFolder, result: Result, plann
         return
     claim = result.guarantee
     console.print(
-        f"Guarantee: ε = [bold]{format_upper_bound(claim.epsilon)}[/] at δ = {claim.delta:g}, "
+        f"Guarantee: ε = [bold]{format_upper_bound(claim.epsilon)}[/] "
+        f"at δ = {format_upper_bound(claim.delta)}, "
         f"{claim.status} by {claim.method}; written with the model to "
         f"{escape(str(run_folder.folder))}/"
     )

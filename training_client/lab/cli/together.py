@@ -344,7 +344,7 @@ def _print_outcomes(console: Console, outcomes: Sequence[_Outcome], rounds: int)
             str(each.rounds),
             "–" if each.dropped_out is None else str(each.dropped_out),
             format_upper_bound(each.epsilon),
-            f"{each.delta:g}",
+            f"{format_upper_bound(each.delta)}",
             each.status,
         )
         for each in outcomes

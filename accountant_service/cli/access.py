@@ -1,0 +1,350 @@
+"""Access to the ledger for commands: through the service with an API key, or in the database.
+
+With `ACCOUNTANT_API_KEY` the commands ask the service at `ACCOUNTANT_SERVICE`, with the rights of
+that key. Without a key they open the database of `ACCOUNTANT_DATABASE_URL`: anyone who can open it
+has all rights anyway (decision 0015).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+from urllib import error as http_errors
+from urllib import request as http
+from urllib.parse import quote, urlencode, urlsplit
+
+from accountant_service.cli.problems import CommandProblemError, build_problem, run_or_exit
+from accountant_service.disclosure.facts import RUNS_MAX, Facts, facts_of_dataset
+
+KEY_VARIABLE: Final = "ACCOUNTANT_API_KEY"
+SERVICE_VARIABLE: Final = "ACCOUNTANT_SERVICE"
+DEFAULT_SERVICE: Final = "http://127.0.0.1:8000"
+_SECONDS_MAX: Final = 120.0
+_COMMAND_LINE: Final = "command-line"  # the key that the ledger records for these commands
+Json = dict[str, Any]
+Result = TypeVar("Result")
+
+
+class LedgerAccess(ABC):
+    """The calls of the ledger's API that commands make; bodies and answers are the API's JSON.
+
+    Every call raises `CommandProblemError` or an error with a code if it is refused.
+    """
+
+    @abstractmethod
+    def create_dataset(self, body: Json) -> Json:
+        """Create a dataset; return it with what its budget admits."""
+
+    @abstractmethod
+    def list_datasets(self) -> list[Json]:
+        """Return all datasets that may be seen."""
+
+    @abstractmethod
+    def get_dataset(self, name: str) -> Json:
+        """Return a dataset."""
+
+    @abstractmethod
+    def quote(self, name: str, body: Json) -> Json:
+        """Return a quote for a plan."""
+
+    @abstractmethod
+    def reserve(self, name: str, body: Json) -> Json:
+        """Reserve budget for a plan; return the reservation."""
+
+    @abstractmethod
+    def list_runs(self, name: str) -> list[Json]:
+        """Return all reservations of a dataset: open ones first, then the latest lease."""
+
+    @abstractmethod
+    def get_run(self, identifier: str) -> Json:
+        """Return a reservation."""
+
+    @abstractmethod
+    def change_run(self, identifier: str, action: str, body: Json) -> Json:
+        """Grant steps of a run, or commit, release or renew it; return the reservation.
+
+        Args:
+            identifier: the reservation's.
+            action: `grants`, `commit`, `release` or `renew`.
+            body: of the request.
+        """
+
+    @abstractmethod
+    def get_certificate(self, identifier: str) -> Json:
+        """Return the certificate of a run that has ended."""
+
+    @abstractmethod
+    def get_facts(self, name: str) -> Facts:
+        """Return the facts of a dataset's report."""
+
+
+class ServiceAccess(LedgerAccess):
+    """Access through the service's API.
+
+    Args:
+        service: the address, such as http://127.0.0.1:8000.
+        key: the API key.
+    """
+
+    def __init__(self, service: str, key: str) -> None:
+        if urlsplit(service).scheme not in ("http", "https"):
+            raise CommandProblemError(
+                build_problem(
+                    f"{SERVICE_VARIABLE} must be an address such as {DEFAULT_SERVICE}, "
+                    f"not {service!r}"
+                )
+            )
+        self._service, self._key = service.rstrip("/"), key
+
+    def create_dataset(self, body: Json) -> Json:
+        """Create a dataset; return it with what its budget admits."""
+        return self._call("/v1/datasets", body, is_write=True)
+
+    def list_datasets(self) -> list[Json]:
+        """Return all datasets that the key may see."""
+        found: list[Json] = self._call("/v1/datasets")["items"]
+        return found
+
+    def get_dataset(self, name: str) -> Json:
+        """Return a dataset."""
+        return self._call(f"/v1/datasets/{quote(name, safe='')}")
+
+    def quote(self, name: str, body: Json) -> Json:
+        """Return a quote for a plan."""
+        return self._call(f"/v1/datasets/{quote(name, safe='')}/quotes", body)
+
+    def reserve(self, name: str, body: Json) -> Json:
+        """Reserve budget for a plan; return the reservation."""
+        return self._call(f"/v1/datasets/{quote(name, safe='')}/reservations", body, is_write=True)
+
+    def list_runs(self, name: str) -> list[Json]:
+        """Return all reservations of a dataset, page by page."""
+        path, found, cursor = f"/v1/datasets/{quote(name, safe='')}/reservations", [], ""
+        while True:
+            page = self._call(f"{path}?{urlencode({'cursor': cursor})}")
+            found += page["items"]
+            if page["next_cursor"] is None:
+                return found
+            cursor = page["next_cursor"]
+
+    def get_run(self, identifier: str) -> Json:
+        """Return a reservation."""
+        return self._call(f"/v1/reservations/{quote(identifier, safe='')}")
+
+    def change_run(self, identifier: str, action: str, body: Json) -> Json:
+        """Grant steps of a run, or commit, release or renew it; return the reservation."""
+        path = f"/v1/reservations/{quote(identifier, safe='')}/{action}"
+        return self._call(path, body, is_write=True)
+
+    def get_certificate(self, identifier: str) -> Json:
+        """Return the certificate of a run that has ended."""
+        return self._call(f"/v1/reservations/{quote(identifier, safe='')}/certificate")
+
+    def get_facts(self, name: str) -> Facts:
+        """Return the facts of a dataset's report."""
+        return Facts.model_validate(self._call(f"/v1/datasets/{quote(name, safe='')}/report"))
+
+    def _call(self, path: str, body: Json | None = None, *, is_write: bool = False) -> Json:
+        """Send a request with the key, and return the answer's JSON."""
+        headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json"}
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(body).encode()
+        if is_write:
+            headers["Idempotency-Key"] = uuid.uuid4().hex
+        sent = http.Request(self._service + path, data, headers)
+        try:
+            with http.urlopen(sent, timeout=_SECONDS_MAX) as answer:
+                found: Json = json.load(answer)
+                return found
+        except http_errors.HTTPError as error:
+            raise CommandProblemError(_read_problem(error)) from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise CommandProblemError(
+                build_problem(
+                    f"the service at {self._service} does not answer ({reason}). Start it with "
+                    f"`accountant serve`, set {SERVICE_VARIABLE}, or unset {KEY_VARIABLE} to use "
+                    "the database directly",
+                    code="service-away",
+                )
+                | {"title": "The service does not answer"}
+            ) from None
+
+
+def _read_problem(error: http_errors.HTTPError) -> Json:
+    """Return the problem document of a refused request."""
+    try:
+        found: Json = json.load(error)
+        if {"title", "detail", "code"} <= found.keys():
+            return found
+    except (ValueError, AttributeError):
+        pass
+    detail = f"the answer is {error.code} {error.reason}, and not of the accounting service"
+    return build_problem(detail, code="http-error")
+
+
+class DatabaseAccess(LedgerAccess):
+    """Access to the ledger in its database, with all rights."""
+
+    def __init__(self, repository: Any) -> None:
+        from accountant_service.api.ledger_views import encode_answer
+        from accountant_service.ledger.repository import KeyRecord
+        from accountant_service.ledger.service import Ledger
+
+        self._repository = repository
+        self._ledger = Ledger(repository, encode_answer)
+        scopes = frozenset({"owner", "run"})
+        self._key = KeyRecord(
+            _COMMAND_LINE, _COMMAND_LINE, b"", scopes, None, 0, None, None, None
+        )  # fmt: skip
+
+    def _write(self, call: str, body: Json) -> Any:
+        """Return a write request of this command."""
+        from accountant_service.ledger.service import WriteRequest
+
+        return WriteRequest(self._key, uuid.uuid4().hex, call, body)
+
+    def create_dataset(self, body: Json) -> Json:
+        """Create a dataset; return it with what its budget admits."""
+        from accountant_service.api.ledger_schemas import DatasetRequest
+
+        new = DatasetRequest.model_validate(body).to_new_dataset()
+        return _read(self._ledger.create_dataset(self._write("POST /v1/datasets", body), new))
+
+    def list_datasets(self) -> list[Json]:
+        """Return all datasets."""
+        from accountant_service.api.ledger_views import dataset_view
+
+        return [dataset_view(each) for each in self._ledger.list_datasets(self._key)]
+
+    def get_dataset(self, name: str) -> Json:
+        """Return a dataset."""
+        from accountant_service.api.ledger_views import dataset_view
+
+        return dataset_view(self._ledger.get_dataset(self._key, name))
+
+    def quote(self, name: str, body: Json) -> Json:
+        """Return a quote for a plan."""
+        from accountant_service import mechanisms
+        from accountant_service.api.ledger_views import quote_view
+        from accountant_service.ledger.plans import quote_plan
+
+        dataset = self._ledger.get_dataset(self._key, name)
+        return quote_view(quote_plan(dataset, mechanisms.from_json(body["mechanism"])))
+
+    def reserve(self, name: str, body: Json) -> Json:
+        """Reserve budget for a plan; return the reservation."""
+        from accountant_service.api.ledger_schemas import ReservationRequest
+
+        plan = ReservationRequest.model_validate(body)
+        return _read(
+            self._ledger.reserve(
+                self._write(f"POST /v1/datasets/{name}/reservations", body),
+                name,
+                plan.mechanism,
+                plan.lease_seconds,
+                plan.purpose,
+            )
+        )
+
+    def list_runs(self, name: str) -> list[Json]:
+        """Return all reservations of a dataset."""
+        from accountant_service.api.ledger_views import reservation_view
+
+        self._ledger.get_dataset(self._key, name)  # expires ended leases
+        dataset, runs, count = self._ledger.read_runs(self._key, name, RUNS_MAX)
+        if count > len(runs):
+            dataset, runs, _ = self._ledger.read_runs(self._key, name, count)
+        return [reservation_view(dataset, run) for run in runs]
+
+    def get_run(self, identifier: str) -> Json:
+        """Return a reservation."""
+        from accountant_service.api.ledger_views import reservation_view
+
+        return reservation_view(*self._ledger.get_reservation(self._key, identifier))
+
+    def change_run(self, identifier: str, action: str, body: Json) -> Json:
+        """Grant steps of a run, or commit, release or renew it; return the reservation."""
+        from accountant_service.api import ledger_schemas as bodies
+
+        ledger = self._ledger
+        write = self._write(f"POST /v1/reservations/{identifier}/{action}", body)
+        match action:
+            case "grants":
+                asked = bodies.GrantRequest.model_validate(body)
+                return _read(ledger.grant(write, identifier, asked.steps, asked.sequence))
+            case "commit":
+                stated = bodies.CommitRequest.model_validate(body).to_declaration()
+                return _read(ledger.commit(write, identifier, stated))
+            case "release":
+                return _read(ledger.release(write, identifier))
+            case _:
+                lease = bodies.RenewRequest.model_validate(body).lease_seconds
+                return _read(ledger.renew(write, identifier, lease))
+
+    def get_certificate(self, identifier: str) -> Json:
+        """Return the certificate of a run that has ended."""
+        return self._ledger.issue_certificate(self._key, identifier)
+
+    def get_facts(self, name: str) -> Facts:
+        """Return the facts of a dataset's report."""
+        from accountant_service.ledger.repository import now
+
+        self._ledger.get_dataset(self._key, name)  # expires ended leases
+        return facts_of_dataset(*self._ledger.read_runs(self._key, name, RUNS_MAX), now())
+
+
+def _read(answer: Any) -> Json:
+    """Return the JSON of a stored answer."""
+    found: Json = json.loads(answer.text)
+    return found
+
+
+@contextmanager
+def open_ledger() -> Iterator[LedgerAccess]:
+    """Context manager that opens the ledger: the service if a key is set, else the database.
+
+    Raises:
+        CommandProblemError: the address of the service is not valid, or a newer version of this
+            program made the database.
+    """
+    key = os.environ.get(KEY_VARIABLE)
+    if key:
+        yield ServiceAccess(os.environ.get(SERVICE_VARIABLE) or DEFAULT_SERVICE, key)
+        return
+    from accountant_service.cli.opening import open_configured
+    from accountant_service.ledger import database
+
+    try:
+        repository = open_configured()
+    except database.NewerDatabaseError as error:
+        raise CommandProblemError(build_problem(str(error), code="ledger-error")) from None
+    try:
+        yield DatabaseAccess(repository)
+    finally:
+        repository.close()
+
+
+def call_ledger(
+    action: Callable[[LedgerAccess], Result], options: Mapping[str, str], *, as_json: bool
+) -> Result:
+    """Return what an action with the ledger returns, or print why it was refused and exit.
+
+    Args:
+        action: it may raise `CommandProblemError` or any error with a code.
+        options: the option or argument that sets the value at each JSON pointer.
+        as_json: whether to print a problem as JSON.
+    """
+
+    def run() -> Result:
+        with open_ledger() as ledger:
+            return action(ledger)
+
+    return run_or_exit(run, options, as_json=as_json)

@@ -1,0 +1,236 @@
+"""The commands `accountant dataset`: create, list, show and quote datasets with a budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+import typer
+
+from accountant_service import mechanisms, number_format
+from accountant_service.api.ledger_schemas import DatasetRequest
+from accountant_service.cli.access import LedgerAccess, call_ledger
+from accountant_service.cli.encoding import spell
+from accountant_service.cli.mechanism_options import (
+    BatchSize,
+    Epochs,
+    Mechanisms,
+    NoiseMultiplier,
+    SampleRate,
+    Steps,
+    build_plan,
+    join_mechanisms,
+    map_plan_pointers,
+    parse_count,
+    parse_number,
+    read_mechanisms,
+)
+from accountant_service.cli.printing import AsJson, print_rows
+from accountant_service.cli.problems import validate
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.mechanisms import describe_step
+from accountant_service.number_format import round_nearest as shown
+
+dataset_app = typer.Typer(
+    no_args_is_help=True,
+    help="Create, list, show and quote datasets with a budget.",
+    epilog="With ACCOUNTANT_API_KEY these commands ask the service at ACCOUNTANT_SERVICE; without "
+    "it they open the ledger's database.",
+)
+COMMANDS: Final = {"dataset": dataset_app}
+Json = dict[str, Any]
+Name = Annotated[str, typer.Argument(help="The dataset's name.")]
+_NEW_OPTIONS: Final = {
+    "/name": "NAME",
+    "/size": "--size",
+    "/budget/epsilon": "--epsilon",
+    "/budget/delta": "--delta",
+    "/privacy_unit": "--unit",
+    "/neighbouring_relation": "--relation",
+    "/filter": "--filter",
+    "/planned_mechanism": "--mechanism",
+}
+
+
+@dataset_app.command("create")
+def create(
+    name: Name,
+    size: Annotated[
+        Any,
+        typer.Option("--size", "-n", parser=parse_count, metavar="INTEGER", help="Records in it."),
+    ] = None,
+    epsilon: Annotated[
+        Any,
+        typer.Option(
+            "--epsilon", "-E", parser=parse_number, metavar="NUMBER", help="ε of the budget."
+        ),
+    ] = None,
+    delta: Annotated[
+        Any,
+        typer.Option(
+            "--delta",
+            "-d",
+            parser=parse_number,
+            metavar="NUMBER",
+            help="δ of the budget, such as 1e-6; far below one over the number of records.",
+        ),
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="What one record stands for, such as person.")
+    ] = None,
+    relation: Annotated[
+        str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
+    ] = None,
+    filter_: Annotated[
+        str | None, typer.Option("--filter", help="reference (default) or renyi.")
+    ] = None,
+    mechanism: Mechanisms = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a dataset with a budget. The budget can never be changed."""
+    given = {
+        "name": name,
+        "size": size,
+        "privacy_unit": unit,
+        "neighbouring_relation": relation,
+        "filter": filter_,
+    }
+    budget = {"epsilon": epsilon, "delta": delta}
+
+    def ask(ledger: LedgerAccess) -> Json:
+        """Send the new dataset."""
+        body: Json = {name: value for name, value in given.items() if value is not None}
+        body["budget"] = {name: value for name, value in budget.items() if value is not None}
+        if mechanism:
+            body["planned_mechanism"] = join_mechanisms(read_mechanisms(mechanism))
+        validate(DatasetRequest, body)
+        return ledger.create_dataset(body)
+
+    answer = call_ledger(ask, _NEW_OPTIONS | {"/mechanism": "--mechanism"}, as_json=as_json)
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        print("\n".join(_describe_new(answer)))
+
+
+def _describe_new(dataset: Json) -> Iterator[str]:
+    """Yield the lines of text that describe a new dataset."""
+    yield f"created {_describe_heading(dataset)}"
+    for run in dataset["admits"]:
+        step = describe_step(mechanisms.from_json(run["step"]))
+        count = "an unknown number of" if run["steps"] is None else run["steps"]
+        yield f"as its only run it admits {count} steps of {step}"
+    for warning in dataset["warnings"]:
+        yield f"warning: {warning}"
+
+
+def _describe_heading(dataset: Json) -> str:
+    """Return a dataset's name, size, unit and budget in one line."""
+    return (
+        f"{dataset['name']}: {dataset['size']} records, privacy unit {dataset['privacy_unit']}, "
+        f"{describe_budget(dataset['budget'])}, {dataset['neighbouring_relation']}"
+    )
+
+
+def describe_budget(budget: Json) -> str:
+    """Return a budget's ε and δ in words."""
+    epsilon = number_format.round_nearest(budget["epsilon"])
+    return f"ε = {epsilon}, δ = {shown(budget['delta'])}"
+
+
+def describe_shares(dataset: Json) -> dict[str, str]:
+    """Return the shares of a budget that are spent, held and left, as percentages."""
+    return {
+        "spent": f"{number_format.round_up(100 * dataset['spent']['share'], 3)} %",
+        "held": f"{number_format.round_up(100 * dataset['held']['share'], 3)} %",
+        "left": f"{number_format.round_down(100 * dataset['remaining']['share'], 3)} %",
+    }
+
+
+@dataset_app.command("list")
+def list_datasets(as_json: AsJson = False) -> None:
+    """List the datasets with their budgets."""
+    found = call_ledger(lambda ledger: ledger.list_datasets(), {}, as_json=as_json)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = [
+        {"dataset": each["name"], "records": each["size"]}
+        | {"budget": describe_budget(each["budget"])}
+        | describe_shares(each)
+        for each in found
+    ]
+    print_rows(rows, ["dataset", "records", "budget", "spent", "held", "left"], "Datasets", False)
+
+
+@dataset_app.command("show")
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show a dataset: its budget, and what is spent, held and left."""
+    found = call_ledger(lambda ledger: ledger.get_dataset(name), {"": "NAME"}, as_json=as_json)
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(_describe_heading(found))
+    for part, share in describe_shares(found).items():
+        print(f"{part}: {share}{_describe_steps(found, part)}")
+    print(f"filter: {found['accounting']['description']}")
+    print(f"entries: {found['version']}")
+
+
+def _describe_steps(dataset: Json, part: str) -> str:
+    """Return a part of a budget in reference steps, if it is counted in these."""
+    amount = dataset["remaining" if part == "left" else part]
+    steps = amount.get("reference_steps")
+    is_counted = dataset["accounting"].get("reference") is not None
+    return f", {steps} reference steps" if steps is not None and is_counted else ""
+
+
+@dataset_app.command("quote")
+def quote(
+    name: Name,
+    noise_multiplier: NoiseMultiplier = None,
+    sample_rate: SampleRate = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    mechanism: Mechanisms = None,
+    as_json: AsJson = False,
+) -> None:
+    """Quote a plan: whether it fits what is left, and what would fit. Charges nothing."""
+    run = {
+        "noise_multiplier": noise_multiplier,
+        "sample_rate": sample_rate,
+        "batch_size": batch_size,
+        "steps": steps,
+        "epochs": epochs,
+    }
+
+    def ask(ledger: LedgerAccess) -> Json:
+        """Send the plan."""
+        from accountant_service.api.ledger_schemas import QuoteRequest
+
+        plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(name)["size"]))
+        validate(QuoteRequest, {"mechanism": plan})
+        return ledger.quote(name, {"mechanism": plan})
+
+    answer = call_ledger(ask, map_plan_pointers(run, mechanism), as_json=as_json)
+    print(json.dumps(answer) if as_json else "\n".join(map(spell, describe_quote(answer))))
+
+
+def describe_quote(quote: Json) -> Iterator[str]:
+    """Yield the lines of text that describe a quote."""
+    share = quote["share_of_budget"]
+    taken = "" if share is None else f"{number_format.round_up(100 * share, 3)} %"
+    yield f"fits; it takes {taken} of the budget" if quote["fits"] else "does not fit"
+    left, alone = quote["affordable"]["steps"], quote["affordable_alone"]
+    if left is not None:
+        line = f"steps with this noise: {left} fit what is left"
+        yield line if alone is None else f"{line}; as the only plan of the budget, {alone} would"
+    sigma = quote["affordable"]["noise_multiplier"]
+    if sigma is not None:
+        yield f"noise for all steps: σ = {number_format.round_up(sigma)} is enough"
+    claim = quote["guarantee"]
+    if claim is not None:
+        delta = number_format.round_nearest(claim["delta"])
+        yield f"this run alone: ε = {number_format.round_up(claim['epsilon'])} at δ = {delta}"

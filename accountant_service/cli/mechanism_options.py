@@ -1,0 +1,200 @@
+"""Options that describe a run or any mechanism: numbers, and `-m` with JSON, a file or a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from accountant_service.cli.problems import CommandProblemError, build_problem
+
+Json = dict[str, Any]
+MECHANISM_HELP: Final = (
+    "A mechanism as JSON, @FILE, or @- for standard input; a certificate counts as its mechanism. "
+    'Repeatable. Example: \'{"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, '
+    '"steps": 1000}\'; all kinds are at /docs of the service.'
+)
+
+
+def parse_number(text: str) -> Any:
+    """Return a text as a number, or the text itself for the request model to refuse.
+
+    So that all faults of a command are reported together, and as the API reports them.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def parse_count(text: str) -> Any:
+    """Return a text as a whole number, also in the form 1e6; other texts as `parse_number` does."""
+    value = parse_number(text)
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else value
+
+
+PANEL: Final = "The plan"
+NoiseMultiplier = Annotated[
+    Any,
+    typer.Option(
+        "--noise-multiplier", "-s", parser=parse_number, metavar="NUMBER",
+        help="σ: noise standard deviation over the clip norm.", rich_help_panel=PANEL,
+    ),
+]  # fmt: skip
+SampleRate = Annotated[
+    Any,
+    typer.Option(
+        "--sample-rate", "-q", parser=parse_number, metavar="NUMBER",
+        help="q: expected batch size over dataset size.", rich_help_panel=PANEL,
+    ),
+]  # fmt: skip
+BatchSize = Annotated[
+    Any,
+    typer.Option(
+        "--batch-size", "-b", parser=parse_count, metavar="INTEGER",
+        help="Expected batch size, instead of --sample-rate.", rich_help_panel=PANEL,
+    ),
+]  # fmt: skip
+Steps = Annotated[
+    Any,
+    typer.Option(
+        "--steps", "-t", parser=parse_count, metavar="INTEGER",
+        help="T: number of steps.", rich_help_panel=PANEL,
+    ),
+]  # fmt: skip
+Epochs = Annotated[
+    Any,
+    typer.Option(
+        "--epochs", "-e", parser=parse_number, metavar="NUMBER",
+        help="Instead of --steps, with --batch-size.", rich_help_panel=PANEL,
+    ),
+]  # fmt: skip
+Mechanisms = Annotated[
+    list[str] | None,
+    typer.Option("--mechanism", "-m", help=MECHANISM_HELP, rich_help_panel=PANEL),
+]
+RUN_FIELDS: Final = (
+    "noise_multiplier",
+    "sample_rate",
+    "steps",
+    "dataset_size",
+    "batch_size",
+    "epochs",
+    "sampling",
+)
+
+
+def read_mechanisms(texts: Sequence[str]) -> list[Json]:
+    """Return the mechanisms of repeated `-m` options as JSON.
+
+    Raises:
+        CommandProblemError: a text is not JSON, or a file cannot be read.
+    """
+    return [found for text in texts for found in _read_mechanisms(text)]
+
+
+def _read_mechanisms(text: str) -> Iterator[Json]:
+    """Yield the mechanisms of one option: an object, a list, or an object in each line."""
+    content = _read_content(text)
+    try:
+        documents = _parse(content)
+    except (ValueError, RecursionError) as error:
+        shown = content if len(content) <= 60 else f"{content[:57]}…"
+        raise _refuse(
+            f"is not JSON: {error}: {shown!r}. Give an object such as "
+            '{"kind": "gaussian", "noise_multiplier": 2}, or @FILE'
+        ) from None
+    if not documents:
+        raise _refuse("is empty: give at least one mechanism")
+    for document in documents:
+        is_certificate = isinstance(document, dict) and "kind" not in document
+        yield document["mechanism"] if is_certificate and "mechanism" in document else document
+
+
+def _parse(content: str) -> list[Any]:
+    """Return the JSON values of a text: one, a list of them, or one in each line."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        lines = [line for line in content.splitlines() if line.strip()]
+        if len(lines) < 2:
+            raise
+        return [json.loads(line) for line in lines]
+    return found if isinstance(found, list) else [found]
+
+
+def _read_content(text: str) -> str:
+    """Return the text itself, the content of @FILE, or standard input for @-."""
+    if not text.startswith("@"):
+        return text
+    name = text[1:]
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise _refuse(f"cannot read the file {name!r}: {reason}") from None
+
+
+def _refuse(message: str) -> CommandProblemError:
+    """Return the error of an option `-m` that cannot be read."""
+    return CommandProblemError(build_problem(message, "/mechanism"))
+
+
+def join_mechanisms(mechanisms: Sequence[Json]) -> Json:
+    """Return one mechanism that makes the releases of all."""
+    if len(mechanisms) == 1:
+        return mechanisms[0]
+    return {"kind": "composed", "mechanisms": list(mechanisms)}
+
+
+def build_plan(run: Json, texts: Sequence[str] | None, size: Callable[[], int]) -> Json:
+    """Return the mechanism of a plan on a dataset: a run, the mechanisms of `-m`, or both.
+
+    Args:
+        run: the run's fields; those that are None are left out.
+        texts: of the options `-m`.
+        size: returns the dataset's number of records, which a batch size needs.
+
+    Raises:
+        CommandProblemError: a mechanism cannot be read.
+    """
+    found = read_mechanisms(texts or [])
+    fields = {name: value for name, value in run.items() if value is not None}
+    if fields or not found:
+        if "batch_size" in fields and "sample_rate" not in fields:
+            fields["dataset_size"] = size()
+        found.append({"kind": "dp_sgd", **fields})
+    return join_mechanisms(found)
+
+
+def map_plan_pointers(run: Json, texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the option that sets the value at each JSON pointer of a plan's request."""
+    count = len(texts or [])
+    has_run = any(value is not None for value in run.values())
+    if count and not has_run:
+        return {"/mechanism": "--mechanism"}
+    at = f"/mechanism/mechanisms/{count}" if count else "/mechanism"
+    options = {f"{at}/{name}": "--" + name.replace("_", "-") for name in run}
+    others = {f"/mechanism/mechanisms/{i}": "--mechanism" for i in range(count)}
+    return options | others | {at: "", "/mechanism": "--mechanism" if count else ""}
+
+
+def find_dataset_size(document: Any) -> int | None:
+    """Return the first number of records that a mechanism's JSON names, or None."""
+    if isinstance(document, dict):
+        size = document.get("dataset_size")
+        if isinstance(size, int):
+            return size
+        document = list(document.values())
+    if isinstance(document, list):
+        return next((size for part in document if (size := find_dataset_size(part))), None)
+    return None

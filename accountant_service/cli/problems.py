@@ -1,0 +1,204 @@
+"""Refused requests in the words of the command line: options in place of JSON pointers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+
+from accountant_service import number_format
+from accountant_service.api import problems
+from accountant_service.cli.printing import print_problem
+from accountant_service.errors import CodedError
+
+Json = dict[str, Any]
+Result = TypeVar("Result")
+Body = TypeVar("Body", bound=BaseModel)
+_EXIT_CODE: Final = 2
+# values with which a request is checked again, to find faults behind those of other fields
+_SUBSTITUTES: Final = {"noise_multiplier": 1.0, "delta": 1e-5, "epsilon": 1.0}
+
+
+class CommandProblemError(Exception):
+    """A request that was refused, as the API's problem document.
+
+    Attributes:
+        document: the problem.
+    """
+
+    def __init__(self, document: Json) -> None:
+        self.document = document
+        super().__init__(document["detail"])
+
+
+def build_problem(detail: str, pointer: str = "", code: str = "invalid-request") -> Json:
+    """Return the problem document of a fault that the command line finds itself."""
+    errors = [{"pointer": pointer, "message": detail}] if pointer else []
+    return problems.document(422, code, "The request is malformed", detail, errors)
+
+
+def validate(model: type[Body], given: Json) -> Body:
+    """Validate a request body.
+
+    Raises:
+        CommandProblemError: with every fault that can be found at once.
+    """
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise CommandProblemError(_collect_faults(model, given, error)) from None
+
+
+def _collect_faults(model: type[BaseModel], given: Json, error: ValidationError) -> Json:
+    """Return the problem of a request, with faults that faults of single fields hide."""
+    found = problems.of_error(error)
+    faults = [_say_given(fault, given) for fault in found.get("errors", [])]
+    substituted = _substitute(given, [fault["pointer"] for fault in faults])
+    if substituted != given:
+        try:
+            model.model_validate(substituted)
+        except ValidationError as second:
+            others = problems.of_error(second).get("errors", [])
+            known = {fault["pointer"] for fault in faults}
+            faults += [_say_given(each, given) for each in others if each["pointer"] not in known]
+    return found | {"errors": faults}
+
+
+def _substitute(given: Json, pointers: Sequence[str]) -> Json:
+    """Return a request with valid values at these pointers, where one is known."""
+    found = copy.deepcopy(given)
+    for pointer in pointers:
+        *parents, name = pointer.split("/")[1:] or [""]
+        holder: Any = found
+        for parent in parents:
+            holder = holder.get(parent) if isinstance(holder, dict) else None
+        if isinstance(holder, dict) and name in _SUBSTITUTES:
+            holder[name] = _SUBSTITUTES[name]
+    return found
+
+
+def _say_given(fault: Mapping[str, str], given: Json) -> dict[str, str]:
+    """Return a fault whose message ends with the value that was given, if it is short."""
+    value: Any = given
+    for part in fault["pointer"].split("/")[1:]:
+        if isinstance(value, list):
+            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    said = fault["message"]
+    is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if not is_shown or said.startswith("is ") or ", not " in said:
+        return dict(fault)
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    text = number_format.round_nearest(value, 12) if is_number else repr(value)
+    return {**fault, "message": f"{said}, not {text}" if len(text) <= 60 else said}
+
+
+def run_or_exit(
+    action: Callable[[], Result], options: Mapping[str, str], *, as_json: bool
+) -> Result:
+    """Return what an action returns, or print why it was refused and exit with code 2.
+
+    Args:
+        action: it may raise `CommandProblemError` or any error with a code.
+        options: the option or argument that sets the value at each JSON pointer.
+        as_json: whether to print the problem document as JSON.
+    """
+    try:
+        return action()
+    except CommandProblemError as error:
+        exit_with(error.document, options, as_json=as_json)
+    except CodedError as error:
+        exit_with(problems.of_error(error), options, as_json=as_json)
+
+
+def exit_with(problem: Json, options: Mapping[str, str], *, as_json: bool) -> NoReturn:
+    """Print a problem in the words of the command line, and exit with code 2."""
+    print_problem(translate(problem, options), as_json)
+    raise typer.Exit(_EXIT_CODE)
+
+
+def translate(problem: Json, options: Mapping[str, str]) -> Json:
+    """Return a problem whose faults name options, beside their JSON pointers.
+
+    Args:
+        problem: the API's problem document.
+        options: the option or argument that sets the value at each JSON pointer.
+    """
+    if problem["code"] != problems.INVALID_REQUEST:
+        rename = _rename_only_long_names(options)
+    else:
+        rename = _rename_names(options)
+    faults: list[Json] = []
+    for fault in problem.get("errors", []):
+        option = _find_option(fault["pointer"], options)
+        named = {} if option is None else {"option": option}
+        faults.append({**fault, "message": rename(fault["message"]), **named})
+    detail = rename(problem["detail"])
+    if faults:
+        first = faults[0]
+        detail = f"{first.get('option', first['pointer'])} {first['message']}".strip()
+    return problem | {"detail": detail} | ({"errors": faults} if faults else {})
+
+
+def _find_option(pointer: str, options: Mapping[str, str]) -> str | None:
+    """Return the option that sets the value at a pointer, or at a part that contains it."""
+    if pointer in options:
+        return options[pointer]
+    parent = pointer
+    while parent:
+        parent = parent.rpartition("/")[0]
+        if options.get(parent):
+            return f"{options[parent]} at {pointer.removeprefix(parent)}"
+    return None
+
+
+_DATASET_WORDS: Final = {  # of commands that take the number of records from the ledger
+    "dataset_size and batch_size": "batch_size",
+    "epochs beside dataset_size": "epochs beside batch_size",
+    "at most dataset_size": "at most the number of records",
+}
+
+
+def _names(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the option of each field name."""
+    return {
+        pointer.rpartition("/")[2]: option
+        for pointer, option in options.items()
+        if option.startswith("--") and pointer.rpartition("/")[2].isidentifier()
+    }
+
+
+def _rename_names(options: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces the names of fields in a message by their options."""
+    names = _names(options)
+    rename = _renaming(names)
+    if "dataset_size" in names:
+        return rename
+
+    def rename_without_size(message: str) -> str:
+        """Rename the fields of a message that may speak of the dataset's size."""
+        for words, others in _DATASET_WORDS.items():
+            message = message.replace(words, others)
+        return rename(message)
+
+    return rename_without_size
+
+
+def _rename_only_long_names(options: Mapping[str, str]) -> Callable[[str], str]:
+    """Return such a function that leaves words alone that also occur in plain sentences."""
+    return _renaming({name: option for name, option in _names(options).items() if "_" in name})
+
+
+def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces these words."""
+    if not names:
+        return lambda message: message
+    words = "|".join(sorted(names, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![-\"\w])(?<!\d )(?<!whole )({words})(?![-\w])")
+    return lambda message: pattern.sub(lambda found: names[found[1]], message)

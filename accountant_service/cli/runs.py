@@ -1,0 +1,253 @@
+"""The commands `accountant run`: reserve, grant and end runs, and get their certificates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from accountant_service import mechanisms, number_format
+from accountant_service.api import ledger_schemas as bodies
+from accountant_service.cli.access import LedgerAccess, call_ledger
+from accountant_service.cli.mechanism_options import (
+    BatchSize,
+    Epochs,
+    Mechanisms,
+    NoiseMultiplier,
+    SampleRate,
+    Steps,
+    build_plan,
+    map_plan_pointers,
+    parse_count,
+    parse_number,
+)
+from accountant_service.cli.printing import AsJson, print_rows
+from accountant_service.cli.problems import CommandProblemError, build_problem, validate
+from accountant_service.ledger.certificate import format_time
+from accountant_service.mechanisms import describe_step
+
+run_app = typer.Typer(
+    no_args_is_help=True,
+    help="Reserve, grant and end runs, and get their certificates.",
+    epilog="With ACCOUNTANT_API_KEY these commands ask the service at ACCOUNTANT_SERVICE; without "
+    "it they open the ledger's database.",
+)
+COMMANDS: Final = {"run": run_app}
+Json = dict[str, Any]
+Identifier = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, from `run list`.")]
+Dataset = Annotated[str, typer.Argument(help="The dataset's name.")]
+LeaseSeconds = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_number, metavar="NUMBER",
+        help="Seconds until steps that were not granted return to the budget; 3600 by default.",
+    ),
+]  # fmt: skip
+_CHANGE_OPTIONS: Final = {
+    "/steps": "--steps",
+    "/sequence": "--sequence",
+    "/clip_norm": "--clip-norm",
+    "/model_sha256": "--model",
+    "/lease_seconds": "--lease-seconds",
+}
+
+
+@run_app.command("list")
+def list_runs(dataset: Dataset, as_json: AsJson = False) -> None:
+    """List the runs of a dataset: open ones first, then the latest."""
+    found = call_ledger(lambda ledger: ledger.list_runs(dataset), {}, as_json=as_json)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = [
+        {
+            "run": run["id"],
+            "state": run["state"],
+            "granted": f"{run['steps_granted']} of {run['steps_reserved']}",
+            "step": describe_step(mechanisms.from_json(run["mechanism"])),
+            "purpose": run["purpose"],
+        }
+        for run in found
+    ]
+    print_rows(rows, ["run", "state", "granted", "step", "purpose"], f"Runs on {dataset}", False)
+
+
+@run_app.command("show")
+def show(identifier: Identifier, as_json: AsJson = False) -> None:
+    """Show a run: its plan, its state and the steps granted."""
+    _print_run(call_ledger(lambda ledger: ledger.get_run(identifier), {}, as_json=as_json), as_json)
+
+
+def _print_run(run: Json, as_json: bool) -> None:
+    """Print a reservation as JSON or in words."""
+    print(json.dumps(run) if as_json else "\n".join(_describe_run(run)))
+
+
+def _describe_run(run: Json) -> Iterator[str]:
+    """Yield the lines of text that describe a run."""
+    yield f"{run['id']}: {run['state']}, on {run['dataset']}"
+    yield f"plan: {describe_step(mechanisms.from_json(run['mechanism']))}"
+    yield f"steps: {run['steps_granted']} of {run['steps_reserved']} granted"
+    share = run["charge"].get("share")
+    if share is not None:
+        yield f"takes: {number_format.round_up(100 * share, 3)} % of the budget for all its steps"
+    if run["purpose"]:
+        yield f"purpose: {run['purpose']}"
+    if run["state"] == "open":
+        yield f"lease ends: {format_time(int(1e6 * run['expires_at']))}"
+
+
+@run_app.command("reserve")
+def reserve(
+    dataset: Dataset,
+    noise_multiplier: NoiseMultiplier = None,
+    sample_rate: SampleRate = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    mechanism: Mechanisms = None,
+    purpose: Annotated[str, typer.Option(help="A note that the ledger keeps.")] = "",
+    lease_seconds: LeaseSeconds = None,
+    as_json: AsJson = False,
+) -> None:
+    """Reserve budget for a plan, and print the run's id on one line."""
+    run = {
+        "noise_multiplier": noise_multiplier,
+        "sample_rate": sample_rate,
+        "batch_size": batch_size,
+        "steps": steps,
+        "epochs": epochs,
+    }
+
+    def ask(ledger: LedgerAccess) -> Json:
+        """Send the plan."""
+        plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(dataset)["size"]))
+        lease = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
+        body = {"mechanism": plan, "purpose": purpose, **lease}
+        validate(bodies.ReservationRequest, body)
+        return ledger.reserve(dataset, body)
+
+    pointers = map_plan_pointers(run, mechanism) | {
+        "/purpose": "--purpose",
+        "/lease_seconds": "--lease-seconds",
+    }
+    answer = call_ledger(ask, pointers, as_json=as_json)
+    print(json.dumps(answer) if as_json else answer["id"])
+
+
+@run_app.command("grant")
+def grant(
+    identifier: Identifier,
+    steps: Steps = None,
+    sequence: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_count,
+            metavar="INTEGER",
+            help="Steps granted so far, as the training program knows it: then a grant that was "
+            "lost is noticed. By default the ledger's number.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Charge the next steps of a run, before their noise is drawn."""
+
+    def ask(ledger: LedgerAccess) -> Json:
+        """Send the grant."""
+        body = {} if steps is None else {"steps": steps}
+        body["sequence"] = 0 if sequence is None else sequence
+        validate(bodies.GrantRequest, body)
+        if sequence is None:
+            body["sequence"] = ledger.get_run(identifier)["steps_granted"]
+        return ledger.change_run(identifier, "grants", body)
+
+    _print_run(call_ledger(ask, _CHANGE_OPTIONS, as_json=as_json), as_json)
+
+
+@run_app.command("commit")
+def commit(
+    identifier: Identifier,
+    clip_norm: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_number,
+            metavar="NUMBER",
+            help="Bound on what one record contributes to a step, for the certificate.",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="The trained model's file: the certificate names its SHA-256."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a finished run. Steps that were not granted return to the budget."""
+
+    def ask(ledger: LedgerAccess) -> Json:
+        """Send the end of the run."""
+        body = {} if clip_norm is None else {"clip_norm": clip_norm}
+        if model is not None:
+            body["model_sha256"] = _hash_file(model)
+        validate(bodies.CommitRequest, body)
+        return ledger.change_run(identifier, "commit", body)
+
+    _print_run(call_ledger(ask, _CHANGE_OPTIONS, as_json=as_json), as_json)
+
+
+def _hash_file(file: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal.
+
+    Raises:
+        CommandProblemError: the file cannot be read.
+    """
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        message = f"cannot read the file {str(file)!r}: {error.strerror}"
+        raise CommandProblemError(build_problem(message, "/model_sha256")) from None
+
+
+@run_app.command("release")
+def release(identifier: Identifier, as_json: AsJson = False) -> None:
+    """End an abandoned run. Steps that were not granted return to the budget."""
+    answer = call_ledger(
+        lambda ledger: ledger.change_run(identifier, "release", {}), {}, as_json=as_json
+    )
+    _print_run(answer, as_json)
+
+
+@run_app.command("renew")
+def renew(
+    identifier: Identifier, lease_seconds: LeaseSeconds = None, as_json: AsJson = False
+) -> None:
+    """Extend the lease of an open run, from now on."""
+
+    def ask(ledger: LedgerAccess) -> Json:
+        """Send the new lease."""
+        body = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
+        validate(bodies.RenewRequest, body)
+        return ledger.change_run(identifier, "renew", body)
+
+    _print_run(call_ledger(ask, _CHANGE_OPTIONS, as_json=as_json), as_json)
+
+
+@run_app.command("certificate")
+def certificate(
+    identifier: Identifier,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")
+    ] = None,
+) -> None:
+    """Get the certificate of a run that has ended. Check it with `accountant verify FILE`."""
+    document = call_ledger(lambda ledger: ledger.get_certificate(identifier), {}, as_json=False)
+    text = json.dumps(document, indent=2) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")

@@ -1,0 +1,321 @@
+"""The facts of a report about a dataset or a run, from which every format is written.
+
+Facts about a run come from its certificate alone, so they can be computed anywhere. Facts about a
+dataset come from the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from accountant_service import __version__, mechanisms
+from accountant_service.disclosure.attack_rates import (
+    AttackRates,
+    bound_attacks_by_epsilon,
+    bound_attacks_on_mechanism,
+)
+from accountant_service.errors import AccountingError
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import certificate
+from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.mechanisms import Mechanism, Repeated
+from accountant_service.numerics.floats import rounding
+
+FORMAT: Final = "privacy-accountant-report/1"
+RUNS_MAX: Final = 200  # listed in the report of a dataset
+Json = Mapping[str, Any]
+
+
+class _Part(BaseModel):
+    """Base of the parts of a report: frozen, and no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Promise(_Part):
+    """A guarantee, with what attackers achieve at most against it.
+
+    Attributes:
+        scope: `fixed_plan` for one run alone, `filter_budget` for everything from the dataset.
+    """
+
+    scope: Literal["fixed_plan", "filter_budget"]
+    epsilon: float
+    delta: float
+    attacks: AttackRates
+
+
+class DatasetFacts(_Part):
+    """The dataset whose people are protected.
+
+    Attributes:
+        size: number of records; None if the certificate is of a format that does not state it.
+    """
+
+    name: str
+    size: int | None
+    privacy_unit: str
+    neighbouring_relation: NeighbouringRelation
+    trust_model: str
+    created: str | None = Field(None, description="ISO 8601 date and time, UTC")
+
+
+class FilterFacts(_Part):
+    """The privacy filter that enforces the dataset's budget."""
+
+    name: str
+    description: str
+    reference: str | None = Field(None, description="one reference step, in words")
+    reference_steps: int | None = None
+    slack_share: float | None = None
+
+
+class BudgetUse(_Part):
+    """The shares of the budget that are spent, held and left."""
+
+    spent: float
+    held: float
+    left: float
+
+
+class RunFacts(_Part):
+    """A run that has ended, as its certificate states it.
+
+    Attributes:
+        steps_reserved: None if the certificate is of a format that does not state it.
+        plan: the guarantee of this run alone.
+        gaps: what the certificate does not cover.
+        clip_norm: as the training program declared it; the ledger cannot check it.
+        model_sha256: as the training program declared it.
+    """
+
+    identifier: str
+    state: str
+    mechanism: dict[str, Any]
+    mechanism_hash: str
+    step: str = Field(description="one step in words")
+    sampling: str
+    steps_reserved: int | None
+    steps_granted: int
+    plan: Promise
+    method: str
+    status: str
+    epsilon_lower: float | None
+    assumptions: tuple[str, ...]
+    gaps: tuple[str, ...] = ()
+    clip_norm: float | None = None
+    model_sha256: str | None = None
+    ended: str | None = Field(None, description="ISO 8601 date and time, UTC")
+
+
+class RunLine(_Part):
+    """One run in the report of a dataset."""
+
+    identifier: str
+    purpose: str
+    state: str
+    step: str
+    steps_reserved: int
+    steps_granted: int
+    share: float = Field(description="share of the budget spent or held")
+
+
+class Record(_Part):
+    """The ledger's record at the time of the report, and who signed."""
+
+    entries: int
+    head: str
+    public_key: str | None = None
+
+
+class Facts(_Part):
+    """All facts of a report.
+
+    Attributes:
+        run: in the report of a run.
+        use: of the budget, in the report of a dataset.
+        runs: at most `RUNS_MAX`, in the report of a dataset.
+        runs_in_all: the number of runs of the dataset.
+    """
+
+    format: Literal["privacy-accountant-report/1"] = FORMAT
+    subject: Literal["dataset", "run"]
+    dataset: DatasetFacts
+    budget: Promise
+    filter: FilterFacts
+    record: Record
+    issued: str = Field(description="ISO 8601 date and time, UTC")
+    accountant_version: str
+    run: RunFacts | None = None
+    use: BudgetUse | None = None
+    runs: tuple[RunLine, ...] = ()
+    runs_in_all: int = 0
+
+
+def facts_of_certificate(document: Json) -> Facts:
+    """Return the facts of a run from its certificate.
+
+    Args:
+        document: a certificate that `certificate.check` found no fault in, of any format.
+
+    Raises:
+        AccountingError: the mechanism cannot be accounted for.
+    """
+    relation = NeighbouringRelation(document["neighbouring_relation"])
+    budget, dates = document["budget"], document.get("dates") or {}
+    issued = dates.get("issued") or certificate.format_time(int(1e6 * document["issued_at"]))
+    recorded = budget.get("filter") or {}
+    return Facts(
+        subject="run",
+        dataset=DatasetFacts(
+            name=document["dataset"],
+            size=document.get("dataset_size"),
+            privacy_unit=document["privacy_unit"],
+            neighbouring_relation=relation,
+            trust_model=document["trust_model"],
+            created=dates.get("dataset_created"),
+        ),
+        budget=_promise_of_budget(budget["epsilon"], budget["delta"], relation, recorded),
+        filter=_filter_facts(recorded, budget["composition"]),
+        record=Record(**document["record"], public_key=document["public_key"]),
+        issued=issued,
+        accountant_version=document["accountant_version"],
+        run=_run_of_certificate(document, relation, dates),
+    )
+
+
+def _run_of_certificate(document: Json, relation: NeighbouringRelation, dates: Json) -> RunFacts:
+    """Return the part of a certificate that is about its run."""
+    plan, claim = mechanisms.from_json(document["mechanism"]), document["guarantee"]
+    declared, certified = document.get("declared") or {}, claim.get("certified") or {}
+    return RunFacts(
+        identifier=document["reservation"],
+        state=document["state"],
+        mechanism=document["mechanism"],
+        mechanism_hash=document["mechanism_hash"],
+        step=mechanisms.describe_step(plan),
+        sampling=document["sampling"],
+        steps_reserved=document.get("steps_reserved"),
+        steps_granted=document["steps"],
+        plan=Promise(
+            scope="fixed_plan",
+            epsilon=claim["epsilon"],
+            delta=claim["delta"],
+            attacks=_bound_attacks(plan, relation, claim["epsilon"], claim["delta"]),
+        ),
+        method=claim["method"],
+        status=claim["status"],
+        epsilon_lower=certified.get("epsilon_lower"),
+        assumptions=tuple(claim.get("assumptions", ())),
+        gaps=tuple(certificate.list_gaps(dict(document))),
+        ended=dates.get("run_ended"),
+        **declared,
+    )
+
+
+def facts_of_dataset(
+    dataset: Dataset,
+    runs: Sequence[Reservation],
+    runs_in_all: int,
+    issued_at: int,
+    public_key: str | None = None,
+) -> Facts:
+    """Return the facts of a dataset from the ledger.
+
+    Args:
+        dataset: as the ledger has it.
+        runs: its reservations, or the first of them.
+        runs_in_all: the number of its reservations.
+        issued_at: microseconds since 1970.
+        public_key: of the ledger, in hexadecimal.
+    """
+    policy, balance = dataset.policy, dataset.balance
+    recorded = {"filter": policy.name} | policy.entry_fields()
+    spent, taken = (min(1.0, policy.share_of(each)) for each in (balance.spent, balance.taken))
+    return Facts(
+        subject="dataset",
+        dataset=DatasetFacts(
+            name=dataset.name,
+            size=dataset.size,
+            privacy_unit=dataset.privacy_unit,
+            neighbouring_relation=policy.relation,
+            trust_model=certificate.TRUST_MODEL,
+            created=certificate.format_time(dataset.created_at),
+        ),
+        budget=_promise_of_budget(policy.epsilon, policy.delta, policy.relation, recorded),
+        filter=_filter_facts(recorded, policy.description),
+        record=Record(entries=dataset.version, head=dataset.head, public_key=public_key),
+        issued=certificate.format_time(issued_at),
+        accountant_version=__version__,
+        use=BudgetUse(
+            spent=spent,
+            held=max(0.0, taken - spent),
+            left=max(0.0, rounding.subtract_rounding_down(1.0, taken)),
+        ),
+        runs=tuple(_run_line(dataset, run) for run in runs[:RUNS_MAX]),
+        runs_in_all=runs_in_all,
+    )
+
+
+def _run_line(dataset: Dataset, run: Reservation) -> RunLine:
+    """Return one run of a dataset's report."""
+    return RunLine(
+        identifier=run.identifier,
+        purpose=run.purpose,
+        state=run.state.value,
+        step=mechanisms.describe_step(mechanisms.from_json(run.mechanism)),
+        steps_reserved=run.steps_reserved,
+        steps_granted=run.steps_granted,
+        share=min(1.0, dataset.policy.share_of(run.taken)),
+    )
+
+
+def _promise_of_budget(
+    epsilon: float, delta: float, relation: NeighbouringRelation, recorded: Json
+) -> Promise:
+    """Return the promise about everything that is ever released from a dataset.
+
+    Args:
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+        relation: the neighbouring relation.
+        recorded: the filter as entries and certificates record it; empty if unknown.
+    """
+    attacks = bound_attacks_by_epsilon(epsilon, delta)
+    reference, steps = recorded.get("reference"), recorded.get("reference_steps") or 0
+    if reference is not None and steps >= 1:
+        slack = rounding.up(recorded["slack_share"] * delta)
+        stack = Repeated(steps, mechanisms.from_json(reference))
+        attacks = _bound_attacks(stack, relation, epsilon, delta, slack)
+    return Promise(scope="filter_budget", epsilon=epsilon, delta=delta, attacks=attacks)
+
+
+def _bound_attacks(
+    mechanism: Mechanism,
+    relation: NeighbouringRelation,
+    epsilon: float,
+    delta: float,
+    slack: float = 0.0,
+) -> AttackRates:
+    """Return bounds from a mechanism's profile, or from ε and δ if that has no proved bounds."""
+    try:
+        return bound_attacks_on_mechanism(mechanism, relation, delta, slack)
+    except AccountingError:
+        return bound_attacks_by_epsilon(epsilon, delta)
+
+
+def _filter_facts(recorded: Json, description: str) -> FilterFacts:
+    """Return a privacy filter's facts, from what entries and certificates record."""
+    reference = recorded.get("reference")
+    return FilterFacts(
+        name=recorded.get("filter", "renyi"),
+        description=description,
+        reference=None
+        if reference is None
+        else mechanisms.describe_step(mechanisms.from_json(reference)),
+        reference_steps=recorded.get("reference_steps") or None,
+        slack_share=recorded.get("slack_share"),
+    )

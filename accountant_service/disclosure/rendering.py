@@ -1,0 +1,190 @@
+"""One report in every format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from accountant_service import number_format
+from accountant_service.disclosure import sentences
+from accountant_service.disclosure.attack_rates import FALSE_POSITIVE_RATES
+from accountant_service.disclosure.deployments_registry import Tier, build_record, to_yaml
+from accountant_service.disclosure.facts import Facts, Promise, facts_of_certificate
+from accountant_service.disclosure.model_card import write_model_card, write_questions
+from accountant_service.disclosure.nist_questions import list_questions
+from accountant_service.errors import FormatUnavailableError
+from accountant_service.guarantee import warn_about_delta
+
+_FOLDER: Final = Path(__file__).parent / "templates"
+_PRIORS: Final = (0.01, 0.1, 0.5)
+
+
+class Format(StrEnum):
+    """A format of a report."""
+
+    HTML = "html"
+    PDF = "pdf"
+    JSON = "json"
+    REGISTRY = "registry"
+    MODEL_CARD = "model-card"
+    NIST = "nist"
+
+
+MEDIA_TYPES: Final = {
+    Format.HTML: "text/html; charset=utf-8",
+    Format.PDF: "application/pdf",
+    Format.JSON: "application/json",
+    Format.REGISTRY: "application/yaml",
+    Format.MODEL_CARD: "text/markdown; charset=utf-8",
+    Format.NIST: "text/markdown; charset=utf-8",
+}
+SUFFIXES: Final = {
+    ".html": Format.HTML,
+    ".htm": Format.HTML,
+    ".pdf": Format.PDF,
+    ".json": Format.JSON,
+    ".yaml": Format.REGISTRY,
+    ".yml": Format.REGISTRY,
+    ".md": Format.MODEL_CARD,
+}
+
+
+def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
+    """Return a report in a format.
+
+    Args:
+        facts: of the report.
+        wanted: the format.
+        tier: of the deployments registry; other formats ignore it.
+
+    Raises:
+        FormatUnavailableError: PDF is wanted and WeasyPrint cannot be used.
+    """
+    match wanted:
+        case Format.HTML:
+            return render_html(facts).encode()
+        case Format.PDF:
+            return _write_pdf(render_html(facts))
+        case Format.JSON:
+            return (facts.model_dump_json(indent=2) + "\n").encode()
+        case Format.REGISTRY:
+            return to_yaml(build_record(facts, tier)).encode()
+        case Format.MODEL_CARD:
+            return write_model_card(facts).encode()
+        case Format.NIST:
+            return write_questions(facts).encode()
+
+
+def render_certificate(document: Mapping[str, Any], wanted: Format, tier: Tier = 3) -> bytes:
+    """Return the report of a run in a format, from a valid certificate."""
+    return render(facts_of_certificate(document), wanted, tier)
+
+
+def render_html(facts: Facts) -> str:
+    """Return a report as one HTML file without scripts, and without files from elsewhere."""
+    run = facts.run
+    promises = [("everything from the dataset", facts.budget)]
+    if run is not None:
+        promises.insert(0, ("this run alone", run.plan))
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            facts=facts,
+            run=run,
+            attacks=_compare_attacks(facts, promises),
+            promises=[_describe(title, promise) for title, promise in promises],
+            rates=FALSE_POSITIVE_RATES,
+            promise=sentences.describe_promise(facts),
+            consequences=sentences.describe_consequences(facts),
+            relation=sentences.describe_relation(facts),
+            stopping=None if run is None else sentences.describe_stopping(run),
+            conditions=sentences.list_conditions(facts),
+            unprotected=sentences.list_unprotected(facts),
+            warning=warn_about_delta(facts.dataset.size, facts.budget.delta),
+            questions=list_questions(facts),
+        )
+    )
+
+
+def _compare_attacks(
+    facts: Facts, promises: list[tuple[str, Promise]]
+) -> list[tuple[sentences.Attack, list[tuple[str, int]]]]:
+    """Return each attack of the first page, with its count under each promise."""
+    titles = [title for title, _ in promises]
+    each = [sentences.list_attacks(facts, promise) for _, promise in promises]
+    return [
+        (kinds[0], list(zip(titles, (kind.at_most for kind in kinds), strict=True)))
+        for kinds in zip(*each, strict=True)
+    ]
+
+
+def _describe(title: str, promise: Promise) -> dict[str, Any]:
+    """Return the template's variables about a promise."""
+    return {
+        "title": title,
+        "scope": promise.scope,
+        "numbers": list(sentences.describe_numbers(promise)),
+        "basis": sentences.BASIS[promise.attacks.basis],
+        "detections": [
+            (rate, promise.attacks.detection(rate).true_positive_rate)
+            for rate in FALSE_POSITIVE_RATES
+        ],
+        "posteriors": [
+            (prior, [each.posterior(prior) for each in promise.attacks.detections])
+            for prior in _PRIORS
+        ],
+    }
+
+
+def _percent(rate: float) -> str:
+    """Format a probability as a percentage that is not less."""
+    return f"{number_format.round_up(min(100.0, 100 * rate), 4)} %"
+
+
+def _count(value: int) -> str:
+    """Format a whole number with non-breaking spaces between groups of three digits."""
+    return f"{value:,}".replace(",", "\N{NO-BREAK SPACE}")
+
+
+def _environment() -> Environment:
+    """Return the Jinja environment of the reports."""
+    found = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "up": number_format.round_up,
+        "down": number_format.round_down,
+        "number": number_format.round_nearest,
+        "percent": _percent,
+        "count": _count,
+    }
+    return found
+
+
+def _write_pdf(html: str) -> bytes:
+    """Return an HTML text as PDF, with no access to other files or the network."""
+    try:
+        import weasyprint
+    except (ImportError, OSError) as error:  # OSError: Pango is not installed
+        raise FormatUnavailableError(
+            f"PDF needs WeasyPrint and Pango ({error}). Install them with "
+            "pip install 'privacy-accountant[report]' and, on Debian, apt-get install "
+            "libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0; or ask for html and print it"
+        ) from None
+    document = weasyprint.HTML(string=html, url_fetcher=_refuse_to_fetch)
+    found: bytes = document.write_pdf()
+    return found
+
+
+def _refuse_to_fetch(url: str, *_: Any, **__: Any) -> Any:
+    """Refuse to load anything: a report has no files from elsewhere."""
+    raise ValueError(f"a report loads nothing, and not {url}")

@@ -1,0 +1,186 @@
+"""Forty mistakes of users: each message names the mistake and the way out; none is a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from accountant_service import cli
+
+RUN = "-q 0.01 -s 1.1 -t 100 -d 1e-5"
+
+
+class Mistake(NamedTuple):
+    """A command with a mistake, what its message must say, and variables of the environment."""
+
+    command: str
+    says: tuple[str, ...]
+    environment: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+
+MISTAKES = [
+    # a run's numbers
+    Mistake("epsilon", ("--noise-multiplier is required", "--delta is required", "--sample-rate")),
+    Mistake("epsilon -q 1% -s 1 -t 9 -d 1e-5", ("--sample-rate must be 0, or", "not '1%'")),
+    Mistake("epsilon -q 2 -s 1 -t 9 -d 1e-5", ("--sample-rate must be 0, or", "≤ 1, not 2")),
+    Mistake("epsilon -q .01 -s 0 -t 9 -d 1e-5", ("--noise-multiplier must be", "≥ 0.01", "not 0")),
+    Mistake("epsilon -q .01 -s nan -t 9 -d 1e-5", ("--noise-multiplier must be", "not nan")),
+    Mistake("epsilon -q .01 -s 1 -t -5 -d 1e-5", ("--steps must be a whole number ≥ 0", "not -5")),
+    Mistake("epsilon -q .01 -s 1 -t 1.5 -d 1e-5", ("--steps must be a whole number", "not 1.5")),
+    Mistake("epsilon -q .01 -s 1 -t 9 -d 0", ("--delta must be ≥ 1e-50, not 0",)),
+    Mistake("epsilon -q .01 -s 1 -t 9 -d 5", ("--delta must be < 1, not 5",)),
+    Mistake("delta -q .01 -s 1 -t 9 -E -1", ("--epsilon must be ≥ 0, not -1",)),
+    Mistake(
+        "epsilon -n 9 -b 20 -s 1 -t 9 -d 1e-5", ("--batch-size must be at most --dataset-size",)
+    ),
+    Mistake(
+        "epsilon -n 9 -s 1 -t 9 -d 1e-5", ("--sample-rate, or --dataset-size and --batch-size",)
+    ),
+    Mistake("epsilon -q .1 -s 1 -t 9 -e 3 -d 1e-5", ("must give either --steps, or --epochs",)),
+    Mistake(f"epsilon {RUN} --method rdp", ("--method must be one of pld, subsampled_rdp",)),
+    Mistake(f"epsilon {RUN} --sampling random", ("--sampling must be one of poisson", "'random'")),
+    Mistake(
+        f"epsilon {RUN} --neighbouring-relation swap", ("--neighbouring-relation must be 'add",)
+    ),
+    Mistake(f"epsilon {RUN} --tolerance 1e-12", ("--tolerance must be ≥ 1e-7, not 1e-12",)),
+    Mistake(f"epsilom {RUN}", ("No such command 'epsilom'. Did you mean 'epsilon'?",)),
+    Mistake(f"epsilon {RUN} --bach-size 3", ("No such option", "--batch-size")),
+    # targets
+    Mistake("noise-multiplier -q .01 -t 9 -E 2", ("--delta is required with --epsilon",)),
+    Mistake(
+        "noise-multiplier -q .01 -t 9", ("exactly one target", "--epsilon", "--attack-success")
+    ),
+    Mistake("noise-multiplier -q .01 -t 9 --advantage 2", ("--advantage must be < 1, not 2",)),
+    Mistake("steps -q .01 -E 1 -d 1e-5", ("--noise-multiplier is required",)),
+    Mistake(
+        "noise-multiplier -q .01 -t 9 --mu 1e-9", ("no noise multiplier between 0.01 and 1e6",)
+    ),
+    # mechanisms
+    Mistake(
+        "epsilon -m {kind:gaussian} -d 1e-5", ("--mechanism is not JSON", '"kind": "gaussian"')
+    ),
+    Mistake("epsilon -m @none.json -d 1e-5", ("--mechanism cannot read the file 'none.json'",)),
+    Mistake(
+        'epsilon -m {"kind":"gauss"} -d 1e-5', ("--mechanism at /kind must be one of gaussian",)
+    ),
+    Mistake(
+        'epsilon -m {"kind":"gaussian","sigma":1} -d 1e-5',
+        ("/noise_multiplier is required", "/sigma is not a field of gaussian"),
+    ),
+    # datasets and runs
+    Mistake(
+        "dataset create adult -n 9 -E 1 -d 1e-5", ("a dataset 'adult' already", "another name")
+    ),
+    Mistake(
+        "dataset create a/b -n 0 -E x",
+        (
+            "NAME must begin with a letter",
+            "--size must be ≥ 1, not 0",
+            "--epsilon must be a valid number, not 'x'",
+            "--delta is required",
+        ),
+    ),
+    Mistake(
+        "dataset create b -n 9 -E 1 -d 1e-5 --filter best", ("--filter must be 'reference' or",)
+    ),
+    Mistake("dataset show none", ("there is no dataset 'none'",)),
+    Mistake("dataset quote adult -b 9", ("--noise-multiplier is required", "--steps, or --epochs")),
+    Mistake("dataset quote adult -b 5000 -s 1 -t 9", ("--batch-size must be", "number of records")),
+    Mistake(
+        "run reserve adult -b 9 -s 1 -t 9000000", ("do not fit", "steps of this mechanism fit")
+    ),
+    Mistake("run show none", ("there is no reservation 'none'",)),
+    Mistake("run grant none", ("--steps is required",)),
+    Mistake("run commit none --model none.pt", ("--model cannot read the file 'none.pt'",)),
+    # reports and certificates
+    Mistake("report none.json", ("cannot read the file 'none.json'",)),
+    Mistake("report text.txt", ("'text.txt' is not a certificate",)),
+    Mistake(
+        "report dataset adult -o report.docx", ("no format is known for 'report.docx'", ".pdf")
+    ),
+    Mistake("verify none.json", ("none.json", "No such file")),
+    # keys, servers and settings
+    Mistake("keys create --scope boss", ("--scope", "'boss' is not one of 'compute'")),
+    Mistake("keys revoke none", ("there is no key 'none'",)),
+    Mistake("serve --port 99999", ("--port", "65535")),
+    Mistake(
+        "dataset list",
+        ("does not answer", "accountant serve", "unset ACCOUNTANT_API_KEY"),
+        {"ACCOUNTANT_API_KEY": "pa_x", "ACCOUNTANT_SERVICE": "http://127.0.0.1:9"},
+    ),
+    Mistake(
+        "dataset list",
+        ("ACCOUNTANT_SERVICE must be an address such as http://127.0.0.1:8000",),
+        {"ACCOUNTANT_API_KEY": "pa_x", "ACCOUNTANT_SERVICE": "localhost:8000"},
+    ),
+    Mistake(
+        "dataset list",
+        ("ACCOUNTANT_DATABASE_URL is not the address", "sqlite:////"),
+        {"ACCOUNTANT_DATABASE_URL": "ledger.db"},
+    ),
+    Mistake(
+        "dataset list",
+        ("sqlite:////nowhere/x.db cannot be used", "ACCOUNTANT_DATABASE_URL"),
+        {"ACCOUNTANT_DATABASE_URL": "sqlite:////nowhere/x.db"},
+    ),
+    Mistake(
+        "dataset list", ("ACCOUNTANT_WORKERS must be", "not 'many'"), {"ACCOUNTANT_WORKERS": "many"}
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a ledger that has a dataset, and a text file."""
+    found = tmp_path_factory.mktemp("mistakes")
+    (found / "text.txt").write_text("no certificate")
+    url = f"sqlite:///{found}/accountant.db"
+    made = invoke("dataset create adult -n 1000 -E 1 -d 1e-5", ACCOUNTANT_DATABASE_URL=url)
+    assert made.exit_code == 0, made.output
+    return found
+
+
+def invoke(command: str, **environment: str) -> Result:
+    settings = {"COLUMNS": "300", "ACCOUNTANT_API_KEY": ""} | environment
+    return CliRunner().invoke(cli.app, command.split(), env=settings)
+
+
+def test_at_least_forty_different_mistakes_are_listed() -> None:
+    assert len({(each.command, *each.environment.items()) for each in MISTAKES}) >= 40
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.command)
+def test_a_mistake_is_named_with_the_way_out(
+    mistake: Mistake, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    url = {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/accountant.db"}
+    found = invoke(mistake.command, **url | mistake.environment)
+    assert found.exit_code in (1, 2), found.output
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    for words in mistake.says:
+        assert words in found.output, found.output
+    assert "Traceback" not in found.output
+
+
+def test_with_json_a_mistake_is_the_problem_of_the_api(folder: Path) -> None:
+    for command in (
+        "epsilon -q 2 -t 9 --json",
+        "epsilon --json --nothing",
+        "dataset show x --json",
+    ):
+        url = f"sqlite:///{folder}/accountant.db"
+        found = invoke(command, ACCOUNTANT_DATABASE_URL=url)
+        problem = json.loads(found.stdout)
+        assert found.exit_code == 2
+        assert {"type", "title", "status", "detail", "code"} <= problem.keys()
+    problem = json.loads(invoke("epsilon -q 2 -t 9 --json").stdout)
+    assert [(each["pointer"], each["option"]) for each in problem["errors"]] == [
+        ("/mechanism/noise_multiplier", "--noise-multiplier"),
+        ("/mechanism/sample_rate", "--sample-rate"),
+        ("/delta", "--delta"),
+    ]

@@ -33,8 +33,14 @@ def run_attention(
     Args:
         recorder: records the uses.
         layer: the layer, with batch_first=True.
-        query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights,
-            is_causal: as for `MultiheadAttention`.
+        query: of shape (examples, positions, width).
+        key: likewise.
+        value: likewise.
+        key_padding_mask: of shape (examples, positions); true or −∞ for keys to leave out.
+        need_weights: whether to return the attention weights too.
+        attn_mask: of shape (positions, positions), or one for each example and head.
+        average_attn_weights: whether to average the weights over the heads.
+        is_causal: a hint that `attn_mask` is causal; not needed.
 
     Raises:
         UnsupportedModelError: the inputs are not one sequence per example.

@@ -70,7 +70,9 @@ class LayerRecorder:
         hooks, replaced = [], []
         try:
             for layer in layers:
-                run = None if self.path == "replay" else _own_forward(layer)
+                run = _own_forward(layer)
+                if self.path == "replay" and run is run_attention:
+                    run = None
                 if run is not None:
                     layer.forward = partial(run, self, layer)
                     replaced.append(layer)

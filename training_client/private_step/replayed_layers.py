@@ -6,6 +6,7 @@ several examples at once; where it cannot, one example is run after the other.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -115,14 +116,16 @@ class LayerCall:
         ) -> dict[str, torch.Tensor]:
             """Return the gradients of one example."""
             one = [each[None] for each in rows]
-            _, pull_back = vjp(lambda changed: self.run(changed, one), values)
+            pull_back = vjp(lambda changed: self.run(changed, one), values)[1]
             found: dict[str, torch.Tensor] = pull_back(tuple(each[None] for each in gradient))[0]
             return found
 
         try:
-            result: dict[str, torch.Tensor] = vmap(differentiate_one, randomness="error")(
-                inputs, gradients
-            )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")  # of vmap
+                result: dict[str, torch.Tensor] = vmap(differentiate_one, randomness="error")(
+                    inputs, gradients
+                )
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return self._differentiate_one_by_one(inputs, gradients)
         return result
@@ -156,7 +159,10 @@ class LayerCall:
                 "cannot be differentiated again with the same numbers: set its dropout to 0, or "
                 "put these parameters into a layer of their own, or freeze them"
             )
-        return {name: torch.stack(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+        return {
+            name: torch.stack(column)
+            for name, column in zip(names, zip(*rows, strict=True), strict=True)
+        }
 
 
 def floating_outputs(output: Any) -> Values:

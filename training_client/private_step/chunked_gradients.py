@@ -41,7 +41,7 @@ from training_client.private_step.rounding_bounds import (
 )
 from training_client.private_step.transform import AffineMap
 
-_CHUNK_SIZE: Final = 1 << 21  # coordinates of per-example gradients at a time on a CPU
+_CHUNK_SIZE: Final = 1 << 20  # coordinates of per-example gradients at a time on a CPU
 _ACCELERATOR_CHUNK_SIZE: Final = 1 << 26
 
 

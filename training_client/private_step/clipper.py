@@ -28,8 +28,9 @@ from training_client.private_step.rounding_bounds import (
 )
 from training_client.private_step.transform import AffineMap, Transform
 
-_FIRST_CHECKED_EXAMPLES: Final = 4  # of the first batch
-_CHECKED_EXAMPLES: Final = 2  # of later batches
+_FIRST_CHECKED_EXAMPLES: Final = 4  # of the first batch, if it is large
+_CHECKED_EXAMPLES: Final = 2
+_LARGE_BATCH: Final = 32
 
 
 class Clipper:
@@ -193,7 +194,7 @@ class Clipper:
         is_sparse = self._sparse_inputs and isinstance(examples, torch.Tensor)
         model_pass = run_model_pass(
             self._model, self._layers, examples, targets, loss,
-            path=self._path, sparse=examples if is_sparse else None,
+            path=self._path, sparse=examples if is_sparse else None, keep_all=False,
         )  # fmt: skip
         gradients = model_pass.take_example_gradients(self.parameters)
         return gradients, float(model_pass.losses.mean())
@@ -210,7 +211,8 @@ class Clipper:
         self._batches += 1
         if not is_checked(self._batches):
             return
-        few = _FIRST_CHECKED_EXAMPLES if self._batches == 1 else _CHECKED_EXAMPLES
+        is_first_and_large = self._batches == 1 and len(targets) >= _LARGE_BATCH
+        few = _FIRST_CHECKED_EXAMPLES if is_first_and_large else _CHECKED_EXAMPLES
         part = slice(0, few)
         run = partial(run_model_pass, self._model, self._layers, loss=loss, path=self._path)
         check_model(

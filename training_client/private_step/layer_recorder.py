@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from training_client.private_step.layer_uses import (
     Differentiate,
     EnginePath,
     LayerUse,
+    Parts,
     Tensors,
     bag_gradients,
     embedding_gradients,
@@ -55,14 +56,18 @@ class LayerRecorder:
         path: a path of the engine to force.
         sparse: examples of which most values are declared to be 0; layers that are given them, in
             any shape, skip zeros.
+        keep_all: keep what every layer was given; see `run_model_pass`.
         uses: the recorded uses.
+        parts: per-example gradients that were computed while the loss was differentiated.
     """
 
     model: nn.Module
     examples: int
     path: EnginePath | None = None
     sparse: torch.Tensor | None = None
+    keep_all: bool = True
     uses: list[LayerUse] = field(default_factory=list)
+    parts: list[Parts] = field(default_factory=list)
 
     @contextmanager
     def recording(self, layers: Sequence[nn.Module]) -> Iterator[None]:
@@ -109,10 +114,29 @@ class LayerRecorder:
         """Record a use with one output, of which gradients are linear in inputs and output."""
         for each in (*inputs, output):
             self._require_rows(layer, each)
-        if output.requires_grad:
-            kept = tuple(each.detach() for each in inputs)
-            edge = get_gradient_edge(output)
-            self.uses.append(LayerUse(layer, (edge,), (output.shape,), kept, differentiate))
+        if not output.requires_grad:
+            return
+        kept = tuple(each.detach() for each in inputs)
+        edge = get_gradient_edge(output)
+        use = LayerUse(layer, (edge,), (output.shape,), kept, differentiate)
+        is_reached = any(each.requires_grad for each in inputs)  # by gradients of earlier uses
+        if is_reached and not self.keep_all and isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+            self._differentiate_early(use, output)
+        else:
+            self.uses.append(use)
+
+    def _differentiate_early(self, use: LayerUse, output: torch.Tensor) -> None:
+        """Compute the per-example gradients of a use as soon as that of its output is known."""
+        inputs, without_inputs = list(use.inputs), replace(use, inputs=(), edges=())
+        parts = self.parts  # the hook must not refer to `self`, which refers to the graph
+
+        def add_parts(gradient: torch.Tensor) -> None:
+            """Add the per-example gradients, and forget the inputs."""
+            with torch.no_grad():
+                parts.append(without_inputs.example_gradients(inputs, [gradient]))
+            inputs.clear()
+
+        output.register_hook(add_parts)
 
     def refuse(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
         """Return the error for a layer that cannot be clipped, with its name and the problem."""

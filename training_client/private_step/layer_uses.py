@@ -53,6 +53,20 @@ class LayerUse:
     differentiate: Differentiate
     is_bilinear: bool = True
 
+    def example_gradients(self, inputs: Tensors, gradients: Tensors) -> Parts:
+        """Return the per-example gradients of the layer's parameters, in their precision.
+
+        Args:
+            inputs: the layer's inputs.
+            gradients: of its outputs.
+        """
+        dtype = next(p.dtype for p in self.layer.parameters() if p.requires_grad)
+        given, found = (
+            [each.to(dtype) if each.is_floating_point() else each for each in tensors]
+            for tensors in (inputs, gradients)
+        )
+        return self.differentiate(given, found)
+
 
 class UseRecorder(Protocol):
     """Records uses of layers in a forward pass; forward passes of some layers are given one."""

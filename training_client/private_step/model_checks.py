@@ -74,6 +74,7 @@ def check_model(
     with _restored_random_state(labels.device):
         altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
     _require_equal_passes(original, kept, altered, kept)
+    del altered  # frees its memory before the next pass
     rest = select_examples(few, kept), labels[kept]
     if not is_random:
         with _restored_random_state(labels.device):

@@ -15,7 +15,13 @@ from training_client.errors import UnsupportedModelError
 from training_client.private_step.batches import Examples, call_model, count_examples
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.layer_recorder import LayerRecorder
-from training_client.private_step.layer_uses import EnginePath, LayerUse, Tensors, merge_parts
+from training_client.private_step.layer_uses import (
+    EnginePath,
+    LayerUse,
+    Parts,
+    Tensors,
+    merge_parts,
+)
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]  # one value per example
 
@@ -36,12 +42,7 @@ class UsePass:
 
     def example_gradients(self) -> dict[torch.Tensor, ExampleGradients]:
         """Return the per-example gradients of the layer's parameters from this use."""
-        dtype = next(p.dtype for p in self.use.layer.parameters() if p.requires_grad)
-        inputs, gradients = (
-            [each.to(dtype) if each.is_floating_point() else each for each in tensors]
-            for tensors in (self.inputs, self.gradients)
-        )
-        return dict(self.use.differentiate(inputs, gradients))
+        return dict(self.use.example_gradients(self.inputs, self.gradients))
 
 
 @dataclass(slots=True)
@@ -51,12 +52,14 @@ class ModelPass:
     Attributes:
         losses: one per example.
         uses: the uses that the loss depends on.
+        parts: per-example gradients that were computed while the loss was differentiated.
         path: a path of the engine to force.
         full_gradients: the gradient of the summed loss in each parameter to differentiate.
     """
 
     losses: torch.Tensor
     uses: list[UsePass]
+    parts: Sequence[Parts] = ()
     path: EnginePath | None = None
     full_gradients: Sequence[torch.Tensor | None] = ()
 
@@ -71,6 +74,9 @@ class ModelPass:
         """
         parts: dict[torch.Tensor, list[ExampleGradients]] = defaultdict(list)
         uses, self.uses = self.uses, []
+        for early in self.parts:
+            for parameter, part in early.items():
+                parts[parameter].append(part)
         while uses:
             for parameter, part in uses.pop(0).example_gradients().items():
                 parts[parameter].append(part)
@@ -94,6 +100,7 @@ def run_model_pass(
     differentiate: Sequence[nn.Parameter] = (),
     path: EnginePath | None = None,
     sparse: torch.Tensor | None = None,
+    keep_all: bool = True,
 ) -> ModelPass:
     """Run examples through a model, and return how its layers were used and differentiated.
 
@@ -107,13 +114,15 @@ def run_model_pass(
         path: a path of the engine to force.
         sparse: examples of which most values are declared to be 0; a layer that is given them, in
             any shape, skips zeros.
+        keep_all: keep what every layer was given. Otherwise the gradients of normalisation layers
+            are computed while the loss is differentiated, and the rest of the memory is freed.
 
     Raises:
         UnsupportedModelError: a layer cannot be observed, the loss does not return one value per
             example, or the pass changes the model's state.
     """
     count = count_examples(examples)
-    recorder = LayerRecorder(model, count, path, sparse)
+    recorder = LayerRecorder(model, count, path, sparse, keep_all)
     with recorder.recording(layers), _require_unchanged_state(model) as state:
         losses = loss(call_model(model, examples), targets)
     if losses.shape != (count,):
@@ -140,7 +149,7 @@ def run_model_pass(
                 for each, shape in zip(gradients, use.shapes, strict=True)
             ]
             uses.append(UsePass(use, inputs, given))
-    return ModelPass(losses.detach(), uses, path, found[len(edges) :])
+    return ModelPass(losses.detach(), uses, recorder.parts, path, found[len(edges) :])
 
 
 def _copy_if_shared(tensor: torch.Tensor, owned: set[int]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from training_client.errors import UnsupportedModelError
 from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
 from training_client.private_step.kernels.matmul import full_precision
 
-_CHUNK_SIZE: Final = 1 << 22  # coordinates of inputs and gradients of the examples run at once
+_CHUNK_SIZE: Final = 1 << 20  # coordinates of inputs and gradients of the examples run at once
 
 Values = tuple[torch.Tensor, ...]
 

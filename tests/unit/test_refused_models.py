@@ -248,7 +248,7 @@ def test_a_model_that_starts_to_mix_examples_later_is_refused() -> None:
 
     steps(1)
     with pytest.raises(UnsupportedModelError, match="depend on other examples"):
-        steps(8)
+        steps(15)
 
 
 def test_checks_accept_dropout_and_leave_its_draws_unchanged() -> None:

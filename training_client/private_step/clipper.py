@@ -202,7 +202,7 @@ class Clipper:
     def _check_model_periodically(
         self, examples: Examples, targets: torch.Tensor, loss: Loss
     ) -> None:
-        """Check at some batches that the model can be clipped (`is_checked`).
+        """Check at the first, 16th, 256th … batch that the model can be clipped.
 
         Once is not enough: a model may begin to mix examples later, or do so only at random.
         """

@@ -283,7 +283,7 @@ CASES = [
          tokens=VOCABULARY, is_generative=True),
     Case("llama", "Llama 4×256, 128 tokens", build_llama, 8, (POSITIONS,), VOCABULARY,
          tokens=VOCABULARY, is_generative=True),
-    Case("vit", "ViT 4×256, 197 patches", build_vit, 8, (3, 224, 224)),
+    Case("vit", "ViT 4×256, 197 patches", build_vit, 16, (3, 224, 224)),
 ]  # fmt: skip
 OPACUS_STEPS = ("opacus hooks", "opacus ghost")
 PAPER_VARIANTS = ("adadp box", "pi_adam own squares")  # they need every per-example gradient
@@ -359,8 +359,11 @@ def make_opacus_step(name: str, case: Case, device: str) -> Step:
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    from opacus.validators import ModuleValidator
 
     net, (examples, targets) = case.build_model(device), case.draw_batch(device)
+    if any(isinstance(layer, nn.RNNBase) for layer in net.modules()):
+        net = ModuleValidator.fix(net)  # Opacus has recurrent layers of its own
     settings: dict[str, Any] = {
         "noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": case.batch
     }  # fmt: skip

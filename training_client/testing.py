@@ -1,8 +1,8 @@
 """Private sums without noise, for audits and tests of the training engine.
 
 Nothing that this module returns may be released. A clipped sum without noise is a function of
-private records that no privacy guarantee covers: it may only be compared, by whoever may see the
-records, with what it should be.
+private records that no privacy guarantee covers. Only people who may see the records may compare it
+with what it should be.
 """
 
 from __future__ import annotations

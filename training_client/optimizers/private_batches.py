@@ -1,4 +1,4 @@
-"""Batches for a training loop of one's own, drawn and loaded as the budget's plan says.
+"""Batches for a user's training loop, drawn and loaded as the budget's plan says.
 
 A `DataLoader` loads the records of a batch when it is drawn, so the data may be larger than memory.
 """

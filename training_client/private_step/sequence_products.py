@@ -91,7 +91,7 @@ class SequenceProducts(ChunkedGradients):
 
     @property
     def uses_gram_matrices(self) -> bool:
-        """Whether norms are computed by Gram matrices; it depends on sizes only."""
+        """True if norms are computed by Gram matrices; it depends on sizes only."""
         if self.method is not None:
             return self.method == "gram"
         rows, columns = self.shape

@@ -100,7 +100,7 @@ def test_a_clipped_sum_of_a_transformer_equals_its_definition(name: str, path: A
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit"])
 @pytest.mark.parametrize(
-    ("optimizer", "rate"), [("dp_adam", 0.02), ("adadp", 0.001), ("pi_rmsprop", 0.02)]
+    ("optimizer", "rate"), [("dp_adam", 0.02), ("dp_rmsprop", 0.002), ("pi_rmsprop", 0.02)]
 )
 def test_a_transformer_trains(name: str, optimizer: str, rate: float) -> None:
     net, (examples, targets), loss = build(name)

@@ -119,7 +119,8 @@ def _project_with_part_of_bias(
 
 def _split_heads(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Return rows of shape (examples, positions, width) as (examples, heads, positions, part)."""
-    return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+    width = rows.shape[-1] // heads
+    return rows.reshape(*rows.shape[:-1], heads, width).transpose(1, 2)
 
 
 def _join_masks(
@@ -138,7 +139,7 @@ def _join_masks(
     if attention is not None:
         numbers = _as_numbers(attention, like)
         if numbers.dim() == 3:
-            numbers = numbers.unflatten(0, (-1, layer.num_heads))
+            numbers = numbers.view(-1, layer.num_heads, *numbers.shape[1:])
         found = numbers if found is None else found + numbers
     return found
 

@@ -191,10 +191,10 @@ class Clipper:
         self, examples: Examples, targets: torch.Tensor, loss: Loss
     ) -> tuple[list[ExampleGradients], float]:
         """Return the per-example gradients of each parameter, and the mean loss."""
-        is_sparse = self._sparse_inputs and isinstance(examples, torch.Tensor)
+        sparse = examples if self._sparse_inputs and isinstance(examples, torch.Tensor) else None
         model_pass = run_model_pass(
             self._model, self._layers, examples, targets, loss,
-            path=self._path, sparse=examples if is_sparse else None, keep_all=False,
+            path=self._path, sparse=sparse, keep_all=False,
         )  # fmt: skip
         gradients = model_pass.take_example_gradients(self.parameters)
         return gradients, float(model_pass.losses.mean())

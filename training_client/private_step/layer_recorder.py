@@ -136,7 +136,7 @@ class LayerRecorder:
                 parts.append(without_inputs.example_gradients(inputs, [gradient]))
             inputs.clear()
 
-        output.register_hook(add_parts)
+        output.register_hook(add_parts)  # type: ignore[no-untyped-call]
 
     def refuse(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
         """Return the error for a layer that cannot be clipped, with its name and the problem."""
@@ -163,18 +163,19 @@ class LayerRecorder:
 
     def _differentiator(self, layer: nn.Module) -> Differentiate | None:
         """Return how a layer's per-example gradients are computed; None for a replay."""
+        found: Any = layer  # of the type that is asked for
         if keeps_forward_of(layer, nn.Linear):
-            return partial(self._project_back, layer.weight, layer.bias, None, False)
+            return partial(self._project_back, found.weight, found.bias, None, False)
         if is_transposed_linear(layer):
-            return partial(self._project_back, layer.weight, layer.bias, None, True)
+            return partial(self._project_back, found.weight, found.bias, None, True)
         if keeps_forward_of(layer, nn.Embedding):
-            return lambda inputs, gradients: embedding_gradients(layer, inputs[0], gradients[0])  # type: ignore[arg-type]
+            return lambda inputs, gradients: embedding_gradients(found, inputs[0], gradients[0])
         if keeps_forward_of(layer, nn.EmbeddingBag):
             return lambda inputs, gradients: bag_gradients(
-                layer, inputs[0], inputs[1] if len(inputs) > 1 else None, gradients[0]
-            )  # type: ignore[arg-type]
+                found, inputs[0], inputs[1] if len(inputs) > 1 else None, gradients[0]
+            )
         if keeps_forward_of(layer, nn.LayerNorm) or keeps_forward_of(layer, nn.RMSNorm):
-            return lambda inputs, gradients: normalization_gradients(layer, inputs[0], gradients[0])  # type: ignore[arg-type]
+            return lambda inputs, gradients: normalization_gradients(found, inputs[0], gradients[0])
         sampler = opacus_grad_sampler(layer)
         return None if sampler is None else partial(_sample_gradients, layer, sampler)
 

@@ -135,7 +135,7 @@ def run_model_pass(
             "no trained layer takes part in the loss by an ordinary call; the layers of a model "
             "made by torch.compile cannot be observed if it was called before: compile it anew"
         )
-    edges = [edge for use in recorder.uses for edge in use.edges]
+    edges: list[Any] = [edge for use in recorder.uses for edge in use.edges]
     found = torch.autograd.grad(losses.sum(), [*edges, *differentiate], allow_unused=True)
     owned = {each.untyped_storage().data_ptr() for each in state}
     uses, start = [], 0

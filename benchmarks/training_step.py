@@ -283,7 +283,7 @@ CASES = [
          tokens=VOCABULARY, is_generative=True),
     Case("llama", "Llama 4×256, 128 tokens", build_llama, 8, (POSITIONS,), VOCABULARY,
          tokens=VOCABULARY, is_generative=True),
-    Case("vit", "ViT 4×256, 197 patches", build_vit, 16, (3, 224, 224)),
+    Case("vit", "ViT 4×256, 197 patches", build_vit, 8, (3, 224, 224)),
 ]  # fmt: skip
 OPACUS_STEPS = ("opacus hooks", "opacus ghost")
 PAPER_VARIANTS = ("adadp box", "pi_adam own squares")  # they need every per-example gradient

@@ -94,7 +94,7 @@ def read_data() -> tuple[list[Library], list[Feature]]:
 
 def describe_tests(tests: tuple[str, ...]) -> str:
     """Return a tick and the tests of a feature, with the file's name before the first."""
-    shown = []
+    shown: list[str] = []
     for test in tests:
         file, name = test.split("::")
         shown.append(f"`{file}`<br>`{name}`" if not shown else f"`{name}`")

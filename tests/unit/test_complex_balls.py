@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from mpmath import mp, mpc, mpf
+from scipy import fft
 
-from accountant_service.numerics.floats import complex_balls
 from accountant_service.numerics.floats.complex_balls import (
     ComplexBalls,
     invert_transform,
@@ -35,7 +35,7 @@ def many_digits() -> Any:
 def random_numbers(seed: int) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(seed)
     modulus, angle = rng.uniform(0.5, 2, COUNT), rng.uniform(-np.pi, np.pi, COUNT)
-    return modulus * np.exp(1j * angle)
+    return np.array(modulus * np.exp(1j * angle))
 
 
 def balls(values: np.ndarray[Any, Any], error: float) -> ComplexBalls:
@@ -131,7 +131,7 @@ def test_the_error_of_folding_and_of_a_transform_are_counted(
         assert len(folded) == size
         return np.array([complex(z) for z in exact]) + sign * off * phases
 
-    monkeypatch.setattr(complex_balls.fft, "rfft", transform)
+    monkeypatch.setattr(fft, "rfft", transform)
     found = transform_masses(MASSES, size)
     pairs = list(zip(found.value, found.error, found.size, exact, strict=True))
     assert all(abs(mpc(v) - truth) <= mpf(e) for v, e, _, truth in pairs)
@@ -147,7 +147,7 @@ def test_the_size_of_a_number_computed_as_zero_covers_the_true_one(
     mass[0] += 1e-16
     truth = float(abs(exact_transform(mass, 64)[5]))
     assert truth > 5e-17
-    monkeypatch.setattr(complex_balls.fft, "rfft", lambda _: np.zeros(33, complex))
+    monkeypatch.setattr(fft, "rfft", lambda _: np.zeros(33, complex))
     found = transform_masses(mass, 64)
     assert found.error[5] >= truth
     assert found.size[5] >= truth
@@ -173,12 +173,12 @@ def test_the_error_of_inputs_and_of_the_inverse_transform_are_counted(
     proved = 3 * EPS * np.log2(size)
     moduli = [*given.size, *given.size[1:-1]]  # of all frequencies: the others are conjugates
     off = 0.999 * proved * sum(moduli) / size
-    inverse = complex_balls.fft.irfft
+    inverse = fft.irfft
 
     def transform(values: Any, count: int) -> Any:
         return inverse(values, count) + off
 
-    monkeypatch.setattr(complex_balls.fft, "irfft", transform)
+    monkeypatch.setattr(fft, "irfft", transform)
     found, bound = invert_transform(given, size)
     direction = np.exp(2j * np.pi * 5 * np.arange(size) / size)
     truth = mass - np.real(direction) * 2 * ERROR * share / size  # of one possible true transform

@@ -86,7 +86,7 @@ def describe_source(source: dict[str, Any]) -> str:
 def describe_cost(row: Row) -> str:
     """Return the proved ε, rounded outward, or why there is none."""
     if row.is_refused:
-        return "refused: " + row.answer["errors"][0]["message"]
+        return f"refused: {row.answer['errors'][0]['message']}"
     claim = row.answer["guarantee"]
     if claim is None:
         return "none"

@@ -93,12 +93,14 @@ def read_data() -> tuple[list[Library], list[Feature]]:
 
 
 def describe_tests(tests: tuple[str, ...]) -> str:
-    """Return a tick and the tests of a feature, with the file's name before the first."""
+    """Return the tests of a feature, with the file's name before the first of one file."""
     shown: list[str] = []
+    last = ""
     for test in tests:
         file, name = test.split("::")
-        shown.append(f"`{file}`<br>`{name}`" if not shown else f"`{name}`")
-    return f"{TICK} {'<br>'.join(shown)}" if shown else ""
+        shown.append(f"`{name}`" if file == last else f"`{file}`: `{name}`")
+        last = file
+    return ", ".join(shown)
 
 
 def describe_names(names: tuple[str, ...]) -> str:
@@ -110,20 +112,28 @@ def describe_names(names: tuple[str, ...]) -> str:
     return ", ".join([f"`{names[0]}`", *(f"`{each}`" for each in last[1:])])
 
 
-def render_tables(libraries: list[Library], features: list[Feature]) -> Iterator[str]:
-    """Yield a table of each group, and the list of names of each library."""
+def render_group(libraries: list[Library], group: str, features: list[Feature]) -> Iterator[str]:
+    """Yield the table of a group, and that of the tests of this project."""
     heads = " | ".join(f"{each.library} {each.version}" for each in libraries)
-    group = ""
+    yield f"\n## {group}\n\n| feature | here | {heads} |\n"
+    yield "|---" * (len(libraries) + 2) + "|\n"
     for feature in features:
-        if feature.group != group:
-            group = feature.group
-            yield f"\n## {group}\n\n| feature | here, with its test | {heads} |\n"
-            yield "|---" * (len(libraries) + 2) + "|\n"
-        cells = [
-            SHOWN[feature.peers[each.library].mark] if each.library in feature.peers else ""
-            for each in libraries
-        ]
-        yield f"| {' | '.join([feature.feature, describe_tests(feature.ours), *cells])} |\n"
+        cells = [TICK if feature.ours else ""]
+        for library in libraries:
+            support = feature.peers.get(library.library)
+            cells.append(SHOWN[support.mark] if support else "")
+        yield f"| {' | '.join([feature.feature, *cells])} |\n"
+    yield f"\n| {TICK} here | its tests |\n|---|---|\n"
+    for feature in features:
+        if feature.ours:
+            yield f"| {feature.feature} | {describe_tests(feature.ours)} |\n"
+
+
+def render_tables(libraries: list[Library], features: list[Feature]) -> Iterator[str]:
+    """Yield the tables of each group, and the list of names of each library."""
+    for group in dict.fromkeys(each.group for each in features):
+        members = [each for each in features if each.group == group]
+        yield from render_group(libraries, group, members)
     yield "\n## Names in other libraries\n\n| library | feature | names |\n|---|---|---|\n"
     for library in libraries:
         for feature in features:

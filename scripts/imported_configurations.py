@@ -71,19 +71,22 @@ def import_entry(entry: dict[str, Any]) -> Row:
     return Row(entry, answer.model_dump(mode="json"))
 
 
-def describe_source(source: dict[str, str]) -> str:
-    """Return a link to a file at a commit, or a publication and its section."""
+def describe_source(source: dict[str, Any]) -> str:
+    """Return a link to a file at a commit, and to its line if known, or a publication's section."""
     if "publication" in source:
         return f"{source['publication']}, {source['section']}"
     name = source["path"].rsplit("/", 1)[-1]
     address = f"https://github.com/{source['repository']}/blob/{source['commit']}/{source['path']}"
+    if "line" in source:
+        is_rendered = name.endswith(".md")  # its lines are shown as they are with this option only
+        address += f"{'?plain=1' if is_rendered else ''}#L{source['line']}"
     return f"[{source['repository']}: {name}]({address})"
 
 
 def describe_cost(row: Row) -> str:
     """Return the proved ε, rounded outward, or why there is none."""
     if row.is_refused:
-        return "refused: " + row.answer["errors"][0]["message"]
+        return f"refused: {row.answer['errors'][0]['message']}"
     claim = row.answer["guarantee"]
     if claim is None:
         return "none"

@@ -174,6 +174,7 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
     [
         ("python benchmarks/ledger_cost.py", "", "Steps that each filter admits"),
         ("python benchmarks/matrix_products.py", "", "600 examples"),
+        ("python benchmarks/random_allocation.py", " --quick", "σ=2 b=10 E=1"),
         (
             "python benchmarks/training_step.py",
             " --models narrow_mlp,cnn --only adadp --only a_ddp"

@@ -28,11 +28,12 @@ def rows() -> tuple[Row, ...]:
 
 def test_every_configuration_has_a_source() -> None:
     entries = read_entries()
-    assert len(entries) == len({entry["name"] for entry in entries}) > 80
+    assert len(entries) == len({entry["name"] for entry in entries}) >= 100
     for entry in entries:
         source = entry["source"]
         commit = source.get("commit")
         assert {"publication", "section"} == source.keys() or re.fullmatch("[0-9a-f]{40}", commit)
+        assert source.get("line", 1) >= 1
 
 
 @pytest.mark.timeout(600)

@@ -220,7 +220,7 @@ def test_both_directions_must_hold(monkeypatch: pytest.MonkeyPatch, failing: str
         order = (high, low) if larger.direction == failing else (low, high)
         return synthetic_bounds(x, *order)
 
-    monkeypatch.setattr(domination, "_bounds", bounds)
+    monkeypatch.setattr(domination, "_bound_profiles", bounds)
     larger, smaller = PAIRS[0]
     assert not dominates(larger, smaller, 1e-3)
     failing = "neither"

@@ -157,14 +157,14 @@ class EvaluatedIntegral:
         lower = lower - self._aliasing_error_table(epsilons)
         return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
 
-    def epsilon(self, delta: float, bound: float) -> tuple[float, float]:
+    def epsilon(self, delta: float, known_upper: float) -> tuple[float, float]:
         """Return lower and upper bounds on the smallest ε ≥ 0 with δ(ε) ≤ `delta`.
 
         Args:
             delta: in (0, 1).
-            bound: a known upper bound on ε.
+            known_upper: an upper bound on ε that is already proved.
         """
-        points, upper = np.linspace(0.0, bound, _POINTS + 1), 0.0
+        points, upper = np.linspace(0.0, known_upper, _POINTS + 1), 0.0
         for _ in range(_ROUNDS):
             costly = np.flatnonzero(~(self.delta(points[:-1])[1] <= delta))
             if not len(costly):

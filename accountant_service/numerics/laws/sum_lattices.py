@@ -104,7 +104,7 @@ def choose_lattices(
             factor *= 2
         found.append(
             _class_lattice(
-                _Class(mu, bins, above * step, min(cut * step, 2 * end), tail, lowest),
+                _ClassEstimates(mu, bins, above * step, min(cut * step, 2 * end), tail, lowest),
                 factor * step, above // factor, cut // factor, start, largest,
             )
         )  # fmt: skip
@@ -129,7 +129,7 @@ def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
     return 0.5 * deviations * deviations
 
 
-class _Class:
+class _ClassEstimates:
     """Approximate log-moments of the sums S of a class of outcomes, only to choose its lattice."""
 
     def __init__(
@@ -150,7 +150,7 @@ class _Class:
         self.rates_down = -np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> tuple[Array, Array]:
-        """Return log E[e^{rS}] of a class's sums S, and its large summands' number, per rate r."""
+        """Return estimates of log E[e^{rS}] and of the number of large summands, per rate r."""
         small = log_sum_exp(self.small[1] + rates[:, None] * self.small[0])
         if self.large is None:
             return self.bins * small, np.zeros_like(rates)
@@ -160,7 +160,7 @@ class _Class:
 
 
 def _class_lattice(
-    law: _Class, step: float, above: int, cut: int, start: float, largest: float
+    law: _ClassEstimates, step: float, above: int, cut: int, start: float, largest: float
 ) -> SumLattice:
     """Choose the lattice for one class of sums: its range, and its exponential tilts."""
     up, many = law.log_moments(law.rates_up)

@@ -103,7 +103,7 @@ def largest_gaussian_mu(epsilon: float, delta: float) -> float:
     return search.find_boundary(excess, feasible=low, infeasible=high, relative_width=1e-9)
 
 
-def _growth_of_epsilon(mu: float, target: solver.Target) -> float:
+def _log_slope_of_epsilon(mu: float, target: solver.Target) -> float:
     """Return d(log ε)/d(log μ) of a Gaussian mechanism."""
     larger = float(gaussian.epsilon(target.delta, mu * 1.01))
     return max(math.log(larger / target.epsilon) / math.log(1.01), 0.5)
@@ -115,7 +115,7 @@ class _FrontierSearch:
     def __init__(self, target: solver.Target, alike: Sequence[SolvedRun]) -> None:
         self._target = target
         self._mu = largest_gaussian_mu(target.epsilon, target.delta)
-        self._growth = _growth_of_epsilon(self._mu, target)
+        self._log_slope = _log_slope_of_epsilon(self._mu, target)
         self._lattice = _LatticeBound(target)
         self._alike: list[tuple[float, float]] = []  # log rate, log of σ over its approximation
         self._alike = [self._correction(each.run, each.least) for each in alike]
@@ -188,7 +188,7 @@ class _FrontierSearch:
     def _sensitivity(self, sigma: float) -> float:
         """Return about −d(log ε)/d(log σ): that by the central limit theorem, corrected."""
         inverse = (self._target.relation.sensitivity / sigma) ** 2
-        return self._steepness * self._growth * inverse / -math.expm1(-inverse)
+        return self._steepness * self._log_slope * inverse / -math.expm1(-inverse)
 
     def _approximation(self, run: DpSgd) -> float:
         """Return the noise multiplier by the central limit theorem, corrected by runs alike."""

@@ -353,9 +353,11 @@ def test_search_finds_every_boundary(guess: float, together: bool, least: int) -
         gap = least - numbers if up else numbers - least
         return np.where(decided, gap, 1.0), decided
 
-    found = domination._search(excess, guess, bad=0, good=10**6)
+    found = domination._search_proved_number(excess, guess, unproved=0, proved=10**6)
     assert least <= found <= 1.0011 * least
-    found = domination._search(lambda each: excess(each, up=False), guess, bad=10**6, good=0)
+    found = domination._search_proved_number(
+        lambda each: excess(each, up=False), guess, unproved=10**6, proved=0
+    )
     assert 0.9989 * least <= found <= least
 
 

@@ -62,7 +62,7 @@ _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of i
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCharge(Charge):
-    """A plan's cost as a number of reference steps that dominate it, and a part of δ (slack).
+    """A plan's cost: steps of the reference mechanism that dominate it, and slack (part of δ).
 
     Attributes:
         steps: the number of steps of the plan.
@@ -79,11 +79,11 @@ class ExchangeCharge(Charge):
 
     @property
     def reserved(self) -> Amounts:
-        """The reference steps held at first, and the slack (part of δ) for charge and refund."""
+        """The reference mechanism's steps held at first, and the slack for charge and refund."""
         return self.reference_steps, self.slack + self.return_slack
 
     def spent(self, granted: int) -> Amounts:
-        """Return the reference steps and slack (part of δ) spent after `granted` steps.
+        """Return the steps of the reference mechanism, and the slack, spent after `granted` steps.
 
         The first grant makes the exchange, and so spends its slack.
         """

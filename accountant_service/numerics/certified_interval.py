@@ -352,7 +352,7 @@ def _search_both_directions(
 def _narrow_by_lattices(
     searches: list[_DirectionSearch], target_width: float, stop_width: float
 ) -> None:
-    """Narrow the bounds in each direction by FFT lattices, made finer round by round.
+    """Narrow both directions' bounds by ever finer FFT lattices, until `stop_width` is reached.
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """

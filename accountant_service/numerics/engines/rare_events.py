@@ -99,7 +99,9 @@ def integrate_rare_events(
 
 
 def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[SaddlePoint]:
-    """Return two guesses of the saddle point: if one rare outcome decides δ, and if many do.
+    """Return two guesses of the saddle point at δ: if one rare outcome decides δ, and if many do.
+
+    `near` gives δ and the direction.
 
     The first guess solves Σ T·δ₁(ε) = δ, with δ₁(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) for one release
     and δ_G for the unsampled one. The second is the Rényi bound without the extreme outcomes.

@@ -659,13 +659,13 @@ def trapezoidal_rule(
     return TrapezoidalRule(weight, loss[kept], relative_error, off, log_moment, rounding, missing)
 
 
-def _log_moment_near_one(integrand: MomentIntegrand, about: float) -> tuple[float, float]:
+def _log_moment_near_one(integrand: MomentIntegrand, estimate: float) -> tuple[float, float]:
     """Return the log of a moment near 1, without cancellation, and an upper bound on its error.
 
-    The bound is infinite where the moment is far from 1.
+    The bound is infinite where the moment is far from 1, by an estimate of its log.
     """
-    if abs(about) > _SMALL_MOMENT:
-        return about, math.inf
+    if abs(estimate) > _SMALL_MOMENT:
+        return estimate, math.inf
     moment_minus_one, error = integrand.moment_minus_one()
     log_moment = math.log1p(moment_minus_one)
     return log_moment, 1.1 * error / (1 + moment_minus_one) + 4 * _EPS * abs(log_moment)

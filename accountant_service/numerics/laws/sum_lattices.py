@@ -88,7 +88,7 @@ def choose_lattices(
         small_sums: whether it should be so also for sums far below b.
     """
     lowest, largest = bins * math.exp(low), bins * math.exp(min(high, LOSS_MAX))
-    tail = _log_tail(mu, bins, low, high) + _MARGIN
+    tail = _negative_log_tail(mu, bins, low, high) + _MARGIN
     end = min(largest, quantile(mu, min(math.sqrt(2 * tail) + mu, _DEVIATIONS_MAX)))
     deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)))
     step = min(_STEP_SHARE * spacing * math.sqrt(1.5 * bins), 0.5 * deviation)
@@ -120,8 +120,8 @@ def _first_cut(mu: float, bins: int) -> float:
     return max(quantile(mu, z), _SPREAD * deviation)
 
 
-def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
-    """Return −log of about the probability that the privacy loss is outside two limits."""
+def _negative_log_tail(mu: float, bins: int, low: float, high: float) -> float:
+    """Estimate −log of the probability that the privacy loss is outside two limits."""
     for deviations in _DEVIATIONS:
         least, most = ratio_limits(mu, bins, deviations)
         if math.log(least) <= low and math.log(most) >= high:
@@ -130,7 +130,10 @@ def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
 
 
 class _ClassEstimates:
-    """Approximate log-moments of the sums S of a class of outcomes, only to choose its lattice."""
+    """Approximate log-moments of the sums S of a class of outcomes, only to choose its lattice.
+
+    The outcomes of the class have a largest summand from `above` to `cut`.
+    """
 
     def __init__(
         self, mu: float, bins: int, above: float, cut: float, tail: float, lowest: float
@@ -162,7 +165,10 @@ class _ClassEstimates:
 def _class_lattice(
     law: _ClassEstimates, step: float, above: int, cut: int, start: float, largest: float
 ) -> SumLattice:
-    """Choose the lattice for one class of sums: its range, and its exponential tilts."""
+    """Choose the lattice for one class of sums: its range, and its exponential tilts.
+
+    The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`.
+    """
     up, many = law.log_moments(law.rates_up)
     down, few = law.log_moments(law.rates_down)
     if law.bins <= TERMS_MAX:

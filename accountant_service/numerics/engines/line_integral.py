@@ -242,7 +242,10 @@ class EvaluatedIntegral:
         return np.minimum(false_positives, 1.0), np.clip(true_positives, 0.0, 1.0)
 
     def _aliasing_error(self, epsilons: Array, smoothing: float = 0.0) -> Array:
-        """Return upper bounds on the error of replacing the integral by a sum, one for each ε."""
+        """Return upper bounds on the error of replacing the integral by a sum, one for each ε.
+
+        `smoothing` is the standard deviation of Gaussian noise added to the loss.
+        """
         line = self.line
         left = math.exp(line.log_mass) / math.expm1(min(line.tilt * line.period, 700.0))
         if not len(line.higher_tilts):

@@ -448,6 +448,12 @@ class TiltedReplacedRecord(QuadratureLoss):
 
         (log f)′ = μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). π₊ and ρ
         increase with z, and π₋ decreases.
+
+        Args:
+            left: the cells' lower ends.
+            right: their upper ends.
+            plus: π₊ at all ends, one more than cells.
+            minus: π₋ at the same points.
         """
         mu, tilt = self._release.mu, self._tilt
         least = mu * ((tilt + 1) * plus[:-1] + tilt * minus[1:]) - right

@@ -247,7 +247,7 @@ def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Ar
 def _round_cells(
     cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
 ) -> _Summands:
-    """Return upper (`outward` = 1) or lower (−1) bounds on the masses of cells."""
+    """Return upper (`outward` = 1) or lower (−1) bounds on masses, if `tilted` also tilted ones."""
     plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
     one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
     return _Summands(plain, one if tilted else ())

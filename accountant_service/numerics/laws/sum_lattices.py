@@ -46,7 +46,8 @@ _LIMIT_RATES: Final = 64
 def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
     """Return a low and a high likelihood ratio, beyond which about a normal tail lies.
 
-    From Chernoff's bound. No summand exceeds its quantile.
+    It is the tail beyond `deviations` standard deviations, by Chernoff's bound. No summand exceeds
+    its quantile.
     """
     x, log_mass = _quadrature(mu, -deviations, deviations + mu)
     tail = 0.5 * deviations * deviations
@@ -187,17 +188,25 @@ def _class_lattice(
     size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)
     begin = min(math.floor(start / step), max(above - 1, 0))
     ends = (first * step, (first + size) * step)
-    tilts = (0.0, *_tilts(law.rates_up, up, many, mass, law.tail, ends),
-             *_tilts(law.rates_down, down, few, mass, law.tail, ends))  # fmt: skip
+    tilts = (0.0, *_choose_tilts(law.rates_up, up, many, mass, law.tail, ends),
+             *_choose_tilts(law.rates_down, down, few, mass, law.tail, ends))  # fmt: skip
     return SumLattice(step, first, size, begin, above if above else begin, cut, tilts)
 
 
-def _tilts(
+def _choose_tilts(
     rates: Array, logs: Array, expected: Array, mass: float, tail: float, ends: tuple[float, float]
 ) -> list[float]:
     """Choose the rates of tilts that bring improbable sums to the centre of the lattice.
 
     Under a rate the sum is where the masses are about e^{−exponent} of the class.
+
+    Args:
+        rates: to choose from.
+        logs: log-moments of the class at each rate.
+        expected: about the number of large summands at each rate.
+        mass: log of the class's mass.
+        tail: −log of masses that are negligible.
+        ends: the lowest and the highest sum on the lattice.
     """
     sums = np.gradient(logs, rates)
     exponent = rates * sums - logs + mass

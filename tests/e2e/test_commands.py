@@ -176,7 +176,7 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
         ("python benchmarks/matrix_products.py", "", "600 examples"),
         (
             "python benchmarks/training_step.py",
-            " --case 60-1000-10 --case 'small CNN, 28×28' --only adadp --only a_ddp"
+            " --models narrow_mlp,cnn --only adadp --only a_ddp"
             " --only 'dp_sgd bf16' --only 'dp_sgd compiled' --rounds 1",
             "small CNN, 28×28, batch 256",
         ),

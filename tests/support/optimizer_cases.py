@@ -17,7 +17,7 @@ from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimi
 from training_client.plan import Plan
 from training_client.private_step import Block, BlockwiseSum, Clipper, Loss, Transform
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
-from training_client.private_step.rounding_bounds import WEIGHT_ROUNDING
+from training_client.private_step.rounding_bounds import weight_rounding
 
 Tensors = Sequence[torch.Tensor]
 SHAPES = ("ball", "ellipsoid", "box", "affine", "damped", "damped and shifted")
@@ -98,7 +98,7 @@ def clipped_per_example(net: nn.Module, transform: Transform, *of: torch.Tensor)
     u = torch.cat(rows, 1)
     if transform.box:
         return u.clamp(-1, 1)
-    limit = transform.bound * (1 - WEIGHT_ROUNDING)
+    limit = transform.bound * (1 - weight_rounding(u.dtype))
     return u * (limit / u.norm(dim=1, keepdim=True)).clamp_max(1.0)
 
 

@@ -13,9 +13,11 @@ from torch import nn
 
 from tests.support.small_models import (
     clipped_norm,
+    sum_clipped,
 )
 from training_client.private_step import Clipper, Transform, example_gradients, gradient_factors
 from training_client.private_step.kernels import elementwise, per_coordinate_sums, row_sums
+from training_client.private_step.layer_uses import EnginePath
 
 
 @pytest.mark.parametrize("size", [1e17, 1e19, 1e21, 1e22, 2e38])
@@ -288,3 +290,118 @@ def test_small_squares_after_a_large_one_are_counted(outputs: int, shifted: bool
         shifts = [torch.zeros_like(layer.weight)] if shifted else None
         transform = Transform.fixed(1.0, [torch.ones_like(layer.weight)], shifts)
         assert clipped_norm(layer, torch.ones(1, 4), of, transform) <= 1.0
+
+
+def draw_sequence_attack(
+    draw: random.Random,
+) -> tuple[nn.Linear, torch.Tensor, torch.Tensor, Transform]:
+    """Draw a layer, a sequence and its gradients, D, b and a bound; often the terms cancel."""
+    kind = draw.choice([torch.float32, torch.float64])
+    tiny, most = torch.finfo(kind).tiny, torch.finfo(kind).max
+    width = draw.choice([1.0, 3.0, 10.0, 20.0, math.log10(most)])
+    positions = draw.choice([1, 2, 3, 8, 40])
+    layer = nn.Linear(draw.randint(1, 3), draw.randint(1, 3), bias=draw.random() < 0.4, dtype=kind)
+
+    def numbers(*shape: int, positive: bool = False) -> torch.Tensor:
+        found = torch.tensor(
+            [10 ** draw.uniform(-width, width) for _ in range(math.prod(shape))],
+            dtype=torch.float64,
+        ).clamp(tiny, most)
+        if not positive:
+            found *= torch.tensor([draw.choice([-1, 1, 1, 0]) for _ in found])
+        return found.to(kind).view(shape)
+
+    inputs = numbers(1, positions, layer.in_features)
+    of = numbers(1, positions, layer.out_features)
+    if positions > 1 and draw.random() < 0.5:
+        even = positions - positions % 2
+        inputs[:, 1:even:2] = inputs[:, 0:even:2]
+        of[:, 1:even:2] = -of[:, 0:even:2] * (1 + draw.choice([0.0, 1e-7, 1e-5, 1e-3]))
+    bound = 10 ** draw.uniform(max(-width / 2, -130), min(width / 2, 25))
+    if draw.random() < 0.4:
+        return layer, inputs, of, Transform(bound)
+    gradient = torch.einsum("to,ti->oi", of[0].double(), inputs[0].double()).to(kind)
+    gradients = [gradient, of[0].sum(0)][: 1 + (layer.bias is not None)]
+    scales = [numbers(*each.shape, positive=True) for each in gradients]
+    if draw.random() < 0.5:  # what is small is made large again
+        scales = [(draw.uniform(0.01, 100) / each.abs()).clamp(tiny, most) for each in gradients]
+    shifts = None
+    if draw.random() < 0.5:
+        shifts = [
+            -each.nan_to_num(0, 1, -1) if draw.random() < 0.5 else numbers(*each.shape)
+            for each in gradients
+        ]
+    by = Transform.fixed(bound, scales, shifts)
+    return (
+        layer,
+        inputs,
+        of,
+        replace(by, damping=draw.choice([0.0, 0.0, 10 ** draw.uniform(-20, 20)])),
+    )
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("path", [None, "gram", "product"])
+def test_sequences_of_random_magnitude_keep_the_bound(
+    path: EnginePath | None, flush: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Terms that cancel round by far more than their sum; about a third is clipped to the bound."""
+    monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
+    draw, longest = random.Random(13), 0
+    torch.set_flush_denormal(flush)
+    try:
+        for _ in range(500):
+            layer, inputs, of, by = draw_sequence_attack(draw)
+            sums, _ = sum_clipped(
+                Clipper(layer, path=path), inputs, of, lambda p, g: (p * g).flatten(1).sum(1), by
+            )
+            norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
+            assert norm <= by.bound, (inputs, of)
+            longest += norm > 0.99 * by.bound
+        assert longest > 100
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("path", [None, "gram", "product", "held"])
+@pytest.mark.parametrize("positions", [2, 64, 1000])
+def test_a_sequence_whose_terms_cancel_keeps_the_bound(
+    positions: int, path: EnginePath | None
+) -> None:
+    """The terms are millions of times as long as their sum."""
+    generator = torch.Generator().manual_seed(positions)
+    layer = nn.Linear(9, 7, bias=False)
+    for share in (0.0, 1e-7, 1e-5, 1e-3):
+        inputs = torch.randn(1, positions, 9, generator=generator)
+        of = torch.randn(1, positions, 7, generator=generator)
+        inputs[:, 1::2], of[:, 1::2] = inputs[:, ::2], -of[:, ::2] * (1 + share)
+        for bound in (1e-6, 1e-3, 1.0):
+            sums, _ = sum_clipped(
+                Clipper(layer, path=path), inputs, of,
+                lambda p, g: (p * g).flatten(1).sum(1), Transform(bound),
+            )  # fmt: skip
+            assert float(sums[0].double().norm()) <= bound
+
+
+def test_an_embedding_of_random_magnitude_keeps_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
+    draw = random.Random(5)
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+        layer, width = nn.Embedding(5, 3), draw.choice([1.0, 10.0, 20.0])
+        tokens = torch.randint(0, 5, (1, 4), generator=generator)
+        spread = torch.empty(1, 4, 3).uniform_(-width, width, generator=generator)
+        of = (10.0**spread) * torch.randint(-1, 2, (1, 4, 3), generator=generator)
+        scale = 10.0 ** torch.empty(5, 3).uniform_(-width / 2, width / 2, generator=generator)
+        shift = 10.0 ** torch.empty(5, 3).uniform_(-width, width, generator=generator)
+        bound = 10 ** draw.uniform(-width / 2, width / 2)
+        for by in (
+            Transform(bound),
+            Transform.fixed(bound, [scale]),
+            Transform.fixed(bound, [scale], [shift]),
+            Transform.fixed(bound, [scale], [shift], damping=1e-3),
+        ):
+            sums, _ = sum_clipped(
+                Clipper(layer), tokens, of, lambda p, g: (p * g).flatten(1).sum(1), by
+            )
+            assert float(sums[0].double().norm()) <= bound

@@ -2,13 +2,15 @@
 
 `base` makes a step; each family (`adadp`, `adadps`, `pigdo`, `torch_optimizers`) says what is
 clipped and how the noisy mean changes the parameters; `state_source` says which gradients an
-optimizer's state is made of; `registry` makes them by name.
+optimizer's state is made of; `registry` makes them by name. `private_batches` draws and loads the
+batches of a training loop.
 """
 
 from training_client.optimizers.adadp import AdaDp
 from training_client.optimizers.adadps import AdaDps, PublicPreconditioner
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.pigdo import PiGdo
+from training_client.optimizers.private_batches import private_batches
 from training_client.optimizers.registry import OPTIMIZERS, make_optimizer
 from training_client.optimizers.state_source import (
     PUBLIC_BATCH_SIZE,
@@ -37,4 +39,5 @@ __all__ = [
     "StateSource",
     "StepContext",
     "make_optimizer",
+    "private_batches",
 ]

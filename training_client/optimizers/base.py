@@ -19,6 +19,7 @@ from training_client.errors import DataError, NoGuaranteeError
 from training_client.optimizers.state_source import NoisySource, StateSource, StepContext
 from training_client.plan import Plan
 from training_client.private_step import Block, Loss, Transform
+from training_client.private_step.batches import Examples
 from training_client.private_step.private_sum import PrivateSum
 
 
@@ -116,10 +117,16 @@ class PrivateOptimizer(ABC):
         """
         self.private_sum.continue_epoch(position)
 
-    def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss) -> float:
+    def step(self, examples: Examples, targets: torch.Tensor, loss: Loss) -> float:
         """Make one step on one sampled batch; return its mean loss.
 
         An empty batch gets noise all the same.
+
+        Args:
+            examples: a tensor, or a dictionary of tensors that become the model's keyword
+                arguments; one example per row of the first dimension.
+            targets: one per example.
+            loss: maps the model's output and targets to one loss per example.
 
         Returns:
             The batch's mean loss, for the data owner's eyes only.

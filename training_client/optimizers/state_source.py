@@ -15,6 +15,7 @@ import torch
 
 from training_client.errors import DataError
 from training_client.private_step import AffineMap, BlockwiseSum, Clipper, Loss
+from training_client.private_step.batches import Examples
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
 
 PUBLIC_BATCH_SIZE: Final = 64  # the mini-batches of papers/004, Appendix B
@@ -78,7 +79,7 @@ class StepContext:
 
     noisy_mean: NoisyMean
     clipper: Clipper
-    examples: torch.Tensor
+    examples: Examples
     targets: torch.Tensor
     loss: Loss
     expected_batch_size: float

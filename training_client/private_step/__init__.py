@@ -3,11 +3,15 @@
 In the order of a step, with what each part guarantees and where that is shown:
 
 1. `sampling` draws the Poisson batch. Every record is in it with probability q, never more.
-2. `model_pass` runs the batch through the model once and keeps each layer's inputs and output
-   gradients. `clippable_layers` says which layers can be clipped. `model_checks` compares passes,
+2. `model_pass` runs the batch (`batches`) through the model once. `layer_recorder` records how each
+   trained layer is used (`layer_uses`): most are observed, `recurrent_layers` and
+   `attention_layers` are run as linear maps, and `replayed_layers` runs any other layer again for
+   each example. `clippable_layers` says which layers are refused. `model_checks` compares passes,
    to find models that mix examples and gradients that bypass their layers.
 3. `example_gradients` holds the per-example gradients of one parameter: in full, or as two factors
-   (`gradient_factors`) whose outer product they are.
+   (`gradient_factors`) whose outer product they are; `sequence_products` as factors over a
+   sequence, `token_gradients` as rows of a table, `summed_gradients` as a sum of several forms.
+   `chunked_gradients` computes a few examples' gradients at a time.
 4. `transform` says what is clipped (u = D∘(∇ + b), a ball or a box of bound B) and why one example
    then moves the sum by at most B.
 5. `clipper` finds the weights min(1, B/‖u‖), and `clipped_sum` adds up the weighted gradients.
@@ -24,7 +28,8 @@ Tests in `tests/unit`: `test_clipped_sums.py`, `test_record_influence.py` and
 extreme numbers; `test_refused_models.py` checks what is refused, and `test_noise_and_sampling.py`
 the noise and the sample rate. `test_matmul_kernel.py`, `test_sparse_kernel.py` and
 `test_compiled_kernels.py` check that kernels agree with PyTorch and with exact arithmetic.
-`tests/conformance` checks the clipped sums and the noise of every optimizer.
+`tests/conformance` checks the clipped sums of every kind of layer, and the noise of every
+optimizer.
 """
 
 from training_client.private_step.blocks import Block, flatten_tensors

@@ -1,4 +1,4 @@
-"""The layers that can be clipped, and the per-example gradients of each."""
+"""The layers of a model that are trained, and those that cannot be clipped."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from training_client.errors import UnsupportedModelError
-from training_client.private_step.example_gradients import (
-    ExampleGradients,
-    MaterializedGradients,
-    OuterProducts,
-)
-from training_client.private_step.kernels.matmul import full_precision
 
 _PARALLEL_WRAPPERS: Final = {  # names: importing the classes is slow, or fails where missing
     "DataParallel",
@@ -24,20 +18,6 @@ _PARALLEL_WRAPPERS: Final = {  # names: importing the classes is slow, or fails 
     "FullyShardedDataParallel",
     "FSDPModule",
     "DeepSpeedEngine",
-}
-
-_RECURRENT_ADVICE: Final = (
-    "use a layer that takes a whole sequence at once, train Opacus' DP{name} with Opacus "
-    "(docs/how-to/frameworks.md)"
-)
-_ALTERNATIVES: Final[dict[type[nn.Module], str]] = {
-    nn.EmbeddingBag: "use Embedding and a sum or mean over the tokens",
-    nn.MultiheadAttention: (
-        "use Linear layers for queries, keys and values with "
-        "torch.nn.functional.scaled_dot_product_attention, train Opacus' DPMultiheadAttention with "
-        "Opacus (docs/how-to/frameworks.md)"
-    ),
-    **{kind: _RECURRENT_ADVICE.format(name=kind.__name__) for kind in (nn.RNN, nn.LSTM, nn.GRU)},
 }
 
 GradSampler = Callable[
@@ -52,26 +32,22 @@ def find_trained_layers(model: nn.Module) -> list[nn.Module]:
         UnsupportedModelError: a layer cannot be clipped, mixes examples, keeps statistics of them,
             or overwrites outputs that are still needed. The message names the layer.
     """
-    layers = []
+    layers: list[nn.Module] = []
+    without_calls: set[nn.Module] = set()
     for name, module in model.named_modules():
         problem = _find_problem(module)
         if problem is not None:
             raise UnsupportedModelError(
                 f"layer {name or '(root)'} ({type(module).__name__}) {problem}"
             )
-        if any(p.requires_grad for p in module.parameters(recurse=False)):
+        without_calls.update(child for _, child in _children_without_calls(module))
+        if module not in without_calls and trained_parameters(module):
             layers.append(module)
     if not layers:
         raise UnsupportedModelError(
             "the model has no layer to train: none of its parameters has requires_grad=True"
         )
-    held = [p for layer in layers for p in layer.parameters(recurse=False)]
-    if len({id(p) for p in held}) < len(held):
-        raise UnsupportedModelError(
-            "two layers share a parameter (tied weights), which cannot be clipped: give each layer "
-            "a parameter of its own"
-        )
-    dtypes = {str(p.dtype) for p in held}
+    dtypes = {str(p.dtype) for layer in layers for p in trained_parameters(layer).values()}
     if len(dtypes) > 1:
         raise UnsupportedModelError(
             f"the layers' parameters have several precisions ({', '.join(sorted(dtypes))}): use "
@@ -96,12 +72,9 @@ def _find_problem(module: nn.Module) -> str | None:
         return "keeps running statistics of examples, without noise: use track_running_stats=False"
     if getattr(module, "inplace", False):
         return "overwrites an output that the gradients are computed from: use inplace=False"
-    own = list(module.parameters(recurse=False))
-    trained = [p for p in own if p.requires_grad]
-    if not trained:
+    own = list(trained_parameters(module).values())
+    if not own:
         return None
-    if len(trained) < len(own):
-        return "has frozen and trained parameters: freeze all of them, or none"
     if any(p.dtype not in (torch.float32, torch.float64) for p in own):
         return (
             f"has {own[0].dtype} parameters, which would round the noise away: keep them in "
@@ -119,21 +92,78 @@ def _find_clipping_problem(module: nn.Module) -> str | None:
         )
     if isinstance(module, nn.Embedding) and module.sparse:
         return "has sparse gradients, which cannot be clipped: use sparse=False"
-    if type(module) in _ALTERNATIVES:
-        return f"cannot be clipped: {_ALTERNATIVES[type(module)]}, or freeze it"
-    if type(module) is not nn.Linear and type(module) not in _opacus_grad_samplers():
-        return f"has parameters that cannot be clipped: {_suggest_layers()}, or freeze it"
+    if isinstance(module, nn.EmbeddingBag):
+        return _find_bag_problem(module)
+    if isinstance(module, nn.MultiheadAttention):
+        return _find_attention_problem(module)
     return None
 
 
-def _suggest_layers() -> str:
-    """Return advice on layers to use in place of one that cannot be clipped."""
-    if _opacus_grad_samplers():
-        return "use Linear layers, or layers that Opacus has a grad sampler for"
-    return (
-        "use Linear layers, or install Opacus, which has grad samplers for other layers (pip "
-        "install 'privacy-accountant[opacus]')"
-    )
+def _find_bag_problem(module: nn.EmbeddingBag) -> str | None:
+    """Return why an `EmbeddingBag` cannot be clipped; None if it can."""
+    if module.mode == "max":
+        return "takes a maximum over tokens, which cannot be clipped: use mode='sum' or 'mean'"
+    if module.scale_grad_by_freq or module.sparse:
+        return (
+            "has sparse gradients, or divides them by how often a token occurs in the batch: use "
+            "sparse=False and scale_grad_by_freq=False"
+        )
+    return None
+
+
+def _find_attention_problem(module: nn.MultiheadAttention) -> str | None:
+    """Return why attention cannot be clipped; None if it can."""
+    if not module.batch_first:
+        return "has examples along the second dimension: use batch_first=True"
+    return None
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that belong to a module itself, not to its layers, by their names.
+
+    They include those in its lists and dictionaries of parameters, and those of the last linear map
+    of attention, which attention uses without calling that layer.
+    """
+    found = dict(module.named_parameters(recurse=False))
+    for name, child in _children_without_calls(module):
+        found |= {f"{name}.{key}": each for key, each in child.named_parameters()}
+    return found
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained parameters that belong to a module itself, by their names."""
+    return {name: each for name, each in own_parameters(module).items() if each.requires_grad}
+
+
+def _children_without_calls(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the children of a module that only hold parameters for it, with their names."""
+    return [
+        (name, child)
+        for name, child in module.named_children()
+        if isinstance(child, nn.ParameterList | nn.ParameterDict)
+        or (isinstance(module, nn.MultiheadAttention) and name == "out_proj")
+    ]
+
+
+def keeps_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a module computes what a PyTorch layer does, with parameters of its own."""
+    own = type(module)
+    if not isinstance(module, kind) or own.forward is not kind.forward:
+        return False
+    return "forward" not in vars(module) and not hasattr(module, "parametrizations")
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Return whether a module is the `Conv1D` of Transformers: a linear map, weight transposed."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def opacus_grad_sampler(module: nn.Module) -> GradSampler | None:
+    """Return Opacus' function for a layer's per-example gradients; None if it has none."""
+    if getattr(module, "padding_mode", "zeros") != "zeros":
+        return None  # it would leave the padding out
+    return _opacus_grad_samplers().get(type(module))
 
 
 def _opacus_grad_samplers() -> dict[type[nn.Module], GradSampler]:
@@ -144,40 +174,3 @@ def _opacus_grad_samplers() -> dict[type[nn.Module], GradSampler]:
         return {}
     found: dict[type[nn.Module], GradSampler] = GradSampleModule.GRAD_SAMPLERS
     return found
-
-
-def layer_example_gradients(
-    layer: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor, *, sparse: bool = False
-) -> dict[torch.Tensor, ExampleGradients]:
-    """Return the per-example gradients of each parameter of a layer.
-
-    Args:
-        layer: one of `find_trained_layers`.
-        inputs: the layer's inputs, one example per row of the first dimension.
-        gradient: the loss gradient of the layer's output, one example per row.
-        sparse: whether most input values are declared to be 0.
-
-    Raises:
-        UnsupportedModelError: Opacus is needed and missing.
-    """
-    # contiguous, as they are after an example is excluded: another memory layout would be summed
-    # and rounded in another order; and Opacus misreads convolutions in channels_last
-    inputs, gradient = inputs.contiguous(), gradient.contiguous()
-    if type(layer) is nn.Linear and inputs.dim() == 2:
-        weight: dict[torch.Tensor, ExampleGradients] = {
-            layer.weight: OuterProducts(gradient, inputs, sparse)
-        }
-        return (
-            weight if layer.bias is None else weight | {layer.bias: MaterializedGradients(gradient)}
-        )
-    sampler = _opacus_grad_samplers().get(type(layer))
-    if sampler is None:
-        raise UnsupportedModelError(
-            f"{layer} is applied to sequences, which needs Opacus: pip install "
-            "'privacy-accountant[opacus]'"
-        )
-    with full_precision(gradient.device):
-        held = sampler(layer, [inputs], gradient)
-    if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-        held[layer.weight][:, layer.padding_idx] = 0.0  # PyTorch does this, Opacus does not
-    return {parameter: MaterializedGradients(each) for parameter, each in held.items()}

@@ -6,26 +6,31 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
+from typing import Final, get_args
 
 import torch
 from torch import nn
 
+from training_client.errors import DataError
+from training_client.private_step.batches import Examples, count_examples, select_examples
 from training_client.private_step.blocks import Block, Piece, cut_into_blocks
 from training_client.private_step.clippable_layers import find_trained_layers
 from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSum, ClippedSum
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.kernels.matmul import full_precision
-from training_client.private_step.model_checks import (
-    require_complete_gradients,
-    require_independent_examples,
-)
+from training_client.private_step.layer_uses import EnginePath
+from training_client.private_step.model_checks import check_model, is_checked
 from training_client.private_step.model_pass import Loss, run_model_pass
 from training_client.private_step.rounding_bounds import (
-    WEIGHT_ROUNDING,
     safe_bound_range,
     smallest_safe_factor,
+    weight_rounding,
 )
 from training_client.private_step.transform import AffineMap, Transform
+
+_FIRST_CHECKED_EXAMPLES: Final = 4  # of the first batch, if it is large
+_CHECKED_EXAMPLES: Final = 2
+_LARGE_BATCH: Final = 32
 
 
 class Clipper:
@@ -37,12 +42,15 @@ class Clipper:
         size: the number of their coordinates.
 
     Args:
-        model: its layers with parameters are Linear, or have an Opacus grad sampler; each is
-            applied once, to one row or sequence per example.
+        model: its layers with parameters are applied to one row or sequence per example, along the
+            first dimension.
         physical_batch_size: examples per forward pass; the whole batch by default.
         sparse_inputs: declare that most input values are 0. Linear layers that read the inputs then
             skip zeros, which saves time if more than three quarters are. This is declared, not
             detected from the data, because it changes the order in which sums are rounded.
+        path: a path of the engine to force, for tests: "gram" or "product" for the norms of linear
+            maps, "held" to form every example's gradient, "replay" to run each layer again for each
+            example. By default each layer takes the cheapest.
 
     Raises:
         UnsupportedModelError: a layer cannot be clipped; the message names it.
@@ -54,11 +62,16 @@ class Clipper:
         physical_batch_size: int | None = None,
         *,
         sparse_inputs: bool = False,
+        path: EnginePath | None = None,
     ) -> None:
+        if path is not None and path not in get_args(EnginePath):
+            raise ValueError(
+                f"unknown path {path!r}: use one of {', '.join(get_args(EnginePath))}, or None"
+            )
         if physical_batch_size is not None and physical_batch_size < 1:
             raise ValueError(f"expected physical_batch_size ≥ 1, got {physical_batch_size}")
         self._model, self._physical_batch_size = model, physical_batch_size
-        self._sparse_inputs = sparse_inputs
+        self._sparse_inputs, self._path = sparse_inputs, path
         self._layers = find_trained_layers(model)
         self._batches = 0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -71,14 +84,16 @@ class Clipper:
 
     @torch.no_grad()
     def clip(
-        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
+        self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> BlockwiseSum:
         """Return the sum of a batch's clipped per-example gradients.
 
         Args:
-            examples: one per row of the first dimension.
+            examples: a tensor, or a dictionary of tensors that become the model's keyword
+                arguments; one example per row of the first dimension.
             targets: one per example.
-            loss: maps predictions and targets to one loss per example; it must not mix examples.
+            loss: maps the model's output and targets to one loss per example; it must not mix
+                examples.
             transform: what is clipped, and to what bound.
 
         Returns:
@@ -96,13 +111,13 @@ class Clipper:
                 f"box, got {transform.bound:g}"
             )
 
-        def clip_physical_batch(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
+        def clip_physical_batch(examples: Examples, targets: torch.Tensor) -> ClippedSum:
             """Return the clipped sum of one physical batch."""
             self._check_model_periodically(examples, targets, loss)
             gradients, mean_loss = self._example_gradients(examples, targets, loss)
             if transform.box:
                 return ClippedSum(gradients, None, mean_loss)
-            with full_precision(examples.device):
+            with full_precision(targets.device):
                 weights = self._clip_weights(gradients, transform)
             kept = weights > 0
             if not bool(kept.all()):  # an excluded gradient may not be finite, and 0·∞ is NaN
@@ -117,17 +132,17 @@ class Clipper:
 
     @torch.no_grad()
     def sum_unclipped(
-        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, size: float
+        self, examples: Examples, targets: torch.Tensor, loss: Loss, size: float
     ) -> BlockwiseSum:
         """Return the sum of a batch's unclipped gradients, divided by `size`.
 
         It is for public data, and for runs without a privacy guarantee.
         """
 
-        def sum_physical_batch(examples: torch.Tensor, targets: torch.Tensor) -> ClippedSum:
+        def sum_physical_batch(examples: Examples, targets: torch.Tensor) -> ClippedSum:
             """Return the unclipped sum of one physical batch, divided by `size`."""
             gradients, mean_loss = self._example_gradients(examples, targets, loss)
-            weights = self.parameters[0].new_full((len(examples),), 1 / size)
+            weights = self.parameters[0].new_full((len(targets),), 1 / size)
             return ClippedSum.with_small_sums(gradients, weights, mean_loss, self.parameters)
 
         return self._sum_physical_batches(
@@ -136,28 +151,31 @@ class Clipper:
 
     def _sum_physical_batches(
         self,
-        examples: torch.Tensor,
+        examples: Examples,
         targets: torch.Tensor,
-        sum_physical_batch: Callable[[torch.Tensor, torch.Tensor], ClippedSum],
+        sum_physical_batch: Callable[[Examples, torch.Tensor], ClippedSum],
         map_for_block: Callable[[Block], AffineMap],
     ) -> BlockwiseSum:
         """Return the sum over all examples, computed one physical batch at a time."""
-        rows = self._physical_batch_size or len(examples)
-        if len(examples) == 0:
+        count = count_examples(examples)
+        if len(targets) != count:
+            raise DataError(f"there are {count} examples and {len(targets)} targets")
+        rows = self._physical_batch_size or count
+        if count == 0:
             return ClippedSum([], None, 0.0)
-        if len(examples) <= rows:
+        if count <= rows:
             return sum_physical_batch(examples, targets)
         sums, losses = self.zeros(), 0.0
-        for start in range(0, len(examples), rows):
-            part = slice(start, start + rows)
-            found = sum_physical_batch(examples[part], targets[part])
-            losses += found.mean_loss * len(examples[part])
+        for start in range(0, count, rows):
+            part = slice(start, min(start + rows, count))
+            found = sum_physical_batch(select_examples(examples, part), targets[part])
+            losses += found.mean_loss * (part.stop - part.start)
             for block in self.blocks:
                 total = block.view_in(sums)
                 each = torch.empty_like(total)
                 found.write_block(block, map_for_block(block), each)
                 total += each
-        return AccumulatedSum(sums, losses / len(examples))
+        return AccumulatedSum(sums, losses / count)
 
     def _require_safe_bound(self, bound: float) -> None:
         """Raise if sums of gradients clipped to this bound may overflow or underflow."""
@@ -170,31 +188,36 @@ class Clipper:
             )
 
     def _example_gradients(
-        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss
+        self, examples: Examples, targets: torch.Tensor, loss: Loss
     ) -> tuple[list[ExampleGradients], float]:
         """Return the per-example gradients of each parameter, and the mean loss."""
-        model_pass = run_model_pass(self._model, self._layers, examples, targets, loss)
-        sparse_inputs = examples if self._sparse_inputs else None
-        gradients = model_pass.take_example_gradients(self.parameters, sparse_inputs)
+        sparse = examples if self._sparse_inputs and isinstance(examples, torch.Tensor) else None
+        model_pass = run_model_pass(
+            self._model, self._layers, examples, targets, loss,
+            path=self._path, sparse=sparse, keep_all=False,
+        )  # fmt: skip
+        gradients = model_pass.take_example_gradients(self.parameters)
         return gradients, float(model_pass.losses.mean())
 
     def _check_model_periodically(
-        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss
+        self, examples: Examples, targets: torch.Tensor, loss: Loss
     ) -> None:
-        """Check at the first, second, fourth, eighth … batch that the model can be clipped.
+        """Check at the first, 16th, 256th … batch that the model can be clipped.
 
         Once is not enough: a model may begin to mix examples later, or do so only at random.
         """
-        if len(examples) < 2:
+        if len(targets) < 2:
             return
         self._batches += 1
-        is_power_of_two = self._batches & (self._batches - 1) == 0
-        if not is_power_of_two:
+        if not is_checked(self._batches):
             return
-        run = partial(run_model_pass, self._model, self._layers, loss=loss)
-        require_independent_examples(self._model, run, examples, targets)
-        with_full_gradients = partial(run, differentiate=self.parameters)
-        require_complete_gradients(with_full_gradients, self.parameters, examples, targets)
+        is_first_and_large = self._batches == 1 and len(targets) >= _LARGE_BATCH
+        few = _FIRST_CHECKED_EXAMPLES if is_first_and_large else _CHECKED_EXAMPLES
+        part = slice(0, few)
+        run = partial(run_model_pass, self._model, self._layers, loss=loss, path=self._path)
+        check_model(
+            self._model, run, (select_examples(examples, part), targets[part]), self.parameters
+        )
 
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform
@@ -205,7 +228,8 @@ class Clipper:
         would underflow.
         """
         norms = torch.stack(self._squared_norms(gradients, transform)).sum(0).sqrt_()
-        limit, dtype = transform.bound * (1 - WEIGHT_ROUNDING), self.parameters[0].dtype
+        dtype = self.parameters[0].dtype
+        limit = transform.bound * (1 - weight_rounding(dtype))
         weights = (limit / norms.clamp_min(1e-300)).clamp_max_(1.0)
         counted = norms.isfinite() & (weights > smallest_safe_factor(dtype))
         return weights.where(counted, 0.0).to(dtype)

@@ -36,9 +36,9 @@ from training_client.private_step.kernels.row_sums import (
     squared_norms,
 )
 from training_client.private_step.rounding_bounds import (
-    NEGLIGIBLE_SHARE,
     Scalar,
     has_excessive_underflow,
+    negligible_share,
     norm_underflow,
     overflow_guard,
     rounding_error,
@@ -125,13 +125,13 @@ class _SquaredMap:
         """Compute the squares of an affine map, which must have a scale."""
         assert affine.scale is not None
         squares, shift = affine.scale.square(), affine.shift
-        scale_norm = _squared_norm(affine.scale)
+        scale_norm = squared_norm(affine.scale)
         if shift is None:
             return cls(squares, None, scale_norm, 0.0)
         found = squares.new_zeros(1, dtype=torch.float64)
         add_row_dots_of_squares(squares.reshape(1, -1), shift.reshape(1, -1), found)
         shift_norm = shift_norm_upper_bound(
-            _to_scalar(found), scale_norm, _squared_norm(shift), squares.dtype
+            as_scalar(found), scale_norm, squared_norm(shift), squares.dtype
         )
         return cls(squares, squares * shift, scale_norm, shift_norm)
 
@@ -305,13 +305,13 @@ class MaterializedGradients:
             rows, scale = self.gradients[:, piece.rows].flatten(1), affine.scale.reshape(1, -1)
             shift = None if affine.shift is None else affine.shift.reshape(1, -1)
             found += mapped_squared_norms(rows, scale, shift)
-            scale_norm += _squared_norm(scale)
+            scale_norm += squared_norm(scale)
             if shift is not None:
-                shift_norm += _to_scalar(mapped_squared_norms(shift, scale))
+                shift_norm += as_scalar(mapped_squared_norms(shift, scale))
         # rounding is relative to the terms before they cancel: ‖D∘∇‖² ≤ 2‖D∘(∇ + b)‖² + 2‖D∘b‖²
         found.mul_(1 + 2 * rounding_error(dtype)).add_(3 * rounding_error(dtype) * shift_norm)
         lost = weighted_underflow(self.gradients[0].numel(), scale_norm, dtype)
-        excluded = torch.as_tensor(lost > NEGLIGIBLE_SHARE * bound, device=found.device)
+        excluded = torch.as_tensor(lost > negligible_share(dtype) * bound, device=found.device)
         return found.masked_fill_(excluded, torch.inf)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
@@ -345,11 +345,11 @@ class MaterializedGradients:
         return MaterializedGradients(self.gradients[kept])
 
 
-def _to_scalar(tensor: torch.Tensor) -> Scalar:
+def as_scalar(tensor: torch.Tensor) -> Scalar:
     """Return a one-element tensor as a float; on an accelerator unchanged, to avoid a wait."""
     return float(tensor) if is_on_cpu(tensor) else tensor
 
 
-def _squared_norm(tensor: torch.Tensor) -> Scalar:
+def squared_norm(tensor: torch.Tensor) -> Scalar:
     """Return the squared norm over all elements of a tensor, in double precision."""
-    return _to_scalar(squared_norms(tensor.reshape(1, -1)))
+    return as_scalar(squared_norms(tensor.reshape(1, -1)))

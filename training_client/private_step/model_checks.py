@@ -3,10 +3,13 @@
 The bound on a record's influence holds only if nothing of one example depends on another. The types
 of layers do not show it: a model may mix examples in plain code, or in its loss. So a few examples
 are run again with the others altered, and again without the others, and the passes are compared.
+A check costs about as much as a step with two and a half times these few examples.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,55 +19,74 @@ import torch
 from torch import nn
 
 from training_client.errors import UnsupportedModelError
-from training_client.private_step.blocks import cut_into_blocks
+from training_client.private_step.batches import Examples, select_examples
+from training_client.private_step.blocks import Piece, cut_into_blocks
 from training_client.private_step.evaluation import evaluation_mode
-from training_client.private_step.model_pass import ModelPass
+from training_client.private_step.example_gradients import ExampleGradients
+from training_client.private_step.layer_uses import merge_parts
+from training_client.private_step.model_pass import ModelPass, UsePass
 from training_client.private_step.rounding_bounds import rounding_error
 
-_EXAMPLES: Final = 32  # examples that are compared
+_CHECK_INTERVAL_FACTOR: Final = 16  # a run of 200 steps has two checks: at most 1 % of its time
 _REPLACEMENT_FACTOR: Final = -3.0
-_ROWS: Final = 128  # rows of a tensor that are copied at a time
 _HALF_PRECISION_TOLERANCE: Final = 1e-3  # above it the tolerance is that of half precision
+_CANCELLATION: Final = 1e-5  # of the largest gradient: how small a replayed layer's may cancel
 
-RunModel = Callable[[torch.Tensor, torch.Tensor], ModelPass]
+RunModel = Callable[..., ModelPass]
+Batch = tuple[Examples, torch.Tensor]
 
 
-def require_independent_examples(
-    model: nn.Module, run: RunModel, examples: torch.Tensor, targets: torch.Tensor
+def is_checked(batch: int) -> bool:
+    """Return whether a batch is checked: the first, and each power of 16.
+
+    Args:
+        batch: the number of the batch, from 1.
+    """
+    while batch % _CHECK_INTERVAL_FACTOR == 0:
+        batch //= _CHECK_INTERVAL_FACTOR
+    return batch == 1
+
+
+def check_model(
+    model: nn.Module, run: RunModel, batch: Batch, parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Raise if a layer's values for one example depend on other examples of the batch.
+    """Raise unless a model keeps examples apart and its per-example gradients are complete.
 
-    Every other example is first replaced, then left out: the rest must pass as before. Where
-    examples are left out the model is in evaluation mode, because dropout and the like would draw
-    other random numbers for fewer examples.
+    Every other example is first replaced, then left out: the rest must pass as before. A model that
+    draws random numbers, such as dropout, would draw others for fewer examples, so where examples
+    are left out it is compared in evaluation mode.
 
     Args:
         model: the model; its random numbers come from PyTorch's default generators.
-        run: runs examples and targets through it.
-        examples: a batch, of which a few examples are used.
-        targets: their targets.
+        run: runs examples and targets through it; also differentiates parameters if asked to.
+        batch: a few examples and their targets.
+        parameters: the trained parameters.
 
     Raises:
-        UnsupportedModelError: examples depend on each other; the message names the layer.
+        UnsupportedModelError: examples depend on each other, and the message names the layer; or
+            the per-example gradients do not add up.
     """
-    few, labels = examples[:_EXAMPLES], targets[:_EXAMPLES]
-    kept = torch.arange(len(few), device=few.device) % 2 == 0
-    with _restored_random_state(few.device):
-        original = run(few, labels)
-    with _restored_random_state(few.device):
-        altered = run(_replace_rows(few, kept), _replace_rows(labels, kept))
+    few, labels = batch
+    kept = torch.arange(len(labels), device=labels.device) % 2 == 0
+    with _restored_random_state(labels.device):
+        before = _random_state(labels.device)
+        original = run(few, labels, differentiate=parameters)
+        is_random = not torch.equal(before, _random_state(labels.device))
+    with _restored_random_state(labels.device):
+        altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
     _require_equal_passes(original, kept, altered, kept)
-    with _restored_random_state(few.device), evaluation_mode(model):
-        original, alone = run(few, labels), run(few[kept], labels[kept])
-    _require_equal_passes(original, kept, alone, kept[kept])
+    del altered  # frees its memory before the next pass
+    rest = select_examples(few, kept), labels[kept]
+    if not is_random:
+        with _restored_random_state(labels.device):
+            _require_equal_passes(original, kept, run(*rest), kept[kept])
+    else:
+        with _restored_random_state(labels.device), evaluation_mode(model):
+            _require_equal_passes(run(few, labels), kept, run(*rest), kept[kept])
+    require_complete_gradients(original, parameters)
 
 
-def require_complete_gradients(
-    run: RunModel,
-    parameters: Sequence[nn.Parameter],
-    examples: torch.Tensor,
-    targets: torch.Tensor,
-) -> None:
+def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Parameter]) -> None:
     """Raise unless per-example gradients add up to the gradient of the summed loss.
 
     They do not where a parameter is used outside of its layer's ordinary call, or where a layer
@@ -74,43 +96,70 @@ def require_complete_gradients(
     a model is sure of its answers, or before a normalisation layer, nearly everything cancels.
 
     Args:
-        run: runs examples and targets through the model, and returns the full gradients too.
+        model_pass: a pass with the full gradients of the parameters; it is used up.
         parameters: the trained parameters.
-        examples: a batch, of which a few examples are used.
-        targets: their targets.
 
     Raises:
         UnsupportedModelError: they differ.
     """
-    with _restored_random_state(examples.device):
-        model_pass = run(examples[:_EXAMPLES], targets[:_EXAMPLES])
-    tolerances = _sum_tolerances(model_pass)
-    absolute_pass = replace(
-        model_pass,
-        inputs=_absolute_values(model_pass.inputs),
-        gradients=_absolute_values(model_pass.gradients),
-    )
+    tolerances, uses, full = (
+        _sum_tolerances(model_pass), list(model_pass.uses), model_pass.full_gradients
+    )  # fmt: skip
     gradients = model_pass.take_example_gradients(parameters)
-    absolute_gradients = absolute_pass.take_example_gradients(parameters)
-    weights = torch.ones(len(model_pass.losses), dtype=parameters[0].dtype, device=examples.device)
-    full = [torch.zeros(0) if g is None else g for g in model_pass.full_gradients]
-    pieces = (piece for block in cut_into_blocks(parameters) for piece in block.pieces)
-    for piece in pieces:  # sums are made piece by piece, to save memory
-        parameter = parameters[piece.index]
-        expected, found = full[piece.index][piece.rows], parameters[0].new_empty(piece.shape)
-        absolute_gradients[piece.index].weighted_sum(piece.rows, weights, found)
-        tolerance = tolerances[parameter]
-        atol = tolerance * (_largest_magnitude(found) + _largest_magnitude(expected))
+    weights = parameters[0].new_ones(len(model_pass.losses))
+    replayed_size = 0.0
+    if not all(is_exact for _, is_exact in tolerances.values()):
+        replayed_size = _CANCELLATION * max(_largest_magnitude(g) for g in full if g is not None)
+    sizes: dict[torch.Tensor, list[ExampleGradients]] | None = None
+    for piece in (piece for block in cut_into_blocks(parameters) for piece in block.pieces):
+        parameter, expected = parameters[piece.index], full[piece.index]
+        tolerance, is_exact = tolerances[parameter]
+        found = parameter.new_empty(piece.shape)
         gradients[piece.index].weighted_sum(piece.rows, weights, found)
-        if len(expected) == 0 or not torch.allclose(
-            expected, found, rtol=tolerance, atol=atol, equal_nan=True
-        ):
+        size = 0.0 if is_exact else replayed_size
+        is_sum = expected is not None and _is_sum(found, expected[piece.rows], tolerance, size)
+        if not is_sum and expected is not None and is_exact:  # the terms may have cancelled
+            sizes = sizes or _sums_of_magnitudes(uses)
+            size = _largest_sum(sizes[parameter], piece, weights)
+            is_sum = _is_sum(found, expected[piece.rows], tolerance, size)
+        if not is_sum:
             raise UnsupportedModelError(
                 f"the per-example gradients of a parameter of shape {tuple(parameter.shape)} do "
                 "not add up to its gradient: the parameter is used outside of its layer, or the "
-                "layer computes more than its type says. Call the layer itself, once, or freeze "
-                "the parameter"
+                "layer computes more than its type says. Call the layer itself, or freeze the "
+                "parameter"
             )
+
+
+def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size: float) -> bool:
+    """Return whether sums are equal up to a tolerance of their size; NaN equals NaN."""
+    limit = tolerance * (size + 2 * _largest_magnitude(expected))
+    difference = found - expected
+    largest = max((abs(float(each)) for each in difference.aminmax()), default=0.0)
+    if math.isfinite(largest):
+        return largest <= limit
+    are_equal = (difference.abs() <= limit) | (found == expected)
+    return bool((are_equal | (found.isnan() & expected.isnan())).all())
+
+
+def _sums_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[ExampleGradients]]:
+    """Return parts of which the sum over examples is that of the terms' magnitudes."""
+    found: dict[torch.Tensor, list[ExampleGradients]] = defaultdict(list)
+    for each in uses:
+        if each.use.is_bilinear:
+            absolute = replace(
+                each, inputs=_absolute(each.inputs), gradients=_absolute(each.gradients)
+            )
+            for parameter, part in absolute.example_gradients().items():
+                found[parameter].append(part)
+    return found
+
+
+def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch.Tensor) -> float:
+    """Return the largest sum of magnitudes on a piece."""
+    total = weights.new_empty(piece.shape)
+    merge_parts(parts, None).weighted_sum(piece.rows, weights, total)
+    return _largest_magnitude(total)
 
 
 @contextmanager
@@ -118,6 +167,24 @@ def _restored_random_state(device: torch.device) -> Iterator[None]:
     """Restore the random state afterwards, so that the next run draws the same numbers."""
     with torch.random.fork_rng([] if device.type == "cpu" else [device]):
         yield
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    """Return the state of PyTorch's default generators, of the CPU and of a device."""
+    state = torch.get_rng_state()
+    if device.type != "cuda":
+        return state
+    return torch.cat([state, torch.cuda.get_rng_state(device)])
+
+
+def _replace_others(examples: Examples, kept: torch.Tensor) -> Examples:
+    """Return examples of which those not in `kept` are replaced."""
+    if isinstance(examples, torch.Tensor):
+        return _replace_rows(examples, kept)
+    return {
+        name: _replace_rows(each, kept) if isinstance(each, torch.Tensor) else each
+        for name, each in examples.items()
+    }
 
 
 def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -130,18 +197,28 @@ def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 def _require_equal_passes(
     first: ModelPass, first_rows: torch.Tensor, second: ModelPass, second_rows: torch.Tensor
 ) -> None:
-    """Raise unless each layer saw the same inputs and gradients in both passes."""
-    for layer, inputs in first.inputs.items():
-        pairs = (
-            (inputs, second.inputs[layer]),
-            (first.gradients[layer], second.gradients[layer]),
-        )
-        if not all(_is_close(one[first_rows], other[second_rows]) for one, other in pairs):
-            raise UnsupportedModelError(
-                f"the inputs or gradients that {layer} gets for one example depend on other "
-                "examples: model and loss must keep examples apart, along the first dimension of "
-                "every tensor, and draw random numbers from PyTorch only"
-            )
+    """Raise unless each use of a layer saw the same inputs and gradients in both passes."""
+    for one, other in _paired_uses(first, second):
+        pairs = zip((*one.inputs, *one.gradients), (*other.inputs, *other.gradients), strict=True)
+        if not all(_is_close(a[first_rows], b[second_rows]) for a, b in pairs):
+            raise _mixing_error(one.use.layer)
+
+
+def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass, UsePass]]:
+    """Yield the uses of two passes in pairs; raise if their layers differ."""
+    for at, one in enumerate(first.uses):
+        if at >= len(second.uses) or second.uses[at].use.layer is not one.use.layer:
+            raise _mixing_error(one.use.layer)
+        yield one, second.uses[at]
+
+
+def _mixing_error(layer: nn.Module) -> UnsupportedModelError:
+    """Return the error for a layer that sees several examples in one."""
+    return UnsupportedModelError(
+        f"the inputs or gradients that {layer} gets for one example depend on other examples: "
+        "model and loss must keep examples apart, along the first dimension of every tensor, and "
+        "draw random numbers from PyTorch only"
+    )
 
 
 def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -158,20 +235,23 @@ def _relative_tolerance(tensor: torch.Tensor) -> float:
     return float(torch.finfo(tensor.dtype).eps) ** 0.5 if tensor.is_floating_point() else 0.0
 
 
-def _sum_tolerances(model_pass: ModelPass) -> dict[nn.Parameter, float]:
-    """Return the tolerance for each parameter's gradient sums, relative to the sum of |terms|.
+def _sum_tolerances(model_pass: ModelPass) -> dict[torch.Tensor, tuple[float, bool]]:
+    """Return the tolerance for each parameter's gradient sums, and whether Σ|terms| is known.
 
     Half precision loses more in a term than in the sum, and so does an accelerator, where
     convolutions are in TF32 by default.
     """
-    found: dict[nn.Parameter, float] = {}
-    for layer, gradient in model_pass.gradients.items():
-        pair = model_pass.inputs[layer], gradient
-        tolerance = max(map(_relative_tolerance, pair))
-        is_precise = all(_relative_tolerance(each) < _HALF_PRECISION_TOLERANCE for each in pair)
-        if gradient.is_cpu and is_precise:
+    found: dict[torch.Tensor, tuple[float, bool]] = {}
+    for each in model_pass.uses:
+        tensors = [*each.inputs, *each.gradients]
+        tolerance = max(map(_relative_tolerance, tensors))
+        is_precise = all(_relative_tolerance(t) < _HALF_PRECISION_TOLERANCE for t in tensors)
+        gradient, is_exact = each.gradients[0], each.use.is_bilinear
+        if gradient.is_cpu and is_precise and is_exact:
             tolerance = min(tolerance, rounding_error(gradient.dtype, _term_count(gradient)))
-        found |= dict.fromkeys(layer.parameters(recurse=False), tolerance)
+        for parameter in each.use.layer.parameters():
+            before = found.get(parameter, (0.0, True))
+            found[parameter] = max(before[0], tolerance), before[1] and is_exact
     return found
 
 
@@ -180,16 +260,16 @@ def _term_count(gradient: torch.Tensor) -> int:
     return gradient.numel() // max(1, min(gradient.shape[1:], default=1))
 
 
-def _absolute_values(tensors: dict[nn.Module, torch.Tensor]) -> dict[nn.Module, torch.Tensor]:
+def _absolute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return absolute values of floats, so that nothing cancels; integers stay as they are."""
-    return {
-        layer: each.abs() if each.is_floating_point() else each for layer, each in tensors.items()
-    }
+    return [each.abs() if each.is_floating_point() else each for each in tensors]
 
 
 def _largest_magnitude(tensor: torch.Tensor) -> float:
     """Return the largest finite absolute value of a tensor."""
     if tensor.numel() == 0:
         return 0.0
-    parts = torch.split(tensor, _ROWS)
-    return max(float(part.nan_to_num(0.0, 0.0, 0.0).abs_().amax()) for part in parts)
+    smallest, largest = (float(each) for each in tensor.aminmax())
+    if math.isfinite(smallest) and math.isfinite(largest):
+        return max(-smallest, largest)
+    return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs_().amax())

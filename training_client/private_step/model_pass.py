@@ -1,167 +1,160 @@
-"""One pass of examples through a model: what each layer was given, and the gradients it got."""
+"""One pass of examples through a model: how each layer was used, and the gradients it got."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from training_client.errors import UnsupportedModelError
-from training_client.private_step.clippable_layers import layer_example_gradients
+from training_client.private_step.batches import Examples, call_model, count_examples
 from training_client.private_step.example_gradients import ExampleGradients
+from training_client.private_step.layer_recorder import LayerRecorder
+from training_client.private_step.layer_uses import (
+    EnginePath,
+    LayerUse,
+    Parts,
+    Tensors,
+    merge_parts,
+)
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # one value per example
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]  # one value per example
 
 
 @dataclass(frozen=True, slots=True)
+class UsePass:
+    """One use of a layer in a pass, with the loss gradients of its outputs.
+
+    Attributes:
+        use: the use.
+        inputs: what the layer was given, one example per row of the first dimension.
+        gradients: of the summed loss in each output of the use, likewise.
+    """
+
+    use: LayerUse
+    inputs: Tensors
+    gradients: Tensors
+
+    def example_gradients(self) -> dict[torch.Tensor, ExampleGradients]:
+        """Return the per-example gradients of the layer's parameters from this use."""
+        return dict(self.use.example_gradients(self.inputs, self.gradients))
+
+
+@dataclass(slots=True)
 class ModelPass:
-    """The losses of a model's forward pass, and each layer's inputs and output gradients.
+    """The losses of a model's forward pass, and the uses of its trained layers.
 
     Attributes:
         losses: one per example.
-        inputs: each layer's inputs, one example per row of the first dimension.
-        gradients: the gradient of the summed loss in each layer's output, likewise.
+        uses: the uses that the loss depends on.
+        parts: per-example gradients that were computed while the loss was differentiated.
+        path: a path of the engine to force.
         full_gradients: the gradient of the summed loss in each parameter to differentiate.
     """
 
     losses: torch.Tensor
-    inputs: dict[nn.Module, torch.Tensor]
-    gradients: dict[nn.Module, torch.Tensor]
+    uses: list[UsePass]
+    parts: Sequence[Parts] = ()
+    path: EnginePath | None = None
     full_gradients: Sequence[torch.Tensor | None] = ()
 
-    def take_example_gradients(
-        self, parameters: Sequence[nn.Parameter], sparse_inputs: torch.Tensor | None = None
-    ) -> list[ExampleGradients]:
+    def take_example_gradients(self, parameters: Sequence[nn.Parameter]) -> list[ExampleGradients]:
         """Return each parameter's per-example gradients, and free the pass's memory; call it once.
 
         Args:
             parameters: the layers' parameters.
-            sparse_inputs: examples of which most values are declared to be 0; a layer that is given
-                them, in any shape, skips zeros.
 
         Raises:
             UnsupportedModelError: a parameter has no gradient.
         """
-        found: dict[torch.Tensor, ExampleGradients] = {}
-        for layer in list(self.inputs):
-            inputs, gradient = self.inputs.pop(layer), self.gradients.pop(layer)
-            dtype = next(layer.parameters(recurse=False)).dtype
-            inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-            is_sparse = sparse_inputs is not None and inputs.data_ptr() == sparse_inputs.data_ptr()
-            found |= layer_example_gradients(layer, inputs, gradient.to(dtype), sparse=is_sparse)
+        parts: dict[torch.Tensor, list[ExampleGradients]] = defaultdict(list)
+        uses, self.uses = self.uses, []
+        for early in self.parts:
+            for parameter, part in early.items():
+                parts[parameter].append(part)
+        while uses:
+            for parameter, part in uses.pop(0).example_gradients().items():
+                parts[parameter].append(part)
         for parameter in parameters:
-            if parameter not in found:
+            if parameter not in parts:
                 raise UnsupportedModelError(
                     f"a parameter of shape {tuple(parameter.shape)} takes no part in the loss, or "
                     "not by an ordinary call of its layer: call the layer itself, or freeze it"
                 )
-        return [found[parameter] for parameter in parameters]
-
-
-@dataclass
-class _LayerRecorder:
-    """Records the inputs of layers and the graph edges of their outputs in a forward pass."""
-
-    model: nn.Module
-    examples: int
-    inputs: dict[nn.Module, torch.Tensor] = field(default_factory=dict)
-    edges: dict[nn.Module, GradientEdge] = field(default_factory=dict)
-
-    def record(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Record one call of a layer; a forward hook."""
-        if layer in self.inputs:
-            raise self._unsupported(
-                layer, "is applied twice in one forward pass: give each use a layer of its own"
-            )
-        if len(inputs) != 1 or not isinstance(output, torch.Tensor):
-            raise self._unsupported(
-                layer, "must be called with one tensor and return one: wrap it, or freeze it"
-            )
-        rows = {len(inputs[0]), len(output)}
-        if rows != {self.examples}:
-            raise self._unsupported(
-                layer,
-                f"is applied to {min(rows - {self.examples})} rows, of {self.examples} examples: "
-                "give it one row or sequence per example, along the first dimension; expand inputs "
-                "that all examples share, such as position ids",
-            )
-        self.inputs[layer] = inputs[0].detach()
-        self.edges[layer] = get_gradient_edge(output)
-
-    def _unsupported(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
-        """Return the error for a layer that cannot be clipped, with the problem."""
-        name = next(name for name, each in self.model.named_modules() if each is layer)
-        return UnsupportedModelError(f"layer {name or '(root)'} ({layer}) {problem}")
+        return [merge_parts(parts.pop(parameter), self.path) for parameter in parameters]
 
 
 @torch.enable_grad()
 def run_model_pass(
     model: nn.Module,
     layers: Sequence[nn.Module],
-    examples: torch.Tensor,
+    examples: Examples,
     targets: torch.Tensor,
     loss: Loss,
     *,
     differentiate: Sequence[nn.Parameter] = (),
+    path: EnginePath | None = None,
+    sparse: torch.Tensor | None = None,
+    keep_all: bool = True,
 ) -> ModelPass:
-    """Run examples through a model, and return each layer's inputs and output gradients.
+    """Run examples through a model, and return how its layers were used and differentiated.
 
     Args:
         model: called with `examples`.
         layers: the layers to record.
         examples: at least one.
         targets: one per example.
-        loss: maps predictions and targets to one loss per example.
+        loss: maps the model's output and targets to one loss per example.
         differentiate: parameters whose full gradient is computed too.
+        path: a path of the engine to force.
+        sparse: examples of which most values are declared to be 0; a layer that is given them, in
+            any shape, skips zeros.
+        keep_all: keep what every layer was given. Otherwise the gradients of normalisation layers
+            are computed while the loss is differentiated, and the rest of the memory is freed.
 
     Raises:
-        UnsupportedModelError: a layer is called otherwise than once with one tensor, the loss does
-            not return one value per example, or the pass changes the model's state.
+        UnsupportedModelError: a layer cannot be observed, the loss does not return one value per
+            example, or the pass changes the model's state.
     """
-    recorder = _LayerRecorder(model, len(examples))
-    with _recording(recorder, layers), _require_unchanged_state(model) as state:
-        losses = loss(model(examples), targets)
-    if losses.shape != (len(examples),):
+    count = count_examples(examples)
+    recorder = LayerRecorder(model, count, path, sparse, keep_all)
+    with recorder.recording(layers), _require_unchanged_state(model) as state:
+        losses = loss(call_model(model, examples), targets)
+    if losses.shape != (count,):
         raise UnsupportedModelError(
             f"the loss must return one value per example, not a tensor of shape "
             f"{tuple(losses.shape)}: use reduction='none'"
         )
-    if not recorder.edges:
+    if not recorder.uses:
         raise UnsupportedModelError(
             "no trained layer takes part in the loss by an ordinary call; the layers of a model "
             "made by torch.compile cannot be observed if it was called before: compile it anew"
         )
-    wanted: list[Any] = [*recorder.edges.values(), *differentiate]
-    found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    edges: list[Any] = [edge for use in recorder.uses for edge in use.edges]
+    found = torch.autograd.grad(losses.sum(), [*edges, *differentiate], allow_unused=True)
     owned = {each.untyped_storage().data_ptr() for each in state}
-    gradients = {
-        layer: _copy_if_shared(gradient, owned)
-        for layer, gradient in zip(recorder.edges, found[: len(recorder.edges)], strict=True)
-        if gradient is not None
-    }
-    inputs = {layer: _copy_if_shared(recorder.inputs[layer], owned) for layer in gradients}
-    return ModelPass(losses.detach(), inputs, gradients, found[len(recorder.edges) :])
+    uses, start = [], 0
+    for use in recorder.uses:
+        gradients = found[start : start + len(use.edges)]
+        start += len(use.edges)
+        if any(each is not None for each in gradients):
+            inputs = [_copy_if_shared(each, owned) for each in use.inputs]
+            given = [
+                losses.new_zeros(shape) if each is None else _copy_if_shared(each, owned)
+                for each, shape in zip(gradients, use.shapes, strict=True)
+            ]
+            uses.append(UsePass(use, inputs, given))
+    return ModelPass(losses.detach(), uses, recorder.parts, path, found[len(edges) :])
 
 
 def _copy_if_shared(tensor: torch.Tensor, owned: set[int]) -> torch.Tensor:
     """Return a copy of a tensor that shares the model's memory, which an update would change."""
     return tensor.clone() if tensor.untyped_storage().data_ptr() in owned else tensor
-
-
-@contextmanager
-def _recording(recorder: _LayerRecorder, layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Hook the recorder to the layers for one forward pass."""
-    hooks = [layer.register_forward_hook(recorder.record) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager

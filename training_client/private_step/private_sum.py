@@ -17,6 +17,7 @@ from training_client.budget import Allowance
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.plan import Plan
 from training_client.private_step import AffineMap, Block, BlockwiseSum, Clipper, Loss, Transform
+from training_client.private_step.batches import Examples, device_of
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, gaussian_like
 from training_client.private_step.single_process import require_one_process
@@ -198,7 +199,7 @@ class PrivateSum:
             )
 
     def release(
-        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
+        self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> NoisyMean:
         """Release the noisy mean of one sampled batch; an empty batch gets noise all the same.
 
@@ -206,10 +207,10 @@ class PrivateSum:
             BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
             DataError: the examples are on another device than the model.
         """
-        if examples.device != self._device:
+        device = device_of(examples)
+        if device != self._device:
             raise DataError(
-                f"the examples are on {examples.device}, the model on {self._device}: move one of "
-                "them"
+                f"the examples are on {device}, the model on {self._device}: move one of them"
             )
         if not self._is_step_open or self._is_batch_read:
             self.take()
@@ -241,7 +242,7 @@ class PrivateSum:
         return NoisyBlock(block, mean, affine, deviation)
 
     def clipped_sum(
-        self, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, transform: Transform
+        self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> BlockwiseSum:
         """Return a batch's clipped sum without noise: private data, for `release` only."""
         return self.clipper.clip(examples, targets, loss, transform)

@@ -4,10 +4,13 @@ A computed norm must not be below the true one, and what sums lose must be negli
 clipping bound, whatever values an example has. Every source of error, and what pays for it:
 
 - rounding of a norm: `rounding_error` times the terms of the norm is added to it;
-- rounding of a weighted gradient: the bound is reduced by the share `WEIGHT_ROUNDING`;
+- rounding of a weighted gradient: the bound is reduced by the share `weight_rounding`;
+- rounding of a sum over one example's sequence, in which terms may cancel: `sequence_rounding`
+  times an upper bound on the sum of the terms' magnitudes is added to the norm, once for each
+  matrix product that computes the sum;
 - underflow in a norm: `norm_underflow` is added to it, also through `squared_norm_upper_bounds` and
   `shift_norm_upper_bound`;
-- underflow in a weighted gradient: an example that would lose more than `NEGLIGIBLE_SHARE` of the
+- underflow in a weighted gradient: an example that would lose more than `negligible_share` of the
   bound is excluded (`has_excessive_underflow`);
 - overflow of sums that D would make small again: `overflow_guard` is added to the norm, so that
   weighted gradients stay far below it.
@@ -25,9 +28,12 @@ import torch
 
 from training_client.private_step.kernels.row_sums import squared_norms
 
-WEIGHT_ROUNDING: Final = 1e-6  # rounding of weights and weighted gradients, relative to the bound
-NEGLIGIBLE_SHARE: Final = 1e-7  # of the bound
+# Rounding of weights and weighted gradients, and what underflow may take, relative to the bound:
+# a power of ten above a few roundings of the precision.
+_WEIGHT_ROUNDING: Final = {torch.float32: 1e-6, torch.float64: 1e-7}
+_NEGLIGIBLE_PART: Final = 0.1  # of the rounding of weights
 
+_SEQUENCE_ROUNDINGS: Final = 8  # of a product's term and its weight
 _EXTRA_ROUNDINGS: Final = 64  # of the terms of a sum, and of sums other than matrix products
 _EXAMPLES_MAX: Final = float(1 << 32)  # more than are ever summed
 _BOUND_MIN: Final = 1e-140  # and 1/_BOUND_MIN is the largest: their squares are finite and > 0
@@ -36,9 +42,19 @@ _MANTISSA: Final = float(1 << 24)  # of single precision; factors below `tiny` t
 Scalar = float | torch.Tensor  # a one-element tensor on an accelerator
 
 
+def weight_rounding(dtype: torch.dtype) -> float:
+    """Return the share of the bound that rounding of weights and weighted gradients may add."""
+    return _WEIGHT_ROUNDING[dtype]
+
+
+def negligible_share(dtype: torch.dtype) -> float:
+    """Return the share of the bound that underflow may take from one example unnoticed."""
+    return _NEGLIGIBLE_PART * weight_rounding(dtype)
+
+
 def safe_bound_range(dtype: torch.dtype, size: int) -> tuple[float, float]:
     """Return the smallest and largest safe clipping bound for gradients of `size` coordinates."""
-    smallest = _smallest_normal(dtype) * math.sqrt(size) / NEGLIGIBLE_SHARE
+    smallest = _smallest_normal(dtype) * math.sqrt(size) / negligible_share(dtype)
     return max(smallest, _BOUND_MIN), min(_largest_finite(dtype) / _EXAMPLES_MAX, 1 / _BOUND_MIN)
 
 
@@ -58,6 +74,68 @@ def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
         terms: the number of terms added up in that precision; 0 if they are added up in double.
     """
     return (terms + _EXTRA_ROUNDINGS) * float(torch.finfo(dtype).eps)
+
+
+def sequence_rounding(dtype: torch.dtype, terms: int) -> float:
+    """Return an upper bound on the rounding error of a matrix product, relative to Σ|terms|.
+
+    Each of the additions, in any order, and each rounding of a term or of its weight takes at most
+    half an epsilon of the sum of magnitudes, and 1 % more pays for products of roundings.
+
+    Args:
+        dtype: the precision of the product.
+        terms: the number of terms added up for one example.
+    """
+    return (0.505 * terms + _SEQUENCE_ROUNDINGS) * float(torch.finfo(dtype).eps)
+
+
+def sequence_underflow(
+    scale_norm: Scalar, coordinates: int, terms: int, dtype: torch.dtype
+) -> Scalar:
+    """Return an upper bound on the norm of what underflow takes from a product over a sequence.
+
+    Every product and every partial sum may lose the smallest normal number, which D multiplies.
+
+    Args:
+        scale_norm: ‖D‖²; without D the largest D², which is 1, is enough.
+        coordinates: the number of coordinates of the gradient.
+        terms: the number of terms added up for one example.
+        dtype: the precision of the product.
+    """
+    return weighted_underflow(coordinates, scale_norm, dtype) * (2 * terms)
+
+
+def gram_underflow(
+    heights: torch.Tensor, widths: torch.Tensor, rows: int, columns: int, terms: int
+) -> torch.Tensor:
+    """Return upper bounds on what underflow takes from a squared norm computed by Gram matrices.
+
+    The Gram matrices G of g and A of a are computed in double precision; an entry of G loses at
+    most the smallest normal number t for each of its terms, which an entry of A multiplies, and
+    conversely. The sum of |entries| of A is at most T‖a‖², for T terms.
+
+    Args:
+        heights: ‖g‖² of each example, over its whole sequence.
+        widths: ‖a‖², likewise.
+        rows: the number of terms in an entry of G.
+        columns: the number of terms in an entry of A.
+        terms: T, the length of the sequence.
+    """
+    least = 4 * _smallest_normal(torch.float64)
+    return (widths * (rows * terms) + heights * (columns * terms) + terms * terms) * least
+
+
+def mapped_magnitude_underflow(
+    heights: torch.Tensor, widths: torch.Tensor, coordinates: int
+) -> torch.Tensor:
+    """Return upper bounds on what underflow takes from Σₒᵢ g²ₒ·D²ₒᵢ·a²ᵢ in double precision.
+
+    Args:
+        heights: Σₒ g²ₒ of each example.
+        widths: Σᵢ a²ᵢ of each example.
+        coordinates: the number of coordinates of the gradient.
+    """
+    return (heights * widths + heights + 1) * (4 * coordinates * _smallest_normal(torch.float64))
 
 
 def overflow_guard(bound: float, dtype: torch.dtype) -> float:
@@ -144,13 +222,19 @@ def weighted_underflow(coordinates: int, scale_norm: Scalar, dtype: torch.dtype)
 
 
 def has_excessive_underflow(
-    largest: torch.Tensor, scale_norm: Scalar, bound: float, coordinates: int, dtype: torch.dtype
+    largest: torch.Tensor,
+    scale_norm: Scalar,
+    bound: float,
+    coordinates: int,
+    dtype: torch.dtype,
+    terms: int = 1,
 ) -> torch.Tensor:
     """Return for each example whether underflow would change its weighted gradient too much.
 
     That happens where one factor is so large that the other, weighted, underflows. The other is
     multiplied by the first, or by the 1 of a shift, and by D: the error has at most the norm
-    `weighted_underflow` times √m + 1, whose square is at most 2m + 2.
+    `weighted_underflow` times √m + 1, whose square is at most 2m + 2. A sum over a sequence loses
+    that at most once for each of its terms.
 
     Args:
         largest: m, the squared norm of the larger factor of each example.
@@ -158,8 +242,10 @@ def has_excessive_underflow(
         bound: the clipping bound on the whole gradient.
         coordinates: the number of coordinates of the gradient.
         dtype: the precision of the factors.
+        terms: the number of products that an example's gradient is the sum of.
     """
-    lost = weighted_underflow(coordinates, scale_norm, dtype) / bound / NEGLIGIBLE_SHARE
+    lost = weighted_underflow(coordinates, scale_norm, dtype) / bound / negligible_share(dtype)
+    lost = lost * terms
     part = 2 * lost * lost
     return largest * (part + 256 / _largest_finite(dtype)) >= 1 - part
 

@@ -1,0 +1,190 @@
+"""Every kind of layer: clipped sums equal the definition, on every path of the engine."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.layer_models import (
+    LAYER_MODELS,
+    SIZE,
+    build,
+    call,
+    clipped_sum_by_definition,
+    each_gradient,
+    padded,
+    select,
+    sequences,
+)
+from tests.support.small_models import unbudgeted
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import make_optimizer
+from training_client.plan import Plan
+from training_client.private_step.rounding_bounds import weight_rounding
+from training_client.testing import clipped_sum
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
+PATHS = (None, "gram", "product", "held", "replay")
+TORCH_OPTIMIZERS: dict[str, Any] = {
+    "dp_sgd": torch.optim.SGD,
+    "dp_adam": torch.optim.Adam,
+    "dp_rmsprop": torch.optim.RMSprop,
+    "dp_adagrad": torch.optim.Adagrad,
+}
+
+
+def norm_of(tensors: list[torch.Tensor]) -> float:
+    """Return the norm of all tensors together."""
+    return math.sqrt(sum(float(each.double().square().sum()) for each in tensors))
+
+
+@pytest.mark.parametrize("physical_batch_size", [None, 4])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_a_clipped_sum_equals_its_definition(
+    name: str, path: Any, physical_batch_size: int | None
+) -> None:
+    net, examples, labels = build(name)
+    longest = max(map(norm_of, each_gradient(net, examples, labels)))
+    for clip_norm in (0.5 * longest, 0.01 * longest, math.inf):
+        found = clipped_sum(
+            net, examples, labels, cross_entropy, clip_norm,
+            path=path, physical_batch_size=physical_batch_size,
+        )  # fmt: skip
+        exact = clipped_sum_by_definition(net, examples, labels, clip_norm)
+        largest = max(float(each.abs().max()) for each in exact)
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_in_single_precision_no_example_exceeds_the_clip_norm(name: str, path: Any) -> None:
+    net, examples, labels = build(name)
+    net = net.float()
+    if isinstance(examples, torch.Tensor) and examples.is_floating_point():
+        examples = examples.float()
+    elif isinstance(examples, dict):
+        examples = examples | {"rows": examples["rows"].float()}
+
+    for size in (1.0, 1e4):
+
+        def loss(outputs: torch.Tensor, targets: torch.Tensor, size: float = size) -> torch.Tensor:
+            return size * cross_entropy(outputs, targets)
+
+        for at in range(SIZE):
+            one = slice(at, at + 1)
+            exact = norm_of(each_gradient(net, select(examples, one), labels[one])[0])
+            found = clipped_sum(net, select(examples, one), labels[one], loss, 1e-2, path=path)
+            assert norm_of(found) <= 1e-2
+            assert norm_of(found) > 0.999 * min(1e-2, size * exact)
+
+
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_without_noise_and_clipping_an_optimizer_equals_the_plain_one(name: str) -> None:
+    plan = Plan(dataset_size=2 * SIZE, sample_rate=0.5, clip_norm=1e25, noise_multiplier=1e-60)
+    for private, plain in TORCH_OPTIMIZERS.items():
+        (net, examples, labels), (other, _, _) = build(name), build(name)
+        optimizer = make_optimizer(private, net, unbudgeted(plan), learning_rate=0.01)
+        reference = plain(other.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.step(examples, labels, cross_entropy)
+            reference.zero_grad()
+            (cross_entropy(call(other, examples), labels).sum() / SIZE).backward()
+            reference.step()
+        for one, two in zip(net.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def largest_change(name: str, seed: int, clip_norm: float, path: Any) -> float:
+    """Return the norm of what one record, drawn at random, changes in a clipped sum."""
+    net, examples, labels = build(name, seed)
+    draw = random.Random(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(10 ** draw.uniform(-1, 1))
+    record = draw.randrange(SIZE)
+    rest = torch.arange(SIZE) != record
+    whole = clipped_sum(net, examples, labels, cross_entropy, clip_norm, path=path)
+    less = clipped_sum(net, select(examples, rest), labels[rest], cross_entropy, clip_norm,  # type: ignore[arg-type]
+                       path=path)  # fmt: skip
+    return norm_of([one - other for one, other in zip(whole, less, strict=True)])
+
+
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_a_record_changes_a_sum_by_the_clip_norm_at_most(name: str) -> None:
+    changes = []
+    for seed in range(3):
+        for clip_norm in (1e-3, 1.0):
+            path = random.Random(seed).choice(PATHS)
+            changes.append(largest_change(name, seed, clip_norm, path) / clip_norm)
+    assert max(changes) <= 1 + 1e-9
+    assert max(changes) > 1 - 10 * weight_rounding(torch.float64)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_a_record_changes_ten_thousand_sums_by_the_clip_norm_at_most() -> None:
+    draw = random.Random(1)
+    for seed in range(10_000):
+        name, clip_norm = draw.choice(list(LAYER_MODELS)), 10 ** draw.uniform(-4, 1)
+        assert largest_change(name, seed, clip_norm, draw.choice(PATHS)) <= clip_norm * (1 + 1e-9)
+
+
+def test_padding_changes_no_sequence_of_another_length() -> None:
+    """The sum over padded sequences is that over each sequence alone, at its own length."""
+    net, _, labels = build("packed sequences")
+    batch = padded()
+    found = clipped_sum(net, batch, labels, cross_entropy, 0.1)
+    alone = []
+    for at, length in enumerate(batch["lengths"].tolist()):
+        one = {
+            "rows": batch["rows"][at : at + 1, :length],
+            "lengths": batch["lengths"][at : at + 1],
+        }
+        alone.append(clipped_sum(net, one, labels[at : at + 1], cross_entropy, 0.1))
+    for whole, *parts in zip(found, *alone, strict=True):
+        torch.testing.assert_close(whole, torch.stack(parts).sum(0), rtol=1e-7, atol=1e-9)
+
+
+class MaskedAttention(nn.Module):
+    """Attention that leaves out the padding, and a mean over what is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        found = self.attention(rows, src_key_padding_mask=~mask)
+        kept = mask[:, :, None]
+        return self.last((found * kept).sum(1) / kept.sum(1))  # type: ignore[no-any-return]
+
+
+def test_masked_attention_does_not_see_the_padding() -> None:
+    torch.manual_seed(1)
+    net, rows, labels = MaskedAttention().double(), sequences(), torch.arange(SIZE) % 4
+    lengths = torch.tensor([7, 3, 1, 5, 7, 2])
+    mask = torch.arange(7)[None] < lengths[:, None]
+    found = clipped_sum(net, {"rows": rows, "mask": mask}, labels, cross_entropy, 0.1)
+    alone = []
+    for at, length in enumerate(lengths.tolist()):
+        one = {"rows": rows[at : at + 1, :length], "mask": mask[at : at + 1, :length]}
+        alone.append(clipped_sum(net, one, labels[at : at + 1], cross_entropy, 0.1))
+    for whole, *parts in zip(found, *alone, strict=True):
+        torch.testing.assert_close(whole, torch.stack(parts).sum(0), rtol=1e-7, atol=1e-9)
+
+
+def test_a_partly_frozen_layer_trains_the_rest() -> None:
+    net, examples, labels = build("transformer layer")
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_("bias" in name)
+    found = clipped_sum(net, examples, labels, cross_entropy, 0.1)
+    exact = clipped_sum_by_definition(net, examples, labels, 0.1)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)

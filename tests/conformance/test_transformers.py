@@ -1,0 +1,127 @@
+"""Models of Hugging Face, called with dictionaries: clipped sums equal the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.small_models import unbudgeted
+from training_client.optimizers import make_optimizer
+from training_client.plan import Plan
+from training_client.testing import clipped_sum
+
+SIZE, POSITIONS, WORDS = 4, 9, 40
+Batch = tuple[dict[str, Any], torch.Tensor]
+
+
+def classes(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of each example."""
+    return nn.functional.cross_entropy(outputs.logits, targets, reduction="none")
+
+
+def next_tokens(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of each example's tokens."""
+    flat = outputs.logits.flatten(0, 1), targets.flatten()
+    losses = nn.functional.cross_entropy(*flat, reduction="none")
+    return losses.view(targets.shape).mean(1)
+
+
+def build(name: str) -> tuple[nn.Module, Batch, Callable[..., torch.Tensor]]:
+    """Return a small model, a batch with padding, and the loss."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    tokens = torch.randint(3, WORDS, (SIZE, POSITIONS))
+    mask = torch.arange(POSITIONS)[None] < torch.tensor([9, 5, 1, 7])[:, None]
+    examples: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask.long()}
+    labels = torch.arange(SIZE) % 2
+    width = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "intermediate_size": 24}  # fmt: skip
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if name == "bert":
+        config = transformers.BertConfig(vocab_size=WORDS, num_labels=2, **width, **quiet)
+        return transformers.BertForSequenceClassification(config), (examples, labels), classes
+    if name == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=16, resid_pdrop=0.0,
+            embd_pdrop=0.0, attn_pdrop=0.0, **special,
+        )  # fmt: skip
+        net = transformers.GPT2LMHeadModel(config)
+        return net, (examples | {"use_cache": False}, tokens), next_tokens
+    if name == "llama":
+        config = transformers.LlamaConfig(
+            vocab_size=WORDS, num_key_value_heads=1, max_position_embeddings=16, **width, **special
+        )
+        net = transformers.LlamaForCausalLM(config)
+        return net, (examples | {"use_cache": False}, tokens), next_tokens
+    config = transformers.ViTConfig(image_size=16, patch_size=8, num_labels=2, **width, **quiet)
+    pixels = {"pixel_values": torch.rand(SIZE, 3, 16, 16, dtype=torch.float64)}
+    return transformers.ViTForImageClassification(config), (pixels, labels), classes
+
+
+def select(examples: dict[str, Any], rows: slice) -> dict[str, Any]:
+    """Return some examples of a batch."""
+    return {name: each[rows] if torch.is_tensor(each) else each for name, each in examples.items()}
+
+
+def each_gradient(
+    net: nn.Module, batch: Batch, loss: Callable[..., torch.Tensor]
+) -> list[list[torch.Tensor]]:
+    """Return each example's gradients, one model pass per example."""
+    trained, (examples, targets) = [p for p in net.parameters() if p.requires_grad], batch
+    found = []
+    for at in range(SIZE):
+        one = slice(at, at + 1)
+        total = loss(net(**select(examples, one)), targets[one]).sum()
+        found.append(list(torch.autograd.grad(total, trained, allow_unused=True,
+                                              materialize_grads=True)))  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("path", [None, "held", "replay"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit"])
+def test_a_clipped_sum_of_a_transformer_equals_its_definition(name: str, path: Any) -> None:
+    net, batch, loss = build(name)
+    net = net.double()
+    gradients = each_gradient(net, batch, loss)
+    norms = [float(torch.stack([each.norm() for each in row]).norm()) for row in gradients]
+    for clip_norm in (0.3 * max(norms), 10 * max(norms)):
+        found = clipped_sum(net, *batch, loss, clip_norm, path=path)
+        weights = [min(1.0, clip_norm / norm) for norm in norms]
+        for total, *rows in zip(found, *gradients, strict=True):
+            exact = sum(weight * row for weight, row in zip(weights, rows, strict=True))
+            assert isinstance(exact, torch.Tensor)
+            torch.testing.assert_close(total, exact, rtol=1e-6, atol=1e-6 * max(norms))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit"])
+@pytest.mark.parametrize(
+    ("optimizer", "rate"), [("dp_adam", 0.02), ("dp_rmsprop", 0.002), ("pi_rmsprop", 0.02)]
+)
+def test_a_transformer_trains(name: str, optimizer: str, rate: float) -> None:
+    net, (examples, targets), loss = build(name)
+    if name == "vit":
+        examples = {"pixel_values": examples["pixel_values"].float()}
+    plan = Plan(dataset_size=SIZE, sample_rate=1.0, clip_norm=1.0, noise_multiplier=1e-6)
+    private = make_optimizer(optimizer, net, unbudgeted(plan), learning_rate=rate)
+    losses = [private.step(examples, targets, loss) for _ in range(12)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_transformer_with_dropout_trains() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(2)
+    config = transformers.BertConfig(
+        vocab_size=WORDS, num_labels=2, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24,
+    )  # fmt: skip
+    net = transformers.BertForSequenceClassification(config)
+    plan = Plan(dataset_size=SIZE, sample_rate=1.0, clip_norm=1.0, noise_multiplier=1e-6)
+    private = make_optimizer("dp_sgd", net, unbudgeted(plan), learning_rate=0.1)
+    examples = {"input_ids": torch.randint(3, WORDS, (SIZE, POSITIONS))}
+    for _ in range(2):
+        private.step(examples, torch.arange(SIZE) % 2, classes)

@@ -1,0 +1,109 @@
+"""Batches for one's own training loop: drawn as charged, loaded when drawn, one step for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from training_client.budget import NoBudget
+from training_client.errors import DataError, NoGuaranteeError
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import PrivateOptimizer, make_optimizer, private_batches
+from training_client.plan import Plan
+
+
+class Records(Dataset[Any]):
+    """Records that are made when they are read, as from a disk; it counts the reads."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read = count, [0] * count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.read[index] += 1
+        row = torch.full((6,), float(index))
+        return {"input": row, "label": torch.tensor(index % 4)}
+
+
+def optimizer_of(plan: Plan, steps: int) -> PrivateOptimizer:
+    """Return DP-SGD on a linear layer, with a budget of a number of steps."""
+    return make_optimizer("dp_sgd", nn.Linear(6, 4), NoBudget(plan, steps, "a test"))
+
+
+def poisson(count: int, rate: float) -> Plan:
+    """Return a plan of Poisson sampling."""
+    return Plan(dataset_size=count, sample_rate=rate, clip_norm=1.0, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_makes_as_many_steps_as_its_budget_covers(workers: int) -> None:
+    records, optimizer = Records(40), optimizer_of(poisson(40, 0.1), 7)
+    sizes = []
+    for batch in private_batches(optimizer, records, workers=workers):
+        sizes.append(len(batch["label"]))
+        labels = batch.pop("label")
+        optimizer.step(batch, labels, cross_entropy)
+    assert len(sizes) == optimizer.steps_made == 7
+    if workers == 0:
+        assert sum(records.read) <= sum(sizes) + 40  # also of a batch that was drawn ahead
+
+
+def test_a_batch_without_records_has_rows_of_the_same_shape() -> None:
+    optimizer = optimizer_of(poisson(50, 1e-9), 3)
+    for batch in private_batches(optimizer, Records(50)):
+        assert (batch["input"].shape, batch["label"].shape) == ((0, 6), (0,))
+        optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
+    assert optimizer.steps_made == 3
+
+
+def test_each_record_is_in_one_batch_of_an_epoch_of_balls_in_bins() -> None:
+    plan = Plan.balls_in_bins(30, 5, clip_norm=1.0, noise_multiplier=1.0)
+    records, optimizer = Records(30), optimizer_of(plan, 10)
+    for batch in private_batches(optimizer, records):
+        optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
+    assert set(records.read[1:]) == {2}  # two epochs; the first record also gives shapes
+
+
+def test_a_batch_that_is_not_used_ends_the_run() -> None:
+    batches = private_batches(optimizer_of(poisson(40, 0.1), 7), Records(40))
+    next(batches)
+    with pytest.raises(NoGuaranteeError, match="not finished"):
+        next(batches)
+
+
+class Stream(IterableDataset[int]):
+    """Records without an index."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"), [(Stream(), "random"), (Records(39), "39 records"),
+                             (Records(0), "not empty")]
+)  # fmt: skip
+def test_data_that_cannot_be_drawn_as_charged_are_refused(
+    dataset: Dataset[Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        next(private_batches(optimizer_of(poisson(40, 0.1), 7), dataset))
+
+
+def test_targets_of_another_number_are_refused() -> None:
+    optimizer = optimizer_of(poisson(40, 0.1), 7)
+    with pytest.raises(DataError, match="3 examples and 2 targets"):
+        optimizer.step(torch.zeros(3, 6), torch.zeros(2, dtype=torch.int64), cross_entropy)
+
+
+def test_tensors_of_different_numbers_of_examples_are_refused() -> None:
+    optimizer = optimizer_of(poisson(40, 0.1), 7)
+    uneven = {"input": torch.zeros(3, 6), "mask": torch.zeros(2)}
+    with pytest.raises(DataError, match=r"tensors of \[2, 3\] rows"):
+        optimizer.step(uneven, torch.zeros(3, dtype=torch.int64), cross_entropy)

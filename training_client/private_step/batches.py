@@ -1,0 +1,72 @@
+"""Batches of examples: one tensor, or a dictionary of tensors that a model is called with.
+
+A dictionary becomes the model's keyword arguments. Each of its tensors has one example per row of
+the first dimension; its other values are passed on as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from training_client.errors import DataError
+
+Examples = torch.Tensor | Mapping[str, Any]
+Rows = slice | torch.Tensor  # a range, or a mask, or indices
+
+
+def tensors_of(examples: Examples) -> list[torch.Tensor]:
+    """Return the tensors of a batch."""
+    if isinstance(examples, torch.Tensor):
+        return [examples]
+    return [each for each in examples.values() if isinstance(each, torch.Tensor)]
+
+
+def count_examples(examples: Examples) -> int:
+    """Return the number of examples of a batch.
+
+    Raises:
+        DataError: the batch has no tensor with examples, or its tensors have different numbers.
+    """
+    if not isinstance(examples, torch.Tensor | Mapping):
+        raise DataError(
+            f"expected examples as a tensor or a dictionary of tensors, got "
+            f"{type(examples).__name__}"
+        )
+    sizes = {len(each) if each.dim() else -1 for each in tensors_of(examples)}
+    if len(sizes) != 1 or -1 in sizes:
+        raise DataError(
+            "expected examples as a tensor, or a dictionary of tensors with one example per row of "
+            f"the first dimension; got tensors of {sorted(sizes)} rows"
+        )
+    return sizes.pop()
+
+
+def select_examples(examples: Examples, rows: Rows) -> Examples:
+    """Return some examples of a batch."""
+    if isinstance(examples, torch.Tensor):
+        return examples[rows]
+    return {
+        name: each[rows] if isinstance(each, torch.Tensor) else each
+        for name, each in examples.items()
+    }
+
+
+def device_of(examples: Examples) -> torch.device:
+    """Return the device of a batch.
+
+    Raises:
+        DataError: its tensors are on several devices.
+    """
+    devices = {each.device for each in tensors_of(examples)}
+    if len(devices) != 1:
+        raise DataError(f"expected examples on one device, got {sorted(map(str, devices))}")
+    return devices.pop()
+
+
+def call_model(model: nn.Module, examples: Examples) -> Any:
+    """Call a model with a batch: with the tensor, or with the dictionary's keyword arguments."""
+    return model(examples) if isinstance(examples, torch.Tensor) else model(**examples)

@@ -1,0 +1,189 @@
+"""Per-example gradients that are computed for a few examples at a time, when they are needed.
+
+A subclass computes the gradients of a slice of examples and rows (`dense`). From them this file
+computes norms, boxes and damping, so that no more than a few examples' gradients are in memory.
+
+The gradients are sums over a sequence, computed by matrix products. Their rounding is relative to
+the magnitudes of the terms, which may be far larger than the sum. With M the norm of an upper bound
+on Σ|terms|, on every coordinate, and η the `sequence_rounding`, the true norm and what the weighted
+sum over the batch makes of it are at most
+
+    ‖computed ∇‖ + 2η·M.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from training_client.private_step.example_gradients import (
+    ExampleGradients,
+    MappedPieces,
+    as_scalar,
+    squared_norm,
+)
+from training_client.private_step.kernels.per_coordinate_sums import (
+    clamp_in_place,
+    damped_squared_norms,
+    damped_sum,
+)
+from training_client.private_step.kernels.row_sums import mapped_squared_norms, squared_norms
+from training_client.private_step.rounding_bounds import (
+    Scalar,
+    has_excessive_underflow,
+    overflow_guard,
+    rounding_error,
+    sequence_rounding,
+    sequence_underflow,
+)
+from training_client.private_step.transform import AffineMap
+
+_CHUNK_SIZE: Final = 1 << 20  # coordinates of per-example gradients at a time on a CPU
+_ACCELERATOR_CHUNK_SIZE: Final = 1 << 26
+
+
+class ChunkedGradients(ABC):
+    """Base class of per-example gradients of which a few examples' are computed at a time."""
+
+    @property
+    @abstractmethod
+    def element_count(self) -> int:
+        """The number of elements of the tensors that represent the gradients."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> int:
+        """The number of terms that an example's gradient is the sum of."""
+
+    @abstractmethod
+    def dense(self, examples: slice, rows: slice) -> torch.Tensor:
+        """Compute some examples' gradients on some rows: one tensor of the rows per example."""
+
+    @abstractmethod
+    def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return two squared magnitudes of each example, in double precision.
+
+        Returns:
+            M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper
+            bound on the squared norm of the larger factor of every term, for underflow.
+        """
+
+    @abstractmethod
+    def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
+        """Return ‖D∘m‖² of each example on some rows, m an upper bound on the sum of |terms|."""
+
+    @abstractmethod
+    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
+
+    @abstractmethod
+    def select(self, kept: torch.Tensor) -> ExampleGradients:
+        """Return the gradients of the examples where `kept` is true."""
+
+    @property
+    @abstractmethod
+    def example_count(self) -> int:
+        """The number of examples."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """The shape of the parameter."""
+
+    @property
+    @abstractmethod
+    def sample(self) -> torch.Tensor:
+        """A tensor of the gradients' dtype, on their device."""
+
+    def squared_norms(self, bound: float) -> torch.Tensor:
+        """Return upper bounds on squared norms; ∞ for examples to exclude because of underflow."""
+        found = self._zeros()
+        for part, each in self._chunks(slice(0, self.shape[0])):
+            found[part] = squared_norms(each)
+        return self._upper_bounds(found, 2, bound)
+
+    def _upper_bounds(self, computed: torch.Tensor, products: int, bound: float) -> torch.Tensor:
+        """Return upper bounds on squared norms without a map, given the computed ones.
+
+        Args:
+            computed: the squared norms of the gradients.
+            products: the number of matrix products that round: 2 if the norm's does, else 1.
+            bound: the clipping bound.
+        """
+        magnitudes, largest = self.magnitudes()
+        dtype, size = self.sample.dtype, self.shape.numel()
+        lost = sequence_underflow(1.0, size, self.terms, dtype)
+        rounding = products * sequence_rounding(dtype, self.terms)
+        found = computed.sqrt_().add_(magnitudes.sqrt(), alpha=rounding).add_(lost).square_()
+        found.add_(magnitudes, alpha=overflow_guard(bound, dtype))
+        excluded = has_excessive_underflow(largest, 1.0, bound, size, dtype, self.terms)
+        return found.masked_fill_(excluded, torch.inf)
+
+    def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
+        """Return upper bounds on squared norms after the affine maps; ∞ for examples to exclude."""
+        found, mapped = self._zeros(), self._zeros()
+        scale_norm: Scalar = 0.0
+        shift_norm: Scalar = 0.0
+        for piece, affine in pieces:
+            assert affine.scale is not None
+            row = affine.as_row()
+            assert row.scale is not None
+            for part, each in self._chunks(piece.rows):
+                found[part] += mapped_squared_norms(each, row.scale, row.shift)
+            mapped += self.mapped_magnitudes(piece.rows, affine.scale)
+            scale_norm += squared_norm(row.scale)
+            if row.shift is not None:
+                shift_norm += as_scalar(mapped_squared_norms(row.shift, row.scale))
+        dtype, size = self.sample.dtype, self.shape.numel()
+        # the weighted sum and the weighted shift are rounded before they cancel
+        found.mul_(1 + 2 * rounding_error(dtype)).add_(3 * rounding_error(dtype) * shift_norm)
+        lost = sequence_underflow(scale_norm, size, self.terms, dtype)
+        rounding = 2 * sequence_rounding(dtype, self.terms)
+        found.sqrt_().add_(mapped.sqrt_(), alpha=rounding).add_(lost).square_()
+        magnitudes, largest = self.magnitudes()
+        found.add_(magnitudes, alpha=overflow_guard(bound, dtype))
+        excluded = has_excessive_underflow(largest, scale_norm, bound, size, dtype, self.terms)
+        return found.masked_fill_(excluded, torch.inf)
+
+    def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
+        """Return the sum Σ clamp(D∘∇ᵢ, ±1) of the gradients' rows, scaled by D; NaN counts as 0."""
+        total, row = torch.zeros_like(scale), scale.reshape(1, -1)
+        for _, each in self._chunks(rows):
+            total += clamp_in_place(each.mul_(row)).sum(0).view_as(total)
+        return total
+
+    def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
+        """Return each example's squared norm after the pieces' affine maps and damping."""
+        found = self._zeros()
+        for piece, affine in pieces:
+            for part, each in self._chunks(piece.rows):
+                ones = each.new_ones(len(each), 1)
+                found[part] += damped_squared_norms(ones, each, affine.as_row(), damping)
+        return found
+
+    def damped_sum(
+        self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sum of the gradients' rows after an affine map and damping."""
+        row = affine.as_row()
+        assert row.scale is not None
+        total = torch.zeros_like(row.scale)
+        for part, each in self._chunks(rows):
+            total += damped_sum(each.new_ones(len(each), 1), each, row, damping, weights[part])
+        return total
+
+    def _chunks(self, rows: slice) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield a few examples' gradients on some rows, as a matrix, with the examples' slice."""
+        size = max(1, (rows.stop - rows.start) * (self.shape.numel() // max(1, self.shape[0])))
+        limit = _CHUNK_SIZE if self.sample.is_cpu else _ACCELERATOR_CHUNK_SIZE
+        step = max(1, limit // size)
+        for start in range(0, self.example_count, step):
+            part = slice(start, min(start + step, self.example_count))
+            yield part, self.dense(part, rows).flatten(1)
+
+    def _zeros(self) -> torch.Tensor:
+        """Return a zero for each example, in double precision."""
+        return self.sample.new_zeros(self.example_count, dtype=torch.float64)

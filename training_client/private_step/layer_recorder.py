@@ -1,0 +1,285 @@
+"""Records how trained layers are used in a forward pass: what they are given, and their outputs.
+
+Most layers are observed by a hook. Recurrent layers and attention are run as the linear maps that
+they consist of (`recurrent_layers`, `attention_layers`), each of which is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.functional import linear
+from torch.utils._pytree import tree_map_only
+
+from training_client.errors import UnsupportedModelError
+from training_client.private_step.attention_layers import run_attention
+from training_client.private_step.clippable_layers import (
+    GradSampler,
+    is_transposed_linear,
+    keeps_forward_of,
+    opacus_grad_sampler,
+    trained_parameters,
+)
+from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
+from training_client.private_step.kernels.matmul import full_precision
+from training_client.private_step.layer_uses import (
+    Differentiate,
+    EnginePath,
+    LayerUse,
+    Parts,
+    Tensors,
+    bag_gradients,
+    embedding_gradients,
+    normalization_gradients,
+    projection_gradients,
+)
+from training_client.private_step.recurrent_layers import run_recurrent_cell, run_recurrent_layer
+from training_client.private_step.replayed_layers import LayerCall, floating_outputs
+
+Gradients = dict[torch.Tensor, ExampleGradients]
+
+
+@dataclass
+class LayerRecorder:
+    """Records the uses of trained layers in one forward pass; a `UseRecorder`.
+
+    Attributes:
+        model: the model.
+        examples: the number of examples.
+        path: a path of the engine to force.
+        sparse: examples of which most values are declared to be 0; layers that are given them, in
+            any shape, skip zeros.
+        keep_all: keep what every layer was given; see `run_model_pass`.
+        uses: the recorded uses.
+        parts: per-example gradients that were computed while the loss was differentiated.
+    """
+
+    model: nn.Module
+    examples: int
+    path: EnginePath | None = None
+    sparse: torch.Tensor | None = None
+    keep_all: bool = True
+    uses: list[LayerUse] = field(default_factory=list)
+    parts: list[Parts] = field(default_factory=list)
+
+    @contextmanager
+    def recording(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+        """Record the uses of layers inside the `with` block."""
+        hooks, replaced = [], []
+        try:
+            for layer in layers:
+                run = _own_forward(layer)
+                if self.path == "replay" and run is run_attention:
+                    run = None
+                if run is not None:
+                    layer.forward = partial(run, self, layer)
+                    replaced.append(layer)
+                    continue
+                hooks.append(layer.register_forward_hook(self._observe, with_kwargs=True))
+                if isinstance(layer, nn.Embedding):
+                    hooks.append(layer.register_forward_pre_hook(self._expand_shared))
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for layer in replaced:
+                del layer.forward
+
+    def project(
+        self,
+        layer: nn.Module,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        rows: slice | None = None,
+    ) -> torch.Tensor:
+        """Apply a linear map, or some rows of one, and record that use of its parameters."""
+        part = slice(None) if rows is None else rows
+        used = weight if rows is None else weight[part]
+        output = linear(inputs, used, bias if bias is None or rows is None else bias[part])
+        differentiate = partial(self._project_back, weight, bias, rows, False)
+        self.record_edge(layer, (inputs,), output, differentiate)
+        return output
+
+    def record_edge(
+        self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
+    ) -> None:
+        """Record a use with one output, of which gradients are linear in inputs and output."""
+        for each in (*inputs, output):
+            self._require_rows(layer, each)
+        if not output.requires_grad:
+            return
+        kept = tuple(each.detach() for each in inputs)
+        edge = get_gradient_edge(output)
+        use = LayerUse(layer, (edge,), (output.shape,), kept, differentiate)
+        is_reached = any(each.requires_grad for each in inputs)  # by gradients of earlier uses
+        if is_reached and not self.keep_all and isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+            self._differentiate_early(use, output)
+        else:
+            self.uses.append(use)
+
+    def _differentiate_early(self, use: LayerUse, output: torch.Tensor) -> None:
+        """Compute the per-example gradients of a use as soon as that of its output is known."""
+        inputs, without_inputs = list(use.inputs), replace(use, inputs=(), edges=())
+        parts = self.parts  # the hook must not refer to `self`, which refers to the graph
+
+        def add_parts(gradient: torch.Tensor) -> None:
+            """Add the per-example gradients, and forget the inputs."""
+            with torch.no_grad():
+                parts.append(without_inputs.example_gradients(inputs, [gradient]))
+            inputs.clear()
+
+        output.register_hook(add_parts)  # type: ignore[no-untyped-call]
+
+    def refuse(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
+        """Return the error for a layer that cannot be clipped, with its name and the problem."""
+        names = (name for name, each in self.model.named_modules() if each is layer)
+        return UnsupportedModelError(f"layer {next(names, '') or '(root)'} ({layer}) {problem}")
+
+    def _observe(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Record one call of a layer; a forward hook that returns the output to use."""
+        differentiate = None if self.path == "replay" else self._differentiator(layer)
+        if differentiate is None:
+            return self._record_replayed(layer, args, kwargs, output)
+        given = [*args, *kwargs.values()]
+        is_bag = isinstance(layer, nn.EmbeddingBag)
+        if not isinstance(output, torch.Tensor) or (len(given) != 1 and not is_bag):
+            raise self.refuse(
+                layer, "must be called with one tensor and return one: wrap it, or freeze it"
+            )
+        if is_bag:
+            given = self._bag_inputs(layer, *args, **kwargs)
+        self.record_edge(layer, given, output, differentiate)
+        return output
+
+    def _differentiator(self, layer: nn.Module) -> Differentiate | None:
+        """Return how a layer's per-example gradients are computed; None for a replay."""
+        found: Any = layer  # of the type that is asked for
+        if keeps_forward_of(layer, nn.Linear):
+            return partial(self._project_back, found.weight, found.bias, None, False)
+        if is_transposed_linear(layer):
+            return partial(self._project_back, found.weight, found.bias, None, True)
+        if keeps_forward_of(layer, nn.Embedding):
+            return lambda inputs, gradients: embedding_gradients(found, inputs[0], gradients[0])
+        if keeps_forward_of(layer, nn.EmbeddingBag):
+            return lambda inputs, gradients: bag_gradients(
+                found, inputs[0], inputs[1] if len(inputs) > 1 else None, gradients[0]
+            )
+        if keeps_forward_of(layer, nn.LayerNorm) or keeps_forward_of(layer, nn.RMSNorm):
+            return lambda inputs, gradients: normalization_gradients(found, inputs[0], gradients[0])
+        sampler = opacus_grad_sampler(layer)
+        return None if sampler is None else partial(_sample_gradients, layer, sampler)
+
+    def _project_back(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        rows: slice | None,
+        is_transposed: bool,
+        inputs: Tensors,
+        gradients: Tensors,
+    ) -> Gradients:
+        """Return the per-example gradients of a linear map."""
+        is_sparse = self.sparse is not None and inputs[0].data_ptr() == self.sparse.data_ptr()
+        return projection_gradients(
+            weight, bias, inputs[0], gradients[0],
+            path=self.path, sparse=is_sparse, rows=rows, is_transposed=is_transposed,
+        )  # fmt: skip
+
+    def _record_replayed(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Record one call of a layer that is run again for its gradients; return its output.
+
+        One output may be computed from another, as an LSTM's hidden state is from its cell state.
+        So outputs are returned as views, whose gradients do not include each other.
+        """
+        output = tree_map_only(torch.Tensor, lambda each: each.view_as(each), output)
+        outputs = floating_outputs(output)
+        wanted = tuple(at for at, each in enumerate(outputs) if each.requires_grad)
+        call, inputs = LayerCall.from_arguments(
+            layer, trained_parameters(layer), (args, kwargs), self.examples, wanted
+        )
+        if not inputs:
+            raise self.refuse(
+                layer, f"is given no tensor with one row for each of the {self.examples} examples: "
+                "give it one row or sequence per example, along the first dimension"
+            )  # fmt: skip
+        if not wanted:
+            return output
+        differentiated = [outputs[at] for at in wanted]
+        for each in differentiated:
+            self._require_rows(layer, each)
+        edges = tuple(get_gradient_edge(each) for each in differentiated)
+        shapes = tuple(each.shape for each in differentiated)
+        self.uses.append(
+            LayerUse(layer, edges, shapes, inputs, call.example_gradients, is_bilinear=False)
+        )
+        return output
+
+    def _bag_inputs(
+        self,
+        layer: nn.Module,
+        tokens: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> list[torch.Tensor]:
+        """Return the inputs of an `EmbeddingBag`, given as its arguments."""
+        if offsets is not None or tokens.dim() != 2:
+            raise self.refuse(
+                layer, "must be given one row of tokens per example: pad the bags, with padding_idx"
+            )
+        return [tokens] if per_sample_weights is None else [tokens, per_sample_weights]
+
+    def _require_rows(self, layer: nn.Module, tensor: torch.Tensor) -> None:
+        """Raise unless a tensor has one row for each example."""
+        rows = len(tensor) if tensor.dim() else 1
+        if rows != self.examples:
+            raise self.refuse(
+                layer,
+                f"is applied to {rows} rows, of {self.examples} examples: give it one row or "
+                "sequence per example, along the first dimension; expand inputs that all examples "
+                "share, such as position ids",
+            )
+
+    def _expand_shared(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Give an embedding one row of tokens per example where all examples share one.
+
+        Otherwise its output gradient would be summed over the examples.
+        """
+        if len(args) == 1 and args[0].dim() > 1 and len(args[0]) == 1 < self.examples:
+            return (args[0].expand(self.examples, *args[0].shape[1:]),)
+        return None
+
+
+def _sample_gradients(
+    layer: nn.Module, sampler: GradSampler, inputs: Tensors, gradients: Tensors
+) -> Gradients:
+    """Return the per-example gradients of a layer by its grad sampler of Opacus."""
+    # contiguous: Opacus misreads convolutions in channels_last
+    gradient = gradients[0].contiguous()
+    with full_precision(gradient.device):
+        held = sampler(layer, [inputs[0].contiguous()], gradient)
+    return {parameter: MaterializedGradients(each) for parameter, each in held.items()}
+
+
+def _own_forward(layer: nn.Module) -> Callable[..., Any] | None:
+    """Return this package's forward pass of a recurrent or attention layer; None for others."""
+    if keeps_forward_of(layer, nn.MultiheadAttention):
+        assert isinstance(layer, nn.MultiheadAttention)
+        is_plain = layer.bias_k is None and not layer.add_zero_attn
+        return run_attention if is_plain else None
+    if any(keeps_forward_of(layer, kind) for kind in (nn.RNN, nn.LSTM, nn.GRU)):
+        return run_recurrent_layer
+    if any(keeps_forward_of(layer, kind) for kind in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)):
+        return run_recurrent_cell
+    return None

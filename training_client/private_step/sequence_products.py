@@ -1,0 +1,162 @@
+"""Per-example gradients of a weight that is applied to every position of a sequence.
+
+The gradient of one example is ∇ = Σₜ gₜaₜᵀ over its positions t, with g the output gradients and a
+the inputs. Its squared norm is computed in one of two ways, whichever multiplies less:
+
+    ‖∇‖² = Σₜₛ (gₜ·gₛ)(aₜ·aₛ)          for short sequences, by two Gram matrices in double precision
+    ‖∇‖² = Σₒᵢ (Σₜ gₜₒaₜᵢ)²              for long ones, from a few examples' ∇ at a time
+
+The weighted sum over all examples and positions is one matrix product ("book-keeping", Bu et al.
+2023, arXiv 2210.00038; Gram matrices as in Li et al. 2022, arXiv 2110.05679).
+
+By the Cauchy-Schwarz inequality Σₜ|gₜₒaₜᵢ| ≤ GₒAᵢ, with G²ₒ = Σₜ g²ₜₒ and A²ᵢ = Σₜ a²ₜᵢ. So the
+magnitude M of `chunked_gradients` is at most ‖G‖‖A‖, and ‖D∘(G Aᵀ)‖ after a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+import torch
+
+from training_client.private_step.chunked_gradients import ChunkedGradients
+from training_client.private_step.example_gradients import OuterProducts
+from training_client.private_step.kernels.matmul import weighted_product
+from training_client.private_step.rounding_bounds import (
+    gram_underflow,
+    mapped_magnitude_underflow,
+    rounding_error,
+    squared_norm_upper_bounds,
+)
+
+_GRAM_CHUNK_SIZE: Final = 1 << 20  # double-precision copies of factors at a time
+_GRAM_COST: Final = 4.0  # of a multiplication in double precision with its conversion
+_READING_COST: Final = 8  # of a coordinate of ∇, in multiplications
+
+NormMethod = Literal["gram", "product"]
+
+
+@dataclass(frozen=True)
+class SequenceProducts(ChunkedGradients):
+    """Per-example gradients Σₜ gₜaₜᵀ of a weight, held as their factors.
+
+    Attributes:
+        gradients: g, of shape (examples, positions, rows of the weight).
+        inputs: a, of shape (examples, positions, columns of the weight).
+        method: how norms are computed; None for the one that multiplies less.
+    """
+
+    gradients: torch.Tensor
+    inputs: torch.Tensor
+    method: NormMethod | None = None
+
+    @classmethod
+    def from_outer_products(cls, products: OuterProducts) -> SequenceProducts:
+        """Return gradients of rows as those of sequences of length 1."""
+        return cls(products.gradients[:, None], products.inputs[:, None])
+
+    @classmethod
+    def merge(cls, parts: Sequence[SequenceProducts]) -> SequenceProducts:
+        """Return the sum of several uses of one weight: a longer sequence."""
+        gradients = torch.cat([each.gradients for each in parts], 1)
+        return cls(gradients, torch.cat([each.inputs for each in parts], 1), parts[0].method)
+
+    @property
+    def element_count(self) -> int:
+        """The number of elements of both factors."""
+        return self.gradients.numel() + self.inputs.numel()
+
+    @property
+    def terms(self) -> int:
+        """The length of the sequence."""
+        return self.gradients.shape[1]
+
+    @property
+    def example_count(self) -> int:
+        """The number of examples."""
+        return len(self.gradients)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the weight."""
+        return torch.Size((self.gradients.shape[2], self.inputs.shape[2]))
+
+    @property
+    def sample(self) -> torch.Tensor:
+        """A tensor of the gradients' dtype, on their device."""
+        return self.gradients
+
+    @property
+    def uses_gram_matrices(self) -> bool:
+        """True if norms are computed by Gram matrices; it depends on sizes only."""
+        if self.method is not None:
+            return self.method == "gram"
+        rows, columns = self.shape
+        by_gram = _GRAM_COST * self.terms**2 * (rows + columns)
+        return by_gram < rows * columns * (self.terms + _READING_COST)
+
+    def dense(self, examples: slice, rows: slice) -> torch.Tensor:
+        """Compute some examples' gradients on some rows: one matrix per example."""
+        return torch.bmm(self.gradients[examples, :, rows].mT, self.inputs[examples])
+
+    def squared_norms(self, bound: float) -> torch.Tensor:
+        """Return upper bounds on squared norms; ∞ for examples to exclude because of underflow."""
+        if not self.uses_gram_matrices:
+            return super().squared_norms(bound)
+        rows, columns = self.shape
+        found, terms = self._zeros(), self.terms
+        step = max(1, _GRAM_CHUNK_SIZE // max(1, terms * (rows + columns)))
+        for start in range(0, self.example_count, step):
+            part = slice(start, start + step)
+            g, a = self.gradients[part].double(), self.inputs[part].double()
+            found[part] = torch.bmm(g, g.mT).mul_(torch.bmm(a, a.mT)).flatten(1).sum(1)
+        heights, widths = self._squared_sizes
+        # each of the terms is at most (Σₜ‖gₜ‖‖aₜ‖)² ≤ ‖g‖²‖a‖² in total
+        error = rounding_error(torch.float64, rows + columns + terms * terms)
+        found.add_(heights * widths, alpha=error)
+        found += gram_underflow(heights, widths, rows, columns, terms)
+        return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
+
+    def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ‖G‖²‖A‖² ≥ (Σₜ‖gₜ‖‖aₜ‖)², and the larger of ‖g‖² and ‖a‖²."""
+        heights, widths = self._squared_sizes
+        return heights * widths, torch.maximum(heights, widths)
+
+    @cached_property
+    def _squared_sizes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Upper bounds on ‖g‖² and ‖a‖² of each example, over its whole sequence."""
+        heights = squared_norm_upper_bounds(self.gradients.flatten(1))
+        return heights, squared_norm_upper_bounds(self.inputs.flatten(1))
+
+    def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
+        """Return Σₒᵢ G²ₒ·D²ₒᵢ·A²ᵢ of each example on some rows, rounded up."""
+        g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
+        found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
+        size = scale.numel()
+        found.mul_(1 + rounding_error(torch.float64, size))
+        return found + mapped_magnitude_underflow(g.sum(1), a.sum(1), size)
+
+    @cached_property
+    def _column_squares(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """G² and A²: the squares of each example's columns of g and of a, summed over positions."""
+        return _sum_squares(self.gradients), _sum_squares(self.inputs)
+
+    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the weighted sum Σ wᵢ·Σₜ gₜaₜᵀ of the gradients' rows into `out`."""
+        left, right = self.gradients[:, :, rows].flatten(0, 1), self.inputs.flatten(0, 1)
+        weighted_product(left, right, weights.repeat_interleave(self.terms), out)
+
+    def select(self, kept: torch.Tensor) -> SequenceProducts:
+        """Return the gradients of the examples where `kept` is true."""
+        return SequenceProducts(self.gradients[kept], self.inputs[kept], self.method)
+
+
+def _sum_squares(factor: torch.Tensor) -> torch.Tensor:
+    """Return Σₜ f²ₜⱼ in double precision, without a copy of the whole factor."""
+    found = factor.new_zeros((len(factor), factor.shape[2]), dtype=torch.float64)
+    for each in factor.unbind(1):
+        found += each.double().square()
+    return found

@@ -1,0 +1,108 @@
+"""Per-example gradients of a parameter that is used in several ways, such as a tied embedding.
+
+The parts of one example are added before the clip, because together they are its gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from training_client.private_step.chunked_gradients import ChunkedGradients
+from training_client.private_step.example_gradients import MaterializedGradients
+from training_client.private_step.kernels.row_sums import mapped_squared_norms, squared_norms
+from training_client.private_step.sequence_products import SequenceProducts
+from training_client.private_step.token_gradients import TokenGradients
+
+Part = MaterializedGradients | TokenGradients | SequenceProducts
+
+
+@dataclass(frozen=True)
+class SummedGradients(ChunkedGradients):
+    """Per-example gradients that are the sum of parts of different forms.
+
+    Attributes:
+        parts: two or more, each of all examples.
+    """
+
+    parts: tuple[Part, ...]
+
+    @property
+    def element_count(self) -> int:
+        """The number of elements of the tensors of all parts."""
+        return sum(each.element_count for each in self.parts)
+
+    @property
+    def terms(self) -> int:
+        """The number of terms that an example's gradient is the sum of."""
+        longest = max(each.terms for each in self.parts if isinstance(each, ChunkedGradients))
+        return longest + len(self.parts)
+
+    @property
+    def example_count(self) -> int:
+        """The number of examples."""
+        return next(e.example_count for e in self.parts if isinstance(e, ChunkedGradients))
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the parameter."""
+        return next(each.shape for each in self.parts if isinstance(each, ChunkedGradients))
+
+    @property
+    def sample(self) -> torch.Tensor:
+        """A tensor of the gradients' dtype, on their device."""
+        return next(each.sample for each in self.parts if isinstance(each, ChunkedGradients))
+
+    def dense(self, examples: slice, rows: slice) -> torch.Tensor:
+        """Compute some examples' gradients on some rows: the sum of the parts'."""
+        total = self._dense_of(self.parts[0], examples, rows).clone()
+        for each in self.parts[1:]:
+            total += self._dense_of(each, examples, rows)
+        return total
+
+    @staticmethod
+    def _dense_of(part: Part, examples: slice, rows: slice) -> torch.Tensor:
+        """Return some examples' gradients of one part on some rows."""
+        if isinstance(part, MaterializedGradients):
+            return part.gradients[examples, rows]
+        return part.dense(examples, rows)
+
+    def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (Σ M)² over the parts' magnitudes M, and the largest factor of any."""
+        pairs = [_magnitudes_of(each) for each in self.parts]
+        total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
+        return total, torch.stack([largest for _, largest in pairs]).amax(0)
+
+    def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
+        """Return (Σ ‖D∘m‖)² over the parts on some rows."""
+        found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
+        return torch.stack([each.sqrt() for each in found]).sum(0).square_()
+
+    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
+        self.parts[0].weighted_sum(rows, weights, out)
+        other = torch.empty_like(out, memory_format=torch.contiguous_format)
+        for each in self.parts[1:]:
+            each.weighted_sum(rows, weights, other)
+            out += other
+
+    def select(self, kept: torch.Tensor) -> SummedGradients:
+        """Return the gradients of the examples where `kept` is true."""
+        return SummedGradients(tuple(each.select(kept) for each in self.parts))
+
+
+def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a part's M² and the squared norm of its larger factor; of held ones their own."""
+    if isinstance(part, MaterializedGradients):
+        found = squared_norms(part.gradients.flatten(1))
+        return found, found
+    return part.magnitudes()
+
+
+def _mapped_magnitudes_of(part: Part, rows: slice, scale: torch.Tensor) -> torch.Tensor:
+    """Return a part's ‖D∘m‖² on some rows."""
+    if isinstance(part, MaterializedGradients):
+        held = part.gradients[:, rows].flatten(1).contiguous()
+        return mapped_squared_norms(held, scale.reshape(1, -1))
+    return part.mapped_magnitudes(rows, scale)

@@ -1,0 +1,229 @@
+"""Per-example gradients of an embedding table: only the rows of the tokens that occur.
+
+The output gradients of equal tokens of one example are added first. The result is one row for each
+pair of an example and a token, in the table's precision, and these rows are what is clipped: their
+norms, in double precision, and their weighted sum are of the same numbers. The rows are sorted by
+token, then by example, so that each block of the table is a range of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from training_client.private_step.chunked_gradients import ChunkedGradients
+from training_client.private_step.example_gradients import MappedPieces, as_scalar, squared_norm
+from training_client.private_step.kernels.per_coordinate_sums import clamp_in_place
+from training_client.private_step.kernels.row_sums import mapped_squared_norms, squared_norms
+from training_client.private_step.rounding_bounds import (
+    Scalar,
+    negligible_share,
+    overflow_guard,
+    rounding_error,
+    weighted_underflow,
+)
+from training_client.private_step.transform import AffineMap
+
+_ROWS: Final = 4096  # rows that are mapped at a time
+
+
+@dataclass(frozen=True)
+class TokenGradients(ChunkedGradients):
+    """Per-example gradients of an embedding table, as rows of pairs of an example and a token.
+
+    Attributes:
+        rows: one row for each pair, of the width of the table.
+        tokens: the token of each pair, ascending.
+        examples: the example of each pair, ascending among the pairs of a token.
+        count: the number of examples.
+        vocabulary: the number of rows of the table.
+    """
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+    examples: torch.Tensor
+    count: int
+    vocabulary: int
+
+    @classmethod
+    def from_output_gradients(
+        cls,
+        tokens: torch.Tensor,
+        gradients: torch.Tensor,
+        vocabulary: int,
+        padding: int | None = None,
+    ) -> TokenGradients:
+        """Add up the output gradients of each example's equal tokens.
+
+        Args:
+            tokens: of shape (examples, positions).
+            gradients: of shape (examples, positions, width).
+            vocabulary: the number of rows of the table.
+            padding: a token whose row gets no gradient.
+        """
+        count = len(tokens)
+        keys = tokens * count + torch.arange(count, device=tokens.device)[:, None]
+        return cls._from_keys(keys.flatten(), gradients.flatten(0, 1), count, vocabulary, padding)
+
+    @classmethod
+    def _from_keys(
+        cls,
+        keys: torch.Tensor,
+        gradients: torch.Tensor,
+        count: int,
+        vocabulary: int,
+        padding: int | None = None,
+    ) -> TokenGradients:
+        """Add up the rows of equal keys, token * count + example, in their given order."""
+        if padding is not None:
+            kept = keys.div(count, rounding_mode="floor") != padding
+            keys, gradients = keys[kept], gradients[kept]
+        keys, order = torch.sort(keys, stable=True)
+        pairs, places = torch.unique_consecutive(keys, return_inverse=True)
+        rows = gradients[order]
+        if len(pairs) < len(keys):
+            rows = rows.new_zeros(len(pairs), rows.shape[1]).index_add_(0, places, rows)
+        tokens = pairs.div(count, rounding_mode="floor")
+        return cls(rows, tokens, pairs - tokens * count, count, vocabulary)
+
+    @classmethod
+    def merge(cls, parts: list[TokenGradients]) -> TokenGradients:
+        """Return the sum of gradients of several uses of one table."""
+        count = parts[0].count
+        keys = torch.cat([each.tokens * count + each.examples for each in parts])
+        rows = torch.cat([each.rows for each in parts])
+        return cls._from_keys(keys, rows, count, parts[0].vocabulary)
+
+    @property
+    def element_count(self) -> int:
+        """The number of elements of the rows."""
+        return self.rows.numel()
+
+    @property
+    def terms(self) -> int:
+        """The number of terms of a sum: 1, because equal tokens were added before."""
+        return 1
+
+    @property
+    def example_count(self) -> int:
+        """The number of examples."""
+        return self.count
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the table."""
+        return torch.Size((self.vocabulary, self.rows.shape[1]))
+
+    @property
+    def sample(self) -> torch.Tensor:
+        """A tensor of the gradients' dtype, on their device."""
+        return self.rows
+
+    def dense(self, examples: slice, rows: slice) -> torch.Tensor:
+        """Compute some examples' gradients on some rows, with the zeros of absent tokens."""
+        found = self.rows.new_zeros(
+            examples.stop - examples.start, rows.stop - rows.start, self.rows.shape[1]
+        )
+        part = self._pairs(rows)
+        example = self.examples[part]
+        kept = (example >= examples.start) & (example < examples.stop)
+        places = example[kept] - examples.start, self.tokens[part][kept] - rows.start
+        found[places] = self.rows[part][kept]
+        return found
+
+    def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the squared norms of the gradients, twice."""
+        found = self._add_up(squared_norms(self.rows), self.examples)
+        return found, found
+
+    def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
+        """Return ‖D∘∇‖² of each example on some rows."""
+        return self._mapped_squares(rows, AffineMap(scale))
+
+    def squared_norms(self, _: float) -> torch.Tensor:
+        """Return each example's squared norm; its underflow is negligible at allowed clip norms."""
+        return self.magnitudes()[0]
+
+    def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
+        """Return upper bounds on squared norms after the affine maps; ∞ for examples to exclude.
+
+        Tokens that do not occur add ‖D∘b‖² on their row.
+        """
+        dtype = self.rows.dtype
+        found = self.magnitudes()[0].mul_(overflow_guard(bound, dtype))
+        scale_norm: Scalar = 0.0
+        shift_norm: Scalar = 0.0
+        for piece, affine in pieces:
+            assert affine.scale is not None
+            found += self._mapped_squares(piece.rows, affine)
+            row = affine.as_row()
+            assert row.scale is not None
+            scale_norm += squared_norm(row.scale)
+            if row.shift is not None:
+                shift_norm += as_scalar(mapped_squared_norms(row.shift, row.scale))
+        # rounding, also in double precision, is relative to the terms before they cancel
+        found.clamp_min_(0.0).mul_(1 + 2 * rounding_error(dtype))
+        size = self.shape.numel()
+        rounding = 4 * rounding_error(dtype) + rounding_error(torch.float64, size)
+        found.add_(rounding * shift_norm)
+        lost = weighted_underflow(size, scale_norm, dtype)
+        excluded = torch.as_tensor(lost > negligible_share(dtype) * bound, device=found.device)
+        return found.masked_fill_(excluded, torch.inf)
+
+    def _mapped_squares(self, rows: slice, affine: AffineMap) -> torch.Tensor:
+        """Return ‖D∘(∇ + b)‖² of each example on some rows of the table."""
+        assert affine.scale is not None
+        found, pairs = self._zeros(), self._pairs(rows)
+        if affine.shift is not None:
+            found += mapped_squared_norms(*_rows(affine.shift, affine.scale))
+        for start in range(pairs.start, pairs.stop, _ROWS):
+            part = slice(start, min(start + _ROWS, pairs.stop))
+            token = self.tokens[part] - rows.start
+            scale, gradient = affine.scale[token].double(), self.rows[part].double()
+            if affine.shift is None:
+                squares = (gradient * scale).square_().sum(1)
+            else:
+                shift = affine.shift[token].double()
+                squares = ((gradient + shift) * scale).square_().sum(1)
+                squares -= (shift * scale).square_().sum(1)
+            found.index_add_(0, self.examples[part], squares)
+        return found
+
+    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
+        part = self._pairs(rows)
+        weighted = self.rows[part] * weights[self.examples[part]][:, None]
+        out.zero_().index_add_(0, self.tokens[part] - rows.start, weighted)
+
+    def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
+        """Return the sum Σ clamp(D∘∇ᵢ, ±1) of the gradients' rows, scaled by D; NaN counts as 0."""
+        part = self._pairs(rows)
+        token = self.tokens[part] - rows.start
+        clamped = clamp_in_place(self.rows[part] * scale[token])
+        return torch.zeros_like(scale).index_add_(0, token, clamped)
+
+    def select(self, kept: torch.Tensor) -> TokenGradients:
+        """Return the gradients of the examples where `kept` is true."""
+        number, pairs = kept.cumsum(0) - 1, kept[self.examples]
+        examples = number[self.examples[pairs]]
+        count = int(kept.sum())
+        return TokenGradients(
+            self.rows[pairs], self.tokens[pairs], examples, count, self.vocabulary
+        )
+
+    def _pairs(self, rows: slice) -> slice:
+        """Return the range of the pairs whose token is one of some rows of the table."""
+        ends = torch.tensor([rows.start, rows.stop], device=self.tokens.device)
+        start, stop = torch.searchsorted(self.tokens, ends).tolist()
+        return slice(start, stop)
+
+    def _add_up(self, values: torch.Tensor, examples: torch.Tensor) -> torch.Tensor:
+        """Return the sum of each example's values, given one value for each pair."""
+        return self._zeros().index_add_(0, examples, values)
+
+
+def _rows(shift: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a shift and a scale as matrices of one row."""
+    return shift.reshape(1, -1), scale.reshape(1, -1)

@@ -1,0 +1,70 @@
+"""Private sums without noise, for audits and tests of the training engine.
+
+Nothing that this module returns may be released. A clipped sum without noise is a function of
+private records that no privacy guarantee covers. Only people who may see the records may compare it
+with what it should be.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from training_client.private_step import Clipper, Loss, Transform
+from training_client.private_step.batches import Examples
+from training_client.private_step.blocks import unflatten_vector
+from training_client.private_step.layer_uses import EnginePath
+from training_client.private_step.rounding_bounds import safe_bound_range
+
+
+@torch.no_grad()
+def clipped_sum(
+    model: nn.Module,
+    inputs: Examples,
+    targets: torch.Tensor,
+    loss: Loss,
+    clip_norm: float,
+    *,
+    path: EnginePath | None = None,
+    physical_batch_size: int | None = None,
+) -> list[torch.Tensor]:
+    """Return the sum of clipped per-example gradients without noise; never release it.
+
+    Each example's gradient ∇, over all trained parameters, is multiplied by min(1, C/‖∇‖). The sum
+    is computed as in a private step, before noise and before the division by the batch size. So
+    adding or removing one example changes it by at most C in ℓ2 norm, up to the rounding of sums
+    over the batch.
+
+    Args:
+        model: the model; its mode and parameters are left unchanged.
+        inputs: a tensor, which becomes `model(inputs)`, or a dictionary of tensors, which becomes
+            `model(**inputs)`; one example per row of the first dimension.
+        targets: one per example.
+        loss: `loss(outputs, targets)` returns one value per example.
+        clip_norm: C > 0; `math.inf` for no clipping.
+        path: the path of the engine to force; by default each layer takes the cheapest. "gram" and
+            "product" choose how the norms of linear maps are computed, "held" forms every example's
+            gradient in memory, and "replay" runs each layer again for each example, other than
+            recurrent ones.
+        physical_batch_size: examples per forward pass; all by default.
+
+    Returns:
+        One tensor per trained parameter, in the order of `model.parameters()`.
+
+    Raises:
+        UnsupportedModelError: a layer cannot be clipped, or the model or the loss mixes examples.
+        DataError: inputs and targets have different numbers of examples.
+        ValueError: the clip norm is not positive, or so small or large that sums would underflow or
+            overflow; or the path is unknown.
+    """
+    clipper = Clipper(model, physical_batch_size, path=path)
+    dtype = clipper.parameters[0].dtype
+    bound = safe_bound_range(dtype, clipper.size)[1] if clip_norm == math.inf else clip_norm
+    transform = Transform(bound)
+    total = clipper.clip(inputs, targets, loss, transform)
+    sums = clipper.zeros()
+    for block in clipper.blocks:
+        total.write_block(block, transform.for_block(block), block.view_in(sums))
+    return unflatten_vector(sums, clipper.parameters)

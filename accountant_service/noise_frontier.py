@@ -103,7 +103,7 @@ def largest_gaussian_mu(epsilon: float, delta: float) -> float:
     return search.find_boundary(excess, feasible=low, infeasible=high, relative_width=1e-9)
 
 
-def _growth_of_epsilon(mu: float, target: solver.Target) -> float:
+def _log_slope_of_epsilon(mu: float, target: solver.Target) -> float:
     """Return d(log ε)/d(log μ) of a Gaussian mechanism."""
     larger = float(gaussian.epsilon(target.delta, mu * 1.01))
     return max(math.log(larger / target.epsilon) / math.log(1.01), 0.5)
@@ -115,7 +115,7 @@ class _FrontierSearch:
     def __init__(self, target: solver.Target, alike: Sequence[SolvedRun]) -> None:
         self._target = target
         self._mu = largest_gaussian_mu(target.epsilon, target.delta)
-        self._growth = _growth_of_epsilon(self._mu, target)
+        self._log_slope = _log_slope_of_epsilon(self._mu, target)
         self._lattice = _LatticeBound(target)
         self._alike: list[tuple[float, float]] = []  # log rate, log of σ over its approximation
         self._alike = [self._correction(each.run, each.least) for each in alike]
@@ -176,22 +176,22 @@ class _FrontierSearch:
             return math.inf
 
     def _measure_sensitivity(
-        self, before: tuple[float, float] | None, now: tuple[float, float]
+        self, earlier: tuple[float, float] | None, later: tuple[float, float]
     ) -> None:
-        """Compare −d(log ε)/d(log σ) of a run with its approximation, if the trials allow it."""
-        if before is None or abs(math.log(now[0] / before[0])) < _MEASURABLE:
+        """Correct the approximation of −d(log ε)/d(log σ) by two trials (σ, ε) of a run."""
+        if earlier is None or abs(math.log(later[0] / earlier[0])) < _MEASURABLE:
             return
-        measured = -math.log(now[1] / before[1]) / math.log(now[0] / before[0])
-        expected = self._sensitivity(now[0]) / self._steepness
+        measured = -math.log(later[1] / earlier[1]) / math.log(later[0] / earlier[0])
+        expected = self._sensitivity(later[0]) / self._steepness
         self._steepness = min(max(measured / expected, 0.25), 4.0)
 
     def _sensitivity(self, sigma: float) -> float:
-        """Return about −d(log ε)/d(log σ): that by the central limit theorem, corrected."""
+        """Estimate −d(log ε)/d(log σ) by the central limit theorem, corrected by earlier trials."""
         inverse = (self._target.relation.sensitivity / sigma) ** 2
-        return self._steepness * self._growth * inverse / -math.expm1(-inverse)
+        return self._steepness * self._log_slope * inverse / -math.expm1(-inverse)
 
     def _approximation(self, run: DpSgd) -> float:
-        """Return the noise multiplier by the central limit theorem, corrected by runs alike."""
+        """Estimate σ by the central limit theorem, corrected by similar runs solved before."""
         root = run.rate() * math.sqrt(max(run.step_count(), 1))
         sensitivity = self._target.relation.sensitivity
         by_limit = sensitivity / math.sqrt(math.log1p((self._mu / root) ** 2))
@@ -200,7 +200,7 @@ class _FrontierSearch:
         return by_limit * math.exp(_extrapolate(nearest, at))
 
     def _correction(self, run: DpSgd, least: float) -> tuple[float, float]:
-        """Return the log of the rate, and the log of σ over its approximation."""
+        """Return the log of a run's rate, and the log of `least` over its approximation."""
         return math.log(run.rate()), math.log(least / self._approximation(run))
 
     def _predict(self, run: DpSgd) -> float:
@@ -210,7 +210,7 @@ class _FrontierSearch:
         return self._approximation(run) * math.exp(correction)
 
     def _remember(self, run: DpSgd, least: float) -> None:
-        """Keep a solved run for the prediction of the next ones."""
+        """Keep a solved run, with its `least` noise multiplier, to predict the next ones."""
         found = self._correction(run, least)
         if not self._solved or abs(found[0] - self._solved[-1][0]) > 1e-6:
             self._solved.append(found)

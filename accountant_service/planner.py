@@ -352,7 +352,7 @@ def _recommend(goal: Goal, frontier: Sequence[PlannedRun]) -> PlannedRun:
 
 
 def _solve_current(goal: Goal, sampling: PlannedSampling, choice: CurrentChoice) -> PlannedRun:
-    """Return today's choice with about the least noise within the budget."""
+    """Return the user's current choice with about the least noise within the budget."""
     steps = choice.steps or max(goal.examples // choice.batch_size, 1)
     run = _poisson_run(goal, choice.batch_size, steps)
     if sampling == "balls_in_bins":
@@ -489,7 +489,7 @@ def _advise_on_epochs(chosen: PlannedRun, limit: float) -> list[Advice]:
 
 
 def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> list[Advice]:
-    """Return warnings about today's choice, and how it compares with the recommended run."""
+    """Return warnings about the user's current choice, compared with the recommended run."""
     ratio = current.signal_to_noise / chosen.signal_to_noise
     sigma = number_format.round_up(current.noise_multiplier, 5)
     text = (

@@ -537,7 +537,7 @@ class AccountingService:
 
     @staticmethod
     def _trusted(found: Guarantee, method: str) -> Guarantee:
-        """Return a guarantee that is by the method asked for and that can be used.
+        """Return a guarantee, checked to be by the requested method and to be usable.
 
         Raises:
             ServiceConfusedError: it is by another method, or its status forbids its use.

@@ -28,7 +28,7 @@ class AdvancedComposition(Accountant):
     proves = "an upper bound of ε, usually loose"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypotheses of amplification by sampling."""
+        """Return the hypothesis of amplification by sampling; advanced composition has none."""
         require_single_group(self.name, question)
         return sampled_step.assumptions(self.name, question)
 

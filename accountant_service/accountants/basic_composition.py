@@ -25,7 +25,7 @@ class BasicComposition(Accountant):
     proves = "an upper bound of ε, loose for many steps"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypotheses of amplification by sampling."""
+        """Return the hypothesis of amplification by sampling; basic composition has none."""
         return sampled_step.assumptions(self.name, question)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:

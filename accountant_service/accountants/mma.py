@@ -21,7 +21,7 @@ from accountant_service.numerics.floats import rounding
 _SOURCE: Final = "papers/001, Theorem 3"
 
 
-class Mma(Accountant):
+class ModifiedMomentsAccountant(Accountant):
     """Modified moments accountant: a published formula for ε that is not a guarantee.
 
     ε = 2q·log(1/δ)/(σ·√(δ^(−1/T) − 1)).
@@ -38,7 +38,7 @@ class Mma(Accountant):
     proves = "nothing: the proof drops positive terms, and the claim is false for some inputs"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the conditions of the theorem, and the step of its proof that fails."""
+        """Return the theorem's conditions, and its proof's false step as one that never holds."""
         require_noise(self.name, question, ["gaussian"])
         group = require_single_group(self.name, question)
         return (

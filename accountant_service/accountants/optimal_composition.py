@@ -33,7 +33,7 @@ class OptimalComposition(Accountant):
     proves = "an upper bound of ε, the least that follows from (ε₁, δ₁) of the steps alone"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypotheses of amplification by sampling."""
+        """Return the hypothesis of amplification by sampling; optimal composition has none."""
         group = require_single_group(self.name, question)
         if 20 * math.sqrt(group.count) > _TERMS_MAX:
             raise TooExpensiveError(

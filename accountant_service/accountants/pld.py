@@ -54,7 +54,7 @@ class Pld(Accountant):
     proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-6"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypothesis that every release has a dominating pair."""
+        """Return the hypothesis under which each kind of release has a dominating pair."""
         groups = question.release_groups
         if len(groups) > _RELEASES_MAX:
             raise TooExpensiveError(

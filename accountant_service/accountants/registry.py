@@ -11,7 +11,7 @@ from accountant_service.accountants.base import Accountant
 from accountant_service.accountants.basic_composition import BasicComposition
 from accountant_service.accountants.gaussian_sampling_composition import GaussianSamplingComposition
 from accountant_service.accountants.gdp_clt import GdpClt
-from accountant_service.accountants.mma import Mma
+from accountant_service.accountants.mma import ModifiedMomentsAccountant
 from accountant_service.accountants.moments_accountant import MomentsAccountant
 from accountant_service.accountants.moments_accountant_closed_form import (
     MomentsAccountantClosedForm,
@@ -31,7 +31,7 @@ _ALL: Final[tuple[Accountant, ...]] = (
     BasicComposition(),
     Zcdp(),
     AdadpRdp(),
-    Mma(),
+    ModifiedMomentsAccountant(),
     MomentsAccountantClosedForm(),
     GdpClt(),
 )

@@ -34,7 +34,7 @@ DELTA_SHARES: Final = 1 / (1 + np.exp(-np.linspace(-9.0, 9.0, 37)))
 
 
 def assumptions(method: str, question: Question) -> tuple[Assumption, ...]:
-    """Return the hypotheses of amplification by sampling."""
+    """Return the hypothesis of amplification by sampling: each step samples independently."""
     require_noise(method, question, ["gaussian", "laplace"])
     return (
         assume_sampling(

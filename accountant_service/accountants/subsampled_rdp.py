@@ -56,7 +56,7 @@ class SubsampledRdp(Accountant):
     proves = "an upper bound of ε under the stated sampling and relation"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypotheses of the theorem for each kind of release."""
+        """Return the hypothesis of each theorem that bounds the divergence of a kind of release."""
         require_noise(self.name, question, ["gaussian", "laplace"])
         for group in question.release_groups:
             if group.atom.noise == "laplace" and group.rate < 1:

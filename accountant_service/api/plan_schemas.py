@@ -104,7 +104,7 @@ class PlanRequest(RelationRequest):
         return planner.BatchRange(self.points, self.smallest_batch_size, self.largest_batch_size)
 
     def current(self) -> planner.CurrentChoice | None:
-        """Return today's choice, or None."""
+        """Return the user's current choice, or None if it is not given."""
         if self.batch_size is None:
             return None
         return planner.CurrentChoice(self.batch_size, self.steps)

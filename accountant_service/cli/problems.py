@@ -191,12 +191,12 @@ def _rename_names(options: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def _rename_only_long_names(options: Mapping[str, str]) -> Callable[[str], str]:
-    """Return such a function that leaves words alone that also occur in plain sentences."""
+    """Return a function that renames fields, except names that occur in plain sentences."""
     return _renaming({name: option for name, option in _names(options).items() if "_" in name})
 
 
 def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces these words."""
+    """Return a function that replaces names in a message by those they are mapped to."""
     if not names:
         return lambda message: message
     words = "|".join(sorted(names, key=len, reverse=True))

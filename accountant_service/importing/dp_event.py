@@ -119,7 +119,9 @@ def read_event(event: Part, relation: NeighbouringRelation, depth: int = DEPTH_M
     return reader(known, lambda inner: read_event(inner, relation, depth - 1), relation)
 
 
-def _noise(event: Part, relation: NeighbouringRelation, name: str = "noise_multiplier") -> float:
+def _read_noise_multiplier(
+    event: Part, relation: NeighbouringRelation, name: str = "noise_multiplier"
+) -> float:
     """Return an event's noise multiplier: its noise over the clipping norm."""
     return read_noise(event.field(name)) * relation.sensitivity
 
@@ -127,42 +129,46 @@ def _noise(event: Part, relation: NeighbouringRelation, name: str = "noise_multi
 _Reader = Callable[[Part, Callable[[Part], Node], NeighbouringRelation], Node]
 
 
-def _gaussian(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
+def _read_gaussian(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
     """Return the Gaussian noise that an event describes."""
-    return Node("gaussian", event.pointer, {"noise_multiplier": _noise(event, relation)})
+    return Node(
+        "gaussian", event.pointer, {"noise_multiplier": _read_noise_multiplier(event, relation)}
+    )
 
 
-def _laplace(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
+def _read_laplace(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
     """Return the Laplace noise that an event describes."""
-    return Node("laplace", event.pointer, {"noise_multiplier": _noise(event, relation)})
+    return Node(
+        "laplace", event.pointer, {"noise_multiplier": _read_noise_multiplier(event, relation)}
+    )
 
 
-def _nothing(event: Part, _: Any, __: Any) -> Node:
+def _read_nothing(event: Part, _: Any, __: Any) -> Node:
     """Return the mechanism that releases nothing."""
     return Node("composed", event.pointer, {"mechanisms": []})
 
 
-def _self_composed(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
+def _read_self_composed(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
     """Return the repetition of a mechanism that an event describes."""
     count = event.field("count").whole(0, COUNT_MAX)
     fields = {"count": count, "mechanism": inner(event.field("event"))}
     return Node("repeated", event.pointer, fields)
 
 
-def _composed(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
+def _read_composed(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
     """Return the composition of mechanisms that an event describes."""
     events = [inner(each) for each in event.field("events").items()]
     return Node("composed", event.pointer, {"mechanisms": events})
 
 
-def _poisson(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
+def _read_poisson(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
     """Return the mechanism on a Poisson sample that an event describes."""
     rate = event.field("sampling_probability").number(0.0, 1.0)
     fields = {"sample_rate": rate, "mechanism": inner(event.field("event"))}
     return Node("poisson_sampled", event.pointer, fields)
 
 
-def _without_replacement(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
+def _read_without_replacement(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
     """Return the mechanism on a sample of fixed size that an event describes."""
     size = event.field("source_dataset_size").whole(1, COUNT_MAX)
     fields = {
@@ -173,18 +179,18 @@ def _without_replacement(event: Part, inner: Callable[[Part], Node], _: Any) -> 
     return Node("fixed_size_sampled", event.pointer, fields)
 
 
-def _truncated(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
+def _read_truncated_poisson(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
     """Return the Gaussian noise on a truncated Poisson sample that an event describes."""
     fields = {
         "dataset_size": event.field("dataset_size").whole(1, COUNT_MAX),
         "sample_rate": event.field("sampling_probability").number(0.0, 1.0),
         "batch_size_max": event.field("truncated_batch_size").whole(1, COUNT_MAX),
-        "mechanism": _gaussian(event, None, relation),
+        "mechanism": _read_gaussian(event, None, relation),
     }
     return Node("truncated_poisson_sampled", event.pointer, fields)
 
 
-def _tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
+def _read_tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
     """Return the Gaussian noise of the ⌈log₂(steps + 1)⌉ tree nodes that one record is part of.
 
     Kairouz et al. 2021, arXiv 2103.00039, appendix D: each record is in one tree.
@@ -194,11 +200,11 @@ def _tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
     counts = event.field("step_counts")
     parts = counts.items() if isinstance(counts.value, list) else [counts]
     steps = max((part.whole(1, COUNT_MAX) for part in parts), default=1)
-    inner = _gaussian(event, None, relation)
+    inner = _read_gaussian(event, None, relation)
     return Node("repeated", event.pointer, {"count": steps.bit_length(), "mechanism": inner})
 
 
-def _zcdp(event: Part, _: Any, __: Any) -> Node:
+def _read_zcdp(event: Part, _: Any, __: Any) -> Node:
     """Return a release of which only ρ-zCDP is known."""
     if (xi := event.find("xi")) is not None and xi.number(0.0, 1e6) > 0:
         raise xi.fault("must be 0: only ρ-zCDP is supported")
@@ -206,7 +212,7 @@ def _zcdp(event: Part, _: Any, __: Any) -> Node:
     return Node("zcdp", event.pointer, {"rho": rho})
 
 
-def _discrete_laplace(event: Part, _: Any, __: Any) -> Node:
+def _read_discrete_laplace(event: Part, _: Any, __: Any) -> Node:
     """Return discrete Laplace noise; its scale is one over the event's noise parameter."""
     parameter = event.field("noise_parameter").number(0.0, 1e6, above=True)
     fields = {
@@ -216,7 +222,7 @@ def _discrete_laplace(event: Part, _: Any, __: Any) -> Node:
     return Node("discrete_laplace", event.pointer, fields)
 
 
-def _randomized_response(event: Part, _: Any, __: Any) -> Node:
+def _read_randomized_response(event: Part, _: Any, __: Any) -> Node:
     """Return the randomized response that an event describes."""
     fields = {
         "categories": event.field("num_buckets").whole(2, COUNT_MAX),
@@ -225,7 +231,7 @@ def _randomized_response(event: Part, _: Any, __: Any) -> Node:
     return Node("randomized_response", event.pointer, fields)
 
 
-def _repeat_and_select(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
+def _read_repeat_and_select(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
     """Return the private selection of the best of a random number of runs."""
     shape, mean = event.field("shape"), event.field("mean").number(0.0, 1e9, above=True)
     named = {"1": "geometric", "0": "logarithmic", "inf": "poisson"}
@@ -238,23 +244,23 @@ def _repeat_and_select(event: Part, inner: Callable[[Part], Node], _: Any) -> No
 
 
 _READERS: Final[dict[str, tuple[tuple[str, ...], _Reader]]] = {
-    "NoOpDpEvent": ((), _nothing),
-    "GaussianDpEvent": (("noise_multiplier",), _gaussian),
-    "LaplaceDpEvent": (("noise_multiplier",), _laplace),
-    "SelfComposedDpEvent": (("event", "count"), _self_composed),
-    "ComposedDpEvent": (("events",), _composed),
-    "PoissonSampledDpEvent": (("sampling_probability", "event"), _poisson),
+    "NoOpDpEvent": ((), _read_nothing),
+    "GaussianDpEvent": (("noise_multiplier",), _read_gaussian),
+    "LaplaceDpEvent": (("noise_multiplier",), _read_laplace),
+    "SelfComposedDpEvent": (("event", "count"), _read_self_composed),
+    "ComposedDpEvent": (("events",), _read_composed),
+    "PoissonSampledDpEvent": (("sampling_probability", "event"), _read_poisson),
     "SampledWithoutReplacementDpEvent": (
         ("source_dataset_size", "sample_size", "event"),
-        _without_replacement,
+        _read_without_replacement,
     ),
     "TruncatedSubsampledGaussianDpEvent": (
         ("dataset_size", "sampling_probability", "truncated_batch_size", "noise_multiplier"),
-        _truncated,
+        _read_truncated_poisson,
     ),
-    "SingleEpochTreeAggregationDpEvent": (("noise_multiplier", "step_counts"), _tree),
-    "ZCDpEvent": (("rho", "xi"), _zcdp),
-    "DiscreteLaplaceDpEvent": (("noise_parameter", "sensitivity"), _discrete_laplace),
-    "RandomizedResponseDpEvent": (("noise_parameter", "num_buckets"), _randomized_response),
-    "RepeatAndSelectDpEvent": (("event", "mean", "shape"), _repeat_and_select),
+    "SingleEpochTreeAggregationDpEvent": (("noise_multiplier", "step_counts"), _read_tree),
+    "ZCDpEvent": (("rho", "xi"), _read_zcdp),
+    "DiscreteLaplaceDpEvent": (("noise_parameter", "sensitivity"), _read_discrete_laplace),
+    "RandomizedResponseDpEvent": (("noise_parameter", "num_buckets"), _read_randomized_response),
+    "RepeatAndSelectDpEvent": (("event", "mean", "shape"), _read_repeat_and_select),
 }

@@ -55,7 +55,7 @@ AtomSampling = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One release: a kind of noise on a kind of sample.
+    """One elementary release: a kind of noise on a kind of sample.
 
     Attributes:
         noise: kind of the release; `mixture` is a sampled composition that no method has a formula
@@ -103,7 +103,7 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalForm:
-    """A mechanism as distinct atoms with their counts, in a fixed order.
+    """A mechanism as distinct elementary releases (atoms) and their counts, in a fixed order.
 
     Attributes:
         atom_counts: each atom with the number of times it is released, at least 1.
@@ -141,7 +141,7 @@ class CanonicalForm:
 
 
 def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
-    """Yield atoms, each followed by those that it consists of."""
+    """Yield elementary releases (atoms), each followed by those that it consists of."""
     for atom, _ in atom_counts:
         yield atom
         yield from _all_atoms(atom.releases)
@@ -193,19 +193,19 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Return the atoms of a mechanism that is not a plain composition or sample."""
+    """Return the releases (atoms) of a mechanism other than a plain composition or sample."""
     match mechanism:
         case UserLevel(records, inner):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
-            return {_of_user(each, records): count for each, count in atoms.items()}
+            return {_apply_user_level(each, records): count for each, count in atoms.items()}
         case TruncatedPoissonSampled(size, rate, batch, inner):
             if batch >= size or rate == 0.0:
                 return _count_atoms(PoissonSampled(rate, inner), pointer)
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
-            return _truncated(atoms, rate, (size, batch), pointer)
+            return _apply_truncated_sampling(atoms, rate, (size, batch), pointer)
         case PrivateSelection(repeats, inner):
             form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
-            return _selection_atoms(repeats, form, pointer)
+            return _count_selection_atoms(repeats, form, pointer)
         case Parallel(inners):
             return _count_parallel_atoms(inners, pointer)
         case _:
@@ -213,7 +213,7 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
-    """Return the atom of a mechanism that is one release of all the data."""
+    """Return the one elementary release (atom) that a mechanism makes of all the data."""
     match mechanism:
         case Gaussian(noise_multiplier) | Laplace(noise_multiplier):
             return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
@@ -227,7 +227,7 @@ def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
 
 
 def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
-    """Return the atoms of a training run with their counts."""
+    """Return the elementary releases (atoms) of a training run, each with its count."""
     step = {Atom("gaussian", run.noise_multiplier, pointer=pointer): 1}
     rate, count = run.rate(), run.step_count()
     if run.sampling == "balls_in_bins" and rate > 0.0:
@@ -247,7 +247,7 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
 def _count_epoch_atoms(
     atoms: Mapping[Atom, int], bins: int, selections: int, pointer: str
 ) -> dict[Atom, int]:
-    """Return the atoms of a balls-in-bins epoch, in which each record is in some of the bins."""
+    """Return the releases (atoms) of a balls-in-bins epoch; each record is in some of the bins."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None:
@@ -265,8 +265,8 @@ def _count_epoch_atoms(
     return {epoch: 1}
 
 
-def _selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:
-    """Return the atom that releases the best output of a random number of runs."""
+def _count_selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:
+    """Return private selection, the best of a random number of runs, as one release (atom)."""
     if not form.atom_counts:
         return {}
     shapes = {"geometric": 1.0, "logarithmic": 0.0, "poisson": 0.0}
@@ -284,7 +284,7 @@ def _selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dic
 
 
 def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Atom, int]:
-    """Return the atoms of mechanisms on disjoint parts of the data.
+    """Return the releases (atoms) of mechanisms on disjoint parts of the data, each with its count.
 
     Equal parts are one part, but not the whole data: a replaced record may move between them.
     """
@@ -301,8 +301,8 @@ def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Ato
     return {Atom("parallel", 0.0, inner=inner, parts=ordered, pointer=pointer): 1}
 
 
-def _of_user(atom: Atom, records: int) -> Atom:
-    """Return a release's atom at user level: one person has several records."""
+def _apply_user_level(atom: Atom, records: int) -> Atom:
+    """Return a release (atom) at user level, where one person has several records."""
     if records == 1:
         return atom
     if atom.noise == "gaussian" and atom.sampling == "none":  # all records take part at once
@@ -313,10 +313,10 @@ def _of_user(atom: Atom, records: int) -> Atom:
     return replace(atom, noise=f"user_level of {atom.noise}", parameters=parameters)
 
 
-def _truncated(
+def _apply_truncated_sampling(
     atoms: Mapping[Atom, int], rate: float, sizes: tuple[int, int], pointer: str
 ) -> dict[Atom, int]:
-    """Return the atoms of a mechanism that runs on a Poisson sample of limited size."""
+    """Return the releases (atoms) of a mechanism that runs on a Poisson sample of limited size."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None or (merged.noise, merged.sampling) != ("gaussian", "none"):
@@ -340,7 +340,7 @@ def _multiply_counts(counts: Mapping[Atom, int], factor: int) -> dict[Atom, int]
 
 
 def _add_counts(all_counts: Iterable[Mapping[Atom, int]]) -> dict[Atom, int]:
-    """Return the total count of each atom."""
+    """Return the total count of each release (atom)."""
     total: dict[Atom, int] = {}
     for counts in all_counts:
         for atom, count in counts.items():
@@ -355,7 +355,7 @@ def _apply_sampling(
     sizes: tuple[int, int] | None,
     pointer: str,
 ) -> dict[Atom, int]:
-    """Return the atoms of a mechanism that runs on one common sample."""
+    """Return the releases (atoms) of a mechanism that runs on one common sample."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     if not present or (rate == 1.0 and sampling == "poisson"):
         return present

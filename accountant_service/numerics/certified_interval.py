@@ -123,11 +123,8 @@ class _Question(ABC):
         """Return the width in ε that corresponds to a relative width of 1 of the answer."""
 
     @abstractmethod
-    def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
-        """Return the bounds on the answer that an evaluated line integral proves.
-
-        `bound` is a known upper bound on the answer.
-        """
+    def read_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
+        """Return the bounds on the answer that a line integral proves, at most `known_upper`."""
 
     @abstractmethod
     def read_profile(self, profile: LatticeProfile) -> float:
@@ -170,9 +167,9 @@ class _EpsilonAtDelta(_Question):
         """Return the saddle point's ε, or `EPSILON_NEGLIGIBLE` if that is larger."""
         return max(saddle.epsilon, EPSILON_NEGLIGIBLE)
 
-    def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
-        """Return the bounds on ε at δ that a line integral proves."""
-        return Bounds(*line.epsilon(self.delta, bound))
+    def read_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
+        """Return the bounds on ε at δ that a line integral proves, at most `known_upper`."""
+        return Bounds(*line.epsilon(self.delta, known_upper))
 
     def read_profile(self, profile: LatticeProfile) -> float:
         """Return the upper or lower bound on ε at δ that a lattice's privacy profile proves."""
@@ -218,10 +215,10 @@ class _DeltaAtEpsilon(_Question):
         """Return the width of ε over which δ changes by about its own size."""
         return 1 / (1.0 + saddle.tilt)
 
-    def read_integral(self, line: EvaluatedIntegral, bound: float) -> Bounds:
-        """Return the bounds on δ(ε) that a line integral proves."""
+    def read_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
+        """Return the bounds on δ(ε) that a line integral proves, at most `known_upper`."""
         lower, upper = line.delta(np.array([self.epsilon]))
-        return Bounds(float(lower[0]), min(float(upper[0]), bound))
+        return Bounds(float(lower[0]), min(float(upper[0]), known_upper))
 
     def read_profile(self, profile: LatticeProfile) -> float:
         """Return the upper or lower bound on δ(ε) that a lattice's privacy profile proves."""
@@ -355,7 +352,7 @@ def _search_both_directions(
 def _narrow_by_lattices(
     searches: list[_DirectionSearch], target_width: float, stop_width: float
 ) -> None:
-    """Narrow the bounds in each direction by FFT lattices, made finer round by round.
+    """Narrow both directions' bounds by ever finer FFT lattices, until `stop_width` is reached.
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """

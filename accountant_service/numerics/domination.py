@@ -66,9 +66,9 @@ _ABSOLUTE_WIDTH: Final = 1 / 128  # the same, as a share of the slack
 _COARSE: Final = 0.1  # relative width of bounds of H with which nothing can be decided
 _ROUNDING: Final = 64 * float(np.finfo(float).eps)  # of sums of a few terms up to 1
 _LAST_MAX: Final = 500.0  # of the grid: e^x stays a double
-_ROWS: Final = 16  # numbers of repetitions that are compared at once
-_SPREAD: Final = 1.5  # of the first numbers around a guess
-_SPREAD_MAX: Final = 1e9  # the ratio of neighbouring tries grows up to this
+_COUNT: Final = 16  # numbers of repetitions that are compared at once
+_RATIO: Final = 1.5  # of a guess to the first numbers that are tried around it
+_RATIO_MAX: Final = 1e9  # of the numbers tried next to the last ones; it grows up to this
 _NARROW: Final = 1e-3  # relative distance of two numbers at which a search stops
 _ROUNDS_MAX: Final = 60
 _TILTS: Final = 8  # at which log-moments are compared for a guess
@@ -93,7 +93,7 @@ def dominates(larger: Composition, smaller: Composition, slack: float) -> bool:
         return True
     if not slack > 0 or not larger:
         return False
-    excess, _ = _excess(_Repeated(larger), _Repeated(smaller), slack)
+    excess, _ = _bound_excess(_RepeatedComposition(larger), _RepeatedComposition(smaller), slack)
     return bool(excess[0] <= 0)
 
 
@@ -117,11 +117,11 @@ def fewest_repetitions(
     """
     if most < 1:
         return None
-    unproved = _largest(lambda n: not _is_evident(_repeat(step, n), block, slack), most)
+    unproved = _largest_satisfying(lambda n: not _is_evident(_repeat(step, n), block, slack), most)
     evident = unproved + 1 if unproved < most else None
     if not slack > 0 or not step or evident == 1 or _is_multiple(block, step):
         return evident
-    fixed = _Repeated(block)
+    fixed = _RepeatedComposition(block)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return upper bounds on how far the block's δ(ε) exceeds that of repeated steps.
@@ -129,13 +129,13 @@ def fewest_repetitions(
         There is one for each number of repetitions, less the slack; the number is proved if it is
         at most 0. The second value is whether the bounds behind it are narrow.
         """
-        return _excess(_Repeated(step, numbers), fixed, slack)
+        return _bound_excess(_RepeatedComposition(step, numbers), fixed, slack)
 
     if evident is None and excess(np.array([float(most)]))[0][0] > 0:
         return None
     guess = max(_moment_ratios(block, step, slack))
     proved = most if evident is None else evident
-    return _search(excess, guess, bad=0, good=proved)
+    return _search_proved_number(excess, guess, unproved=0, proved=proved)
 
 
 def most_repetitions(step: Composition, larger: Composition, slack: float, most: int) -> int:
@@ -153,10 +153,10 @@ def most_repetitions(step: Composition, larger: Composition, slack: float, most:
     Raises:
         TimeoutError: the CPU time is up (`time_limit`).
     """
-    evident = _largest(lambda n: _is_evident(larger, _repeat(step, n), slack), most)
+    evident = _largest_satisfying(lambda n: _is_evident(larger, _repeat(step, n), slack), most)
     if not slack > 0 or not larger or evident == most or _is_multiple(larger, step):
         return evident
-    fixed = _Repeated(larger)
+    fixed = _RepeatedComposition(larger)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return upper bounds on how far the repeated steps' δ(ε) exceeds the larger one's.
@@ -164,10 +164,10 @@ def most_repetitions(step: Composition, larger: Composition, slack: float, most:
         There is one for each number of repetitions, less the slack; the number is proved if it is
         at most 0. The second value is whether the bounds behind it are narrow.
         """
-        return _excess(fixed, _Repeated(step, numbers), slack)
+        return _bound_excess(fixed, _RepeatedComposition(step, numbers), slack)
 
     guess = min(_moment_ratios(larger, step, slack))
-    return _search(excess, guess, bad=most + 1, good=evident)
+    return _search_proved_number(excess, guess, unproved=most + 1, proved=evident)
 
 
 def _repeat(releases: Composition, repetitions: int) -> list[tuple[ReleaseLaw, int]]:
@@ -175,7 +175,7 @@ def _repeat(releases: Composition, repetitions: int) -> list[tuple[ReleaseLaw, i
     return [(release, count * repetitions) for release, count in releases]
 
 
-def _merged(releases: Composition) -> dict[ReleaseLaw, int]:
+def _merge_counts(releases: Composition) -> dict[ReleaseLaw, int]:
     """Return the distinct releases of a composition, each with its total count."""
     counts: dict[ReleaseLaw, int] = {}
     for release, count in releases:
@@ -186,11 +186,13 @@ def _merged(releases: Composition) -> dict[ReleaseLaw, int]:
 
 def _is_multiple(whole: Composition, step: Composition) -> bool:
     """Return whether a composition only repeats the single release that a step consists of."""
-    return len(_merged(step)) == 1 and _merged(whole).keys() == _merged(step).keys()
+    return (
+        len(_merge_counts(step)) == 1 and _merge_counts(whole).keys() == _merge_counts(step).keys()
+    )
 
 
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` for which a property holds, or 0.
+def _largest_satisfying(holds: Callable[[int], bool], most: int) -> int:
+    """Return the largest number up to `most` that has the property `holds`, or 0 if none has.
 
     The property holds for all numbers below one for which it holds.
     """
@@ -215,7 +217,7 @@ def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool
     """
     if total_variation(smaller) <= slack:
         return True
-    left, missing = _merged(larger), _merged(smaller)
+    left, missing = _merge_counts(larger), _merge_counts(smaller)
     for release in missing:
         same = min(missing[release], left.get(release, 0))
         missing[release] -= same
@@ -287,7 +289,7 @@ def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
 # ----------------------------------------------------------------------- domination with bounds
 
 
-class _Repeated:
+class _RepeatedComposition:
     """A composition repeated several numbers of times, with the privacy profile of each."""
 
     def __init__(self, releases: Composition, numbers: Array | None = None) -> None:
@@ -315,13 +317,16 @@ class _Bounds:
     is_narrow: NDArray[np.bool_]
 
 
-def _excess(larger: _Repeated, smaller: _Repeated, slack: float) -> tuple[Array, NDArray[np.bool_]]:
-    """Return upper bounds on how far the smaller's δ(ε) exceeds the larger's, less the slack.
+def _bound_excess(
+    larger: _RepeatedComposition, smaller: _RepeatedComposition, slack: float
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Return upper bounds on smaller's δ(ε) − larger's δ(ε) − slack, and which of them are tight.
 
-    The second value is whether the bounds behind each of them are narrow.
+    There is one for each number of repetitions, valid at every ε. It is tight where the bounds on
+    both δ(ε) behind it are narrow.
     """
     removing, adding = (
-        _bounds(larger.profiles[direction], smaller.profiles[direction], slack)
+        _bound_profiles(larger.profiles[direction], smaller.profiles[direction], slack)
         for direction in DIRECTIONS
     )
     excess = np.maximum(
@@ -330,7 +335,7 @@ def _excess(larger: _Repeated, smaller: _Repeated, slack: float) -> tuple[Array,
     return excess, removing.is_narrow & adding.is_narrow
 
 
-def _bounds(larger: PrivacyProfile, smaller: PrivacyProfile, slack: float) -> _Bounds:
+def _bound_profiles(larger: PrivacyProfile, smaller: PrivacyProfile, slack: float) -> _Bounds:
     """Return bounds on both compositions' privacy profiles at increasing ε, in one direction."""
     saddle = saddle_point.find_at_delta(smaller.largest, smaller.direction, math.log(slack))
     last = min(max(saddle.bound, 1e-3) * (1 + 1e-9), _LAST_MAX)
@@ -426,82 +431,91 @@ def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[
     return ratios
 
 
-def _search(
-    excess: Callable[[Array], tuple[Array, NDArray[np.bool_]]], guess: float, bad: int, good: int
+def _search_proved_number(
+    excess: Callable[[Array], tuple[Array, NDArray[np.bool_]]],
+    guess: float,
+    unproved: int,
+    proved: int,
 ) -> int:
-    """Return the proved number next to an unproved one, by trying many numbers at once.
+    """Search for the proved number of repetitions nearest to `unproved`, many at once.
 
     Args:
-        excess: at most 0 where a number is proved.
+        excess: returns upper bounds for many numbers, each proving its number if it is at most 0,
+            and whether the bounds behind each are narrow.
         guess: of the answer.
-        bad: a number that does not count as proved.
-        good: a number that does, or lies beyond all that may be tried.
+        unproved: a number that does not count as proved.
+        proved: a number that does, or lies beyond all that may be tried.
 
     Raises:
         TimeoutError: the CPU time is up before any number was proved.
     """
-    rows, first, is_upward, spread = _ROWS, good, bad < good, _SPREAD**2
-    low, high = min(bad, good), max(bad, good)
-    numbers = _spread_around(guess, bad, good, rows)
+    count, first, is_upward, ratio = _COUNT, proved, unproved < proved, _RATIO**2
+    low, high = min(unproved, proved), max(unproved, proved)
+    numbers = _integers_around(guess, unproved, proved, count)
     for _ in range(_ROUNDS_MAX):
         if not len(numbers):
             break
         try:
             found, is_narrow = excess(numbers)
         except TimeoutError:
-            if good == first == 0:
+            if proved == first == 0:
                 raise
             break  # a number that was proved is an answer
-        before = (bad, good)
-        proved, failed = numbers[found <= 0], numbers[(found > 0) & (is_narrow | (rows == 1))]
-        if len(proved):
-            good = int(proved.min() if is_upward else proved.max())
-        failed = failed[failed < good] if is_upward else failed[failed > good]
+        before = (unproved, proved)
+        succeeded, failed = numbers[found <= 0], numbers[(found > 0) & (is_narrow | (count == 1))]
+        if len(succeeded):
+            proved = int(succeeded.min() if is_upward else succeeded.max())
+        failed = failed[failed < proved] if is_upward else failed[failed > proved]
         if len(failed):
-            bad = int(failed.max() if is_upward else failed.min())
-        if abs(good - bad) <= max(1, int(_NARROW * min(good, bad))):
+            unproved = int(failed.max() if is_upward else failed.min())
+        if abs(proved - unproved) <= max(1, int(_NARROW * min(proved, unproved))):
             break
-        if (bad, good) == before:  # many at once share too coarse a line
-            rows = 1
-        if (low, high) == (min(bad, good), max(bad, good)):
-            numbers = _spread_around(guess, bad, good, rows)
+        if (unproved, proved) == before:  # many at once share too coarse a line
+            count = 1
+        if (low, high) == (min(unproved, proved), max(unproved, proved)):
+            numbers = _integers_around(guess, unproved, proved, count)
             continue
-        numbers = _spread_between(bad, good, (low, high), rows, spread)
-        spread = min(spread**2, _SPREAD_MAX)
-    return good
+        numbers = _integers_between(unproved, proved, (low, high), count, ratio)
+        ratio = min(ratio**2, _RATIO_MAX)
+    return proved
 
 
-def _spread_around(guess: float, bad: int, good: int, rows: int) -> Array:
-    """Return integers to try around a guess, between the unproved `bad` and the proved `good`."""
-    low, high = min(bad, good), max(bad, good)
+def _integers_around(guess: float, unproved: int, proved: int, count: int) -> Array:
+    """Return up to `count` integers around a guess, strictly between `unproved` and `proved`."""
+    low, high = min(unproved, proved), max(unproved, proved)
     guess = min(max(guess, low + 1.0), high - 1.0)
-    return _between(guess / _SPREAD, guess * _SPREAD, low, high, rows)
+    return _geometric_integers(guess / _RATIO, guess * _RATIO, low, high, count)
 
 
-def _spread_between(bad: int, good: int, ends: tuple[int, int], rows: int, spread: float) -> Array:
-    """Return integers to try between the unproved `bad` and the proved `good`.
+def _integers_between(
+    unproved: int, proved: int, outer: tuple[int, int], count: int, ratio: float
+) -> Array:
+    """Return up to `count` integers to try next, strictly between `unproved` and `proved`.
 
     Args:
-        bad: the last number that is not proved.
-        good: the next one that is.
-        ends: what both were before any number was tried.
-        rows: how many numbers at most.
-        spread: the largest ratio to the number that was tried.
+        unproved: the last number that is not proved.
+        proved: the next one that is.
+        outer: the lower and the upper of both before any number was tried.
+        count: how many integers to return at most.
+        ratio: the largest ratio of an integer to the nearest number already tried.
     """
-    low, high = min(bad, good), max(bad, good)
-    if high == ends[1] and low > ends[0]:
-        return _between(low + 1.0, low * spread + 1, low, high, rows)
-    if low == ends[0] and high < ends[1]:
-        return _between(high / spread - 1, high - 1.0, low, high, rows)
-    step = (high - low) / (rows + 1)
-    return _between(low + step, high - step, low, high, rows)
+    low, high = min(unproved, proved), max(unproved, proved)
+    if high == outer[1] and low > outer[0]:
+        return _geometric_integers(low + 1.0, low * ratio + 1, low, high, count)
+    if low == outer[0] and high < outer[1]:
+        return _geometric_integers(high / ratio - 1, high - 1.0, low, high, count)
+    step = (high - low) / (count + 1)
+    return _geometric_integers(low + step, high - step, low, high, count)
 
 
-def _between(first: float, last: float, low: int, high: int, rows: int) -> Array:
-    """Return up to `rows` integers from `first` to `last`, geometric, between `low` and `high`."""
+def _geometric_integers(first: float, last: float, low: int, high: int, count: int) -> Array:
+    """Return up to `count` integers from `first` to `last`, geometrically spaced.
+
+    All are strictly between `low` and `high`.
+    """
     first, last = max(first, low + 1.0, 1.0), max(min(last, high - 1.0), 1.0)
-    if rows == 1:
+    if count == 1:
         first = last = math.sqrt(first * last)
-    numbers = np.unique(np.round(np.geomspace(first, last, rows)))
+    numbers = np.unique(np.round(np.geomspace(first, last, count)))
     inside: Array = numbers[(numbers > low) & (numbers < high)]
     return inside

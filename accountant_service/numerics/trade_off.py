@@ -208,7 +208,7 @@ def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> 
 
 
 def _least_satisfying(holds: Callable[[float], bool], largest: float) -> tuple[float, float]:
-    """Return a bracket of the least μ with a property that larger ones have, by bisection."""
+    """Return a bracket of the least μ that `holds`, as all larger ones do, by bisection."""
     low, high = 0.0, largest
     while high - low > _MU_WIDTH * high and high > _MU_MIN:
         middle = 0.5 * (low + high)

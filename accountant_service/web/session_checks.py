@@ -25,7 +25,7 @@ def sessions_of(request: Request) -> Sessions:
 
 
 def required_session(request: Request) -> Session:
-    """Return the session of a request.
+    """Return the session of a request, or raise `UnauthenticatedError` without a valid one.
 
     Raises:
         UnauthenticatedError: nobody is signed in; `SessionEndedError` if the session has ended.

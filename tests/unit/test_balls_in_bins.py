@@ -295,7 +295,7 @@ def test_mass_outside_the_window_is_counted_as_the_worst_loss(direction: Any) ->
 
 
 def test_masses_without_the_last_ones() -> None:
-    found = balls_in_bins._without_top(np.array([0.5, 0.25, 0.125]), 0.2)
+    found = balls_in_bins._remove_top(np.array([0.5, 0.25, 0.125]), 0.2)
     assert found == pytest.approx([0.5, 0.175, 0.0])
 
 

@@ -220,7 +220,7 @@ def test_both_directions_must_hold(monkeypatch: pytest.MonkeyPatch, failing: str
         order = (high, low) if larger.direction == failing else (low, high)
         return synthetic_bounds(x, *order)
 
-    monkeypatch.setattr(domination, "_bounds", bounds)
+    monkeypatch.setattr(domination, "_bound_profiles", bounds)
     larger, smaller = PAIRS[0]
     assert not dominates(larger, smaller, 1e-3)
     failing = "neither"
@@ -353,9 +353,11 @@ def test_search_finds_every_boundary(guess: float, together: bool, least: int) -
         gap = least - numbers if up else numbers - least
         return np.where(decided, gap, 1.0), decided
 
-    found = domination._search(excess, guess, bad=0, good=10**6)
+    found = domination._search_proved_number(excess, guess, unproved=0, proved=10**6)
     assert least <= found <= 1.0011 * least
-    found = domination._search(lambda each: excess(each, up=False), guess, bad=10**6, good=0)
+    found = domination._search_proved_number(
+        lambda each: excess(each, up=False), guess, unproved=10**6, proved=0
+    )
     assert 0.9989 * least <= found <= least
 
 

@@ -263,7 +263,7 @@ def test_losses_in_the_weights(monkeypatch: Patch, law: Any, reads: str) -> None
 
     integrand_off(monkeypatch, fault)
     term = Term(
-        characteristic_function.growth_rounding,
+        characteristic_function.exponent_error,
         "abs(order) * loss_error",
         "abs(order) * (loss_error + 1e-6)",
         "0 * loss_error",
@@ -277,7 +277,7 @@ def test_products_in_the_weights(monkeypatch: Patch, law: Any) -> None:
     holds = law_holds(of, order, moment=True, phi_minus_one=False)
     integrand_off(monkeypatch, lambda of: replace(of, growth=of.growth + 0.9e-3 * abs(of.growth)))
     term = Term(
-        characteristic_function.growth_rounding,
+        characteristic_function.exponent_error,
         "4 * _EPS * np.abs(order * loss)",
         "(1e-3 * np.abs(order * loss) + 1e-3 * (loss < -300))",
         "0 * loss",

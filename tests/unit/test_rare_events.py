@@ -263,7 +263,7 @@ def test_bounds_on_lines_hold(law: Any, order: float) -> None:
             math.log(moment + 1e-300) <= bound + 1e-6
             or moment < 1e-13 * np.abs(integrand(law, order, z)).sum() * step
         )
-    growth = seen._log_growth(np.array([order]), 60.0)[0]
+    growth = seen._log_line_integrals(np.array([order]), 60.0)[0]
     for height, bound in list(zip(seen._heights, growth, strict=True))[::4]:
         if height * mu > 0.5:
             continue

@@ -398,9 +398,9 @@ def test_a_steepness_that_is_too_small_breaks_the_decay(monkeypatch: Patch) -> N
 
 def test_masses_of_cells_that_are_too_large_break_the_decay(monkeypatch: Patch) -> None:
     release = ReplacedRecord(1.0, 0.02)
-    genuine = TiltedReplacedRecord._log_cell_mass_bounds
+    genuine = TiltedReplacedRecord._log_cell_mass_lower
     monkeypatch.setattr(
-        TiltedReplacedRecord, "_log_cell_mass_bounds", lambda *a: genuine(*a) + math.log(1.3)
+        TiltedReplacedRecord, "_log_cell_mass_lower", lambda *a: genuine(*a) + math.log(1.3)
     )
     law = TiltedReplacedRecord(release, 4.0)
     edges = np.geomspace(0.01, 5, 60) / law.standard_deviation

@@ -71,7 +71,7 @@ class PrivacyCallback(TrainerCallback):
                 "step: set it to False, and have batches split by Opacus' BatchMemoryManager"
             )
         unwrapped = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self.gate.guard(unwrapped, running["train_dataloader"], made=state.global_step)
+        self.gate.guard(unwrapped, running["train_dataloader"], steps_made=state.global_step)
         self.gate.check_next_step()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:

@@ -55,7 +55,7 @@ class PrivacyCallback(Callback):
             BudgetExhaustedError: no step fits.
             ServiceError: the service gave no usable answer.
         """
-        self._guard_optimizer(trainer, made=trainer.global_step)
+        self._guard_optimizer(trainer, steps_made=trainer.global_step)
         self.gate.check_next_step()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,8 +96,8 @@ class PrivacyCallback(Callback):
         """
         self.gate.settle(self._output)
 
-    def _guard_optimizer(self, trainer: Trainer, made: int = 0) -> None:
-        """Make the fit's only optimizer ask for permission before every step."""
+    def _guard_optimizer(self, trainer: Trainer, steps_made: int = 0) -> None:
+        """Make the fit's only optimizer ask before every step, after `steps_made` earlier ones."""
         require_no_accumulation(trainer.accumulate_grad_batches)
         limited = trainer.max_steps != -1 or trainer.limit_train_batches != 1.0
         limit = "max_steps or limit_train_batches" if limited else None
@@ -114,4 +114,4 @@ class PrivacyCallback(Callback):
                 f"the model has {len(trainer.optimizers)} optimizers, and the budget covers one: "
                 "return one optimizer from configure_optimizers"
             )
-        self.gate.guard(trainer.optimizers[0], trainer.train_dataloader, made)
+        self.gate.guard(trainer.optimizers[0], trainer.train_dataloader, steps_made)

@@ -176,7 +176,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
             require_finite_gradients(optimizer)
             batches.require_unused_batch()
             batches.use_batch()
-            if charged.begins(plan, batches.epoch):
+            if charged.must_charge(plan, batches.epoch):
                 self._take(_parameters(plan), plan.steps_per_charge)
 
         before_step.counts_batches = True  # type: ignore[attr-defined]
@@ -291,8 +291,12 @@ class _ChargedEpoch:
         self._plan: Plan | None = None
         self._epoch: tuple[object, int] | None = None
 
-    def begins(self, plan: Plan, epoch: tuple[object, int]) -> bool:
-        """Return whether a step must be charged: the first of an epoch, or a Poisson-sampled one.
+    def must_charge(self, plan: Plan, epoch: tuple[object, int]) -> bool:
+        """Return whether to charge a step: each Poisson-sampled one, and the first of each epoch.
+
+        Args:
+            plan: the plan of the step.
+            epoch: the epoch of the step's batch, as `BatchCounter.epoch` identifies it.
 
         Raises:
             NoGuaranteeError: the step differs from the first of its epoch, which was charged.
@@ -321,7 +325,7 @@ def _parameters_of_run(run: Run) -> Parameters:
 
 
 def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
-    """Return whether the history `longer` begins with all steps of `history`."""
+    """Return whether the history `longer` must_charge with all steps of `history`."""
     if not history:
         return True
     last = len(history) - 1

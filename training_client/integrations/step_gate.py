@@ -60,13 +60,13 @@ class StepGate:
         self._physical_batches = PhysicalBatchTracker()
         self._next_hook: Callable[[DPOptimizer], None] | None = None
 
-    def guard(self, optimizer: Any, loader: Any, made: int = 0) -> None:
+    def guard(self, optimizer: Any, loader: Any, steps_made: int = 0) -> None:
         """Attach the gate to an Opacus optimizer, so that every step is checked before it is made.
 
         Args:
             optimizer: an optimizer of Opacus.
             loader: the training loader.
-            made: the number of steps that a checkpoint counts. A ledger's own count takes
+            steps_made: the number of steps that a checkpoint counts. A ledger's own count takes
                 precedence.
 
         Raises:
@@ -75,7 +75,7 @@ class StepGate:
         require_plan(optimizer, loader, self._allowance.plan)
         require_full_precision(optimizer)
         self._batches = BatchCounter(loader)
-        self.steps = max(self.steps, self._allowance.count_resumed(made))
+        self.steps = max(self.steps, self._allowance.count_resumed(steps_made))
         self._optimizer, self._loader = optimizer, loader
         if optimizer.step_hook != self._check_step:
             self._next_hook = replace_step_hook(optimizer, self._check_step)

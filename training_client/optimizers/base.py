@@ -110,7 +110,7 @@ class PrivateOptimizer(ABC):
         self.private_sum.take()
 
     def continue_epoch(self, position: int) -> None:
-        """Go on at batch `position` of an epoch; at 0, skip the steps left of the last epoch.
+        """Resume an epoch at batch `position`; at 0, begin one and drop steps left of the last.
 
         Raises:
             NoGuaranteeError: the place is not that of the steps made.

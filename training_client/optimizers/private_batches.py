@@ -90,7 +90,7 @@ class _DrawnIndices:
 
 
 class _CollateOrEmpty:
-    """Makes a batch of records; of none, one with the shapes of a batch of the first record."""
+    """Makes a batch of records; without any, an empty batch shaped like the first record's."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate

@@ -102,7 +102,7 @@ class StateSource(Protocol):
 
 
 class NoisySource:
-    """Updates an optimizer's state from the noisy means that steps release: post-processing."""
+    """Updates an optimizer's state from released noisy means, at no further privacy cost."""
 
     state: ClassVar[str] = "privatised"
     proven: ClassVar[bool] = True

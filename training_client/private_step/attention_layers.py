@@ -74,7 +74,7 @@ def _project_inputs(
     key: torch.Tensor,
     value: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the linear maps of query, key and value; of equal inputs at once."""
+    """Apply the linear maps of query, key and value; equal inputs are mapped together."""
     weight, bias, width = layer.in_proj_weight, layer.in_proj_bias, layer.embed_dim
     if weight is None:  # keys or values of another width
         weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
@@ -101,7 +101,7 @@ def _project_with_part_of_bias(
     weight: torch.Tensor,
     part: slice,
 ) -> torch.Tensor:
-    """Return a linear map whose bias is a part of the layer's."""
+    """Apply a linear map whose bias is the part `part` of the layer's bias."""
     found, bias = recorder.project(layer, rows, weight, None), layer.in_proj_bias
     if bias is None:
         return found

@@ -64,11 +64,12 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two squared magnitudes of each example, in double precision.
+        """Return bounds on each example's squared terms: on their sum, and on their largest factor.
 
         Returns:
             M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper
-            bound on the squared norm of the larger factor of every term, for underflow.
+            bound on the squared norm of the larger factor of every term, for underflow. Both are in
+            double precision.
         """
 
     @abstractmethod
@@ -123,7 +124,7 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after the affine maps; ∞ for examples to exclude."""
+        """Return upper bounds on squared norms after maps of `pieces`; ∞ excludes an example."""
         found, mapped = self._zeros(), self._zeros()
         scale_norm: Scalar = 0.0
         shift_norm: Scalar = 0.0

@@ -71,7 +71,7 @@ class ExampleGradients(Protocol):
         ...
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared gradient norms after the pieces' affine maps.
+        """Return upper bounds on squared gradient norms after each piece's affine map D∘(∇ + b).
 
         Args:
             pieces: all pieces of the parameter, each with its map.
@@ -90,7 +90,7 @@ class ExampleGradients(Protocol):
         ...
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return each example's squared norm after affine maps and damping, u/√(1 + (c·D∘∇)²)."""
+        """Return squared norms after affine maps u = D∘(∇ + b) and damping u/√(1 + (c·D∘∇)²)."""
         ...
 
     def damped_sum(
@@ -185,7 +185,7 @@ class OuterProducts:
         )
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after the affine maps; ∞ for examples to exclude."""
+        """Return upper bounds on squared norms after maps of `pieces`; ∞ excludes an example."""
         terms, dtype = self._norm_terms(pieces), self.inputs.dtype
         heights = squared_norm_upper_bounds(self.gradients)
         widths = squared_norm_upper_bounds(self.inputs, terms.widths)
@@ -295,7 +295,7 @@ class MaterializedGradients:
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after the affine maps; ∞ for examples to exclude."""
+        """Return upper bounds on squared norms after maps of `pieces`; ∞ excludes an example."""
         dtype = self.gradients.dtype
         found = squared_norms(self.gradients.flatten(1)).mul_(overflow_guard(bound, dtype))
         scale_norm: Scalar = 0.0

@@ -111,7 +111,7 @@ class LayerRecorder:
     def record_edge(
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
-        """Record a use with one output, of which gradients are linear in inputs and output."""
+        """Record a use of a layer, whose per-example gradients `differentiate` computes later."""
         for each in (*inputs, output):
             self._require_rows(layer, each)
         if not output.requires_grad:
@@ -126,7 +126,7 @@ class LayerRecorder:
             self.uses.append(use)
 
     def _differentiate_early(self, use: LayerUse, output: torch.Tensor) -> None:
-        """Compute the per-example gradients of a use as soon as that of its output is known."""
+        """Compute a use's per-example gradients as soon as the gradient of its output is known."""
         inputs, without_inputs = list(use.inputs), replace(use, inputs=(), edges=())
         parts = self.parts  # the hook must not refer to `self`, which refers to the graph
 
@@ -162,7 +162,7 @@ class LayerRecorder:
         return output
 
     def _differentiator(self, layer: nn.Module) -> Differentiate | None:
-        """Return how a layer's per-example gradients are computed; None for a replay."""
+        """Return the function for a layer's per-example gradients; None if it must be run again."""
         found: Any = layer  # of the type that is asked for
         if keeps_forward_of(layer, nn.Linear):
             return partial(self._project_back, found.weight, found.bias, None, False)

@@ -69,7 +69,7 @@ class LayerUse:
 
 
 class UseRecorder(Protocol):
-    """Records uses of layers in a forward pass; forward passes of some layers are given one."""
+    """The interface by which a layer's forward pass applies linear maps and records their use."""
 
     def project(
         self,
@@ -85,7 +85,7 @@ class UseRecorder(Protocol):
     def record_edge(
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
-        """Record a use with one output, of which gradients are linear in inputs and output."""
+        """Record a use of a layer, whose per-example gradients `differentiate` computes later."""
         ...
 
     def refuse(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
@@ -239,7 +239,7 @@ def _merge(parts: Sequence[ExampleGradients]) -> ExampleGradients:
 
 
 def _add(parts: Sequence[MaterializedGradients]) -> torch.Tensor:
-    """Return the sum of held gradients."""
+    """Return the sum of gradients that are held in memory."""
     total = parts[0].gradients.clone()
     for each in parts[1:]:
         total += each.gradients

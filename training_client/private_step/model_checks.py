@@ -143,7 +143,7 @@ def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size:
 
 
 def _sums_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[ExampleGradients]]:
-    """Return parts of which the sum over examples is that of the terms' magnitudes."""
+    """Return gradients of absolute values, whose sum over examples is the sum of |terms|."""
     found: dict[torch.Tensor, list[ExampleGradients]] = defaultdict(list)
     for each in uses:
         if each.use.is_bilinear:
@@ -156,7 +156,7 @@ def _sums_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[Exam
 
 
 def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch.Tensor) -> float:
-    """Return the largest sum of magnitudes on a piece."""
+    """Return the largest coordinate, on a piece, of the parts' sum over weighted examples."""
     total = weights.new_empty(piece.shape)
     merge_parts(parts, None).weighted_sum(piece.rows, weights, total)
     return _largest_magnitude(total)
@@ -213,7 +213,7 @@ def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass,
 
 
 def _mixing_error(layer: nn.Module) -> UnsupportedModelError:
-    """Return the error for a layer that sees several examples in one."""
+    """Return the error for a layer that mixes several examples into one."""
     return UnsupportedModelError(
         f"the inputs or gradients that {layer} gets for one example depend on other examples: "
         "model and loss must keep examples apart, along the first dimension of every tensor, and "

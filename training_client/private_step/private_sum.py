@@ -179,7 +179,7 @@ class PrivateSum:
         self._is_step_open, self._is_batch_read = True, False
 
     def continue_epoch(self, position: int) -> None:
-        """Go on at batch `position` of an epoch; at 0, skip the steps left of the last epoch.
+        """Resume an epoch at batch `position`; at 0, begin one and drop steps left of the last.
 
         An epoch of balls-in-bins sampling is charged as one draw of its bins. After others are
         drawn, the steps left of it cover nothing.

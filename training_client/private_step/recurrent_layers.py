@@ -73,19 +73,19 @@ def _rnn_step(
     of_hidden: torch.Tensor,
     _: State,
 ) -> State:
-    """Return the next state of a plain RNN."""
+    """Return a plain RNN's next state from the products with its input and hidden state."""
     return (activation(of_input + of_hidden),)
 
 
 def _lstm_step(of_input: torch.Tensor, of_hidden: torch.Tensor, state: State) -> State:
-    """Return the next hidden and cell state of an LSTM."""
+    """Return an LSTM's next hidden and cell state from the products with input and state."""
     first, forget, cell, last = (of_input + of_hidden).chunk(4, -1)
     cells = forget.sigmoid() * state[1] + first.sigmoid() * cell.tanh()
     return last.sigmoid() * cells.tanh(), cells
 
 
 def _gru_step(of_input: torch.Tensor, of_hidden: torch.Tensor, state: State) -> State:
-    """Return the next state of a GRU."""
+    """Return a GRU's next state from the products with its input and hidden state."""
     reset_in, update_in, new_in = of_input.chunk(3, -1)
     reset_hidden, update_hidden, new_hidden = of_hidden.chunk(3, -1)
     reset, update = (reset_in + reset_hidden).sigmoid(), (update_in + update_hidden).sigmoid()

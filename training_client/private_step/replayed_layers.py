@@ -54,7 +54,7 @@ class LayerCall:
         examples: int,
         wanted: tuple[int, ...],
     ) -> tuple[LayerCall, Values]:
-        """Return a call, and its tensors that have one example per row."""
+        """Return a call, and those of its arguments that are tensors with one example per row."""
         leaves, structure = tree_flatten(arguments)
         places = tuple(
             place

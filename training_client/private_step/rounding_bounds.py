@@ -92,7 +92,7 @@ def sequence_rounding(dtype: torch.dtype, terms: int) -> float:
 def sequence_underflow(
     scale_norm: Scalar, coordinates: int, terms: int, dtype: torch.dtype
 ) -> Scalar:
-    """Return an upper bound on the norm of what underflow takes from a product over a sequence.
+    """Return an upper bound on the norm of the underflow error of a product over a sequence.
 
     Every product and every partial sum may lose the smallest normal number, which D multiplies.
 
@@ -108,7 +108,7 @@ def sequence_underflow(
 def gram_underflow(
     heights: torch.Tensor, widths: torch.Tensor, rows: int, columns: int, terms: int
 ) -> torch.Tensor:
-    """Return upper bounds on what underflow takes from a squared norm computed by Gram matrices.
+    """Return upper bounds on the underflow error of squared norms computed by Gram matrices.
 
     The Gram matrices G of g and A of a are computed in double precision; an entry of G loses at
     most the smallest normal number t for each of its terms, which an entry of A multiplies, and
@@ -128,7 +128,7 @@ def gram_underflow(
 def mapped_magnitude_underflow(
     heights: torch.Tensor, widths: torch.Tensor, coordinates: int
 ) -> torch.Tensor:
-    """Return upper bounds on what underflow takes from Σₒᵢ g²ₒ·D²ₒᵢ·a²ᵢ in double precision.
+    """Return upper bounds on the underflow error of Σₒᵢ g²ₒ·D²ₒᵢ·a²ᵢ in double precision.
 
     Args:
         heights: Σₒ g²ₒ of each example.

@@ -121,7 +121,7 @@ class SequenceProducts(ChunkedGradients):
         return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ‖G‖²‖A‖² ≥ (Σₜ‖gₜ‖‖aₜ‖)², and the larger of ‖g‖² and ‖a‖²."""
+        """Return ‖g‖²‖a‖² ≥ (Σₜ‖gₜ‖‖aₜ‖)² of each example, and the larger of ‖g‖² and ‖a‖²."""
         heights, widths = self._squared_sizes
         return heights * widths, torch.maximum(heights, widths)
 
@@ -132,7 +132,7 @@ class SequenceProducts(ChunkedGradients):
         return heights, squared_norm_upper_bounds(self.inputs.flatten(1))
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σₒᵢ G²ₒ·D²ₒᵢ·A²ᵢ of each example on some rows, rounded up."""
+        """Return ‖D∘m‖² = Σₒᵢ G²ₒ·D²ₒᵢ·A²ᵢ of each example on some rows, rounded up."""
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()

@@ -69,13 +69,13 @@ class SummedGradients(ChunkedGradients):
         return part.dense(examples, rows)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (Σ M)² over the parts' magnitudes M, and the largest factor of any."""
+        """Return each example's (Σ M)² over the parts' bounds M, and the largest factor of any."""
         pairs = [_magnitudes_of(each) for each in self.parts]
         total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return (Σ ‖D∘m‖)² over the parts on some rows."""
+        """Return (Σ ‖D∘m‖)² of each example over the parts' bounds m, on some rows scaled by D."""
         found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
 
@@ -93,7 +93,7 @@ class SummedGradients(ChunkedGradients):
 
 
 def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a part's M² and the squared norm of its larger factor; of held ones their own."""
+    """Return a part's `magnitudes`; gradients held in memory have their squared norms as both."""
     if isinstance(part, MaterializedGradients):
         found = squared_norms(part.gradients.flatten(1))
         return found, found
@@ -101,7 +101,7 @@ def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mapped_magnitudes_of(part: Part, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-    """Return a part's ‖D∘m‖² on some rows."""
+    """Return ‖D∘m‖² of each example for a part's bound m, on some rows scaled by D."""
     if isinstance(part, MaterializedGradients):
         held = part.gradients[:, rows].flatten(1).contiguous()
         return mapped_squared_norms(held, scale.reshape(1, -1))

@@ -134,7 +134,7 @@ class TokenGradients(ChunkedGradients):
         return found
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the squared norms of the gradients, twice."""
+        """Return each example's squared norm, for both bounds: its only term is the gradient."""
         found = self._add_up(squared_norms(self.rows), self.examples)
         return found, found
 

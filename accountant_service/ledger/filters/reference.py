@@ -62,7 +62,7 @@ _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of i
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCharge(Charge):
-    """A plan's cost as a number of reference steps that dominate it, and a part of δ (slack).
+    """A plan's cost: steps of the reference mechanism that dominate it, and slack (part of δ).
 
     Attributes:
         steps: the number of steps of the plan.
@@ -79,11 +79,11 @@ class ExchangeCharge(Charge):
 
     @property
     def reserved(self) -> Amounts:
-        """The reference steps held at first, and the slack (part of δ) for charge and refund."""
+        """The reference mechanism's steps held at first, and the slack for charge and refund."""
         return self.reference_steps, self.slack + self.return_slack
 
     def spent(self, granted: int) -> Amounts:
-        """Return the reference steps and slack (part of δ) spent after `granted` steps.
+        """Return the steps of the reference mechanism, and the slack, spent after `granted` steps.
 
         The first grant makes the exchange, and so spends its slack.
         """
@@ -367,7 +367,7 @@ class ReferenceFilter(PrivacyFilter):
         if self._is_exact(plan):
             slack = 0
         block, reference = self._composition(plan.canonical), self._reference_composition()
-        with _decide(plan, self.relation):
+        with _limit_comparison_time(plan, self.relation):
             found = domination.fewest_repetitions(block, reference, self._slack_delta(slack), free)
             if found is None:
                 return ExchangeCharge(plan.steps, self.steps + 1, slack, slack)
@@ -390,7 +390,7 @@ class ReferenceFilter(PrivacyFilter):
             return known
         held, _ = charge.held(granted)
         try:
-            with _decide(plan, self.relation):
+            with _limit_comparison_time(plan, self.relation):
                 found = domination.most_repetitions(
                     self._reference_composition(),
                     self._composition(plan.step, plan.steps - granted),
@@ -413,7 +413,7 @@ class ReferenceFilter(PrivacyFilter):
             return free
         if not free:
             return 0
-        with _decide(plan, self.relation):
+        with _limit_comparison_time(plan, self.relation):
             return domination.most_repetitions(
                 self._composition(plan.step),
                 self._reference_composition(free),
@@ -433,7 +433,7 @@ class ReferenceFilter(PrivacyFilter):
             return plan.steps <= free
         if not free:
             return False
-        with _decide(plan, self.relation):
+        with _limit_comparison_time(plan, self.relation):
             return domination.dominates(
                 self._reference_composition(free),
                 self._composition(plan.canonical),
@@ -449,7 +449,7 @@ class ReferenceFilter(PrivacyFilter):
             return self._is_reference(plan) and charge.reference_steps >= plan.steps
         if not plan.step.atom_counts:
             return True
-        with _decide(plan, self.relation):
+        with _limit_comparison_time(plan, self.relation):
             return charge.reference_steps > 0 and domination.dominates(
                 self._reference_composition(charge.reference_steps),
                 self._composition(plan.canonical),
@@ -467,7 +467,7 @@ class ReferenceFilter(PrivacyFilter):
             return refund == (known or (0, charge.return_slack))
         if not (0 < steps <= charge.held(granted)[0] and slack == 0):
             return False
-        with _decide(plan, self.relation):
+        with _limit_comparison_time(plan, self.relation):
             return domination.dominates(
                 self._composition(plan.step, plan.steps - granted),
                 self._reference_composition(steps),
@@ -547,7 +547,7 @@ def json_of(mechanism: Mechanism) -> Json:
 
 
 @contextmanager
-def _decide(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[None]:
+def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[None]:
     """Context manager that limits the CPU time of a comparison; a timeout becomes a refusal.
 
     Raises:

@@ -91,8 +91,11 @@ class EnumeratedProfile:
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
         """Return lower and upper bounds on δ at each ε ≥ 0."""
         error = self._outcomes.mass_error
-        lower = self._excess(epsilons + self._outcomes.loss_error) * (1 - error)
-        upper = self._excess(epsilons - self._outcomes.loss_error) * (1 + error) + _UNDERFLOW
+        lower = self._delta_from_finite_losses(epsilons + self._outcomes.loss_error) * (1 - error)
+        upper = (
+            self._delta_from_finite_losses(epsilons - self._outcomes.loss_error) * (1 + error)
+            + _UNDERFLOW
+        )
         infinite = self._infinite
         return (
             np.maximum(lower + infinite * (1 - 1e-9), 0.0),
@@ -104,7 +107,7 @@ class EnumeratedProfile:
         lower, upper = self.delta(epsilons)
         return lower[np.newaxis], upper[np.newaxis]
 
-    def _excess(self, epsilons: Array) -> Array:
+    def _delta_from_finite_losses(self, epsilons: Array) -> Array:
         """Return the part of δ(ε) from finite losses l > ε, Σ p·(1 − e^{ε−l}), at each ε."""
         losses, mass = self._outcomes.losses, self._outcomes.mass
         found = np.empty_like(epsilons)
@@ -116,12 +119,12 @@ class EnumeratedProfile:
     def epsilon(self, delta: float) -> tuple[float, float]:
         """Return a lower and an upper bound on ε at δ."""
         error, shift = self._outcomes.mass_error, self._outcomes.loss_error
-        lower = self._largest((delta - self._infinite * (1 - 1e-9)) / (1 - error))
-        upper = self._largest((delta - self._infinite - _UNDERFLOW) / (1 + error))
+        lower = self._epsilon_at((delta - self._infinite * (1 - 1e-9)) / (1 - error))
+        upper = self._epsilon_at((delta - self._infinite - _UNDERFLOW) / (1 + error))
         return max(lower - shift, 0.0), max(upper + shift, 0.0)
 
-    def _largest(self, delta: float) -> float:
-        """Return the least ε at which every event "the loss is at least t" allows this δ."""
+    def _epsilon_at(self, delta: float) -> float:
+        """Return the least ε with P(L ≥ t) − e^ε·Q(L ≥ t) ≤ δ for every threshold t of losses L."""
         if delta <= 0:
             return math.inf
         useful = self._p > delta
@@ -130,7 +133,7 @@ class EnumeratedProfile:
         return float((np.log(self._p[useful] - delta) - self._log_q[useful]).max())
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds on attacks' false-positive, and lower on true-positive, rates."""
+        """Return upper bounds on false-positive, lower bounds on true-positive rates of attacks."""
         chosen = np.linspace(0, len(self._p) - 1, min(len(self._p), 8 * len(thresholds)))
         at = np.unique(chosen.astype(int))
         error = self._outcomes.mass_error
@@ -183,12 +186,16 @@ def _repeat(outcomes: Outcomes | None, count: int) -> Outcomes | None:
 
 def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
     """Return bounds on ε at δ from all outcomes, or None if they are too many."""
-    return _worse([_epsilon(releases, each, delta) for each in distinct_directions(releases)])
+    return _combine_directions(
+        [_epsilon(releases, each, delta) for each in distinct_directions(releases)]
+    )
 
 
 def delta_bounds(releases: Composition, epsilon: float) -> Bounds | None:
     """Return bounds on δ(ε) from all outcomes, or None if they are too many."""
-    return _worse([_delta(releases, each, epsilon) for each in distinct_directions(releases)])
+    return _combine_directions(
+        [_delta(releases, each, epsilon) for each in distinct_directions(releases)]
+    )
 
 
 def _epsilon(releases: Composition, direction: Direction, delta: float) -> Bounds | None:
@@ -206,7 +213,7 @@ def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bound
     return Bounds(float(lower[0]), float(upper[0]))
 
 
-def _worse(found: list[Bounds | None]) -> Bounds | None:
+def _combine_directions(found: list[Bounds | None]) -> Bounds | None:
     """Return bounds on the larger of two directions' values; None if one has no bounds."""
     known = [each for each in found if each is not None]
     if len(known) < len(found):

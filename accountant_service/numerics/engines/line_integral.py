@@ -157,14 +157,14 @@ class EvaluatedIntegral:
         lower = lower - self._aliasing_error_table(epsilons)
         return np.clip(lower, 0.0, 1.0), np.minimum(upper, 1.0)
 
-    def epsilon(self, delta: float, bound: float) -> tuple[float, float]:
+    def epsilon(self, delta: float, known_upper: float) -> tuple[float, float]:
         """Return lower and upper bounds on the smallest ε ≥ 0 with δ(ε) ≤ `delta`.
 
         Args:
             delta: in (0, 1).
-            bound: a known upper bound on ε.
+            known_upper: an upper bound on ε that is already proved.
         """
-        points, upper = np.linspace(0.0, bound, _POINTS + 1), 0.0
+        points, upper = np.linspace(0.0, known_upper, _POINTS + 1), 0.0
         for _ in range(_ROUNDS):
             costly = np.flatnonzero(~(self.delta(points[:-1])[1] <= delta))
             if not len(costly):
@@ -242,7 +242,10 @@ class EvaluatedIntegral:
         return np.minimum(false_positives, 1.0), np.clip(true_positives, 0.0, 1.0)
 
     def _aliasing_error(self, epsilons: Array, smoothing: float = 0.0) -> Array:
-        """Return upper bounds on the error of replacing the integral by a sum, one for each ε."""
+        """Return upper bounds on the error of replacing the integral by a sum, one for each ε.
+
+        `smoothing` is the standard deviation of Gaussian noise added to the loss.
+        """
         line = self.line
         left = math.exp(line.log_mass) / math.expm1(min(line.tilt * line.period, 700.0))
         if not len(line.higher_tilts):

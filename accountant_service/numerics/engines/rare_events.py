@@ -91,7 +91,7 @@ def integrate_rare_events(
     for division in _candidate_divisions(parts, epsilon, saddle.log_delta + settings.log_accuracy):
         with contextlib.suppress(SlowDecayError):
             divided = DividedComposition(parts, division, epsilon)
-            line = choose_line(divided.own_saddle(saddle), settings, divided.log_mass)
+            line = choose_line(divided.own_saddle(saddle), settings, divided.log_integrated_mass)
             return integrate_along_line(
                 divided.integrand(line.tilt), line, settings.work_limit, divided.omitted()
             )
@@ -99,7 +99,9 @@ def integrate_rare_events(
 
 
 def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[SaddlePoint]:
-    """Return two guesses of the saddle point: if one rare outcome decides δ, and if many do.
+    """Return two guesses of the saddle point at δ: if one rare outcome decides δ, and if many do.
+
+    `near` gives δ and the direction.
 
     The first guess solves Σ T·δ₁(ε) = δ, with δ₁(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) for one release
     and δ_G for the unsampled one. The second is the Rényi bound without the extreme outcomes.
@@ -292,7 +294,7 @@ class DividedComposition:
         ]
 
     def _integrated_log_moments(self, orders: Array) -> Array:
-        """Return upper bounds on the log-moment of the outcomes to integrate, one per order."""
+        """Return upper bounds on the log-moments of the integrated outcomes, one per order."""
         total, ratio = np.zeros_like(orders), np.zeros_like(orders)
         if not self._common:
             for rare, part in zip(self._rare, self._sampled_gaussians, strict=True):
@@ -308,12 +310,12 @@ class DividedComposition:
         return upper
 
     @property
-    def log_mass(self) -> float:
-        """Return an upper bound on the log probability of the outcomes to integrate."""
+    def log_integrated_mass(self) -> float:
+        """Return an upper bound on the log probability of the integrated outcomes."""
         return min(float(self._moments[0]), 0.0)
 
     def own_saddle(self, near: SaddlePoint) -> SaddlePoint:
-        """Return the saddle point of the outcomes to integrate alone, at the ε of `near`."""
+        """Return the saddle point of the integrated outcomes alone, at the ε of `near`."""
         tilts, moments = self._tilts[1:], self._moments[1:]
         cost = moments - tilts * near.epsilon - np.log(tilts) - np.log1p(tilts)
         return replace(near, tilt=float(tilts[np.argmin(cost)]), tilts=tilts, moments=moments)
@@ -403,7 +405,7 @@ class _RareOutcomeIntegrand:
     def _log_decay_of_law(
         self, whole: WindowedLoss, slow: WindowedLoss, fast: WindowedLoss, edges: Array
     ) -> Array:
-        """Return upper bounds on log|K|, K the transform of one release's losses, per range of v.
+        """Return upper bounds on log|K|, K one release's Laplace transform, per range of v.
 
         A range of frequencies v starts at one of the edges and ends at the next; the last has no
         end.
@@ -437,8 +439,8 @@ class _RareOutcomeIntegrand:
         for at, count in enumerate(self.counts):
             b, a = self._transforms(at, frequencies)
             terms += count * value.multiply(b.log(), a.log() if a else None, count)
-            size.multiply(b.log_size(), a.log_size() if a else None, count)
-            largest.multiply(b.log_largest(), a.log_largest() if a else None, count)
+            size.multiply(b.log_modulus(), a.log_modulus() if a else None, count)
+            largest.multiply(b.log_modulus_upper(), a.log_modulus_upper() if a else None, count)
             log_scale_error += count * (b.scale_error + (a.scale_error if a else 0.0))
         if log_scale_error > _TOTAL_SCALE_ERROR_MAX:
             raise SlowDecayError
@@ -513,14 +515,14 @@ class _LaplaceTransform:
         """Return the complex logarithm of the computed transform."""
         return np.asarray(self.log_scale + log1p_complex(self.phi_minus_one))
 
-    def log_size(self) -> ComplexArray:
-        """Return the log of the computed transform's absolute value."""
+    def log_modulus(self) -> ComplexArray:
+        """Return log|transform| as computed: real numbers, held as complex ones for products."""
         return np.asarray(self.log().real, complex)
 
-    def log_largest(self) -> ComplexArray:
-        """Return an upper bound on the log of the exact transform's absolute value."""
+    def log_modulus_upper(self) -> ComplexArray:
+        """Return upper bounds on log|exact transform|: real numbers, held as complex ones."""
         size = np.exp(log1p_complex(self.phi_minus_one).real)
-        return self.log_size() + np.log1p(self.error / np.maximum(size, 1e-300))
+        return self.log_modulus() + np.log1p(self.error / np.maximum(size, 1e-300))
 
 
 class _LaplaceTransformProduct:

@@ -316,7 +316,7 @@ def _collect_sampled(releases: Composition) -> _SampledReleases | None:
 
 
 def _choose_slack(sampled: _SampledReleases) -> float | None:
-    """Return the widest margin of loss that leaves few releases ambiguous; None if all leave many.
+    """Return the widest margin of loss that leaves few releases ambiguous; None if none does.
 
     It is one of `_SLACKS` plus log ΣT.
     """

@@ -37,6 +37,7 @@ def _replace_end(
     The value at the other end is halved if that is stale.
 
     An end is stale if the last point replaced the same end as this one (Illinois correction).
+    `was_feasible` is whether the last point was feasible; None if there was none.
     """
     if point[1] <= 0:
         return point, (outside[0], outside[1] / 2 if was_feasible is True else outside[1])

@@ -142,10 +142,10 @@ class BallsInBins:
         error = 8 * _EPS * (1 + np.abs(loss))
         tilted = ratio * mass * (1 + 8 * _EPS)
         if removing:
-            cells = _group(first, edges, loss + error, tilted, mass)
+            cells = _group_by_loss(first, edges, loss + error, tilted, mass)
             cells.p[-1] += law.tilted_beyond
         else:
-            cells = _group(first, edges, -loss + error, mass, tilted)
+            cells = _group_by_loss(first, edges, -loss + error, mass, tilted)
             cells.p[-1] += law.below.sum()
         return cells
 
@@ -160,11 +160,11 @@ class BallsInBins:
             self.mu, self.bins, lattices, tilted=direction == "removing"
         )
         with np.errstate(divide="ignore"):
-            cells = _group(first, edges, np.log(p) - np.log(q + _LEAST), p, q + _LEAST)
-        return replace(cells, p=_without_top(cells.p, wrapped))
+            cells = _group_by_loss(first, edges, np.log(p) - np.log(q + _LEAST), p, q + _LEAST)
+        return replace(cells, p=_remove_top(cells.p, wrapped))
 
 
-def _without_top(mass: Array, share: float) -> Array:
+def _remove_top(mass: Array, share: float) -> Array:
     """Return the masses after removing `share` of mass from the end of the array.
 
     If any part of the mass, of at most that size, does not belong here, the tails of the rest are
@@ -176,8 +176,8 @@ def _without_top(mass: Array, share: float) -> Array:
     return kept
 
 
-def _group(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
-    """Return lattice points with masses p and q, grouped into cells by their privacy loss."""
+def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
+    """Group lattice points, with masses p and q, into cells by their privacy loss."""
     count = len(edges) - 1
     cell = np.searchsorted(edges, loss, side="right")
     inner = (cell > 0) & (cell <= count)

@@ -290,7 +290,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         z = np.linspace(low, high, count + 1)
         left, right = z[:-1], z[1:]
         loss, middle = self._loss(z), self._loss(0.5 * (left + right))
-        mass = np.exp(log_cell_mass_bounds(z, loss, middle, order) - self._log_moment)
+        mass = np.exp(log_cell_mass_lower(z, loss, middle, order) - self._log_moment)
         chord = 0.5 * (loss[:-1] + loss[1:])
         nearest = np.where(left * right <= 0, 0.0, np.minimum(np.abs(left), np.abs(right)))
         steepest = np.maximum(order * loss[:-1], order * loss[1:])
@@ -350,7 +350,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         growth = self._order * loss
         quadrature = math.log(2) + _LOG_ERROR + self._log_moment
         log_omitted = float(np.logaddexp(self._log_truncation_error, quadrature))
-        integrand = MomentIntegrand(z, spacing, growth, growth_rounding(self._order, loss, off))
+        integrand = MomentIntegrand(z, spacing, growth, exponent_error(self._order, loss, off))
         return trapezoidal_rule(integrand, self._sign * loss, off, log_omitted)
 
 
@@ -366,14 +366,16 @@ class TiltedReplacedRecord(QuadratureLoss):
         self._log_moment = float(release.log_moments("removing", np.array([tilt]))[0])
         low, high = self._limits()
         ends = np.array([high])
-        left = float(self._growth(np.array([low]))[0] + log_normal_tail(np.array([-low]))[0])
+        left = float(
+            self._log_integrand_ratio(np.array([low]))[0] + log_normal_tail(np.array([-low]))[0]
+        )
         right = float(release.log_tail(np.array([tilt]), ends)[0])
         self._log_truncation_error = float(np.logaddexp(left, right))
         if self._log_truncation_error - self._log_moment > math.log(_MISSING_MAX):
             raise SlowDecayError
         self._prepare_decay_bounds()
 
-    def _growth(self, z: Array) -> Array:
+    def _log_integrand_ratio(self, z: Array) -> Array:
         """Return the log of the moment's integrand divided by the normal density, at each output z.
 
         It is log(A₊^{s+1}·A₋^{−s}), which increases with z.
@@ -404,12 +406,12 @@ class TiltedReplacedRecord(QuadratureLoss):
         z = np.linspace(low, high, count + 1)
         left, right = z[:-1], z[1:]
         loss = release.loss(z)
-        mass = np.exp(self._log_cell_mass_bounds(z) - self._log_moment)
+        mass = np.exp(self._log_cell_mass_lower(z) - self._log_moment)
         shares = np.exp(release.log_share(z)), np.exp(release.log_share(-z))
         nearest = np.where(left * right <= 0, 0.0, np.minimum(np.abs(left), np.abs(right)))
         least_slope = mu * (shares[0][:-1] + shares[1][1:])
         with np.errstate(divide="ignore"):
-            log_density = self._growth(right) - 0.5 * nearest**2 - np.log(least_slope)
+            log_density = self._log_integrand_ratio(right) - 0.5 * nearest**2 - np.log(least_slope)
         density = np.exp(np.minimum(log_density - LOG_SQRT_TWO_PI - self._log_moment, 600.0))
         # K may be less than its upper bound: by the errors that it adds, and by its rounding up
         density *= 1 + 4 * _MISSING_MAX
@@ -425,7 +427,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         self.standard_deviation = math.sqrt(float(share_of @ (chord - mean) ** 2))
         self._pairs = CellPairs(loss, mass)
 
-    def _log_cell_mass_bounds(self, z: Array) -> Array:
+    def _log_cell_mass_lower(self, z: Array) -> Array:
         """Return logs of lower bounds on the tilted mass of each cell between points z.
 
         The mass is ∫ n·A₊^{s+1}·A₋^{−s} over the cell, without normalisation.
@@ -446,6 +448,12 @@ class TiltedReplacedRecord(QuadratureLoss):
 
         (log f)′ = μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). π₊ and ρ
         increase with z, and π₋ decreases.
+
+        Args:
+            left: the cells' lower ends.
+            right: their upper ends.
+            plus: π₊ at all ends, one more than cells.
+            minus: π₋ at the same points.
         """
         mu, tilt = self._release.mu, self._tilt
         least = mu * ((tilt + 1) * plus[:-1] + tilt * minus[1:]) - right
@@ -468,7 +476,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         with_record, loss = release.log_ratio(z), release.loss(z)
         off = release.loss_rounding(z, loss)
         growth_error = loss_rounding(with_record, release.sample_rate, release.mu)
-        growth_error = growth_error + growth_rounding(tilt, loss, off)
+        growth_error = growth_error + exponent_error(tilt, loss, off)
         quadrature = math.log(2) + _LOG_ERROR + self._log_moment
         log_omitted = float(np.logaddexp(self._log_truncation_error, quadrature))
         integrand = MomentIntegrand(z, spacing, with_record + tilt * loss, growth_error)
@@ -486,8 +494,8 @@ def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:
     return rounding
 
 
-def growth_rounding(order: float, loss: Array, loss_error: Array) -> Array:
-    """Return upper bounds on the error of order·loss, given upper bounds on the losses' errors."""
+def exponent_error(order: float, loss: Array, loss_error: Array) -> Array:
+    """Return upper bounds on the error of exponents order·loss, from rounding and `loss_error`."""
     rounding: Array = 4 * _EPS * np.abs(order * loss) + abs(order) * loss_error
     return rounding
 
@@ -603,7 +611,7 @@ class TrapezoidalRule:
         return relative
 
     def phi_minus_one(self, frequencies: Array) -> ComplexArray:
-        """Return the characteristic function less 1 at each frequency."""
+        """Return φ − 1 at each frequency, φ the characteristic function."""
         half = np.multiply.outer(0.5 * frequencies, self.loss)
         sine = np.sin(half)
         real = -2 * _chunked_dot(sine * sine, self.weight)
@@ -657,13 +665,13 @@ def trapezoidal_rule(
     return TrapezoidalRule(weight, loss[kept], relative_error, off, log_moment, rounding, missing)
 
 
-def _log_moment_near_one(integrand: MomentIntegrand, about: float) -> tuple[float, float]:
+def _log_moment_near_one(integrand: MomentIntegrand, estimate: float) -> tuple[float, float]:
     """Return the log of a moment near 1, without cancellation, and an upper bound on its error.
 
-    The bound is infinite where the moment is far from 1.
+    The bound is infinite where the moment is far from 1, by an estimate of its log.
     """
-    if abs(about) > _SMALL_MOMENT:
-        return about, math.inf
+    if abs(estimate) > _SMALL_MOMENT:
+        return estimate, math.inf
     moment_minus_one, error = integrand.moment_minus_one()
     log_moment = math.log1p(moment_minus_one)
     return log_moment, 1.1 * error / (1 + moment_minus_one) + 4 * _EPS * abs(log_moment)
@@ -685,16 +693,17 @@ def _frequency_blocks(frequencies: Array, nodes: int) -> list[Array]:
     return np.array_split(frequencies, max(1, len(frequencies) * nodes // _ELEMENTS_MAX))
 
 
-def log_cell_mass_bounds(z: Array, loss: Array, middle: Array, order: float) -> Array:
+def log_cell_mass_lower(z: Array, loss: Array, middle_loss: Array, order: float) -> Array:
     """Return logs of lower bounds on the tilted mass of each cell between neighbouring points z.
 
-    The mass is the integral of n(z)·e^{a·l(z)} over the cell.
+    The mass is the integral of n(z)·e^{a·l(z)} over the cell. `loss` holds l at the points z, and
+    `middle_loss` at the middle of each cell.
 
     On a cell log n is concave and lies above its chord; a·l, l being convex, lies above its tangent
     in the middle (a > 0) or its chord (a < 0). The exponential of a linear function has at least
     its middle's value as its mean.
     """
-    growth = order * (middle if order > 0 else 0.5 * (loss[:-1] + loss[1:]))
+    growth = order * (middle_loss if order > 0 else 0.5 * (loss[:-1] + loss[1:]))
     log_mass: Array = growth - 0.25 * (z[:-1] ** 2 + z[1:] ** 2) + np.log(np.diff(z))
     return log_mass - LOG_SQRT_TWO_PI
 

@@ -269,7 +269,10 @@ class LossCells:
     infinite: float = 0.0
 
     def reversed(self, infinite: float = 0.0) -> LossCells:
-        """Return the cells of the other direction: P and Q swapped, every loss negated."""
+        """Return the cells of the other direction: P and Q swapped, every loss negated.
+
+        `infinite` is the mass of infinite loss in that direction.
+        """
         back = slice(None, None, -1)
         return LossCells(
             self.first,
@@ -316,7 +319,10 @@ class ReleaseLaw(Protocol):
         ...
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and the greatest privacy loss that cells must cover."""
+        """Return the least and the greatest privacy loss that cells must cover.
+
+        Outside, P has at most the normal tail beyond `tail_deviations` standard deviations.
+        """
         ...
 
     def cells(

@@ -137,7 +137,7 @@ def quantile(mu: float, deviations: float) -> float:
 
 def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
     """Return upper bounds on the distribution of the sum of `bins` lognormal summands."""
-    summands = [_Summands(_split_above(mu, lattice), ()) for lattice in lattices]
+    summands = [_Summands(_split_to_cell_ends(mu, lattice), ()) for lattice in lattices]
     classes = tuple(
         _ClassMoments(each, lattice, bins) for each, lattice in zip(summands, lattices, strict=True)
     )
@@ -177,7 +177,7 @@ def sum_below(
     """
     lower, upper, wrapped = [], [], 0.0
     for lattice in lattices:
-        cells = _split_below(mu, lattice)
+        cells = _rounded_cell_masses(mu, lattice)
         low, high = (
             _round_cells(cells, -1, tilted=tilted),
             _round_cells(cells, 1, tilted=not tilted),
@@ -203,8 +203,8 @@ class _Summands:
     one: tuple[Array, ...]
 
 
-def _split_above(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
-    """Return a summand's masses, each cell's moved to the cell's ends with its mean kept."""
+def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
+    """Return a summand's masses on a lattice, each cell's split between its ends at equal mean."""
     edges = lattice_points(lattice.start, lattice.cut + 1 - lattice.start, lattice.step)
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, edges)
     low = edges[:-1]
@@ -230,8 +230,8 @@ def _cell_ranges(lattice: SumLattice) -> list[slice]:
     return [slice(split), slice(split, None)]
 
 
-def _split_below(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
-    """Return the cell masses of a rounded summand below a class and in it."""
+def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
+    """Return the cell masses of a summand rounded to a lattice, below a class and in it."""
     ends = [lattice.start, lattice.cut]
     if not lattice.is_first:
         ends.insert(1, lattice.above)
@@ -247,7 +247,7 @@ def _split_below(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Arr
 def _round_cells(
     cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
 ) -> _Summands:
-    """Return upper (`outward` = 1) or lower (−1) bounds on the masses of cells."""
+    """Return upper (`outward` = 1) or lower (−1) bounds on masses, if `tilted` also tilted ones."""
     plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
     one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
     return _Summands(plain, one if tilted else ())
@@ -306,7 +306,7 @@ def _block_starts(points: int, centre: int) -> NDArray[np.int64]:
 
 
 class _ClassMoments:
-    """Exponential moments of the sums S of a class's outcomes, for Chernoff bounds."""
+    """Exponential moments of the sums S of a class of outcomes, for Chernoff bounds."""
 
     def __init__(self, summands: _Summands, lattice: SumLattice, bins: int) -> None:
         firsts = (lattice.start, lattice.above)
@@ -326,7 +326,7 @@ class _ClassMoments:
         self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> Array:
-        """Return upper bounds on log E[e^{rS}] over the class's outcomes, for each rate r.
+        """Return upper bounds on log E[e^{rS}; the outcome is in the class], for each rate r.
 
         With a and c the moments of summands below the class and in it, (a + c)^b − a^b is at most
         b·c·(a + c)^{b−1}.

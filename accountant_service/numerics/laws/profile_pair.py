@@ -75,7 +75,7 @@ class RenyiPair(AtomicPair):
 
     def list_atoms(self) -> Atoms:
         """Return an outcome at each corner of the profile converted from the best orders."""
-        orders, divergences = self._sum()
+        orders, divergences = self._sum_divergences()
         ends = [
             min(float((divergences - log_delta / (orders - 1)).min()), LOSS_MAX)
             for log_delta in _LOG_ENDS
@@ -93,7 +93,7 @@ class RenyiPair(AtomicPair):
             log_deltas = np.minimum(log_deltas, (order - 1) * (divergence - epsilons) + constant)
         return atoms_of_profile(epsilons, np.exp(log_deltas) * (1 + 1e-9))
 
-    def _sum(self) -> tuple[Array, Array]:
+    def _sum_divergences(self) -> tuple[Array, Array]:
         """Return Rényi orders, and the sum of all releases' divergences at each."""
         orders = _ORDERS
         for own, _, _ in self.curves:

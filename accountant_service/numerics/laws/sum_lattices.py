@@ -46,7 +46,8 @@ _LIMIT_RATES: Final = 64
 def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
     """Return a low and a high likelihood ratio, beyond which about a normal tail lies.
 
-    From Chernoff's bound. No summand exceeds its quantile.
+    It is the tail beyond `deviations` standard deviations, by Chernoff's bound. No summand exceeds
+    its quantile.
     """
     x, log_mass = _quadrature(mu, -deviations, deviations + mu)
     tail = 0.5 * deviations * deviations
@@ -88,7 +89,7 @@ def choose_lattices(
         small_sums: whether it should be so also for sums far below b.
     """
     lowest, largest = bins * math.exp(low), bins * math.exp(min(high, LOSS_MAX))
-    tail = _log_tail(mu, bins, low, high) + _MARGIN
+    tail = _negative_log_tail(mu, bins, low, high) + _MARGIN
     end = min(largest, quantile(mu, min(math.sqrt(2 * tail) + mu, _DEVIATIONS_MAX)))
     deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)))
     step = min(_STEP_SHARE * spacing * math.sqrt(1.5 * bins), 0.5 * deviation)
@@ -104,7 +105,7 @@ def choose_lattices(
             factor *= 2
         found.append(
             _class_lattice(
-                _Class(mu, bins, above * step, min(cut * step, 2 * end), tail, lowest),
+                _ClassEstimates(mu, bins, above * step, min(cut * step, 2 * end), tail, lowest),
                 factor * step, above // factor, cut // factor, start, largest,
             )
         )  # fmt: skip
@@ -120,8 +121,8 @@ def _first_cut(mu: float, bins: int) -> float:
     return max(quantile(mu, z), _SPREAD * deviation)
 
 
-def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
-    """Return −log of about the probability that the privacy loss is outside two limits."""
+def _negative_log_tail(mu: float, bins: int, low: float, high: float) -> float:
+    """Estimate −log of the probability that the privacy loss is outside two limits."""
     for deviations in _DEVIATIONS:
         least, most = ratio_limits(mu, bins, deviations)
         if math.log(least) <= low and math.log(most) >= high:
@@ -129,8 +130,11 @@ def _log_tail(mu: float, bins: int, low: float, high: float) -> float:
     return 0.5 * deviations * deviations
 
 
-class _Class:
-    """Approximate log-moments of the sums S of a class of outcomes, only to choose its lattice."""
+class _ClassEstimates:
+    """Approximate log-moments of the sums S of a class of outcomes, only to choose its lattice.
+
+    The outcomes of the class have a largest summand from `above` to `cut`.
+    """
 
     def __init__(
         self, mu: float, bins: int, above: float, cut: float, tail: float, lowest: float
@@ -150,7 +154,7 @@ class _Class:
         self.rates_down = -np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> tuple[Array, Array]:
-        """Return log E[e^{rS}] of a class's sums S, and its large summands' number, per rate r."""
+        """Return estimates of log E[e^{rS}] and of the number of large summands, per rate r."""
         small = log_sum_exp(self.small[1] + rates[:, None] * self.small[0])
         if self.large is None:
             return self.bins * small, np.zeros_like(rates)
@@ -160,9 +164,12 @@ class _Class:
 
 
 def _class_lattice(
-    law: _Class, step: float, above: int, cut: int, start: float, largest: float
+    law: _ClassEstimates, step: float, above: int, cut: int, start: float, largest: float
 ) -> SumLattice:
-    """Choose the lattice for one class of sums: its range, and its exponential tilts."""
+    """Choose the lattice for one class of sums: its range, and its exponential tilts.
+
+    The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`.
+    """
     up, many = law.log_moments(law.rates_up)
     down, few = law.log_moments(law.rates_down)
     if law.bins <= TERMS_MAX:
@@ -181,17 +188,25 @@ def _class_lattice(
     size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)
     begin = min(math.floor(start / step), max(above - 1, 0))
     ends = (first * step, (first + size) * step)
-    tilts = (0.0, *_tilts(law.rates_up, up, many, mass, law.tail, ends),
-             *_tilts(law.rates_down, down, few, mass, law.tail, ends))  # fmt: skip
+    tilts = (0.0, *_choose_tilts(law.rates_up, up, many, mass, law.tail, ends),
+             *_choose_tilts(law.rates_down, down, few, mass, law.tail, ends))  # fmt: skip
     return SumLattice(step, first, size, begin, above if above else begin, cut, tilts)
 
 
-def _tilts(
+def _choose_tilts(
     rates: Array, logs: Array, expected: Array, mass: float, tail: float, ends: tuple[float, float]
 ) -> list[float]:
     """Choose the rates of tilts that bring improbable sums to the centre of the lattice.
 
     Under a rate the sum is where the masses are about e^{−exponent} of the class.
+
+    Args:
+        rates: to choose from.
+        logs: log-moments of the class at each rate.
+        expected: about the number of large summands at each rate.
+        mass: log of the class's mass.
+        tail: −log of masses that are negligible.
+        ends: the lowest and the highest sum on the lattice.
     """
     sums = np.gradient(logs, rates)
     exponent = rates * sums - logs + mass

@@ -35,11 +35,11 @@ class TruncatedLaplacePair:
     def infinite_masses(self) -> tuple[float, float]:
         """The mass of infinite loss on either side: outputs that only one dataset can give."""
         start = math.exp(-(self.bound - self.sensitivity) / self.scale)
-        mass = -0.5 * start * math.expm1(-self.sensitivity / self.scale) / self._kept
+        mass = -0.5 * start * math.expm1(-self.sensitivity / self.scale) / self._kept_mass
         return mass, mass
 
     @property
-    def _kept(self) -> float:
+    def _kept_mass(self) -> float:
         """The probability that untruncated Laplace noise is within ±A."""
         return -math.expm1(-self.bound / self.scale)
 
@@ -47,8 +47,8 @@ class TruncatedLaplacePair:
         """Return P(the log-likelihood ratio is in each interval), without and with the record."""
         most, low, high = self.sensitivity / self.scale, edges[:-1], edges[1:]
         start, end = np.clip(low, -most, most), np.clip(high, -most, most)
-        within = -0.5 * np.expm1(-0.5 * (end - start)) / self._kept
-        atom = -0.5 * math.expm1(-(self.bound - self.sensitivity) / self.scale) / self._kept
+        within = -0.5 * np.expm1(-0.5 * (end - start)) / self._kept_mass
+        atom = -0.5 * math.expm1(-(self.bound - self.sensitivity) / self.scale) / self._kept_mass
         bottom, top = (low < -most) & (high >= -most), (low < most) & (high >= most)
         far = math.exp(-most)
         without_record = within * np.exp(-0.5 * (start + most)) + atom * (bottom + far * top)
@@ -88,4 +88,4 @@ class TruncatedLaplacePair:
     def total_variation(self) -> float:
         """Return the total variation distance of the noise and the noise shifted by Δ."""
         half = -math.expm1(-0.5 * self.sensitivity / self.scale)
-        return min(1.0, half / self._kept)
+        return min(1.0, half / self._kept_mass)

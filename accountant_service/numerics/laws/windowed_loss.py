@@ -37,8 +37,8 @@ from accountant_service.numerics.laws.characteristic_function import (
     MomentIntegrand,
     TrapezoidalRule,
     exact_multiples,
-    growth_rounding,
-    log_cell_mass_bounds,
+    exponent_error,
+    log_cell_mass_lower,
     loss_rounding,
     round_spacing,
     trapezoidal_rule,
@@ -260,7 +260,7 @@ class WindowedLoss:
         return largest
 
     def log_decay(self, order: float, frequencies: Array) -> Array:
-        """Return upper bounds on log|K(order + iu)| for u ≥ each frequency; K is the transform."""
+        """Return upper bounds on log|Laplace transform(order + iu)| for u ≥ each frequency."""
         argument = np.append(frequencies, order)
         return self._compute_once("decay", argument, lambda: self._log_decay(order, frequencies))
 
@@ -281,16 +281,15 @@ class WindowedLoss:
         """Return upper bounds on the tilted loss's characteristic function, from pairs of cells."""
         z = np.linspace(self._low, self._high, _PAIR_CELLS + 1)
         loss, middle = self._loss(z), self._loss(0.5 * (z[:-1] + z[1:]))
-        log_mass = log_cell_mass_bounds(z, loss, middle, order)
+        log_mass = log_cell_mass_lower(z, loss, middle, order)
         for window in self._windows:
             log_mass = log_mass + window.log_weight(loss[1:] if window.sign < 0 else loss[:-1])
         return CellPairs(loss, np.exp(log_mass - self.log_moments(np.array([order]))[0]))
 
-    def _log_growth(self, orders: Array, frequency: float) -> Array:
-        """Return logs of upper bounds on ∫|integrand| along lines Im z = y, for each order.
+    def _log_line_integrals(self, orders: Array, frequency: float) -> Array:
+        """Return logs of upper bounds on ∫|transform's integrand| along lines Im z = y.
 
-        The integrand is that of the transform K. Rows are orders, columns are lines. The
-        trapezoidal rule's error follows from them.
+        Rows are orders, columns are lines. The trapezoidal rule's error follows from them.
         """
         growth = []
         for order in orders:
@@ -305,7 +304,7 @@ class WindowedLoss:
 
     def _choose_spacing(self, orders: Array, frequency: float) -> tuple[float, Array]:
         """Return a trapezoidal spacing, and logs of upper bounds on its error at each order."""
-        growth = self._log_growth(orders, frequency)
+        growth = self._log_line_integrals(orders, frequency)
         z = self._cell_edges()
         about = log_sum_exp(self._exponent(z[1:], orders) + np.log(np.diff(z))) - LOG_SQRT_TWO_PI
         needed = growth - about[:, None] - _LOG_ERROR
@@ -336,9 +335,9 @@ class WindowedLoss:
         exponent: Array = np.multiply.outer(orders, loss) + fixed
         return exponent
 
-    def _growth_error(self, loss: Array, loss_error: Array, order: float) -> Array:
+    def _exponent_error(self, loss: Array, loss_error: Array, order: float) -> Array:
         """Return upper bounds on the rounding error of order·loss + log(product of weights)."""
-        error = growth_rounding(order, loss, loss_error)
+        error = exponent_error(order, loss, loss_error)
         for window in self._windows:
             error = error + window.relative_error(loss, loss_error)
         return error
@@ -357,7 +356,7 @@ class WindowedLoss:
         loss = self._loss(z)
         exponent = self._exponent(z, orders)
         loss_error = loss_rounding(loss, self._rate, self._mu)
-        relative_error = self._growth_error(loss, loss_error, float(orders.max())) + 4 * _EPS * (
+        relative_error = self._exponent_error(loss, loss_error, float(orders.max())) + 4 * _EPS * (
             2 + z * z
         )
         relative_error = relative_error + 4 * _EPS * (
@@ -381,6 +380,6 @@ class WindowedLoss:
         loss_error = loss_rounding(loss, self._rate, self._mu)
         growth = order * loss + self._log_windows(loss)
         growth[z >= self._high + spacing] = -math.inf  # where all windows have closed
-        error = self._growth_error(loss, loss_error, order)
+        error = self._exponent_error(loss, loss_error, order)
         integrand = MomentIntegrand(z, spacing, growth, error)
         return trapezoidal_rule(integrand, loss, loss_error, float(log_omitted[0]))

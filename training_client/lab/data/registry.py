@@ -121,18 +121,18 @@ def load(name: str, folder: Path) -> Dataset:
     return DATASETS[name].load(folder)
 
 
-def train_size(name: str, stated: int | None = None) -> int:
-    """Return the number of records in a training set without loading it.
+def train_size(name: str, given_size: int | None = None) -> int:
+    """Return a training set's number of records before it is loaded: `given_size` or the known one.
 
     Args:
         name: the name of the data set.
-        stated: the size that the caller states; needed for data that are not in `DATASETS`.
+        given_size: the size as the caller gives it; needed for data that are not in `DATASETS`.
 
     Raises:
-        DataError: the size is neither stated nor known.
+        DataError: the size is neither given nor known.
     """
-    if stated is not None:
-        return stated
+    if given_size is not None:
+        return given_size
     if name not in DATASETS:
         raise DataError(
             f"Unknown dataset {name!r}: there are {', '.join(DATASETS)}. For your own data, pass "

@@ -55,7 +55,7 @@ def clamp_in_place(values: torch.Tensor) -> torch.Tensor:
 def damped_squared_norms(
     gradients: torch.Tensor, inputs: torch.Tensor, affine: AffineMap, damping: float
 ) -> torch.Tensor:
-    """Return each example's squared norm after an affine map and damping, u/√(1 + (c·D∘∇)²).
+    """Return squared norms after an affine map u = D∘(∇ + b) and damping u/√(1 + (c·D∘∇)²).
 
     It is ∞ or NaN if a coordinate of u is.
 

@@ -227,6 +227,7 @@ def noise_multiplier(
     true_positive_rate: float | None = None,
     false_positive_rate: float | None = None,
     mu: float | None = None,
+    earlier: Mechanism | None = None,
 ) -> SolvedNoiseMultiplier:
     """Return the least noise multiplier with which a run stays within ε at δ, or a risk.
 
@@ -247,6 +248,7 @@ def noise_multiplier(
         true_positive_rate: largest rate, with `false_positive_rate`, instead of ε.
         false_positive_rate: with `true_positive_rate`.
         mu: μ of Gaussian DP, instead of ε.
+        earlier: releases made before the run, as JSON; they count towards the target.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -274,6 +276,7 @@ def steps(
     true_positive_rate: float | None = None,
     false_positive_rate: float | None = None,
     mu: float | None = None,
+    earlier: Mechanism | None = None,
 ) -> SolvedSteps:
     """Return the largest number of steps with which a run stays within ε at δ, or a risk.
 
@@ -293,6 +296,7 @@ def steps(
         true_positive_rate: as for `noise_multiplier`.
         false_positive_rate: as for `noise_multiplier`.
         mu: as for `noise_multiplier`.
+        earlier: releases made before the run, as JSON; they count towards the target.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -318,6 +322,7 @@ def sample_rate(
     true_positive_rate: float | None = None,
     false_positive_rate: float | None = None,
     mu: float | None = None,
+    earlier: Mechanism | None = None,
 ) -> SolvedSampleRate:
     """Return the largest Poisson sample rate with which a run stays within ε at δ, or a risk.
 
@@ -334,6 +339,7 @@ def sample_rate(
         true_positive_rate: as for `noise_multiplier`.
         false_positive_rate: as for `noise_multiplier`.
         mu: as for `noise_multiplier`.
+        earlier: releases made before the run, as JSON; they count towards the target.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.

@@ -277,7 +277,8 @@ class PlanAnswer(Answer):
     recommended: CertifiedRunView
     reason: str = Field(description="why this run is recommended")
     current: CertifiedRunView | None = Field(
-        description="today's choice with the least noise within the budget, if it was given"
+        default=None,
+        description="today's choice with the least noise within the budget, if it was given",
     )
     signal_to_noise_limit: float = Field(
         description="N·μ: the signal-to-noise of full batches within the budget, at any number of "

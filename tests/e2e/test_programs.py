@@ -162,8 +162,8 @@ def test_the_command_line_answers_what_the_service_answers(server: str) -> None:
     [
         (["epsilon", "-q", "2", "-s", "1", "-t", "5", "-d", "1e-5"], "--sample-rate must be"),
         (["epsilon", "-q", "0.1", "-s", "1", "-t", "5", "-d", "7"], "--delta must be"),
-        (["epsilon", "-d", "1e-5", "--mechanism", "{"], "not readable as JSON"),
-        (["epsilon", "-d", "1e-5", "--mechanism", "@/nowhere"], "not readable"),
+        (["epsilon", "-d", "1e-5", "--mechanism", "{"], "--mechanism is not JSON"),
+        (["epsilon", "-d", "1e-5", "--mechanism", "@/nowhere"], "cannot read the file"),
         (
             ["steps", "-q", "0.1", "-s", "1", "-E", "1", "-d", "1e-5", "--method", "x"],
             "--method must be",

@@ -680,7 +680,7 @@ def test_the_planner_recommends_a_run(visitor: Person) -> None:
 def test_the_planner_says_what_is_wrong_beside_the_field(visitor: Person) -> None:
     text = visitor.get("/plan?epsilon=&delta=2&epochs=5&batch_size=70000&steps=1.5")
     assert problem(text, "epsilon") == "Budget is required."
-    assert problem(text, "delta") == "Failure probability must be less than 1."
+    assert problem(text, "delta") == "Failure probability must be < 1."
     assert problem(text, "steps").startswith("Steps today must be")
     assert "Correct the fields that are marked." in text
     text = visitor.get("/plan?batch_size=70000")

@@ -62,7 +62,7 @@ def test_all_that_is_wrong_is_said_at_once_in_the_words_of_options() -> None:
     assert found.exit_code == 2
     for words in (
         "--epsilon is required",
-        "--delta must be less than 1",
+        "--delta must be < 1",
         "--dataset-size is required",
         "--batch-size must be",
     ):

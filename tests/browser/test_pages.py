@@ -181,7 +181,7 @@ def test_the_planner_by_keyboard(open_page: Any) -> None:
         "text => document.querySelector('#result').innerText !== text", arg=before
     )
     assert "epsilon=1" in page.url
-    assert page.locator("#said").inner_text().startswith("Batch")
+    page.wait_for_function("document.querySelector('#said').innerText.startsWith('Batch')")
     summary = page.locator("summary").last
     summary.focus()
     page.keyboard.press("Enter")

@@ -170,7 +170,7 @@ def list_conditions(facts: Facts) -> tuple[str, ...]:
 
 
 def list_unprotected(facts: Facts) -> tuple[str, ...]:
-    """Return what no number of the report protects."""
+    """Return the harms that the guarantee does not cover, one sentence each."""
     unit = facts.dataset.privacy_unit
     return (
         f"What is true of the whole group. If the data show that smoking is dangerous, this is "

@@ -100,7 +100,7 @@ def test_a_clipped_sum_of_a_transformer_equals_its_definition(name: str, path: A
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit"])
 @pytest.mark.parametrize(
-    ("optimizer", "rate"), [("dp_adam", 0.02), ("dp_rmsprop", 0.002), ("pi_rmsprop", 0.02)]
+    ("optimizer", "rate"), [("dp_adam", 0.02), ("dp_rmsprop", 0.0005), ("pi_rmsprop", 0.02)]
 )
 def test_a_transformer_trains(name: str, optimizer: str, rate: float) -> None:
     net, (examples, targets), loss = build(name)
@@ -109,7 +109,7 @@ def test_a_transformer_trains(name: str, optimizer: str, rate: float) -> None:
     plan = Plan(dataset_size=SIZE, sample_rate=1.0, clip_norm=1.0, noise_multiplier=1e-6)
     private = make_optimizer(optimizer, net, unbudgeted(plan), learning_rate=rate)
     losses = [private.step(examples, targets, loss) for _ in range(12)]
-    assert min(losses[6:]) < losses[0]
+    assert losses[-1] < losses[0]
 
 
 def test_a_transformer_with_dropout_trains() -> None:

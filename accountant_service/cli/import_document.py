@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from accountant_service import importing, number_format
-from accountant_service.api.computation_cache import ENDPOINTS
-from accountant_service.api.problems import of_error
-from accountant_service.errors import AccountingError
+from accountant_service.cli.asking import answer_or_exit
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.number_format import round_nearest as shown
 
@@ -76,7 +73,7 @@ def import_document(
         "sampling": sampling,
         "neighbouring_relation": neighbouring_relation,
     }
-    answer = _answer({name: value for name, value in body.items() if value is not None})
+    answer = answer_or_exit(_ENDPOINT, body, {"/document": "the document"}, as_json=as_json)
     if output is not None:
         _write_mechanism(output, answer)
     if as_json:
@@ -94,28 +91,6 @@ def _read(file: str) -> str:
     except OSError as error:
         raise typer.BadParameter(f"cannot be read: {error}", param_hint="FILE") from None
     return raw[: 4 * importing.TEXT_MAX + 4].decode("utf-8", errors="surrogateescape")
-
-
-def _answer(body: Json) -> Json:
-    """Return the API's answer, or print the problem and exit with code 2."""
-    endpoint = ENDPOINTS[_ENDPOINT]
-    try:
-        request = endpoint.request.model_validate(body)
-        return endpoint.answer(request).model_dump(mode="json")
-    except (ValidationError, AccountingError) as error:
-        problem = of_error(error)
-    console = Console(stderr=True, highlight=False)
-    console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
-    for fault in problem.get("errors") or [{"pointer": "", "message": problem["detail"]}]:
-        console.print("  " + escape(f"{_place(fault['pointer'])} {fault['message']}"))
-    raise typer.Exit(2)
-
-
-def _place(pointer: str) -> str:
-    """Return the option for a pointer of the request, or a pointer into the document."""
-    if pointer.startswith("/document"):
-        return pointer.removeprefix("/document") or "the document"
-    return "--" + pointer.removeprefix("/").replace("_", "-")
 
 
 def _write_mechanism(output: Path, answer: Json) -> None:

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from accountant_service import number_format
-from accountant_service.api.computation_cache import ENDPOINTS
-from accountant_service.api.problems import of_error
-from accountant_service.errors import AccountingError
+from accountant_service.cli.asking import answer_or_exit
 from accountant_service.guarantee import NeighbouringRelation
 
 Json = dict[str, Any]
@@ -87,29 +84,13 @@ def plan(
         "largest_batch_size": largest_batch_size,
         "steps_min": steps_min,
     }
-    answer = _answer({name: value for name, value in body.items() if value is not None})
+    answer = answer_or_exit(_ENDPOINT, body, {}, as_json=as_json)
     if plot is not None:
         _draw(answer, plot)
     if as_json:
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
         _print(answer)
-
-
-def _answer(body: Json) -> Json:
-    """Return the API's answer, or print the problem and exit with code 2."""
-    endpoint = ENDPOINTS[_ENDPOINT]
-    try:
-        request = endpoint.request.model_validate(body)
-        return endpoint.answer(request).model_dump(mode="json")
-    except (ValidationError, AccountingError) as error:
-        problem = of_error(error)
-    console = Console(stderr=True, highlight=False)
-    console.print(f"[bold red]{problem['title']}[/] [dim]({problem['code']})[/]")
-    for fault in problem.get("errors") or [{"pointer": "", "message": problem["detail"]}]:
-        option = fault["pointer"].replace("/", "--").replace("_", "-")
-        console.print("  " + escape(f"{option} {fault['message']}".lstrip()))
-    raise typer.Exit(2)
 
 
 def _print(answer: Json) -> None:

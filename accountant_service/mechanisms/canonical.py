@@ -377,7 +377,7 @@ def _apply_sampling(
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:
-    """Return one Gaussian release that costs as much as all; None unless all are unsampled Gaussian."""
+    """Return one Gaussian release of the same cost; None unless all are unsampled Gaussian."""
     if list(atoms.values()) == [1]:
         return next(iter(atoms))
     if any(atom.noise != "gaussian" or atom.sampling != "none" for atom in atoms):

@@ -73,14 +73,14 @@ def test_all_that_is_wrong_is_said_at_once_in_the_words_of_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--examples", "5"], "--examples must be left out if epochs are given"),
-        (["-t", "5"], "--batch-size is required with steps"),
-        (["-b", "60001"], "--batch-size must be at most 60000, which is dataset_size"),
+        (["--examples", "5"], "--examples must be left out if --epochs are given"),
+        (["-t", "5"], "--batch-size is required with --steps"),
+        (["-b", "60001"], "--batch-size must be at most 60000, which is --dataset-size"),
         (["--sampling", "shuffled"], "--sampling must be"),
         (["--points", "1"], "--points must be"),
         (
             ["--smallest-batch-size", "500", "--largest-batch-size", "50"],
-            "--smallest-batch-size must be at most largest_batch_size",
+            "--smallest-batch-size must be at most --largest-batch-size",
         ),
     ],
 )
@@ -88,3 +88,14 @@ def test_a_wrong_option_is_named(arguments: list[str], words: str) -> None:
     found = run(*arguments)
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())
+
+
+@pytest.mark.parametrize("command", ["plan", "import"])
+def test_a_refusal_is_the_api_s_problem_with_json(command: str, tmp_path: Path) -> None:
+    (tmp_path / "history").write_text("{}")
+    arguments = ["plan"] if command == "plan" else ["import", str(tmp_path / "history"), "-d", "2"]
+    found = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    problem = json.loads(found.output)
+    assert (found.exit_code, problem["code"]) == (2, "invalid-request")
+    assert "/delta" in {fault["pointer"] for fault in problem["errors"]}
+    assert "--delta" in {fault["option"] for fault in problem["errors"]}

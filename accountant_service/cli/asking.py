@@ -1,0 +1,33 @@
+"""Ask an endpoint of the API without HTTP, for commands with a fixed set of options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.cli.problems import run_or_exit, validate
+
+Json = dict[str, Any]
+
+
+def answer_or_exit(
+    path: str, options: Mapping[str, Any], names: Mapping[str, str], *, as_json: bool
+) -> Json:
+    """Return the API's answer, or print the problem and exit with code 2.
+
+    Args:
+        path: the path of the endpoint.
+        options: the fields of the request; None counts as missing.
+        names: the name of a field on the command line, where it is not its own with dashes.
+        as_json: whether to print the problem document as JSON.
+    """
+    endpoint = ENDPOINTS[path]
+    given = {name: value for name, value in options.items() if value is not None}
+    shown = {f"/{name}": "--" + name.replace("_", "-") for name in options} | dict(names)
+
+    def ask() -> Json:
+        """Check the request, and compute its answer."""
+        return endpoint.answer(validate(endpoint.request, given)).model_dump(mode="json")
+
+    return run_or_exit(ask, shown, as_json=as_json)

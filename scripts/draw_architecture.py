@@ -24,7 +24,14 @@ PACKAGES: Final = ("training_client", "accountant_service")
 # Leaves that nearly every component imports: named below the drawing instead of drawn with arrows.
 COMMON: Final = {
     "training_client": ("errors", "retry"),
-    "accountant_service": ("errors", "logs", "metrics", "number_format", "settings"),
+    "accountant_service": (
+        "errors",
+        "logs",
+        "metrics",
+        "number_format",
+        "settings",
+        "template_environment",
+    ),
 }
 # It imports the calculations in the forked process only, so that they need not be imported again.
 PRELOADING: Final = "fork_server"

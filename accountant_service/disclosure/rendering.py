@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
 from accountant_service import number_format
 from accountant_service.disclosure import sentences
@@ -18,6 +18,7 @@ from accountant_service.disclosure.model_card import write_model_card, write_que
 from accountant_service.disclosure.nist_questions import list_questions
 from accountant_service.errors import FormatUnavailableError
 from accountant_service.guarantee import warn_about_delta
+from accountant_service.template_environment import create_environment
 
 _FOLDER: Final = Path(__file__).parent / "templates"
 _PRIORS: Final = (0.01, 0.1, 0.5)
@@ -153,20 +154,8 @@ def _count(value: int) -> str:
 
 def _environment() -> Environment:
     """Return the Jinja environment of the reports."""
-    found = Environment(
-        loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {
-        "up": number_format.round_up,
-        "down": number_format.round_down,
-        "number": number_format.round_nearest,
-        "percent": _percent,
-        "count": _count,
-    }
+    found = create_environment(_FOLDER)
+    found.filters |= {"percent": _percent, "count": _count}
     return found
 
 

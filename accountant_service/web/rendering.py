@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastapi import Request
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from accountant_service import number_format
+from accountant_service.template_environment import create_environment
 
 _FOLDER: Final = Path(__file__).parent
 
@@ -51,21 +51,8 @@ def format_words(name: str) -> str:
 
 def _template_environment() -> Environment:
     """Create the Jinja environment, with the filters that templates use."""
-    found = Environment(
-        loader=FileSystemLoader(_FOLDER / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {
-        "number": number_format.round_nearest,
-        "up": number_format.round_up,
-        "down": number_format.round_down,
-        "count": format_count,
-        "moment": format_moment,
-        "words": format_words,
-    }
+    found = create_environment(_FOLDER / "templates")
+    found.filters |= {"count": format_count, "moment": format_moment, "words": format_words}
     return found
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from accountant_service.version import __version__
+
 __all__ = [
     "__version__",
     "compare",

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from accountant_service import __version__, mechanisms
+from accountant_service import mechanisms
 from accountant_service.api import ledger_routes, ledger_schemas, metrics_endpoint, problems
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.computation_cache import ComputationCache
@@ -26,6 +26,7 @@ from accountant_service.ledger.rules import EntryKind
 from accountant_service.ledger.service import Ledger
 from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
+from accountant_service.version import __version__
 from accountant_service.web import routing as web
 
 _DESCRIPTION = """

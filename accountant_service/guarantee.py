@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from accountant_service import __version__, number_format
+from accountant_service import number_format
+from accountant_service.version import __version__
 
 
 class Status(StrEnum):

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from accountant_service import __version__
 from accountant_service.cli.encoding import prepare_output
+from accountant_service.version import __version__
 
 _CONFIGURATION_ERRORS: Final = ("pydantic_core._pydantic_core", "sqlalchemy.exc")  # not imported
 _UsageError: Any = typer.BadParameter.__base__  # the base of every fault in how it is called

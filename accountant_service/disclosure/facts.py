@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from accountant_service import __version__, mechanisms
+from accountant_service import mechanisms
 from accountant_service.disclosure.attack_rates import (
     AttackRates,
     bound_attacks_by_epsilon,
@@ -23,6 +23,7 @@ from accountant_service.ledger import certificate
 from accountant_service.ledger.rules import Dataset, Reservation
 from accountant_service.mechanisms import Mechanism, Repeated
 from accountant_service.numerics.floats import rounding
+from accountant_service.version import __version__
 
 FORMAT: Final = "privacy-accountant-report/1"
 RUNS_MAX: Final = 200  # listed in the report of a dataset

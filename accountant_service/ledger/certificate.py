@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from accountant_service import __version__, calculator, mechanisms, number_format
+from accountant_service import calculator, mechanisms, number_format
 from accountant_service.accountants import Question
 from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import AccountingError
@@ -36,6 +36,7 @@ from accountant_service.ledger.rules import (
 from accountant_service.ledger.step_plan import with_steps
 from accountant_service.mechanisms import Mechanism, canonical_form
 from accountant_service.risk import GaussianMu
+from accountant_service.version import __version__
 
 FORMAT: Final = "privacy-accountant-certificate/3"
 _FORMAT_2: Final = "privacy-accountant-certificate/2"

@@ -37,7 +37,6 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from accountant_service import __version__
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import filters, hash_chain, rules
 from accountant_service.ledger.errors import DatabaseAwayError, DatabaseReadOnlyError
@@ -64,6 +63,7 @@ from accountant_service.ledger.tables import (
     RESERVATION,
     SECRET,
 )
+from accountant_service.version import __version__
 
 _BUSY_SECONDS: Final = 20.0  # the wait for SQLite's one writer
 _LOCK_SECONDS: Final = 5.0  # the wait for a locked row of PostgreSQL

@@ -15,6 +15,7 @@ from typing import Any, Final
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import Atom
+from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.laws import private_selection
 from accountant_service.numerics.laws.balls_in_bins import BallsInBins
 from accountant_service.numerics.laws.bounded_range import BoundedRangePair
@@ -36,6 +37,7 @@ from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeRep
 from accountant_service.numerics.laws.profile_pair import ProfilePair, RenyiPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
+from accountant_service.numerics.laws.shuffled_reports import ShuffledReportsPair
 from accountant_service.numerics.laws.truncated_laplace import TruncatedLaplacePair
 from accountant_service.numerics.laws.truncated_poisson import truncated_poisson_law
 
@@ -93,6 +95,8 @@ class _Kind:
         relations: under which the pair is proved.
         pairs: returns the number of such pairs whose composition dominates one release.
         samples_itself: whether `source` covers the kind's sampling.
+        can_be_sampled: whether the pair stays dominating on a Poisson sample. The proof needs a
+            release whose meaning does not depend on the number of records.
         is_renyi_curve: whether the releases of such kinds are added as Rényi curves, which is
             tighter than composing their pairs.
     """
@@ -105,6 +109,7 @@ class _Kind:
     relations: frozenset[NeighbouringRelation] = frozenset(NeighbouringRelation)
     pairs: Callable[[ReleaseGroup], int] = lambda _: 1
     samples_itself: bool = False
+    can_be_sampled: bool = True
     is_renyi_curve: bool = False
 
 
@@ -211,6 +216,25 @@ def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> R
     return truncated_poisson_law(size, group.rate, batch, 1 / group.sigma)
 
 
+def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+    """Return the pair that dominates n shuffled reports of an ε-DP mechanism."""
+    (reports,) = group.atom.parameters
+    ((report, _),) = group.atom.releases
+    return Release(ShuffledReportsPair(int(reports), _local_epsilon(report)))  # type: ignore[arg-type]
+
+
+def _local_epsilon(report: Atom) -> float:
+    """Return ε of an ε-DP mechanism of one person's input, rounded up."""
+    first, second, *_ = (*map(float, report.parameters), 0.0)  # type: ignore[arg-type]
+    match report.noise:
+        case "randomized_response":
+            return rounding.up(math.log((1 - second) * first / second + 1))
+        case "discrete_laplace":
+            return rounding.up(second / first)
+        case _:
+            return first
+
+
 def count_pairs(group: ReleaseGroup) -> int:
     """Return the number of dominating pairs to compose for all releases of the group."""
     return group.count * _KINDS[group.atom.noise].pairs(group)
@@ -251,10 +275,11 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
         )
     for inner in release_groups(group.atom.releases, relation):
         require_dominating_pair(inner, relation)
-        _require_renyi_curve(inner, relation)
+        if _KINDS[name].is_renyi_curve:
+            _require_renyi_curve(inner, relation)
     if name in ("gaussian", "laplace"):
         _require_proved_sampling(group, relation)
-    elif sampling == "poisson":
+    elif sampling == "poisson" and _KINDS[name].can_be_sampled:
         _require_add_or_remove(group, relation)
     elif sampling not in ("none", "truncated_poisson", name):
         raise MethodNotApplicableError(
@@ -418,6 +443,15 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "Geng, Ding, Guo & Kumar 2020, arXiv 1810.00877v3; proved in docs/accountants/kinds.md",
         "the noise is added to one number, which a neighbour changes by at most Δ",
     ),
+    "tree_aggregation": _Kind(
+        lambda group, _: Release(GaussianPair(1 / group.sigma)),
+        "Kairouz et al. 2021, arXiv 2103.00039; sensitivity proved in docs/accountants/kinds.md",
+        "a record takes part in at most the stated number of steps, at least the stated number of "
+        "steps apart",
+        unsampled_cost=lambda group: (group.count / group.sigma**2, 0.0),
+        is_attained=False,
+        can_be_sampled=False,
+    ),
     "private_selection": _Kind(
         _renyi_release,
         "Papernot & Steinke 2022, arXiv 2110.03620v2, Theorems 2 and 6",
@@ -425,6 +459,14 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "is released",
         is_attained=False,
         is_renyi_curve=True,
+    ),
+    "shuffled_reports": _Kind(
+        _shuffled_reports_law,
+        "Feldman, McMillan & Talwar 2023, arXiv 2208.04591; proved in docs/accountants/kinds.md",
+        "each person's report is made by the same ε-DP mechanism, independently of all others, and "
+        "only the shuffled reports are seen; a neighbour changes one person's input",
+        is_attained=False,
+        can_be_sampled=False,
     ),
     "approximate_dp": _Kind(
         _pair_law(ApproximatePair),

@@ -15,6 +15,7 @@ from typing import Any, Final
 from accountant_service.mechanisms.tree import (
     ApproximateDp,
     BallsInBins,
+    BandedMatrixFactorization,
     Composed,
     DiagonalGaussian,
     DiscreteGaussian,
@@ -36,6 +37,8 @@ from accountant_service.mechanisms.tree import (
     Rdp,
     Repeated,
     Repeats,
+    ShuffledReports,
+    TreeAggregation,
     TruncatedLaplace,
     TruncatedPoissonSampled,
     UserLevel,
@@ -242,7 +245,21 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
         "min_separation": _SIZE,
         "participations": _SIZE,
     },
+    BandedMatrixFactorization: {
+        "noise_multiplier": _NOISE,
+        "coefficients": _number_list_type(_number_type(0.0, 1e6), "numbers ≥ 0", COORDINATES_MAX),
+        "steps": _SIZE,
+        "groups": _SIZE,
+        "sample_rate": _RATE,
+    },
+    TreeAggregation: {
+        "noise_multiplier": _NOISE,
+        "steps": _number_type(1, MATRIX_STEPS_MAX, whole=True),
+        "participations": _SIZE,
+        "min_separation": _SIZE,
+    },
     PrivateSelection: {"repeats": _repeats_type(), "mechanism": _MECHANISM},
+    ShuffledReports: {"reports": _SIZE, "mechanism": _MECHANISM},
     Parallel: {"mechanisms": _MECHANISMS},
     ApproximateDp: {"epsilon": _LOSS, "delta": _DELTA},
     Gdp: {"mu": _number_type(1 / NOISE_MAX, 1 / NOISE_MIN)},
@@ -335,10 +352,34 @@ _EXAMPLES: Final[Mapping[str, Json]] = {
         "min_separation": 100,
         "participations": 10,
     },
+    "banded_matrix_factorization": {
+        "kind": "banded_matrix_factorization",
+        "noise_multiplier": 4.0,
+        "coefficients": [1.0, 0.5, 0.375],
+        "steps": 1000,
+        "groups": 10,
+        "sample_rate": 0.1,
+    },
+    "tree_aggregation": {
+        "kind": "tree_aggregation",
+        "noise_multiplier": 6.0,
+        "steps": 1000,
+        "participations": 1,
+        "min_separation": 1,
+    },
     "private_selection": {
         "kind": "private_selection",
         "repeats": {"distribution": "poisson", "mean": 10},
         "mechanism": {"kind": "gaussian", "noise_multiplier": 4.0},
+    },
+    "shuffled_reports": {
+        "kind": "shuffled_reports",
+        "reports": 10000,
+        "mechanism": {
+            "kind": "randomized_response",
+            "categories": 4,
+            "flip_probability": 0.6,
+        },
     },
     "parallel": {
         "kind": "parallel",
@@ -508,10 +549,13 @@ def _count_releases(mechanism: Mechanism) -> int:
             | UserLevel()
             | TruncatedPoissonSampled()
             | PrivateSelection()
+            | ShuffledReports()
         ):
             return _count_releases(mechanism.mechanism)
         case DpSgd():
             return mechanism.step_count()
+        case BandedMatrixFactorization():
+            return sum(count for _, count in mechanism.rounds())
         case _:
             return 1
 
@@ -566,8 +610,10 @@ def _check_kind(mechanism: Mechanism, pointer: str) -> None:
             _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
             if bound < sensitivity:
                 raise MechanismError((f"{pointer}/bound", "must be ≥ the sensitivity"))
-        case MatrixFactorization():
-            _check_matrix(mechanism, pointer)
+        case MatrixFactorization() | BandedMatrixFactorization() | TreeAggregation():
+            _check_correlated_noise(mechanism, pointer)
+        case ShuffledReports(_, inner):
+            _require_local_randomizer(inner, f"{pointer}/mechanism")
         case Rdp(orders, divergences):
             _require_paired(pointer, "orders", orders, "divergences", divergences)
             _check_renyi_curve(orders, divergences, pointer)
@@ -578,19 +624,57 @@ def _check_kind(mechanism: Mechanism, pointer: str) -> None:
             pass
 
 
+def _check_correlated_noise(
+    run: MatrixFactorization | BandedMatrixFactorization | TreeAggregation, pointer: str
+) -> None:
+    """Raise MechanismError if a run with correlated noise has no proved or no finite cost."""
+    match run:
+        case MatrixFactorization():
+            _check_matrix(run, pointer)
+        case BandedMatrixFactorization():
+            _check_bands(run, pointer)
+        case TreeAggregation():
+            _check_tree(run, pointer)
+
+
 def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
     """Raise MechanismError if the sensitivity is not proved, or takes too long to compute."""
     for i in range(1, len(run.coefficients)):
         if run.coefficients[i] > run.coefficients[i - 1]:
             raise MechanismError((f"{pointer}/coefficients/{i}", "must not exceed the one before"))
-    if run.participations > -(-run.steps // run.min_separation):
-        message = "must be possible: at most steps/min_separation, rounded up"
-        raise MechanismError((f"{pointer}/participations", message))
+    _check_participations(run, pointer)
     if run.participations * len(run.coefficients) > _MATRIX_WORK_MAX:
         message = f"times participations must be at most {_MATRIX_WORK_MAX}"
         raise MechanismError((f"{pointer}/coefficients", message))
-    sensitivity = run.sensitivity()
-    if not sensitivity or not NOISE_MIN <= run.noise_multiplier / sensitivity <= NOISE_MAX:
+    _check_sensitivity(run.noise_multiplier, run.sensitivity(), pointer)
+
+
+def _check_bands(run: BandedMatrixFactorization, pointer: str) -> None:
+    """Raise MechanismError if two steps of a record share noise, or the noise is out of range."""
+    if len(run.coefficients) > run.groups:
+        message = f"must be at most {run.groups} numbers, as many as groups"
+        raise MechanismError((f"{pointer}/coefficients", message))
+    for norm, _ in run.rounds():
+        _check_sensitivity(run.noise_multiplier, norm, pointer)
+
+
+def _check_tree(run: TreeAggregation, pointer: str) -> None:
+    """Raise MechanismError if a record cannot take part so often, or the noise is out of range."""
+    _check_participations(run, pointer)
+    _, squared = run.squared_sensitivity_bounds()
+    _check_sensitivity(run.noise_multiplier, math.sqrt(squared), pointer)
+
+
+def _check_participations(run: MatrixFactorization | TreeAggregation, pointer: str) -> None:
+    """Raise MechanismError if a record cannot take part so often at the stated distance."""
+    if run.participations > -(-run.steps // run.min_separation):
+        message = "must be possible: at most steps/min_separation, rounded up"
+        raise MechanismError((f"{pointer}/participations", message))
+
+
+def _check_sensitivity(noise_multiplier: float, sensitivity: float, pointer: str) -> None:
+    """Raise MechanismError if noise over sensitivity is outside the limits."""
+    if not sensitivity or not NOISE_MIN <= noise_multiplier / sensitivity <= NOISE_MAX:
         message = f"must be ≥ {shown(NOISE_MIN)} and ≤ {shown(NOISE_MAX)} times the sensitivity"
         raise MechanismError((f"{pointer}/noise_multiplier", f"{message} {shown(sensitivity)}"))
 
@@ -681,6 +765,21 @@ def _require_gaussian(mechanism: Mechanism, pointer: str) -> None:
                 _require_gaussian(inner, f"{pointer}/mechanisms/{number}")
         case _:
             message = "must be Gaussian noise without sampling: balls_in_bins is the sampling"
+            raise MechanismError((pointer, message))
+
+
+def _require_local_randomizer(mechanism: Mechanism, pointer: str) -> None:
+    """Raise MechanismError unless a mechanism of one person's input is ε-DP for some ε."""
+    match mechanism:
+        case RandomizedResponse() | DiscreteLaplace() | Exponential() | PermuteAndFlip():
+            return
+        case ApproximateDp(_, delta):
+            if delta > 0:
+                message = "must be 0: shuffled_reports needs an ε-DP mechanism"
+                raise MechanismError((f"{pointer}/delta", message))
+        case _:
+            kinds = "randomized_response, discrete_laplace, exponential, permute_and_flip or "
+            message = f"must be an ε-DP mechanism of one input: {kinds}approximate_dp with delta 0"
             raise MechanismError((pointer, message))
 
 

@@ -774,6 +774,18 @@ KINDS: list[Json] = [
     selection("poisson", 10, gaussian(4.0)),
     user(4, poisson(0.01, gaussian(2.0))),
     truncated(1000, 0.02, 40, 1.2),
+    {
+        "kind": "shuffled_reports",
+        "reports": 50,
+        "mechanism": {"kind": "exponential", "epsilon": 1.0},
+    },
+    {
+        "kind": "tree_aggregation",
+        "noise_multiplier": 9.0,
+        "steps": 1000,
+        "participations": 10,
+        "min_separation": 100,
+    },
 ]
 
 

@@ -33,9 +33,14 @@ from accountant_service.numerics.laws.dominating_pair import (
     Release,
     ReleaseLaw,
 )
-from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
+from accountant_service.numerics.laws.fixed_size_replacement import (
+    FixedSizePairReplacement,
+    FixedSizeReplacement,
+)
 from accountant_service.numerics.laws.profile_pair import ProfilePair, RenyiPair
+from accountant_service.numerics.laws.replaced_laplace import ReplacedLaplacePair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
+from accountant_service.numerics.laws.revealed_sample import RevealedSamplePair
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
 from accountant_service.numerics.laws.shuffled_reports import ShuffledReportsPair
 from accountant_service.numerics.laws.truncated_laplace import TruncatedLaplacePair
@@ -43,6 +48,7 @@ from accountant_service.numerics.laws.truncated_poisson import truncated_poisson
 
 POISSON_SOURCE: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
+_CHANGED: Final = "proved in docs/accountants/kinds.md, section Records changed in place"
 BINS_NOISE_MIN: Final = 0.25  # below it a known bin is assumed
 BINS_NOISE_MAX: Final = 100.0  # above it the cells of the sum are too narrow
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
@@ -162,7 +168,24 @@ def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> fl
 
 def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of one release of the group."""
-    return _KINDS[group.atom.noise].law(group, relation)
+    if not _samples_any_pair(group, relation):
+        return _KINDS[group.atom.noise].law(group, relation)
+    alone = _KINDS[group.atom.noise].law(replace(group, rate=1.0), relation)
+    assert isinstance(alone, Release)
+    if group.atom.sampling == "fixed_size":
+        return FixedSizePairReplacement(alone.base_pair, group.rate)
+    return Release(RevealedSamplePair(alone.base_pair, group.rate))
+
+
+def _samples_any_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> bool:
+    """Return whether a record is changed in place in a sample, and only the release's pair known.
+
+    The record of a Gaussian or Laplace release contributes nothing to a sample without it, so that
+    more is known.
+    """
+    changed = relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE and group.rate < 1.0
+    noise = group.atom.noise
+    return changed and noise not in ("gaussian", "laplace") and not _KINDS[noise].samples_itself
 
 
 def is_renyi_curve(group: ReleaseGroup) -> bool:
@@ -210,10 +233,12 @@ def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) ->
     return Release(SeveralRecordsPair(int(records), group.rate, 1 / group.sigma))  # type: ignore[arg-type]
 
 
-def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of a Gaussian release on a truncated Poisson sample."""
     size, batch = group.atom.fixed_sizes or (1, 1)
-    return truncated_poisson_law(size, group.rate, batch, 1 / group.sigma)
+    mu = 1 / group.atom.noise_multiplier
+    replaced = relation is NeighbouringRelation.REPLACE_ONE
+    return truncated_poisson_law(size, group.rate, batch, mu, replaced=replaced)
 
 
 def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
@@ -260,6 +285,8 @@ def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str
     kind = _KINDS[group.atom.noise]
     if group.rate == 1.0 or kind.samples_itself:
         return kind.statement, kind.source
+    if _samples_any_pair(group, relation):
+        return kind.statement, f"{kind.source}; {_CHANGED}"
     replaced = relation is NeighbouringRelation.REPLACE_ONE
     return kind.statement, _REPLACED if replaced else POISSON_SOURCE
 
@@ -279,13 +306,8 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
             _require_renyi_curve(inner, relation)
     if name in ("gaussian", "laplace"):
         _require_proved_sampling(group, relation)
-    elif sampling == "poisson" and _KINDS[name].can_be_sampled:
-        _require_add_or_remove(group, relation)
-    elif sampling not in ("none", "truncated_poisson", name):
-        raise MethodNotApplicableError(
-            f"pld has no proved dominating pair for {name} with {sampling} sampling",
-            group.atom.pointer,
-        )
+    elif not _KINDS[name].samples_itself and sampling not in ("none", name):
+        _require_known_sampling(group, relation)
 
 
 def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
@@ -298,15 +320,19 @@ def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) ->
         )
 
 
-def _require_add_or_remove(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Raise for a Poisson-sampled release unless a record is added or removed.
+def _require_known_sampling(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
+    """Raise if a sampled release of a kind with its own noise has no proved pair.
 
-    Only then the sample without the record is a neighbour of the sample with it.
+    Poisson samples are covered under every relation. A sample of fixed size is covered if a record
+    is replaced: only then all its samples are neighbours.
     """
-    if relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE:
+    sampling = group.atom.sampling
+    replaced = relation is NeighbouringRelation.REPLACE_ONE
+    covered = sampling == "poisson" or (sampling == "fixed_size" and replaced)
+    if not (covered and _KINDS[group.atom.noise].can_be_sampled):
         raise MethodNotApplicableError(
-            f"pld has no proved dominating pair for a Poisson-sampled {group.atom.noise} under "
-            f"{relation}; use add_or_remove_one",
+            f"pld has no proved dominating pair for {group.atom.noise} with {sampling} sampling "
+            f"under {relation}",
             group.atom.pointer,
         )
 
@@ -316,7 +342,7 @@ def _require_proved_sampling(group: ReleaseGroup, relation: NeighbouringRelation
     sampling = group.atom.sampling
     if group.rate == 1.0:
         return
-    if relation is NeighbouringRelation.REPLACE_ONE and group.atom.noise == "gaussian":
+    if relation is NeighbouringRelation.REPLACE_ONE:
         return
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE and sampling == "poisson"
@@ -342,8 +368,12 @@ def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> Releas
     return Release(GaussianPair(1 / group.sigma), group.rate)
 
 
-def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the dominating pair of a Laplace release, Poisson-sampled or not."""
+def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
+    """Return the dominating pair of a Laplace release on any kind of sample."""
+    if group.replaces_record_in("poisson", relation):
+        return Release(ReplacedLaplacePair(0.5 / group.sigma, group.rate))
+    if group.replaces_record_in("fixed_size", relation):
+        return FixedSizePairReplacement(LaplacePair(1 / group.sigma), group.rate)
     return Release(LaplacePair(1 / group.sigma), group.rate)
 
 
@@ -510,7 +540,9 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "arXiv 2508.15089; proved in docs/accountants/kinds.md",
         "the larger of two neighbouring datasets has `dataset_size` records",
         is_attained=False,
-        relations=frozenset([NeighbouringRelation.ADD_OR_REMOVE_ONE]),
+        relations=frozenset(
+            [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.REPLACE_ONE]
+        ),
         samples_itself=True,
     ),
 }

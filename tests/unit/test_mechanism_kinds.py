@@ -210,13 +210,9 @@ def test_sampling_is_refused_where_no_theorem_covers_it(mechanism: Json, pair: P
         "batch_size": 10,
         "mechanism": mechanism,
     }
-    for tree, relation in (
-        (poisson(0.2, mechanism), NeighbouringRelation.REPLACE_ONE),
-        (poisson(0.2, mechanism), NeighbouringRelation.ZERO_OUT_ONE),
-        (fixed, NeighbouringRelation.ADD_OR_REMOVE_ONE),
-    ):
+    for relation in (NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.ZERO_OUT_ONE):
         with pytest.raises(MethodNotApplicableError) as refused:
-            calculator.epsilon(mechanisms.from_json(tree), 1e-5, relation=relation)
+            calculator.epsilon(mechanisms.from_json(fixed), 1e-5, relation=relation)
         assert refused.value.pointer == ""
 
 

@@ -30,7 +30,7 @@ class MoveRefusedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The result of a finished move.
+    """The result of moving a ledger: the numbers of rows, datasets and entries.
 
     Attributes:
         rows: the number of rows copied of each table.
@@ -118,7 +118,7 @@ def _close(source: Repository) -> None:
 
 
 def _copy(source: Repository, target: Repository, progress: Progress) -> dict[str, int]:
-    """Copy every row in one transaction of the target; return how many there are of each table."""
+    """Copy every row in one transaction of the target; return the number of rows by table."""
     with source.transaction() as reading, target.transaction() as writing:
         writing.connection.execute(text("SET LOCAL statement_timeout = 0"))
         return {

@@ -10,7 +10,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Create the index by which old idempotency keys are found."""
+    """Create the index that finds expired idempotency keys."""
     op.create_index("ix_idempotency_key_created_at", "idempotency_key", ["created_at"])
 
 

@@ -86,7 +86,7 @@ class NoFiniteEpsilonError(AccountingError, code="no-finite-epsilon", title="No 
 class TooExpensiveError(
     AccountingError, code="too-expensive", title="The question needs too much work"
 ):
-    """The question needs more work than one question may cost."""
+    """The computation would exceed the limit of work for one request."""
 
 
 class ToleranceNotReachedError(
@@ -98,7 +98,7 @@ class ToleranceNotReachedError(
 class UnreachableTargetError(
     AccountingError, code="unreachable-target", title="No allowed value reaches the target"
 ):
-    """No allowed value reaches the target."""
+    """No allowed value of the parameter that is solved for meets the privacy target."""
 
 
 class BoundsContradictError(

@@ -33,7 +33,7 @@ _NICENESS: Final = 15  # computations give way to everything else
 
 
 def split_batch(raw: bytes) -> list[BatchedRequest]:
-    """Return the requests of a batch, large bodies unparsed; it runs in a computation process."""
+    """Parse a batch into its requests; large bodies stay bytes. Runs in a computation process."""
     batch = problems.read_body(schemas.BatchRequest, raw)
     return [(item.path, _leave_unread_if_large(item.body)) for item in batch.requests]
 

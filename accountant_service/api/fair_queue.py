@@ -107,12 +107,12 @@ class FairQueue:
         self._give_turns()
 
     def _give_turns(self) -> None:
-        """Let waiting tasks run while the limits allow, in turns over the clients."""
+        """Let waiting tasks run while the limits allow: one task of each client in turn."""
         while (client := next(filter(self._may_run, self._waiting), None)) is not None:
             self._give_turn(client)
 
     def _give_turn(self, client: str) -> None:
-        """Let a client's first waiting task run, and move the client to the end of the turns."""
+        """Let a client's first waiting task run, and move the client to the end of the queue."""
         queue = self._waiting.pop(client)
         turn = queue.popleft()
         if queue:

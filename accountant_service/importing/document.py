@@ -237,7 +237,7 @@ class Part:
         return self.value
 
     def named_arguments(self, names: Iterable[str]) -> Part:
-        """Return the object with its positional arguments stored under these names.
+        """Return a constructor call with its positional arguments stored under these names.
 
         Raises:
             DocumentError: it has more positional arguments than names, or one of them twice.

@@ -94,7 +94,7 @@ def delta(
 
 
 def prove_epsilon(mechanism: Mechanism, relation: NeighbouringRelation, delta: float) -> Guarantee:
-    """Return the proven guarantee of a mechanism at δ with the smallest ε.
+    """Return a proven guarantee of a mechanism at δ, by the tightest method that applies.
 
     It comes from `pld`, or from `subsampled_rdp` where `pld` has no formula or is too expensive.
     """
@@ -282,7 +282,7 @@ def trade_off(
     points: int,
     relation: NeighbouringRelation = _RELATION,
 ) -> TradeOff:
-    """Bound the trade-off curve of the best membership attack: false negatives by positives.
+    """Bound the false-negative rate of the best membership attack by false-positive rate.
 
     The advantage is δ(0). At prior π the best guess is right with probability
     1 − π + π·δ(log((1 − π)/π)) for π ≤ ½, and π + (1 − π)·δ′(log(π/(1 − π))) above, with δ of the

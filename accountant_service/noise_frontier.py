@@ -191,7 +191,7 @@ class _FrontierSearch:
         return self._steepness * self._log_slope * inverse / -math.expm1(-inverse)
 
     def _approximation(self, run: DpSgd) -> float:
-        """Estimate σ by the central limit theorem, corrected by similar runs solved before."""
+        """Estimate the least noise by the central limit theorem and similar runs solved before."""
         root = run.rate() * math.sqrt(max(run.step_count(), 1))
         sensitivity = self._target.relation.sensitivity
         by_limit = sensitivity / math.sqrt(math.log1p((self._mu / root) ** 2))

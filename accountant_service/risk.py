@@ -81,7 +81,7 @@ class RiskMeasure(ABC):
         return Interval(found.lower if question.is_attained else self.least(), found.upper)
 
     def guarantee(self, question: Question) -> Guarantee:
-        """Return the (ε, δ) guarantee that bounds the risk."""
+        """Return an (ε, δ) guarantee that implies a bound on the risk."""
         return ACCOUNTANTS[DEFAULT_METHOD].delta(question, self.proof_epsilon(question))
 
 
@@ -154,7 +154,7 @@ class TruePositiveRate(RiskMeasure):
         return self._search(question)[0]
 
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds on the true-positive rate, from δ and attacks at many ε."""
+        """Return proved bounds on the true-positive rate, from bounds on δ at many ε."""
         _, upper, lower = self._search(question)
         return Interval(min(lower, upper), upper)
 

@@ -67,7 +67,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Return the largest distance from the target to the true cost; None if it is missed.
+        """Bound the distance of the true cost from the target; None if it is proved missed.
 
         Args:
             run: with one step more than the solution.
@@ -129,7 +129,7 @@ class Target(SolverTarget):
         return _log_ratio(epsilon, self.epsilon)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Return the largest distance from the target to the true ε; None if it is missed."""
+        """Bound the distance of the true ε from the target; None if it is proved missed."""
         proved = following.certified
         is_default = self.accountant.name == DEFAULT_METHOD
         if not is_default or proved is None or proved.lower > self.epsilon:
@@ -143,7 +143,7 @@ class Target(SolverTarget):
         return replace(self, tolerance=tolerance)
 
     def guide(self) -> Target | None:
-        """Return the same target with fast Rényi accounting, to guess from; None if of no use."""
+        """Return the same target with fast Rényi accounting, for a first guess of the solution."""
         if self.accountant.name != DEFAULT_METHOD:
             return None
         return replace(self, accountant=ACCOUNTANTS["subsampled_rdp"])
@@ -184,7 +184,7 @@ class RiskTarget(SolverTarget):
         return self.measure.risk(self.question(run))
 
     def log_ratio(self, run: DpSgd) -> float:
-        """Return log(risk of the run / largest risk allowed), in excess of guessing."""
+        """Return log(excess risk of the run / excess risk allowed), each beyond mere guessing."""
         try:
             upper = self.risk(run).upper
         except (NoFiniteEpsilonError, TooExpensiveError):
@@ -193,7 +193,7 @@ class RiskTarget(SolverTarget):
         return min(ratio, 0.0) if upper <= self.limit else max(ratio, 5e-324)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:  # noqa: ARG002
-        """Return the largest distance from the limit to the true risk; None if it is exceeded."""
+        """Bound the distance of the true risk from the limit; None if it is proved exceeded."""
         proved = self.risk(run)
         if proved.lower > self.limit or not self.question(run).is_attained:
             return None

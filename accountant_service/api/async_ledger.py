@@ -434,7 +434,7 @@ class AsyncLedger:
         )
 
     async def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
-        """Restart the lease of a reservation."""
+        """Extend a reservation's lease to `lease` seconds from now."""
         return await self._write_to_run(self._ledger.renew, request, identifier, lease)
 
     async def _write_to_run(

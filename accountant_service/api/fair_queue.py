@@ -48,7 +48,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Context manager that waits for a client's turn and holds it during a task.
+        """Context manager that waits until a client may run a task, and counts it as running.
 
         Raises:
             Problem: 503, too many tasks are waiting, or the turn did not come in time.

@@ -22,7 +22,7 @@ _UsageError: Any = typer.BadParameter.__base__  # the base of every fault in how
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A command of the table below.
+    """A command in the table of commands: its module, and the first line of its help.
 
     Attributes:
         module: the module in this folder whose `COMMANDS` has the command.

@@ -94,7 +94,7 @@ def plan(
 
 
 def _print(answer: Json) -> None:
-    """Print the recommended run, why, the advice and the frontier."""
+    """Print the recommended run with its reasons, the advice, and all planned runs."""
     console = Console(highlight=False)
     run, claim = answer["recommended"], answer["recommended"]["guarantee"]
     limit = answer["signal_to_noise_limit"]

@@ -43,7 +43,7 @@ def build_problem(detail: str, pointer: str = "", code: str = "invalid-request")
 
 
 def validate(model: type[Body], given: Json) -> Body:
-    """Validate a request body.
+    """Validate a request body; raise an error that lists every fault found.
 
     Raises:
         CommandProblemError: with every fault that can be found at once.

@@ -50,7 +50,7 @@ class Promise(_Part):
 
 
 class DatasetFacts(_Part):
-    """The dataset whose people are protected.
+    """The protected dataset: its size, privacy unit and neighbouring relation.
 
     Attributes:
         size: number of records; None if the certificate is of a format that does not state it.
@@ -125,7 +125,7 @@ class RunLine(_Part):
 
 
 class Record(_Part):
-    """The ledger's record at the time of the report, and who signed."""
+    """The state of the ledger's record at the time of the report, and the signing key."""
 
     entries: int
     head: str

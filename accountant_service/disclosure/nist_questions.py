@@ -118,7 +118,7 @@ def _unit(facts: Facts) -> _Answers:
 
 
 def _bounds(facts: Facts) -> _Answers:
-    """Yield the questions about contributions and public quantities."""
+    """Yield the questions about bounds on contributions and about public quantities."""
     run = facts.run
     answer = "Every contribution is clipped to a norm before noise is added. The norm: " + OPEN
     if run is not None and run.clip_norm is not None:

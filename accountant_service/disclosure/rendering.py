@@ -55,7 +55,7 @@ SUFFIXES: Final = {
 
 
 def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
-    """Return a report in a format.
+    """Render a report in the wanted file format.
 
     Args:
         facts: of the report.
@@ -81,7 +81,7 @@ def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
 
 
 def render_certificate(document: Mapping[str, Any], wanted: Format, tier: Tier = 3) -> bytes:
-    """Return the report of a run in a format, from a valid certificate."""
+    """Render the report of a run from its valid certificate, in the wanted file format."""
     return render(facts_of_certificate(document), wanted, tier)
 
 

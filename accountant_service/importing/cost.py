@@ -119,7 +119,7 @@ def _read(node: Node) -> Mechanism:
 
 
 def _solve_for_noise(found: Imported, delta: float) -> Imported:
-    """Return the import with the least noise that reaches its target ε, if it states no noise.
+    """Find the least noise that reaches the document's target ε, if it states no noise.
 
     It is the noise for which the tool's own method finds the target, for what the tool accounts.
     """

@@ -58,7 +58,7 @@ _BINARY: Final = (
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse NaN and infinities, which JSON does not have."""
+    """Raise ValueError for NaN and infinities, which JSON does not have."""
     raise ValueError(f"{name} is not JSON")
 
 

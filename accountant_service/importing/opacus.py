@@ -34,7 +34,7 @@ _ARGUMENTS: Final = {
 
 
 def detect(document: Json) -> bool:
-    """Return whether a document is an accountant's history or the arguments of `make_private`."""
+    """Return whether a document is an Opacus history or the arguments of `make_private`."""
     if isinstance(document, dict):
         return bool(_ARGUMENTS & document.keys()) or any(
             name in document for name in ("history", _CHECKPOINT)

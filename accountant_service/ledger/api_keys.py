@@ -109,7 +109,7 @@ class Keys:
         return self._require_valid(record)
 
     def _require_valid(self, record: KeyRecord) -> KeyRecord:
-        """Return the key and record its use, unless it has expired or been revoked."""
+        """Return a key and record its use; raise if it has expired or been revoked."""
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")

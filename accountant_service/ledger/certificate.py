@@ -191,7 +191,7 @@ def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> Document:
 
 
 def _refuse_constant(text: str) -> float:
-    """Refuse NaN and infinities, which JSON does not have."""
+    """Raise ValueError for NaN and infinities, which JSON does not have."""
     raise ValueError(f"{text} is not valid JSON")
 
 

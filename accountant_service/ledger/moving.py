@@ -84,7 +84,7 @@ def move_ledger(file: Path, target_url: str, progress: Progress) -> Move:
 
 
 def _require_empty(target: Connection) -> None:
-    """Refuse a PostgreSQL database whose tables have rows."""
+    """Raise `MoveRefusedError` if a table of the target database has rows."""
     for table in METADATA.sorted_tables:
         if target.execute(select(func.count()).select_from(table)).scalar_one():
             raise MoveRefusedError(
@@ -100,7 +100,7 @@ def _is_closed(source: Repository) -> bool:
 
 
 def _require_sound(source: Repository) -> None:
-    """Upgrade the SQLite ledger's tables, and refuse a ledger with faults."""
+    """Upgrade the SQLite ledger's tables; raise `MoveRefusedError` if its record has faults."""
     with source.transaction() as transaction:
         upgrade(transaction.connection)
     faults = verification.verify(source).faults

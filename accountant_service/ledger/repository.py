@@ -570,7 +570,7 @@ class Transaction:
         return total
 
     def list_caps_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
-        """Return the caps of every key and team: the datasets' names, with the shares allowed."""
+        """Return the caps of each key and team, as pairs (dataset name, share of its budget)."""
         rows = self.connection.execute(
             select(DATASET.c.name, CAP.c.kind, CAP.c.holder, CAP.c.share)
             .join(DATASET, DATASET.c.id == CAP.c.dataset)

@@ -116,7 +116,7 @@ class Balance:
         return Balance(add(self.spent, other.spent), add(self.held, other.held))
 
     def minus(self, other: Balance) -> Balance:
-        """Return this balance less another one, such as the last change."""
+        """Return this balance minus another one, such as a change to undo."""
         return Balance(subtract(self.spent, other.spent), subtract(self.held, other.held))
 
 
@@ -340,7 +340,7 @@ def _describe_filter(policy: PrivacyFilter) -> dict[str, Any]:
 
 
 def describe_change(change: Change) -> dict[str, Any]:
-    """Return an entry's fields that are specific to a change of a reservation."""
+    """Return the entry fields that record a change of a reservation."""
     after = change.reservation
     fields: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
     if change.kind is EntryKind.RESERVE:

@@ -80,7 +80,7 @@ class _DatasetChecker:
         self._taken: dict[tuple[HolderKind, str], Amounts] = {}  # by key and by team
 
     def find_faults(self) -> Iterator[str]:
-        """Yield the faults in the order of the entries."""
+        """Check the dataset's whole chain; yield a description of each fault, in order."""
         try:
             rules.describe_dataset(self._dataset)
         except rules.RuleError as error:
@@ -268,7 +268,7 @@ def _read_cap(fields: dict[str, Any]) -> Cap:
 
 
 def _read_integer(entry: dict[str, Any], name: str) -> int:
-    """Return an integer field of an entry; refuse any other type."""
+    """Return an integer field of an entry; raise TypeError for any other type."""
     value = entry[name]
     if type(value) is not int:
         raise TypeError(f"{name} must be an integer, not {value!r}")
@@ -276,7 +276,7 @@ def _read_integer(entry: dict[str, Any], name: str) -> int:
 
 
 def _read_text(entry: dict[str, Any], name: str) -> str:
-    """Return a text field of an entry; refuse any other type."""
+    """Return a text field of an entry; raise TypeError for any other type."""
     value = entry[name]
     if type(value) is not str:
         raise TypeError(f"{name} must be text, not {value!r}")

@@ -552,10 +552,10 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
         case DpSgd():
             _check_dp_sgd(mechanism, pointer)
         case _:
-            _check_kind(mechanism, pointer)
+            _check_other_kind(mechanism, pointer)
 
 
-def _check_kind(mechanism: Mechanism, pointer: str) -> None:
+def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
     """Check the fields of discrete, truncated, correlated and curve-described mechanisms."""
     match mechanism:
         case DiscreteLaplace(scale, sensitivity):

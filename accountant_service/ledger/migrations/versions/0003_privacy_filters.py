@@ -89,5 +89,5 @@ def _copy(query: str, statement: str, values: Callable[[Any], dict[str, Any]]) -
 
 
 def downgrade() -> None:
-    """Refuse: a ledger cannot be downgraded."""
+    """Raise NotImplementedError: a ledger cannot be downgraded."""
     raise NotImplementedError("a ledger cannot be downgraded; restore a backup instead")

@@ -41,14 +41,6 @@ OTHER = replace(RUN, noise_multiplier=30.0)
 WRITERS = 16
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
-    with database(request.param, tmp_path) as url:
-        found = opening.open_repository(url)
-        yield found
-        found.close()
-
-
 @pytest.fixture
 def postgresql(tmp_path: Path) -> Iterator[Repository]:
     with database("postgresql", tmp_path) as url:

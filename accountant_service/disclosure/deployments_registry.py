@@ -149,7 +149,7 @@ class Deployment(_Section):
 
 
 class RegistryRecord(_Section):
-    """A whole record of the registry."""
+    """A whole record of the OpenDP deployments registry."""
 
     url_slug: str
     status: Literal[
@@ -166,7 +166,7 @@ class RegistryRecord(_Section):
 
 
 def build_record(facts: Facts, tier: Tier = 3) -> RegistryRecord:
-    """Return the registry's record of a dataset or run, with the fields of a tier and below."""
+    """Return the deployments registry's record of a dataset or run, up to a tier."""
     record = RegistryRecord(
         url_slug=re.sub(r"[^a-z0-9]+", "_", _name(facts).lower()).strip("_"),
         status="Draft",

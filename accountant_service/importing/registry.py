@@ -45,7 +45,7 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 def read_document(document: Json, facts: Facts, format_name: str | None = None) -> Imported:
-    """Parse a document in its format, and check it as far as no accounting is needed.
+    """Parse a document in its format, and add the findings that need no accounting.
 
     Args:
         document: parsed JSON, or text.

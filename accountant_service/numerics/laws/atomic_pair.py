@@ -73,7 +73,7 @@ class AtomicPair(ABC):
         return IntervalMasses.with_relative_error(atoms.error, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a lowest and a highest log-likelihood ratio; only a normal tail lies outside."""
+        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
         atoms, tail = _atoms_of(self), float(special.ndtr(-tail_deviations))
         if not len(atoms.log_ratios):
             return -_RANGE_MIN, _RANGE_MIN

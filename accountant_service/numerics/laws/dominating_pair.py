@@ -87,7 +87,7 @@ class BasePair(Protocol):
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a lowest and a highest log-likelihood ratio; only a normal tail lies outside.
+        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail.
 
         Under both laws, at most the normal tail beyond `tail_deviations` standard deviations lies
         outside.
@@ -133,7 +133,7 @@ class GaussianPair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a lowest and a highest log-likelihood ratio; only a normal tail lies outside."""
+        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
         half = self.mu * self.mu / 2
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
@@ -319,7 +319,7 @@ class ReleaseLaw(Protocol):
         ...
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a lowest and a highest privacy loss; P has only a normal tail outside.
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
 
         Outside, P has at most the normal tail beyond `tail_deviations` standard deviations.
         """
@@ -328,7 +328,7 @@ class ReleaseLaw(Protocol):
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Return the probabilities of `count` intervals of the privacy loss and of both ends.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         With an offset of 0 the masses are for upper bounds of δ, and may be those of a pair that
         dominates the release. With an offset of ½ they are for lower bounds, and may be bounds of
@@ -383,7 +383,7 @@ class Release:
         return self.base_pair.count_nodes(tilt)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a lowest and a highest privacy loss; P has only a normal tail outside.
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
 
         Outside, P has at most a normal tail on either side.
 
@@ -400,7 +400,7 @@ class Release:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Return the probabilities of `count` intervals of the privacy loss and of both ends.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, …
         """

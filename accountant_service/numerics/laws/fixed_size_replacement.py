@@ -108,7 +108,7 @@ class FixedSizeReplacement:
         return self._positive_loss_release.count_nodes(tilt) + _CELLS
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return a lowest and a highest privacy loss; P has only a normal tail outside.
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """
@@ -123,7 +123,7 @@ class FixedSizeReplacement:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Return the probabilities of `count` intervals of the privacy loss and of both ends.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … with an offset of 0 or ½. The
         atom at 0 belongs to the cell above the edge 0, or to the cell around 0.

@@ -47,7 +47,7 @@ class MixedRelease:
         return math.fsum(part.count_nodes(tilt) for _, part in self.parts)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a lowest and a highest privacy loss; P has only a normal tail outside."""
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail."""
         limits = [part.loss_limits(direction, tail_deviations) for _, part in self.parts]
         return min(low for low, _ in limits), max(high for _, high in limits)
 

@@ -224,7 +224,7 @@ class ReplacedRecord:
         return np.copysign((half + inverse) / self.mu, loss)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return a lowest and a highest privacy loss; P has only a normal tail outside.
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """
@@ -240,7 +240,7 @@ class ReplacedRecord:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Return the probabilities of `count` intervals of the privacy loss and of both ends.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … The gap P − Q·e^{loss} is
         q·(N(μ) − N(−μ)) − Q·(e^{loss} − 1).

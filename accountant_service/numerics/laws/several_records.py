@@ -150,7 +150,7 @@ class SeveralRecordsPair:
         return np.maximum.accumulate(z), np.where(np.isfinite(z), off, 0.0)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a lowest and a highest log-likelihood ratio; only a normal tail lies outside."""
+        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
         ends = np.array([-tail_deviations, self._largest_shift + tail_deviations], dtype=float)
         low, high = self.log_ratio(ends)
         return float(low), float(high)

@@ -97,7 +97,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run with a batch size, its steps, and about the least noise that keeps it in a budget.
+    """A run within a budget: batch size, steps, and nearly the smallest noise that suffices.
 
     Attributes:
         sampling: "poisson" or "balls_in_bins".

@@ -280,7 +280,7 @@ class Budget(Allowance):
             self.allowed, self.spent = ahead, found.epsilon
 
     def _close_plan(self) -> int:
-        """Return the number of the plan's last step; from now on no later step is allowed."""
+        """Fix the plan's last step, so that no later one is allowed, and return its number."""
         if self._plan_end is None:
             self._plan_end = self._find_plan_end()
         return self._plan_end
@@ -432,7 +432,7 @@ class LedgerBudget(Allowance):
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
 
     def _adapt_block(self) -> None:
-        """Request more steps at once if requests take too large a share of the run time."""
+        """Enlarge the block of steps per request if requests take too much of the run time."""
         if self._last_grant is None:
             return
         (granted_at, seconds), self._last_grant = self._last_grant, None

@@ -108,7 +108,7 @@ class Question:
 
     @property
     def is_attained(self) -> bool:
-        """Return whether some neighbouring datasets are as far apart as the dominating pairs.
+        """Return whether some neighbouring datasets attain the δ(ε) of the dominating pairs.
 
         If they are not, they give upper bounds only. They are not attained for shuffled batches,
         which are charged without amplification, for sample rates that were rounded up, nor for a
@@ -129,7 +129,7 @@ class Question:
 
 
 def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
-    """Return whether some neighbouring datasets are as far apart as this dominating pair."""
+    """Return whether some neighbouring datasets attain the δ(ε) of its dominating pair."""
     if not release_laws.is_attained(atom.noise):
         return False
     if atom.sampling == "poisson":

@@ -129,7 +129,7 @@ def samples_whole_dataset(atom: Atom) -> bool:
 
 
 def _effective_sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
-    """Return the ℓ2 distance that neighbours can move the clipped batch sum, over the clip norm.
+    """Return how far apart neighbours' clipped batch sums may be in ℓ2, over the clip norm.
 
     In a batch of fixed size, another record takes the place of a record that is not drawn, up to
     2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
@@ -227,7 +227,7 @@ def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
 
 
 def is_attained(kind: str) -> bool:
-    """Return whether some neighbouring datasets are as far apart as the kind's dominating pair."""
+    """Return whether some neighbouring datasets attain the δ(ε) of the kind's dominating pair."""
     return kind not in _KINDS or _KINDS[kind].is_attained
 
 

@@ -154,7 +154,7 @@ class _EpsilonAtDelta(_Question):
         return relative_width(bounds)
 
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point at the ε where δ(ε) = δ, and the Rényi bound on ε."""
+        """Return the saddle point at the ε that corresponds to δ, and the Rényi bound on ε."""
         log_delta = math.log(self.delta)
         saddle = saddle_point.find_at_delta(self.releases, direction, log_delta, other_lower_bound)
         return _SearchStart(saddle, max(saddle.bound, 0.0), saddle.log_delta)

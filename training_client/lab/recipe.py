@@ -134,7 +134,7 @@ class Recipe:
 
     @property
     def uses_public_examples(self) -> bool:
-        """Return whether some training examples are declared public, so that none protects them."""
+        """Return whether some training examples are declared public and have no guarantee."""
         return self.state == "public" or self.warm_start > 0
 
     @property

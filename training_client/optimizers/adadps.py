@@ -53,7 +53,7 @@ class SquareStatistic:
         self.steps = state["steps"]
 
     def update_block(self, block: Block, square: torch.Tensor) -> None:
-        """Add the square of one more gradient on a block of coordinates.
+        """Add one more squared gradient, on a block of coordinates, to the running squares.
 
         The caller increases `steps` after all blocks.
         """
@@ -213,7 +213,7 @@ class PublicPreconditioner(_StatisticOptimizer):
         self.firsts = self.zeros() if first else None
 
     def update(self, step: StepContext) -> None:
-        """Update parameters by the noisy mean, or its moving average, over the preconditioner."""
+        """Descend along the noisy mean, or its moving average, divided by the preconditioner."""
         step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.statistics.steps += 1
 

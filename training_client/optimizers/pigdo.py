@@ -106,7 +106,7 @@ class PiGdo(PrivateOptimizer):
         return Transform(self.plan.clip_norm, scale, shifted, damping=own**0.5 / factor)
 
     def _gradient_factor(self) -> float:
-        """Return the factor by which the rule multiplies an example's gradient; 1 but for Adam."""
+        """Return the factor by which the rule multiplies a gradient; 1 except for Adam."""
         first = self.betas[0]
         return (1 - first) / (1 - first ** (self.steps + 1)) if self.rule == "adam" else 1.0
 

@@ -115,7 +115,7 @@ def _project_with_part_of_bias(
         held[:, part] = gradients[0].sum(1)
         return {bias: MaterializedGradients(held)} if bias.requires_grad else {}
 
-    recorder.record_edge(layer, (), shifted, differentiate)
+    recorder.record_use(layer, (), shifted, differentiate)
     return shifted
 
 

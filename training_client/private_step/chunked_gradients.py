@@ -74,7 +74,7 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖D∘m‖² per example on some rows, where m bounds the sum of |terms|."""
+        """Return ‖scale∘m‖² per example on some rows, where m bounds the sum of |terms|."""
 
     @abstractmethod
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
@@ -107,7 +107,7 @@ class ChunkedGradients(ABC):
         return self._upper_bounds(found, 2, bound)
 
     def _upper_bounds(self, computed: torch.Tensor, products: int, bound: float) -> torch.Tensor:
-        """Raise computed squared norms to upper bounds on the exact ones.
+        """Increase computed squared norms to upper bounds on the exact ones.
 
         Args:
             computed: the squared norms of the gradients.
@@ -150,7 +150,7 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(D∘∇ᵢ, ±1) over examples i on some rows, D the scale; NaN counts as 0."""
+        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         total, row = torch.zeros_like(scale), scale.reshape(1, -1)
         for _, each in self._chunks(rows):
             total += clamp_in_place(each.mul_(row)).sum(0).view_as(total)

@@ -90,7 +90,7 @@ class ClippedSum:
                 affine.map_sum(out, self.weights)
 
     def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on some rows into `out`; here a box or damping needs the affine map."""
+        """Write the sum on some rows into `out`; apply the affine map only for a box or damping."""
         gradients = self.gradients[piece.index]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])

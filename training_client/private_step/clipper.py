@@ -252,7 +252,7 @@ class Clipper:
         ]
 
     def _mapped_pieces(self, transform: Transform) -> Iterator[tuple[Piece, AffineMap]]:
-        """Yield the rows of each parameter by groups, each with its affine map."""
+        """Yield groups of rows of the parameters, each with its affine map."""
         for block in self.blocks:
             affine = transform.for_block(block)
             for piece in block.pieces:

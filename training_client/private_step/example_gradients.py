@@ -86,7 +86,7 @@ class ExampleGradients(Protocol):
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(D∘∇ᵢ, ±1) over examples i on some rows, D the scale; NaN counts as 0."""
+        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         ...
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
@@ -264,7 +264,7 @@ class OuterProducts:
         self._input_factor.weighted_product(self.gradients[:, rows], weights, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(D∘(gᵢaᵢᵀ), ±1) over examples i on some rows, D the scale."""
+        """Return Σ clamp(scale∘(gᵢaᵢᵀ), ±1) over examples i on some rows."""
         return clamped_sum(self.gradients[:, rows], self.inputs, scale)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
@@ -330,7 +330,7 @@ class MaterializedGradients:
         torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(D∘∇ᵢ, ±1) over examples i on some rows, D the scale."""
+        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows."""
         return clamp_in_place(self.gradients[:, rows] * scale).sum(0)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:

@@ -21,7 +21,7 @@ _SPARSE_COLUMNS_MIN: Final = 16  # columns of the other matrix, likewise
 
 
 class Factor(Protocol):
-    """Interface of a matrix with one row per example, from which gradients are outer products."""
+    """Interface of a factor of per-example gradients: a matrix with one row per example."""
 
     def squared_norms(self) -> torch.Tensor:
         """Return each row's squared norm, in double precision."""
@@ -32,7 +32,7 @@ class Factor(Protocol):
         ...
 
     def products(self, right: torch.Tensor, /) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield parts of self @ right that fit into the cache: slices of rows and columns, product.
+        """Yield self @ right in parts that fit into the cache, each with its row and column slices.
 
         Each comes with the slices of its rows and columns.
 
@@ -91,7 +91,7 @@ class DenseFactor:
         return DenseFactor(unit), norms
 
     def products(self, right: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield the product self @ right for some rows at a time, with their slice."""
+        """Yield self @ right for some rows at a time, with the row and column slices."""
         for rows in cache_sized_slices(self.rows, right):
             yield rows, slice(0, right.shape[1]), multiply(self.rows[rows], right)
 

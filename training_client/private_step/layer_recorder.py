@@ -105,10 +105,10 @@ class LayerRecorder:
         used = weight if rows is None else weight[part]
         output = linear(inputs, used, bias if bias is None or rows is None else bias[part])
         differentiate = partial(self._project_back, weight, bias, rows, False)
-        self.record_edge(layer, (inputs,), output, differentiate)
+        self.record_use(layer, (inputs,), output, differentiate)
         return output
 
-    def record_edge(
+    def record_use(
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
         """Record one use of a layer: inputs, output, and how to get per-example gradients later."""
@@ -158,7 +158,7 @@ class LayerRecorder:
             )
         if is_bag:
             given = self._bag_inputs(layer, *args, **kwargs)
-        self.record_edge(layer, given, output, differentiate)
+        self.record_use(layer, given, output, differentiate)
         return output
 
     def _differentiator(self, layer: nn.Module) -> Differentiate | None:
@@ -273,7 +273,7 @@ def _sample_gradients(
 
 
 def _own_forward(layer: nn.Module) -> Callable[..., Any] | None:
-    """Return our forward function for a recurrent or attention layer; None for other layers."""
+    """Return this package's forward function for a recurrent or attention layer, else None."""
     if keeps_forward_of(layer, nn.MultiheadAttention):
         assert isinstance(layer, nn.MultiheadAttention)
         is_plain = layer.bias_k is None and not layer.add_zero_attn

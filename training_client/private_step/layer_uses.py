@@ -82,7 +82,7 @@ class UseRecorder(Protocol):
         """Apply a linear map, or only some of its rows, and record that use of its parameters."""
         ...
 
-    def record_edge(
+    def record_use(
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
         """Record one use of a layer: inputs, output, and how to get per-example gradients later."""

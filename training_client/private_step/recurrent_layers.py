@@ -57,7 +57,7 @@ class _RecordedProduct:
         """Record the inputs and outputs of all positions as one use of the layer."""
         inputs = torch.stack([each for each in self.inputs if each is not None], 1)
         differentiate = partial(_product_gradients, self.weight, self.bias)
-        recorder.record_edge(layer, (inputs,), self.whole, differentiate)
+        recorder.record_use(layer, (inputs,), self.whole, differentiate)
 
 
 def _product_gradients(

@@ -143,7 +143,7 @@ def mapped_magnitude_underflow(
 
 
 def overflow_guard(bound: float, dtype: torch.dtype) -> float:
-    """Return a factor of ‖gradient‖² to add to squared norms, so that weighted sums are finite.
+    """Return the multiple of ‖gradient‖² that, added to a squared norm, prevents overflow of sums.
 
     It is (B/m)², where m is the largest norm that a weighted gradient may have: with ‖∇‖²(B/m)² in
     ‖u‖², the weight w = B/‖u‖ makes w‖∇‖ ≤ m.
@@ -189,7 +189,7 @@ def norm_underflow(
     coordinates: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return upper bounds on the underflow errors of the squared norms ‖D∘(gaᵀ + b)‖².
+    """Return upper bounds on underflow errors in squared norms of affinely mapped gradients.
 
     Each underflow takes at most the smallest normal number t, once per coordinate: where D² or a
     product with it underflows, t is multiplied by ‖g‖²‖a‖²; where a square does, by D²; where a

@@ -132,7 +132,7 @@ class SequenceProducts(ChunkedGradients):
         return gradient_squares, squared_norm_upper_bounds(self.inputs.flatten(1))
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖D∘m‖² per example on some rows, rounded up, where m bounds the sum of |terms|."""
+        """Return ‖scale∘m‖² per example on some rows, rounded up; m bounds the sum of |terms|."""
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()

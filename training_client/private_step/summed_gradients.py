@@ -75,7 +75,7 @@ class SummedGradients(ChunkedGradients):
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return an upper bound on ‖D∘m‖² per example on some rows; m bounds Σ|terms|."""
+        """Return an upper bound on ‖scale∘m‖² per example on some rows; m bounds Σ|terms|."""
         found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
 
@@ -101,7 +101,7 @@ def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mapped_magnitudes_of(part: Part, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-    """Return ‖D∘m‖² per example on some rows of one part, where m bounds the sum of |terms|."""
+    """Return ‖scale∘m‖² per example on some rows of one part; m bounds the sum of |terms|."""
     if isinstance(part, MaterializedGradients):
         held = part.gradients[:, rows].flatten(1).contiguous()
         return mapped_squared_norms(held, scale.reshape(1, -1))

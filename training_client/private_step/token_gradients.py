@@ -139,7 +139,7 @@ class TokenGradients(ChunkedGradients):
         return found, found
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖D∘∇‖² of each example's gradient ∇ on some rows, D the scale."""
+        """Return ‖scale∘∇ᵢ‖² of each example's gradient ∇ᵢ on some rows."""
         return self._mapped_squares(rows, AffineMap(scale))
 
     def squared_norms(self, _: float) -> torch.Tensor:
@@ -198,7 +198,7 @@ class TokenGradients(ChunkedGradients):
         out.zero_().index_add_(0, self.tokens[part] - rows.start, weighted)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(D∘∇ᵢ, ±1) over examples i on some rows, D the scale; NaN counts as 0."""
+        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         part = self._pairs(rows)
         token = self.tokens[part] - rows.start
         clamped = clamp_in_place(self.rows[part] * scale[token])

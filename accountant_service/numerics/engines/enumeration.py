@@ -133,7 +133,7 @@ class EnumeratedProfile:
         return float((np.log(self._p[useful] - delta) - self._log_q[useful]).max())
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds on false-positive, lower bounds on true-positive rates."""
+        """Return attacks' false-positive rates, bounded above, true-positive rates, below."""
         chosen = np.linspace(0, len(self._p) - 1, min(len(self._p), 8 * len(thresholds)))
         at = np.unique(chosen.astype(int))
         error = self._outcomes.mass_error

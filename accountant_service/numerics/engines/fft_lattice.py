@@ -52,7 +52,7 @@ _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a f
 
 @dataclass(frozen=True, slots=True)
 class _ComposedMasses:
-    """A composition's probabilities at equally spaced losses l, multiplied by about e^{tilt·l}.
+    """A composition's probabilities at equally spaced losses l, tilted: weighted by e^{tilt·l}.
 
     The mass at lattice point j is e^{log_scale − tilt·(l_j − centre)}·(mass_j ± error), and at
     most e^{log_above} (e^{log_below}) of the tilted mass lies above (below) the window.
@@ -185,7 +185,7 @@ def standard_deviations_to_cover(steps: int, log_delta: float) -> float:
 def upper_profile(
     releases: Composition, target: AccuracyTarget, spacing: float, log_delta: float
 ) -> LatticeProfile:
-    """Return an upper bound on δ(ε), tight near the target if δ is there about e^`log_delta`."""
+    """Return an upper bound on δ(ε), tight near the target ε, where δ is about e^`log_delta`."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
     steps, log_finite = [], 0.0
     for release, count in releases:
@@ -218,7 +218,7 @@ def upper_profile(
 def lower_profile(
     releases: Composition, target: AccuracyTarget, spacing: float, log_delta: float
 ) -> LatticeProfile:
-    """Return a lower bound on δ(ε): the success of attacks that see each privacy loss rounded.
+    """Return a lower bound on δ(ε), attained by attacks that see each privacy loss rounded.
 
     An attack accuses if the sum of rounded losses is at least a threshold in the window.
 
@@ -379,7 +379,7 @@ def _compose(
 
 
 def max_cells(releases: int, target: AccuracyTarget) -> int:
-    """Return the largest number of cells for each of `releases` different releases."""
+    """Return the limit on loss intervals per release, in a composition of `releases` releases."""
     return min(target.points_max, _CELLS_MAX // releases)
 
 

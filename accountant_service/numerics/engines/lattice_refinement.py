@@ -43,7 +43,7 @@ class RefinedLattice:
         width: float,
         points_max: int = POINTS_MAX,
     ) -> RefinedLattice:
-        """Return a lattice with which ε near a saddle point is known to about `width`."""
+        """Return a lattice with which bounds on ε near a saddle point are `width` apart."""
         target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon, points_max)
         return cls(releases, target, log_delta, _first_spacing(releases, target, width))
 

@@ -217,7 +217,7 @@ class EvaluatedIntegral:
         return log_ratio
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds on false-positive and lower bounds on true-positive rates.
+        """Return attacks' false-positive rates, bounded above, true-positive rates, below.
 
         Each threshold t is one attack. The noisy loss is L + ηZ: the privacy loss plus normal noise
         of standard deviation `line.attack_noise_deviation`.

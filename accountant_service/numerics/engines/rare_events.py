@@ -99,7 +99,7 @@ def integrate_rare_events(
 
 
 def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[SaddlePoint]:
-    """Return the saddle point at two guesses of ε: δ is due to a single rare loss, or to many.
+    """Return the saddle points at two guesses of ε: if one rare loss causes δ, and if many do.
 
     `near` gives δ and the direction.
 
@@ -405,7 +405,7 @@ class _RareOutcomeIntegrand:
     def _log_decay_of_law(
         self, whole: WindowedLoss, slow: WindowedLoss, fast: WindowedLoss, edges: Array
     ) -> Array:
-        """Return upper bounds on log|K(s + iv)|, one per range of v; K transforms one release.
+        """Return upper bounds on log|transform| of one release's loss, per frequency range.
 
         A range of frequencies v starts at one of the edges and ends at the next; the last has no
         end.

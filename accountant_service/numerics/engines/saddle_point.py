@@ -82,7 +82,7 @@ def find_at_delta(
     log_delta: float,
     other_lower_bound: float = -math.inf,
 ) -> SaddlePoint:
-    """Find the saddle point at the ε where δ(ε) = δ, and the Rényi upper bound on ε.
+    """Find the saddle point at the ε that corresponds to δ, and the Rényi upper bound on ε.
 
     Args:
         releases: with their counts.
@@ -180,7 +180,7 @@ def renyi_log_deltas(saddle: SaddlePoint, shares: Array, epsilons: Array) -> Arr
 
 
 class _SaddlePointCurve:
-    """Interpolated pairs (ε, log δ): the saddle-point estimates at finely spaced tilts."""
+    """Saddle-point estimates of (ε, log δ) at finely spaced tilts, by interpolation."""
 
     def __init__(self, tilts: Array, moments: Array) -> None:
         from scipy import interpolate  # 25 MB that a server without questions does without

@@ -198,7 +198,7 @@ class _Participations:
     log_outside: float
 
     def log_mixture_delta(self, epsilon: float, rounding_sign: float) -> float:
-        """Return log δ(ε), averaged over Gaussian mechanisms, one per participation count.
+        """Return the log of the mean δ(ε) of Gaussian mechanisms, one per participation count.
 
         This is log G(ε) of the module docstring.
 

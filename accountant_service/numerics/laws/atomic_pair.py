@@ -94,7 +94,7 @@ class AtomicPair(ABC):
         return upper
 
     def outcomes(self, sample_rate: float, direction: Direction) -> tuple[Array, Array, float]:
-        """Return the finite privacy losses in increasing order, their P-masses and an error bound.
+        """Return the finite privacy losses, increasing, their probabilities and an error bound.
 
         The error of masses is relative, that of losses absolute.
         """

@@ -112,7 +112,7 @@ class TiltedLoss(Protocol):
 
 
 def has_characteristic_function(release: ReleaseLaw) -> bool:
-    """Return whether `tilted_loss` supports this release."""
+    """Return whether the characteristic function of the release's loss can be computed."""
     if isinstance(release, Release):
         return isinstance(release.base_pair, GaussianPair)
     return isinstance(release, ReplacedRecord)
@@ -595,7 +595,7 @@ class TrapezoidalRule:
         return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
 
     def unnormalised_characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return φ − 1 per frequency; its error bound includes that of the total weight.
+        """Return φ − 1 per frequency; its error bound includes the total weight's error.
 
         1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
         errors of all weights count in full, and none is divided out. They count twice, because

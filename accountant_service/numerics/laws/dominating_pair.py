@@ -193,7 +193,7 @@ class LaplacePair:
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log-moments: mass between two losses counts at the worse."""
+        """Return upper bounds on log-moments: each interval's mass is moved to its worse end."""
         edges = np.linspace(-self.inverse_scale, self.inverse_scale, _MOMENT_CELLS + 1)
         below = np.nextafter(edges[0], -np.inf)
         mass = self.masses(
@@ -269,7 +269,7 @@ class LossCells:
     infinite: float = 0.0
 
     def reversed(self, infinite: float = 0.0) -> LossCells:
-        """Return the cells with P and Q swapped and every loss negated, as if adding for removing.
+        """Return the cells with P and Q swapped and all losses negated: the opposite direction.
 
         `infinite` is the mass of infinite loss in that direction.
         """

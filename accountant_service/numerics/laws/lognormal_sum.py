@@ -52,7 +52,7 @@ _RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relativ
 
 @dataclass(frozen=True, slots=True)
 class SumLattice:
-    """A class of outcomes by their largest summand, and the lattice on which their sums lie.
+    """A class of outcomes, by the range of their largest summand, and a lattice for their sums.
 
     Attributes:
         step: the spacing, of at most 24 significant bits, so that multiples are exact.
@@ -94,13 +94,13 @@ class SumLattice:
         return self.cut * self.step
 
     def points(self) -> Array:
-        """Return the sums that the lattice's points stand for."""
+        """Return the sums at the lattice's points."""
         return lattice_points(self.first, self.size, self.step)
 
 
 @dataclass(frozen=True, slots=True)
 class SumAbove:
-    """Upper bounds on the distribution of a lognormal sum made larger in convex order.
+    """Upper bounds on the distribution of a lognormal sum, enlarged in convex order.
 
     Attributes:
         points: values of the sum in the windows of all classes.
@@ -131,7 +131,7 @@ def round_step(step: float) -> float:
 
 
 def quantile(mu: float, deviations: float) -> float:
-    """Return exp(μz − μ²/2), the value of a lognormal summand at the normal deviation z."""
+    """Return exp(μz − μ²/2) at z = `deviations`: a quantile of a lognormal summand."""
     return math.exp(min(mu * deviations - 0.5 * mu * mu, _EXPONENT_MAX))
 
 
@@ -192,7 +192,7 @@ def sum_below(
 
 @dataclass(frozen=True, slots=True)
 class _Summands:
-    """Masses of one summand on a class's lattice: below the class, and in it.
+    """The probabilities of one summand on a class's lattice: below the class, and in it.
 
     Attributes:
         plain: of the plain law.
@@ -204,7 +204,7 @@ class _Summands:
 
 
 def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
-    """Return a summand's masses on a lattice, each cell's split between its ends at equal mean."""
+    """Return a summand's masses on a lattice: each cell's mass moved to its ends, mean kept."""
     edges = lattice_points(lattice.start, lattice.cut + 1 - lattice.start, lattice.step)
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, edges)
     low = edges[:-1]
@@ -254,7 +254,7 @@ def _round_cells(
 
 
 def _cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
-    """Return a summand's plain and tilted mass in each cell, each with its rounding error."""
+    """Return a summand's probability and tilted mass in each cell, each with its rounding error."""
     with np.errstate(divide="ignore"):
         z = np.log(edges) / mu + 0.5 * mu
     plain, plain_error = normal_masses(z, mu)
@@ -263,7 +263,7 @@ def _cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def tails_beyond(mu: float, edge: float) -> tuple[float, float]:
-    """Return upper bounds on the plain and the tilted mass of a summand above `edge`."""
+    """Return upper bounds on the probability and the tilted mass of a summand above `edge`."""
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, np.array([edge, np.inf]))
     return float((plain + plain_error)[0]), float((tilted + tilted_error)[0])
 

@@ -82,7 +82,7 @@ class ReplacedRecord:
         return True
 
     def total_variation(self) -> float:
-        """Return the total variation distance of P and Q: q times that of N(μ, 1) and N(−μ, 1)."""
+        """Return the total variation distance: the sample rate times that of N(μ, 1), N(−μ, 1)."""
         return self.sample_rate * math.erf(self.mu / math.sqrt(2.0))
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002

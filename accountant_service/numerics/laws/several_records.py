@@ -82,7 +82,7 @@ class SeveralRecordsPair:
 
     @property
     def _largest_shift(self) -> float:
-        """The mean output if as many records are sampled as the computation considers."""
+        """The mean output at the largest number of sampled records that is considered."""
         return float(self._weights()[0][-1]) * self.mu
 
     def masses(self, edges: Array) -> IntervalMasses:

@@ -90,7 +90,7 @@ class Window:
         return relative_error
 
     def log_weight_bound_beyond(self, real: Array, imaginary: Array) -> Array:
-        """Return the log of an upper bound on |weight| at all complex losses to the right.
+        """Return the log of an upper bound on |weight| at complex losses right of each given one.
 
         The point is real + i·imaginary. The bound holds for all losses l on a curve to the right
         along which (Im l)² − (Re l − edge)² decreases.

@@ -62,7 +62,7 @@ class SparseFactor:
         return SparseFactor(self.starts, self.places, unit, self.columns), norms
 
     def products(self, right: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield the product self @ right for some columns at a time, with their slice."""
+        """Yield self @ right for some columns at a time, with the row and column slices."""
         for columns in _column_slices(right.shape[1]):
             table = np.ascontiguousarray(
                 right[:, columns].numpy()

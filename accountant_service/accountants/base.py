@@ -185,7 +185,7 @@ class Accountant(ABC):
 
     @abstractmethod
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypotheses of the method's theorem, each with whether it holds here.
+        """Return the hypotheses of the method's theorem, and whether each holds for the question.
 
         Raises:
             MethodNotApplicableError: the method has no formula for a release; the error points to
@@ -468,13 +468,13 @@ def require_single_group(method: str, question: Question) -> ReleaseGroup:
 def assume_sampling(
     question: Question, allowed: Sequence[str], statement: str, source: str
 ) -> Assumption:
-    """Return the hypothesis that every release is sampled in an allowed way, checked."""
+    """Return the hypothesis that every release is sampled in an allowed way, and if it holds."""
     holds = all(atom.sampling in allowed for atom, _ in question.form.atom_counts)
     return Assumption(statement, holds, source)
 
 
 def assume_poisson_sampling(question: Question, source: str) -> Assumption:
-    """Return the hypothesis that every batch is a Poisson sample or the whole dataset, checked."""
+    """Return the hypothesis that batches are Poisson samples or all the data, and if it holds."""
     statement = "each batch is a Poisson sample (or all the data)"
     return assume_sampling(question, ["poisson", "none", "shuffled"], statement, source)
 
@@ -482,5 +482,5 @@ def assume_poisson_sampling(question: Question, source: str) -> Assumption:
 def assume_relation(
     question: Question, allowed: Sequence[NeighbouringRelation], statement: str, source: str
 ) -> Assumption:
-    """Return the hypothesis that the neighbouring relation is an allowed one, checked."""
+    """Return the hypothesis that the neighbouring relation is an allowed one, and if it holds."""
     return Assumption(statement, question.relation in allowed, source)

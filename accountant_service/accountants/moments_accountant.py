@@ -88,7 +88,7 @@ def _require_affordable(question: Question) -> None:
 
 
 def _relation_assumption(question: Question) -> Assumption:
-    """Return the hypothesis that the neighbouring relation is a covered one, checked."""
+    """Return the hypothesis that the neighbouring relation is a covered one, and if it holds."""
     sampled = any(group.rate < 1 for group in question.release_groups)
     allowed = [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.ZERO_OUT_ONE]
     return assume_relation(

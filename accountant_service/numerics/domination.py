@@ -437,7 +437,7 @@ def _search_proved_number(
     unproved: int,
     proved: int,
 ) -> int:
-    """Return the proved number of repetitions nearest to `unproved`; test many at once.
+    """Find the proved number of repetitions closest to `unproved`, testing many at once.
 
     Args:
         excess: returns upper bounds for many numbers, each proving its number if it is at most 0,

@@ -341,7 +341,7 @@ class IntegrandValues:
 
 
 class LineIntegrand(Protocol):
-    """Interface of an integrand Φ(v) = E[e^{(s + iv)L}] at frequency v, for a privacy loss L."""
+    """Interface of an integrand Φ(v) = E[e^{(s + iv)L}]: privacy loss L, tilt s, frequency v."""
 
     @property
     def standard_deviation(self) -> float:

@@ -248,7 +248,7 @@ def _log_window_weights(windows: tuple[Window, ...], loss: Array) -> Array:
 def _candidate_divisions(
     parts: list[_SampledGaussian], epsilon: float, log_share: float
 ) -> Iterator[_OutcomeDivision]:
-    """Yield divisions to try, in each of which the omitted outcomes add at most about e^log_share.
+    """Yield divisions to try, in each of which the omitted outcomes add ≤ e^log_share to δ.
 
     Their top is the lowest possible. Their splits are the highest possible, none, and a very low
     one.

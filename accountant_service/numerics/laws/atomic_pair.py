@@ -84,7 +84,7 @@ class AtomicPair(ABC):
         return low - _RANGE_MIN, high + _RANGE_MIN
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the sampled release's log-moments, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a."""
         loss, log_mass, error = _moment_atoms(self, sample_rate)
         exponent = np.multiply.outer(orders, loss) + log_mass
         largest = float(np.abs(exponent).max()) if exponent.size else 0.0

@@ -56,7 +56,7 @@ class BoundedRangePair:
         return -self.epsilon, self.epsilon
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the sampled release's log-moments, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a."""
         edges = np.linspace(-self.epsilon, self.epsilon, _MOMENT_CELLS + 1)
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)
 

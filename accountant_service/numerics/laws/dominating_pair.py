@@ -95,7 +95,7 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the sampled release's log-moments, one for each order.
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a.
 
         The log-moment of order a > 1 or a < 0 is log E_{N₀}[(1 − q + q·e^Λ)^a]. Outcomes
         at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
@@ -138,7 +138,7 @@ class GaussianPair:
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the sampled release's log-moments, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a."""
         return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
 
     def count_nodes(self, tilt: float) -> float:
@@ -193,7 +193,10 @@ class LaplacePair:
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log-moments: each interval's mass is moved to its worse end."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a.
+
+        Each interval's mass counts at the worse of its two ends.
+        """
         edges = np.linspace(-self.inverse_scale, self.inverse_scale, _MOMENT_CELLS + 1)
         below = np.nextafter(edges[0], -np.inf)
         mass = self.masses(
@@ -216,7 +219,7 @@ class LaplacePair:
 def moments_of_cells(
     edges: Array, masses: IntervalMasses, orders: Array, sample_rate: float
 ) -> Array:
-    """Return upper bounds on a sampled release's log-moments, given the masses of loss intervals.
+    """Return upper bounds on log E[e^{a·loss}] per order a, given the masses of loss intervals.
 
     R^a is convex in R, so each cell's mass moves to its two ends with the mean of R kept. The share
     of the upper end does not depend on q.

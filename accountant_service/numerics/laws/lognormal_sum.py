@@ -90,7 +90,7 @@ class SumLattice:
 
     @property
     def largest(self) -> float:
-        """The largest summand of an outcome of the class."""
+        """The largest value that a summand may have in this class of outcomes."""
         return self.cut * self.step
 
     def points(self) -> Array:

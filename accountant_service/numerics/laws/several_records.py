@@ -156,14 +156,14 @@ class SeveralRecordsPair:
         return float(low), float(high)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:  # noqa: ARG002
-        """Return upper bounds on the log-moments of the likelihood ratio, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] without the person, for each order a."""
         found = np.empty_like(orders)
         for i, order in enumerate(orders):
             found[i] = self._log_moment(float(order))
         return np.maximum(found, 0.0)
 
     def _log_moment(self, order: float) -> float:
-        """Return an upper bound on the log-moment of the likelihood ratio at one order."""
+        """Return an upper bound on log E[e^{a·loss}] without the person, for the order a."""
         spacing, last = self._spacing(order), self._last_node(order)
         z = spacing * np.arange(
             -math.ceil(_TAIL_DEVIATIONS / spacing), math.ceil(last / spacing) + 1, dtype=float

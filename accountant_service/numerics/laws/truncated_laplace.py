@@ -64,7 +64,7 @@ class TruncatedLaplacePair:
         return -most, most
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the log-moments of the finite losses, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] over finite losses, for each order a."""
         most = self.sensitivity / self.scale
         inner = np.linspace(-most, most, _MOMENT_CELLS + 1)
         edges = np.concatenate([[-most * (1 + 1e-6)], inner])

@@ -374,7 +374,7 @@ class _DirectionSearch:
         self.lattice: RefinedLattice | None = None
 
     def copy(self) -> _DirectionSearch:
-        """Return a copy that can be narrowed without changing this search."""
+        """Return a copy whose bounds can be narrowed without changing this search."""
         other = copy.copy(self)
         other.lattice = copy.copy(self.lattice)
         return other
@@ -382,7 +382,7 @@ class _DirectionSearch:
     def narrow_by_line_integrals(
         self, other_lower_bound: float, target_width: float, stop_width: float
     ) -> None:
-        """Narrow the lower and the upper bound by line integrals.
+        """Narrow the bounds on the answer by line integrals.
 
         The first attempt is cheap and accurate. Later attempts cost more and are less accurate,
         and the last are smoothed as well. Each one aims at the answer that the one before found.
@@ -489,7 +489,7 @@ class _DirectionSearch:
         return self.question.relative_width(Bounds(best_lower, max(best_lower, self.upper))) / width
 
     def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:
-        """Narrow the bounds by an FFT lattice, which gets finer at every call.
+        """Narrow the bounds on the answer by an FFT lattice, finer at every call.
 
         Args:
             best_lower: the best lower bound of either direction. If the upper bound is below it,

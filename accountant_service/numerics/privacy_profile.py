@@ -66,7 +66,7 @@ class ProfileBounds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LatticeProfileBounds:
-    """Bounds on δ(ε) and on attacks' error rates from an upper and a lower lattice profile."""
+    """Bounds on δ(ε) and on attacks' error rates, from two profiles on a lattice of losses."""
 
     upper: LatticeProfile
     lower: LatticeProfile

@@ -64,7 +64,7 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two bounds per example: on ‖Σ|terms|‖², and on the squared norm of any factor.
+        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor.
 
         Returns:
             M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper

@@ -121,7 +121,7 @@ class SequenceProducts(ChunkedGradients):
         return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two bounds per example: on ‖Σ|terms|‖², and on the squared norm of any factor."""
+        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor."""
         gradient_squares, input_squares = self._squared_sizes
         return gradient_squares * input_squares, torch.maximum(gradient_squares, input_squares)
 

@@ -69,7 +69,7 @@ class SummedGradients(ChunkedGradients):
         return part.dense(examples, rows)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two bounds per example: on ‖Σ|terms|‖², and on the squared norm of any factor."""
+        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor."""
         pairs = [_magnitudes_of(each) for each in self.parts]
         total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
@@ -93,7 +93,7 @@ class SummedGradients(ChunkedGradients):
 
 
 def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a part's two bounds per example: on ‖Σ|terms|‖² and on any factor's squared norm."""
+    """Return a part's bounds per example on squared norms: of Σ|terms|, and of a larger factor."""
     if isinstance(part, MaterializedGradients):
         found = squared_norms(part.gradients.flatten(1))
         return found, found

@@ -147,15 +147,15 @@ class FixedSizeReplacement:
 
 
 def _join_cells(
-    first: int, lower: LossCells, middle: LossCells | None, upper: LossCells, atom: float
+    first: int, lower: LossCells, middle: LossCells | None, upper: LossCells, mass_at_zero: float
 ) -> LossCells:
     """Return one list of cells: of negative losses, of losses around 0 and of positive losses.
 
-    The atom is added to the middle cell, or to the lowest cell of the positive losses.
+    The mass at loss 0 is added to the middle cell, or to the lowest cell of positive losses.
     """
     inner = slice(1, -1)
     between = [middle] if middle is not None else []
-    at = len(lower.gap)  # of the cell with the atom, among the inner cells
+    at = len(lower.gap)  # of the cell with the loss 0, among the inner cells
 
     def masses(name: str) -> Array:
         """Return the joined masses, or their rounding errors: the attribute called `name`."""
@@ -175,9 +175,9 @@ def _join_cells(
     p_rounding, q_rounding = masses("p_rounding"), masses("q_rounding")
     shrink, gap_rounding = edges("shrink"), edges("gap_rounding")
     for mass, error in ((p, p_rounding), (q, q_rounding)):
-        mass[inner][at] += atom
+        mass[inner][at] += mass_at_zero
         error[inner][at] += 8 * _EPS * mass[inner][at]
-    added = atom * (1 - 1 / shrink[at])  # P − Q·e^{low edge} of the atom; 0 at the edge 0
+    added = mass_at_zero * (1 - 1 / shrink[at])  # P − Q·e^{low edge} of the loss 0
     gap[at] += added
     gap_rounding[at] += 8 * _EPS * (abs(gap[at]) + added)
     return LossCells(first, p, q, gap, p_rounding, q_rounding, gap_rounding, shrink)

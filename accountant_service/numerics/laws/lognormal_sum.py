@@ -163,7 +163,7 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
 def sum_below(
     mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool
 ) -> tuple[Array, float, Array]:
-    """Return lower and upper bounds on the masses of the sum of summands, each rounded.
+    """Return lower and upper bounds on the masses of a sum whose summands are rounded.
 
     Args:
         mu: of each summand.
@@ -192,7 +192,7 @@ def sum_below(
 
 @dataclass(frozen=True, slots=True)
 class _Summands:
-    """The probabilities of one summand on a class's lattice: below the class, and in it.
+    """The probabilities of one summand, split into those below and within a class's range.
 
     Attributes:
         plain: of the plain law.
@@ -223,7 +223,7 @@ def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
 
 
 def _cell_ranges(lattice: SumLattice) -> list[slice]:
-    """Return the slices of cells below a class and in it; one slice for the first class."""
+    """Return slices of cells: those below a class's range, and those within it."""
     if lattice.is_first:
         return [slice(None)]
     split = lattice.above - lattice.start
@@ -231,7 +231,7 @@ def _cell_ranges(lattice: SumLattice) -> list[slice]:
 
 
 def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
-    """Return the cell masses of a summand rounded to a lattice, below a class and in it."""
+    """Return a rounded summand's masses in the cells below a class's range, and within it."""
     ends = [lattice.start, lattice.cut]
     if not lattice.is_first:
         ends.insert(1, lattice.above)
@@ -247,7 +247,7 @@ def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Ar
 def _round_cells(
     cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
 ) -> _Summands:
-    """Return upper (`outward` = 1) or lower (−1) bounds on masses, if `tilted` also tilted ones."""
+    """Return bounds on masses: upper if `outward` is 1, lower if −1; also tilted if `tilted`."""
     plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
     one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
     return _Summands(plain, one if tilted else ())
@@ -385,7 +385,7 @@ def _exp_up(log_value: float) -> float:
 def _bound_masses(
     summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments | None = None
 ) -> tuple[Array, float]:
-    """Return upper bounds on the masses of a class's sums, or lower ones if moments are given.
+    """Return upper bounds on the masses of a class's sums; lower ones if `moments` is given.
 
     Each point has the best bound of those under several tilts. Mass that wraps around can only
     raise an upper bound; lower bounds are without it but for the second result in all.
@@ -482,7 +482,7 @@ def compose_class(summands: _Summands, lattice: SumLattice, bins: int) -> tuple[
 
 
 def _transform(masses: tuple[Array, ...], lattice: SumLattice) -> list[ComplexBalls]:
-    """Return the FFTs of a summand's masses: below the class, and in it."""
+    """Return the FFTs of a summand's masses below a class's range, and within it."""
     offsets = (0, lattice.above - lattice.start)
     return [
         transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size)

@@ -128,25 +128,25 @@ class Question:
         return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
 
 
-def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
+def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
     """Return whether some neighbouring datasets attain the δ(ε) of its dominating pair."""
-    if not release_laws.is_attained(atom.noise):
+    if not release_laws.is_attained(release.noise):
         return False
-    if atom.sampling == "poisson":
-        return atom.sample_rate >= release_laws.RATE_MIN
-    if atom.sampling == "balls_in_bins":
-        return release_laws.has_bins_law(atom, relation) and atom.parameters[1] == 1
-    if relation is NeighbouringRelation.REPLACE_ONE and atom.sampling == "fixed_size":
-        return release_laws.samples_whole_dataset(atom)
+    if release.sampling == "poisson":
+        return release.sample_rate >= release_laws.RATE_MIN
+    if release.sampling == "balls_in_bins":
+        return release_laws.has_bins_law(release, relation) and release.parameters[1] == 1
+    if relation is NeighbouringRelation.REPLACE_ONE and release.sampling == "fixed_size":
+        return release_laws.samples_whole_dataset(release)
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    left_out = added and release_laws.samples_whole_dataset(atom) and atom.noise != "gaussian"
-    return atom.sampling != "shuffled" and not left_out
+    left_out = added and release_laws.samples_whole_dataset(release) and release.noise != "gaussian"
+    return release.sampling != "shuffled" and not left_out
 
 
-def _larger_dataset_size(atom: Atom) -> int:
-    """Return the size of the larger neighbouring dataset, for sampling of a fixed batch size."""
-    size = atom.fixed_sizes[0] if atom.fixed_sizes else 0
-    return size + 1 if release_laws.samples_whole_dataset(atom) else size
+def _larger_dataset_size(release: Atom) -> int:
+    """Return the size of the larger neighbouring dataset of a release on a fixed-size sample."""
+    size = release.fixed_sizes[0] if release.fixed_sizes else 0
+    return size + 1 if release_laws.samples_whole_dataset(release) else size
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,24 +123,24 @@ def release_groups(
     )
 
 
-def samples_whole_dataset(atom: Atom) -> bool:
+def samples_whole_dataset(release: Atom) -> bool:
     """Return whether the release's fixed-size sample is the whole dataset."""
-    return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
+    return release.sampling == "fixed_size" and release.sample_rate == 1.0
 
 
-def _effective_sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
+def _effective_sensitivity(release: Atom, relation: NeighbouringRelation) -> float:
     """Return how far apart neighbours' clipped batch sums may be in ℓ2, over the clip norm.
 
     In a batch of fixed size, another record takes the place of a record that is not drawn, up to
     2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
     """
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if atom.sampling == "fixed_size" and (added or not samples_whole_dataset(atom)):
+    if release.sampling == "fixed_size" and (added or not samples_whole_dataset(release)):
         return 2.0
     return relation.sensitivity
 
 
-def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> float:
+def _participation_probability(release: Atom, relation: NeighbouringRelation) -> float:
     """Return the probability that a record of the larger neighbouring dataset is in a batch.
 
     Under add/remove, a batch of n records cannot be drawn from n − 1 records, so a batch of all n
@@ -148,11 +148,16 @@ def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> fl
     has no formula here: its batch of all the data is charged without that amplification.
     """
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if added and samples_whole_dataset(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
-        return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
-    if atom.sampling == "poisson":
-        return max(atom.sample_rate, RATE_MIN)
-    return 1.0 if atom.sampling in ("shuffled", "balls_in_bins") else atom.sample_rate
+    if (
+        added
+        and samples_whole_dataset(release)
+        and release.noise == "gaussian"
+        and release.fixed_sizes
+    ):
+        return release.fixed_sizes[0] / (release.fixed_sizes[0] + 1)
+    if release.sampling == "poisson":
+        return max(release.sample_rate, RATE_MIN)
+    return 1.0 if release.sampling in ("shuffled", "balls_in_bins") else release.sample_rate
 
 
 def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
@@ -349,15 +354,15 @@ def _balls_in_bins_law(group: ReleaseGroup, relation: NeighbouringRelation) -> R
     return BallsInBins(1 / min(group.sigma, BINS_NOISE_MAX), each)  # more noise costs no more
 
 
-def has_bins_law(atom: Atom, relation: NeighbouringRelation) -> bool:
+def has_bins_law(release: Atom, relation: NeighbouringRelation) -> bool:
     """Return whether amplification by balls-in-bins sampling is computed for this release."""
-    in_range = BINS_NOISE_MIN <= atom.noise_multiplier <= BINS_NOISE_MAX
+    in_range = BINS_NOISE_MIN <= release.noise_multiplier <= BINS_NOISE_MAX
     return in_range and relation is not NeighbouringRelation.REPLACE_ONE
 
 
-def _bins_and_selections(atom: Atom) -> tuple[int, int]:
+def _bins_and_selections(release: Atom) -> tuple[int, int]:
     """Return the epoch's number of batches, and in how many of them each record takes part."""
-    bins, selections = (int(each) for each in atom.parameters)  # type: ignore[arg-type]
+    bins, selections = (int(each) for each in release.parameters)  # type: ignore[arg-type]
     return bins, selections
 
 

@@ -100,7 +100,7 @@ class ChunkedGradients(ABC):
         """Any tensor with the gradients' dtype and device."""
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return an upper bound on each squared norm, or ∞ to exclude an underflowing example."""
+        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
         found = self._zeros()
         for part, each in self._chunks(slice(0, self.shape[0])):
             found[part] = squared_norms(each)
@@ -124,7 +124,7 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps, or ∞ to exclude an example."""
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
         found, mapped = self._zeros(), self._zeros()
         scale_norm: Scalar = 0.0
         shift_norm: Scalar = 0.0

@@ -67,11 +67,11 @@ class ExampleGradients(Protocol):
         ...
 
     def squared_norms(self, bound: float, /) -> torch.Tensor:
-        """Return an upper bound on each squared norm, or ∞ to exclude an underflowing example."""
+        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
         ...
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps, or ∞ to exclude an example.
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example.
 
         Args:
             pieces: all pieces of the parameter, each with its map.
@@ -181,7 +181,7 @@ class OuterProducts:
         return self.gradients.numel() + self.inputs.numel()
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return an upper bound on each squared norm, or ∞ to exclude an underflowing example."""
+        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
         gradient_squares = squared_norm_upper_bounds(self.gradients)
         input_squares = squared_norm_upper_bounds(self.inputs, self._input_factor.squared_norms())
         return self._exclude_underflowing(
@@ -192,7 +192,7 @@ class OuterProducts:
         )
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps, or ∞ to exclude an example."""
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
         terms, dtype = self._norm_terms(pieces), self.inputs.dtype
         gradient_squares = squared_norm_upper_bounds(self.gradients)
         input_squares = squared_norm_upper_bounds(self.inputs, terms.input_squares)
@@ -306,7 +306,7 @@ class MaterializedGradients:
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps, or ∞ to exclude an example."""
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
         dtype = self.gradients.dtype
         found = squared_norms(self.gradients.flatten(1)).mul_(overflow_guard(bound, dtype))
         scale_norm: Scalar = 0.0

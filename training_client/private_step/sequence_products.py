@@ -103,7 +103,7 @@ class SequenceProducts(ChunkedGradients):
         return torch.bmm(self.gradients[examples, :, rows].mT, self.inputs[examples])
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return an upper bound on each squared norm, or ∞ to exclude an underflowing example."""
+        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
         if not self.uses_gram_matrices:
             return super().squared_norms(bound)
         rows, columns = self.shape

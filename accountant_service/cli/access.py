@@ -50,7 +50,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def quote(self, name: str, body: Json) -> Json:
-        """Return a quote for a plan."""
+        """Return what a plan would cost of the dataset's budget; nothing is charged."""
 
     @abstractmethod
     def reserve(self, name: str, body: Json) -> Json:
@@ -115,7 +115,7 @@ class ServiceAccess(LedgerAccess):
         return self._call(f"/v1/datasets/{quote(name, safe='')}")
 
     def quote(self, name: str, body: Json) -> Json:
-        """Return a quote for a plan."""
+        """Return what a plan would cost of the dataset's budget; nothing is charged."""
         return self._call(f"/v1/datasets/{quote(name, safe='')}/quotes", body)
 
     def reserve(self, name: str, body: Json) -> Json:
@@ -231,7 +231,7 @@ class DatabaseAccess(LedgerAccess):
         return dataset_view(self._ledger.get_dataset(self._key, name))
 
     def quote(self, name: str, body: Json) -> Json:
-        """Return a quote for a plan."""
+        """Return what a plan would cost of the dataset's budget; nothing is charged."""
         from accountant_service import mechanisms
         from accountant_service.api.ledger_views import quote_view
         from accountant_service.ledger.plans import quote_plan

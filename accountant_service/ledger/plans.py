@@ -328,7 +328,7 @@ def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amo
 def _count_steps_if_decided(
     policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse] = ()
 ) -> int | None:
-    """Return the most steps proved to fit in time; None if the steps cost nothing."""
+    """Return the most steps proved affordable before the time limit; None if steps are free."""
     try:
         found = policy.count_affordable_steps(plan, _apply_caps(policy, taken, caps))
     except ChargeUndecidedError:

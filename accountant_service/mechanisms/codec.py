@@ -181,6 +181,21 @@ def _choice_type(*options: str) -> _FieldType:
     return _FieldType({"type": "string", "enum": list(options)}, read)
 
 
+# words of names that titles of kinds and fields write differently
+_WORDS: Final = {
+    "dp": "DP",
+    "gaussian": "Gaussian",
+    "gdp": "GDP",
+    "laplace": "Laplace",
+    "max": "at most",
+    "min": "minimum",
+    "poisson": "Poisson",
+    "rdp": "RDP",
+    "sgd": "SGD",
+    "std": "standard deviation",
+    "stds": "standard deviations",
+    "zcdp": "zCDP",
+}
 _REFERENCE: Final = {"$ref": "#/components/schemas/Mechanism"}
 _NOISE: Final = _number_type(NOISE_MIN, NOISE_MAX)
 _RATE: Final = _rate_type()
@@ -459,17 +474,36 @@ def _component_name(cls: type) -> str:
 
 
 def _kind_schema(cls: Any) -> dict[str, Json]:
-    """Return the JSON schema of one kind of mechanism."""
+    """Return the JSON schema of one kind of mechanism, with titles and defaults for forms."""
     required = [f.name for f in fields(cls) if f.default is MISSING]
+    defaults = {f.name: f.default for f in fields(cls) if f.default not in (MISSING, None)}
     return {
         "type": "object",
+        "title": _title(cls.kind),
         "description": inspect.getdoc(cls),
-        "properties": {"kind": {"const": cls.kind}}
-        | {name: dict(field.schema) for name, field in _FIELDS[cls].items()},
+        "properties": {"kind": {"const": cls.kind, "title": "Kind"}}
+        | {
+            name: _titled(field.schema, name)
+            | ({"default": defaults[name]} if name in defaults else {})
+            for name, field in _FIELDS[cls].items()
+        },
         "required": ["kind", *required],
         "additionalProperties": False,
         "examples": [_EXAMPLES[cls.kind]],
     }
+
+
+def _titled(schema: Mapping[str, Json], name: str) -> dict[str, Json]:
+    """Return a field's schema with a title; a reference to another schema has its own."""
+    return dict(schema) if "$ref" in schema else {"title": _title(name), **schema}
+
+
+def _title(name: str) -> str:
+    """Return the name of a kind or a field as a form shows it, such as "Noise multiplier"."""
+    first, *others = name.split("_")
+    start = _WORDS.get(first, first)
+    start = start.capitalize() if start.islower() else start
+    return " ".join([start, *(_WORDS.get(word, word) for word in others)])
 
 
 def _write(value: Any) -> Json:

@@ -254,7 +254,7 @@ def test_every_kind_has_a_schema_whose_example_it_reads() -> None:
 
 
 def test_every_kind_and_field_has_a_title_and_optional_fields_their_default() -> None:
-    """What a form needs: names to show, values to start with, and an example."""
+    """A form needs names to show, values to start with, and an example."""
     schemas = json_schema()
     schemas.pop("Mechanism")
     for schema in schemas.values():

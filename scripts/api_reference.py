@@ -108,6 +108,7 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("GET", "/v1/datasets/{name}/caps", None),
     ("DELETE", "/v1/datasets/{name}/caps/teams/{team}", None),
     ("DELETE", "/v1/datasets/{name}/caps/keys/{key_id}", None),
+    ("POST", "/v1/datasets/{name}/close", {}),
     (
         "POST",
         "/v1/keys",

@@ -175,6 +175,23 @@ async def dataset(name: Name, key: Key, ledger: TheLedger) -> Response:
     return _json_response(await ledger.get_dataset(key, name))
 
 
+@router.post("/v1/datasets/{name}/close", response_model=bodies.DatasetView)
+async def close_dataset(
+    name: Name,
+    body: bodies.NothingRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """Close a dataset for good: it takes no further reservation. Open runs may end.
+
+    Whoever may create a budget may close it. A repeat changes nothing.
+    """
+    write = _build_write_request(request, key, idempotency_key, _body_as_json(body))
+    return _stored_response(await ledger.close_dataset(write, name))
+
+
 @router.get("/v1/datasets/{name}/report", response_model=dict[str, Any], responses=_FORMATS)
 async def dataset_report(
     name: Name, key: Key, ledger: TheLedger, wanted: Wanted = Format.JSON, tier: RegistryTier = 3

@@ -220,6 +220,10 @@ class DatasetView(BaseModel):
     remaining: AmountView
     accounting: AccountingView
     version: int
+    state: Literal["open", "closed"] = Field(
+        description="`closed` datasets take no further reservation"
+    )
+    closed_at: float | None = Field(description="Unix time in seconds; null while it is open")
 
 
 class AdmittedRunView(BaseModel):
@@ -385,6 +389,8 @@ _DATASET: Final = {
     "remaining": {"epsilon": 1.48, "share": 0.7303, "reference_steps": 2708, "slack": 1.0},
     "accounting": _ACCOUNTING,
     "version": 4,
+    "state": "open",
+    "closed_at": None,
 }
 _ADMITTED: Final = {"step": _STEP, "steps": 3708}
 _NEW_DATASET: Final = _DATASET | {

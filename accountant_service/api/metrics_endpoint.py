@@ -98,7 +98,7 @@ class _LedgerCollector(Collector):
 
 
 def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
-    """Yield gauges of each dataset's budget: ε, ε spent or held, share, and steps left."""
+    """Yield gauges of each dataset's budget: ε, what is taken and left, whether it is closed."""
     epsilon = GaugeMetricFamily(
         "accountant_budget_epsilon", "The whole privacy budget of a dataset", labels=["dataset"]
     )
@@ -117,6 +117,11 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
         "Steps of the reference that a budget has left; only of datasets that have one",
         labels=["dataset"],
     )
+    closed = GaugeMetricFamily(
+        "accountant_budget_closed",
+        "1 if the dataset is closed and takes no further reservation",
+        labels=["dataset"],
+    )
     for each in datasets:
         policy, balance = each.policy, each.balance
         if isinstance(policy, ReferenceFilter) and policy.reference is not None:
@@ -124,7 +129,8 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
         epsilon.add_metric([each.name], policy.epsilon)
         taken.add_metric([each.name], policy.epsilon_of(balance.taken))
         left.add_metric([each.name], max(1 - policy.share_of(balance.taken), 0.0))
-    yield from (epsilon, taken, left, steps)
+        closed.add_metric([each.name], float(each.closed_at is not None))
+    yield from (epsilon, taken, left, steps, closed)
 
 
 def _count_connections(repository: Repository, metrics: Metrics) -> None:

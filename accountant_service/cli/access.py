@@ -41,6 +41,10 @@ class LedgerAccess(ABC):
         """Create a dataset; return it with what its budget admits."""
 
     @abstractmethod
+    def close_dataset(self, name: str) -> Json:
+        """Close a dataset for new reservations; return it."""
+
+    @abstractmethod
     def list_datasets(self) -> list[Json]:
         """Return all datasets that may be seen."""
 
@@ -104,6 +108,10 @@ class ServiceAccess(LedgerAccess):
     def create_dataset(self, body: Json) -> Json:
         """Create a dataset; return it with what its budget admits."""
         return self._call("/v1/datasets", body, is_write=True)
+
+    def close_dataset(self, name: str) -> Json:
+        """Close a dataset for new reservations; return it."""
+        return self._call(f"/v1/datasets/{quote(name, safe='')}/close", {}, is_write=True)
 
     def list_datasets(self) -> list[Json]:
         """Return all datasets that the key may see."""
@@ -217,6 +225,11 @@ class DatabaseAccess(LedgerAccess):
 
         new = DatasetRequest.model_validate(body).to_new_dataset()
         return _read(self._ledger.create_dataset(self._write("POST /v1/datasets", body), new))
+
+    def close_dataset(self, name: str) -> Json:
+        """Close a dataset for new reservations; return it."""
+        write = self._write(f"POST /v1/datasets/{name}/close", {})
+        return _read(self._ledger.close_dataset(write, name))
 
     def list_datasets(self) -> list[Json]:
         """Return all datasets."""

@@ -47,7 +47,7 @@ def show(as_json: AsJson = False) -> None:
     views = [
         dataset_view(dataset)
         | {"steps_left": None if run is None else _view_steps_left(count_steps_left(dataset, run))}
-        for dataset, run in found
+        for dataset, run in ((each, None if each.closed_at else run) for each, run in found)
     ]
     if as_json:
         print(json.dumps(views))
@@ -57,11 +57,13 @@ def show(as_json: AsJson = False) -> None:
             "dataset": view["name"],
             "budget": describe_budget(view["budget"]),
             **describe_shares(view),
+            "state": view["state"],
             "entries": view["version"],
         }
         for view in views
     ]
-    print_rows(rows, ["dataset", "budget", "spent", "held", "left", "entries"], "Datasets", False)
+    columns = ["dataset", "budget", "spent", "held", "left", "state", "entries"]
+    print_rows(rows, columns, "Datasets", False)
     for view in views:
         if view["steps_left"] is not None:
             print(f"{view['name']}: {_describe_steps_left(view['steps_left'])} fit")

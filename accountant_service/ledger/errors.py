@@ -3,6 +3,7 @@
 LedgerError
 ├── BudgetExhaustedError       the plan does not fit in the remaining budget
 │   └── CapExhaustedError      the plan does not fit under a cap of its key or team
+├── DatasetClosedError         the dataset is closed: it takes no further reservation
 ├── DatasetSizeError           the mechanism is for another number of records
 ├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
 ├── ExchangeUndecidedError     the time limit ended before a plan's charge was known
@@ -54,6 +55,12 @@ class CapExhaustedError(
     status=409,
 ):
     """The plan does not fit under a cap of the key or of its team."""
+
+
+class DatasetClosedError(
+    LedgerError, code="dataset-closed", title="The dataset is closed", status=409
+):
+    """The dataset was closed, for good: it takes no further reservation."""
 
 
 class DatasetSizeError(

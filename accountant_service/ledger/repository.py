@@ -101,6 +101,11 @@ _REPLACE_POLICY: Final = (
     .where(DATASET.c.id == bindparam("row_key"))
     .values(policy=bindparam("new_policy"))
 )
+_CLOSE_DATASET: Final = (
+    DATASET.update()
+    .where(DATASET.c.id == bindparam("row_key"))
+    .values(closed_at=bindparam("new_closed_at"))
+)
 _RESERVATION_BY_ID: Final = select(RESERVATION).where(RESERVATION.c.id == bindparam("row_key"))
 _UPDATE_RESERVATION: Final = (
     RESERVATION.update()
@@ -376,6 +381,17 @@ class Transaction:
             dataset, EntryKind.CREATE, unchanged, key, rules.describe_dataset(dataset)
         )
 
+    def close_dataset(self, dataset: Dataset, closed_at: int, key: str) -> Dataset:
+        """Store that a dataset was closed; return it with the entry that records this."""
+        self.connection.execute(
+            _CLOSE_DATASET, {"row_key": dataset.identifier, "new_closed_at": closed_at}
+        )
+        nothing = dataset.policy.nothing
+        unchanged = Balance(nothing, nothing)
+        return self._append_entry(
+            replace(dataset, closed_at=closed_at), EntryKind.CLOSE, unchanged, key, {}, closed_at
+        )
+
     # --- reservations
 
     def find_reservation(self, identifier: str) -> Reservation | None:
@@ -430,13 +446,15 @@ class Transaction:
         return self._append_entry(dataset, change.kind, change.balance, key, fields)
 
     def _append_entry(
-        self, dataset: Dataset, kind: EntryKind, change: Balance, key: str, fields: dict[str, Any]
-    ) -> Dataset:
+        self, dataset: Dataset, kind: EntryKind, change: Balance, key: str, fields: dict[str, Any],
+        at: int | None = None,
+    ) -> Dataset:  # fmt: skip
         """Append an entry to a dataset's chain; return the dataset after it."""
+        at = now() if at is None else at
         balance, number = dataset.balance.plus(change), dataset.version + 1
         amounts = dataset.policy.balance_fields(change.spent, change.held)
         body = hash_chain.encode_entry(
-            rules.describe_entry(number, kind, now(), key, amounts, __version__) | fields
+            rules.describe_entry(number, kind, at, key, amounts, __version__) | fields
         )
         head = hash_chain.hash_entry(dataset.head, body)
         self.connection.execute(
@@ -450,10 +468,7 @@ class Transaction:
                 "new_held": json.dumps(balance.held), "new_version": number, "new_head": head,
             },
         )  # fmt: skip
-        return Dataset(
-            dataset.identifier, dataset.name, dataset.size, dataset.privacy_unit, dataset.policy,
-            balance, number, head, dataset.created_at,
-        )  # fmt: skip
+        return replace(dataset, balance=balance, version=number, head=head)
 
     def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
         """Return the number, body and hash of a page of entries after the given number."""
@@ -466,9 +481,11 @@ class Transaction:
         ).all()
 
     def find_last_run(self, dataset: Dataset) -> Reservation | None:
-        """Return the reservation that a dataset's last entry is about, if there is one."""
-        rows = self.list_entries(dataset, dataset.version - 1, 1)
-        identifier = json.loads(rows[0].body).get("reservation") if rows else None
+        """Return the reservation that was changed last, if there is one."""
+        rows = self.list_entries(dataset, dataset.version - 2, 2)
+        # one entry at most, which closes the dataset, comes after the first run and is about none
+        runs = [json.loads(row.body).get("reservation") for row in rows]
+        identifier = next((run for run in reversed(runs) if run is not None), None)
         return None if identifier is None else self.find_reservation(identifier)
 
     def find_last_entry(self, dataset: Dataset, reservation: str) -> dict[str, Any] | None:
@@ -692,7 +709,7 @@ def _read_dataset(row: Any) -> Dataset:
     balance = Balance(tuple(json.loads(row.spent)), tuple(json.loads(row.held)))
     return Dataset(
         row.id, row.name, row.size, row.privacy_unit, policy, balance, row.version, row.head,
-        row.created_at,
+        row.created_at, row.closed_at,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ DATASET: Final = Table(
     Column("version", BigInteger, nullable=False),  # the number of the last entry
     Column("head", String(64), nullable=False),  # the hash of the last entry
     Column("created_at", BigInteger, nullable=False),  # microseconds since 1970, like all times
+    Column("closed_at", BigInteger, nullable=True),  # null while reservations are accepted
 )
 
 RESERVATION: Final = Table(

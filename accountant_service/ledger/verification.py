@@ -76,6 +76,7 @@ class _DatasetChecker:
         self._head = hash_chain.GENESIS
         self._policy = _read_first_policy(dataset.policy)
         self._balance = Balance(self._policy.nothing, self._policy.nothing)
+        self._closed_at: int | None = None
         self._reservations: dict[str, Reservation] = {}
         self._taken: dict[tuple[HolderKind, str], Amounts] = {}  # by key and by team
 
@@ -101,6 +102,8 @@ class _DatasetChecker:
         if self._policy != dataset.policy:
             stored, recorded = dataset.policy.to_json(), self._policy.to_json()
             yield f"the filter is stored as {stored}, but recorded as {recorded}"
+        if self._closed_at != dataset.closed_at:
+            yield f"closed_at is {dataset.closed_at}, but recorded as {self._closed_at}"
         yield from self._check_reservations()
 
     def _check_first_policy(self) -> Iterator[str]:
@@ -162,6 +165,8 @@ class _DatasetChecker:
             first = replace(self._dataset, policy=self._policy)
             nothing = Balance(self._policy.nothing, self._policy.nothing)
             return nothing, rules.describe_dataset(first)
+        if kind is EntryKind.CLOSE:
+            return self._replay_closing(_read_integer(entry, "at")), {}
         identifier = _read_text(entry, "reservation")
         if kind is EntryKind.RESERVE:
             if identifier in self._reservations:
@@ -174,6 +179,14 @@ class _DatasetChecker:
         self._reservations[identifier] = change.reservation
         self._add_taken(change)
         return change.balance, rules.describe_change(change)
+
+    def _replay_closing(self, at: int) -> Balance:
+        """Apply the ledger's rule for closing the dataset; return the change of the balance."""
+        closed = rules.close_dataset(replace(self._dataset, closed_at=self._closed_at), at)
+        if closed is None:
+            raise rules.RuleError("the dataset was closed before")
+        self._closed_at = closed.closed_at
+        return Balance(self._policy.nothing, self._policy.nothing)
 
     def _add_taken(self, change: Change) -> None:
         """Add the change of the amounts spent or held to the sums of its key and team."""
@@ -192,7 +205,9 @@ class _DatasetChecker:
             if not before.allows_replacement(policy, plan, self._balance.taken):
                 raise rules.RuleError(f"the filter must not change to {policy.to_json()} here")
         self._policy = policy
-        current = replace(self._dataset, balance=self._balance, policy=before)
+        current = replace(
+            self._dataset, balance=self._balance, policy=before, closed_at=self._closed_at
+        )
         charge = policy.read_charge(plan, entry)
         run = Reservation(
             _read_text(entry, "reservation"), self._dataset.identifier, State.OPEN,

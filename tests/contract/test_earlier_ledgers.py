@@ -1,7 +1,8 @@
 """Ledgers of every revision are migrated, verify and go on.
 
 `ledger-0003.sql` has datasets of both filters: runs like the reference and exchanged ones, ended
-early, ended without a grant, and open. `python -m tests.contract.test_earlier_ledgers` records it
+early, ended without a grant, and open. In the newest one a dataset is closed beside an open run,
+which goes on. `python -m tests.contract.test_earlier_ledgers` records it
 anew.
 """
 
@@ -22,6 +23,7 @@ from accountant_service.api.ledger_views import encode_answer
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.errors import DatasetClosedError
 from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter, RenyiMixtureFilter
 from accountant_service.ledger.filters.reference import ExchangeCharge
 from accountant_service.ledger.repository import KeyRecord, Repository
@@ -32,7 +34,7 @@ from accountant_service.mechanisms import DpSgd, Mechanism
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
 
-NEWEST = "0003"
+NEWEST = "0004"
 REFERENCE = DpSgd(4.0, sample_rate=0.1, steps=30)
 OTHER = DpSgd(6.0, sample_rate=0.1, steps=20)
 UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
@@ -83,6 +85,9 @@ def record(url: str) -> None:
         ledger.release(writer.request(), writer.reserve(name, OTHER, 20))
         run = writer.reserve(name, OTHER, 3)
         ledger.renew(writer.request(), run, 7200)
+        if name == "planned":
+            ledger.close_dataset(writer.request(), name)
+            ledger.grant(writer.request(), run, 2, 3)
     repository.close()
 
 
@@ -104,6 +109,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
         policy = json.loads(row.pop("policy"))
         assert policy == {"filter": "renyi", "order": order}  # to the last digit
         assert (json.loads(row.pop("spent")), json.loads(row.pop("held"))) == ([spent], [held])
+        assert row.pop("closed_at") is None
         assert row == was
     for was, row in zip(rows["reservation"], read_rows(before, "reservation"), strict=True):
         assert json.loads(row.pop("charge")) == {"unit_attonats": was.pop("unit")}
@@ -117,7 +123,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
     before.close()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", NEWEST])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", NEWEST])
 def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str) -> None:
     """Old datasets and new ones, with old runs and new runs, and the whole record verifies."""
     open_unmigrated(url, revision).close()
@@ -127,6 +133,10 @@ def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str
         datasets = reading.list_datasets()
     for dataset in datasets:
         spent = dataset.balance.spent
+        if dataset.closed_at is not None:
+            with pytest.raises(DatasetClosedError):
+                writer.reserve(dataset.name, OTHER, 3)
+            continue
         run = writer.reserve(dataset.name, OTHER, 3)
         writer.ledger.commit(writer.request(), run)
         after = writer.ledger.get_dataset(writer.key, dataset.name)
@@ -164,6 +174,8 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
         assert {run.refund_if_ended is None for run in early} == {False, True}
         assert any(run.state is State.OPEN and run.steps_granted for run in runs[name])
         assert min(*datasets[name].balance.spent, *datasets[name].balance.held) > 0
+    closed = [name for name, each in datasets.items() if each.closed_at is not None]
+    assert closed == ["planned"]
 
 
 if __name__ == "__main__":

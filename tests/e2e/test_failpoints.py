@@ -33,7 +33,7 @@ RUN = {"kind": "dp_sgd", "noise_multiplier": 60.0, "sample_rate": 1.0, "sampling
        "steps": 100}  # fmt: skip
 OTHER = RUN | {"noise_multiplier": 90.0}
 KINDS = ("reserve", "grant", "commit", "release", "renew", "reserve-other", "grant-other",
-         "commit-other")  # fmt: skip
+         "commit-other", "close")  # fmt: skip
 DATABASES = ("sqlite", "postgresql")
 FAST = {("sqlite", "grant"), ("postgresql", "commit-other")}
 POINTS_MAX = 40
@@ -106,12 +106,22 @@ class Bench:
             return self.next_write_of_another_mechanism(kind.removesuffix("-other"))
         if kind == "reserve":
             return self.plan
+        if kind == "close":
+            return self.next_closing()
         if kind == "grant":
             with self.repository.reading() as reading:
                 granted = reading.find_reservation(self.run).steps_granted
             return f"/v1/reservations/{self.run}/grants", {"steps": 1, "sequence": granted}
         run = self.send(*self.plan).json()["id"]
         return f"/v1/reservations/{run}/{kind}", {}
+
+    def next_closing(self) -> tuple[str, Any]:
+        """The closing of a dataset that has an open run, which is the current one from now on."""
+        self.name = uuid.uuid4().hex
+        budget = {"epsilon": 50.0, "delta": 1e-5}
+        self.send("/v1/datasets", {"name": self.name, "size": 1000, "budget": budget})
+        self.send(f"/v1/datasets/{self.name}/reservations", {"mechanism": RUN})
+        return f"/v1/datasets/{self.name}/close", {}
 
     def next_write_of_another_mechanism(self, kind: str) -> tuple[str, Any]:
         """A write that exchanges reference steps, or exchanges some of them back."""

@@ -71,6 +71,8 @@ def running(file: Path) -> Iterator[Service]:
         )
         if number == 1:
             service.post(f"/v1/reservations/{run['id']}/commit", {}, "commit")
+    service.post("/v1/datasets", {"name": "closed", "size": 60_000, "budget": budget}, "another")
+    service.post("/v1/datasets/closed/close", {}, "close")
     service.run = run["id"]  # type: ignore[attr-defined]
     yield service
     service.close()
@@ -96,7 +98,7 @@ def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
     before.close()
     done = move(target)
     assert done.exit_code == 0, done.output
-    assert "moved 1 datasets with" in done.stdout
+    assert "moved 2 datasets with" in done.stdout
     after = opening.open_repository(target)
     for name in tables:
         assert sorted(map(repr, read_rows(after, name))) == sorted(map(repr, rows[name])), name
@@ -107,6 +109,8 @@ def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
     path = f"/v1/reservations/{running.run}/grants"  # type: ignore[attr-defined]
     status, granted = service.post(path, {"steps": 10, "sequence": 10}, "next")
     assert (status, granted["steps_granted"]) == (200, 20)
+    status, problem = service.post("/v1/datasets/closed/reservations", {"mechanism": RUN}, "no")
+    assert (status, problem["code"]) == (409, "dataset-closed")
     status, again = service.post(path, {"steps": 10, "sequence": 0}, "2")
     assert (status, again["steps_granted"]) == (200, 10), "answers of earlier calls moved too"
     service.close()

@@ -115,6 +115,7 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
         {"scopes": ["run"], "name": "trainer", "datasets": ["patients"], "team": "vision"},
     ),
     ("GET", "/v1/keys", None),
+    ("PATCH", "/v1/keys/{identifier}", {"requests_per_minute": 600}),
     ("DELETE", "/v1/keys/{identifier}", None),
     ("GET", "/healthz", None),
     ("GET", "/readyz", None),

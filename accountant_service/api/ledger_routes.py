@@ -33,6 +33,7 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (409, "The ledger refuses: see `code`"),
         (413, "The body is too large"),
         (422, "The request is malformed or cannot be accounted for"),
+        (429, "The key or address sends more requests than it may"),
         (503, "The database does not answer or accepts no writes; nothing was charged"),
     )
 }
@@ -391,6 +392,7 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
         None if body.datasets is None else tuple(body.datasets),
         None if expires is None else now() + int(1e6 * expires),
         body.team,
+        requests_per_minute=body.requests_per_minute,
         by=key.identifier,
     )
     return _json_response(ledger_views.key_view(record) | {"key": token}, 201)
@@ -403,6 +405,14 @@ def list_keys(request: Request, key: Key) -> Response:
     return _json_response(
         {"items": [ledger_views.key_view(record) for record in keys_of(request).list_keys()]}
     )
+
+
+@router.patch("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])
+def change_key(identifier: Name, body: bodies.KeyChange, request: Request, key: Key) -> Response:
+    """Set or remove the quota of an API key. It counts from now on."""
+    require_unbound(key)
+    record = keys_of(request).set_quota(identifier, body.requests_per_minute, by=key.identifier)
+    return _json_response(ledger_views.key_view(record))
 
 
 @router.delete("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])

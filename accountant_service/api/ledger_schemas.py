@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from accountant_service.api.schemas import AffordableView, DeltaField, MechanismField, ProblemView
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 from accountant_service.ledger.rules import SHA256_PATTERN, Declaration, NewDataset
 
 LEASE_SECONDS: Final = 3600.0
@@ -146,6 +147,15 @@ class NothingRequest(_Body):
     """An empty object."""
 
 
+QuotaField = Annotated[
+    Annotated[int, Field(ge=1, le=REQUESTS_PER_MINUTE_MAX)] | None,
+    Field(
+        description="quota of the key over all servers of the database: so many requests at once, "
+        "and then at an even rate; null for no quota"
+    ),
+]
+
+
 class KeyRequest(_Body):
     """A new API key."""
 
@@ -157,6 +167,13 @@ class KeyRequest(_Body):
         Field(description="team whose runs and caps the key shares; it cannot be changed"),
     ] = None
     expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+    requests_per_minute: QuotaField = None
+
+
+class KeyChange(_Body):
+    """The new quota of an API key."""
+
+    requests_per_minute: Annotated[QuotaField, Field()]
 
 
 class CapRequest(_Body):
@@ -330,6 +347,7 @@ class KeyView(BaseModel):
     scopes: list[str]
     datasets: list[str] | None
     team: str | None
+    requests_per_minute: int | None = Field(description="the key's quota; null for none")
     created_at: float
     expires_at: float | None
     revoked_at: float | None
@@ -422,6 +440,7 @@ _KEY: Final = {
     "scopes": ["run"],
     "datasets": ["patients"],
     "team": "vision",
+    "requests_per_minute": 600,
     "created_at": 1795278797.7,
     "expires_at": None,
     "revoked_at": None,
@@ -460,6 +479,7 @@ EXAMPLES: Final[dict[str, Any]] = {
         "datasets": ["patients"],
         "team": "vision",
     },
+    "KeyChange": {"requests_per_minute": 600},
     "CapRequest": {"share": 0.3},
     "CapView": _CAP,
     "CapsView": {"items": [_CAP]},

@@ -175,6 +175,7 @@ def key_view(key: KeyRecord) -> Json:
         "scopes": sorted(key.scopes),
         "datasets": None if key.datasets is None else list(key.datasets),
         "team": key.team,
+        "requests_per_minute": key.requests_per_minute,
         "created_at": _to_seconds(key.created_at),
         "expires_at": None if key.expires_at is None else _to_seconds(key.expires_at),
         "revoked_at": None if key.revoked_at is None else _to_seconds(key.revoked_at),

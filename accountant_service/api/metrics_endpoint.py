@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as AnswerTimeoutError
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request
@@ -19,11 +20,12 @@ from accountant_service.api.ledger_routes import authenticate
 from accountant_service.ledger.api_keys import Scope, is_visible, require_scope
 from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.filters import ReferenceFilter
-from accountant_service.ledger.repository import KeyRecord, Repository
+from accountant_service.ledger.repository import KeyRecord, Repository, now
 from accountant_service.ledger.rules import Dataset
 from accountant_service.metrics import Metrics
 
 _DATASETS_MAX: Final = 1000
+_KEYS_MAX: Final = 1000
 _SECONDS_MAX: Final = 3.0  # well below the 10 s timeout of Prometheus
 
 router = APIRouter(tags=["health"])
@@ -43,6 +45,14 @@ async def metrics(
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
+@dataclass(frozen=True, slots=True)
+class _LedgerState:
+    """The first datasets by name, and the oldest keys with a quota that are not revoked."""
+
+    datasets: list[Dataset]
+    keys: list[KeyRecord]
+
+
 class LedgerProbe:
     """Reads the ledger's state for a metrics scrape, within a time limit.
 
@@ -54,23 +64,24 @@ class LedgerProbe:
     def __init__(self, repository: Repository, metrics: Metrics) -> None:
         self._repository = repository
         self._thread = ThreadPoolExecutor(1, "scrape")
-        self._pending: Future[list[Dataset]] | None = None
+        self._pending: Future[_LedgerState] | None = None
         _count_connections(repository, metrics)
 
-    def read_datasets(self) -> list[Dataset] | None:
-        """Return the first datasets by name, or None if the database is slow or read-only."""
+    def read_state(self) -> _LedgerState | None:
+        """Return the first datasets and the keys, or None if the database is slow or read-only."""
         if self._pending is None or self._pending.done():  # at most one query at a time
-            self._pending = self._thread.submit(self._query_datasets)
+            self._pending = self._thread.submit(self._query_state)
         try:
             return self._pending.result(_SECONDS_MAX)
         except (AnswerTimeoutError, DatabaseAwayError):
             return None
 
-    def _query_datasets(self) -> list[Dataset]:
-        """Check that the database accepts writes, and read the first datasets by name."""
+    def _query_state(self) -> _LedgerState:
+        """Check that the database accepts writes, and read the first datasets and the keys."""
         self._repository.ping()
         with self._repository.reading() as reading:
-            return reading.list_datasets(_DATASETS_MAX)
+            keys = [key for key in reading.list_keys() if key.revoked_at is None and key.quota]
+            return _LedgerState(reading.list_datasets(_DATASETS_MAX), keys[:_KEYS_MAX])
 
     def close(self) -> None:
         """Stop the thread that reads the ledger."""
@@ -85,16 +96,40 @@ class _LedgerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield metrics: whether the ledger is up, and the budgets that the key may see."""
-        datasets, key = self._probe.read_datasets(), self._key
+        state, key = self._probe.read_state(), self._key
         yield GaugeMetricFamily(
             "accountant_ledger_up",
             "1 if the database answers and accepts writes",
-            value=float(datasets is not None),
+            value=float(state is not None),
         )
-        if key is not None:
+        if key is not None and state is not None:
             yield from _collect_budget_metrics(
-                [each for each in datasets or [] if is_visible(key, each.name)]
+                [each for each in state.datasets if is_visible(key, each.name)]
             )
+            if key.datasets is None:
+                yield from _collect_quota_metrics(state.keys)
+
+
+def _collect_quota_metrics(keys: list[KeyRecord]) -> Iterator[Metric]:
+    """Yield gauges of each key's quota, and of the share of it that is used now."""
+    quotas = GaugeMetricFamily(
+        "accountant_key_quota_requests_per_minute",
+        "The quota of requests of an API key, over all servers; only of keys that have one",
+        labels=["key", "name"],
+    )
+    used = GaugeMetricFamily(
+        "accountant_key_quota_used_ratio",
+        "The share of the quota of an API key that is used now; at 1 requests are refused",
+        labels=["key", "name"],
+    )
+    at = now()
+    for key in keys:
+        if key.quota is not None:
+            quotas.add_metric([key.identifier, key.name], key.quota.requests_per_minute)
+            used.add_metric(
+                [key.identifier, key.name], key.quota.used_share(key.quota_empty_at, at)
+            )
+    yield from (quotas, used)
 
 
 def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:

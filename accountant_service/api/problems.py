@@ -19,7 +19,11 @@ from accountant_service import number_format
 from accountant_service.api.schemas import ProblemView
 from accountant_service.computation_processes import ReportedError
 from accountant_service.errors import BoundsContradictError, CodedError
-from accountant_service.ledger.errors import BudgetExhaustedError, DatabaseAwayError
+from accountant_service.ledger.errors import (
+    BudgetExhaustedError,
+    DatabaseAwayError,
+    QuotaExceededError,
+)
 from accountant_service.mechanisms import MechanismError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -217,6 +221,8 @@ def error_response(scope: Scope, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, DatabaseAwayError):
         headers = {"Retry-After": "2"}
+    if isinstance(error, QuotaExceededError):
+        headers = {"Retry-After": str(error.retry_after)}
     notes = scope.get(NOTES)
     if notes is not None:
         notes.code = problem["code"]

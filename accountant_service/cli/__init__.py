@@ -65,7 +65,7 @@ _COMMANDS: Final = {
     "report": _Entry(
         "reports", "Report what was promised to whom: for signing, and for registries."
     ),
-    "keys": _Entry("keys", "Create, list and revoke API keys."),
+    "keys": _Entry("keys", "Create, limit, list and revoke API keys."),
     "ledger": _Entry("ledger", "Verify, show and export the budget ledger."),
     "caps": _Entry("caps", "Limit what teams and keys may take of a dataset's budget."),
     "verify": _Entry(

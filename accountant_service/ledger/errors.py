@@ -14,6 +14,7 @@ LedgerError
 ├── NameTakenError             a dataset of this name exists
 ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
 ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
+├── QuotaExceededError         the key has sent more requests than its quota allows
 └── DatabaseAwayError          the database does not answer: nothing is granted
     └── DatabaseReadOnlyError  the database answers but takes no writes: nothing is granted
 """
@@ -144,6 +145,20 @@ class ForbiddenError(
 
 class UnknownSubjectError(LedgerError, code="not-found", title="There is nothing here", status=404):
     """The subject does not exist, or the key may not see it."""
+
+
+class QuotaExceededError(
+    LedgerError, code="quota-exceeded", title="The key has used its quota of requests", status=429
+):
+    """The key has sent more requests than its quota allows; the request had no effect.
+
+    Attributes:
+        retry_after: whole seconds until a request is admitted.
+    """
+
+    def __init__(self, detail: str, retry_after: int) -> None:
+        self.retry_after = retry_after
+        super().__init__(detail)
 
 
 class DatabaseAwayError(

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
     Engine,
     ExceptionContext,
@@ -42,6 +43,7 @@ from accountant_service.ledger import filters, hash_chain, rules
 from accountant_service.ledger.errors import DatabaseAwayError, DatabaseReadOnlyError
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts, add
+from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.rules import (
     Balance,
     Cap,
@@ -122,6 +124,12 @@ _UPDATE_STEPS_GRANTED: Final = (  # changes no indexed column, so no index is wr
     .where(RESERVATION.c.id == bindparam("row_key"))
     .values(steps_granted=bindparam("new_steps_granted"))
 )
+_NO_FLUSH: Final = text("SET LOCAL synchronous_commit = off")
+_COUNT_REQUEST: Final = text(
+    "UPDATE api_key SET quota_empty_at = :interval + "
+    "CASE WHEN quota_empty_at > :at THEN quota_empty_at ELSE :at END "
+    "WHERE id = :row_key AND (quota_empty_at IS NULL OR quota_empty_at <= :latest)"
+).bindparams(bindparam("at", type_=BigInteger), bindparam("interval", type_=BigInteger))
 _INSERT_ENTRY: Final = ENTRY.insert()
 _INSERT_ANSWER: Final = IDEMPOTENCY.insert()
 _ANSWER_BY_KEY: Final = (
@@ -242,6 +250,14 @@ class KeyRecord:
     revoked_at: int | None
     last_used_at: int | None
     team: str | None = None
+    requests_per_minute: int | None = None
+    quota_empty_at: int | None = None
+
+    @property
+    def quota(self) -> Quota | None:
+        """The key's quota of requests, if it has one."""
+        count = self.requests_per_minute
+        return None if count is None else Quota(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,6 +680,7 @@ class Transaction:
                 datasets=None if key.datasets is None else json.dumps(list(key.datasets)),
                 created_at=key.created_at, expires_at=key.expires_at,
                 revoked_at=None, last_used_at=None, team=key.team,
+                requests_per_minute=key.requests_per_minute, quota_empty_at=None,
             )
         )  # fmt: skip
 
@@ -672,6 +689,32 @@ class Transaction:
         self.connection.execute(
             API_KEY.update().where(API_KEY.c.id == identifier).values(revoked_at=now())
         )
+
+    def set_quota(self, identifier: str, requests_per_minute: int | None) -> None:
+        """Set the quota of an API key in place of an earlier one; None for no quota."""
+        self.connection.execute(
+            API_KEY.update()
+            .where(API_KEY.c.id == identifier)
+            .values(requests_per_minute=requests_per_minute, quota_empty_at=None)
+        )
+
+    def count_request(self, identifier: str, quota: Quota, at: int) -> bool:
+        """Count a request of a key against its quota; return whether it is admitted.
+
+        One statement decides and counts, so requests that race are each counted. A crash may lose
+        the last counts: nothing rests on them, and so the disk is not waited for where that can
+        be chosen.
+        """
+        if self.connection.dialect.name == "postgresql":
+            self.connection.execute(_NO_FLUSH)
+        counted = self.connection.execute(
+            _COUNT_REQUEST,
+            {
+                "row_key": identifier, "at": at, "interval": quota.interval,
+                "latest": quota.latest_empty_at(at),
+            },
+        )  # fmt: skip
+        return counted.rowcount == 1
 
     def record_key_use(self, identifier: str) -> None:
         """Record that an API key was used now."""
@@ -740,4 +783,5 @@ def _read_key(row: Any) -> KeyRecord:
     return KeyRecord(
         row.id, row.name, bytes(row.digest), frozenset(json.loads(row.scopes)), datasets,
         row.created_at, row.expires_at, row.revoked_at, row.last_used_at, row.team,
+        row.requests_per_minute, row.quota_empty_at,
     )  # fmt: skip

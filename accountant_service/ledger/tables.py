@@ -91,6 +91,8 @@ API_KEY: Final = Table(
     Column("expires_at", BigInteger, nullable=True),
     Column("revoked_at", BigInteger, nullable=True),
     Column("last_used_at", BigInteger, nullable=True),
+    Column("requests_per_minute", BigInteger, nullable=True),  # the quota; null means none
+    Column("quota_empty_at", BigInteger, nullable=True),  # see `quotas`; null before the first use
 )
 
 IDEMPOTENCY: Final = Table(

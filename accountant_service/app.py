@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from accountant_service import mechanisms
 from accountant_service.api import (
     error_responses,
+    export_routes,
     ledger_routes,
     ledger_schemas,
     metrics_endpoint,
@@ -84,6 +85,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     dependencies = [] if settings.open_computation else [Depends(ledger_routes.require_any_scope)]
     app.include_router(build_router(dependencies))
     app.include_router(ledger_routes.router)
+    app.include_router(export_routes.router)
     app.include_router(metrics_endpoint.router)
     error_responses.install(app)
     web.install(app)

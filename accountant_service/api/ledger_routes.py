@@ -23,7 +23,7 @@ from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
 from accountant_service.ledger.rules import Cap, HolderKind
 from accountant_service.ledger.service import WriteRequest
 
-_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": schemas.ProblemView, "description": description}
     for status, description in (
         (400, "The body is not JSON, or a write has no Idempotency-Key"),
@@ -38,7 +38,7 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     )
 }
 
-router = APIRouter(route_class=StrictRoute, tags=["ledger"], responses=_PROBLEMS)
+router = APIRouter(route_class=StrictRoute, tags=["ledger"], responses=PROBLEMS)
 
 
 def keys_of(request: Request) -> Keys:

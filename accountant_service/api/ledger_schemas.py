@@ -147,6 +147,24 @@ class NothingRequest(_Body):
     """An empty object."""
 
 
+class EventView(BaseModel):
+    """An audit event: who did what to which subject."""
+
+    id: str
+    at: int = Field(description="microseconds since 1970")
+    key: str = Field(description="identifier of the API key, or `command-line`")
+    action: str
+    subject: str
+    detail: str
+
+
+class EventsView(BaseModel):
+    """A page of audit events."""
+
+    items: list[EventView]
+    next_cursor: str | None
+
+
 QuotaField = Annotated[
     Annotated[int, Field(ge=1, le=REQUESTS_PER_MINUTE_MAX)] | None,
     Field(
@@ -446,6 +464,14 @@ _KEY: Final = {
     "revoked_at": None,
     "last_used_at": None,
 }
+_EVENT: Final = {
+    "id": "9f1c2a7d5b0e4c61a3d8f2b7c4e6a910",
+    "at": 1795278797700000,
+    "key": "1c3aee0336e2d586",
+    "action": "dataset-closed",
+    "subject": "patients",
+    "detail": "",
+}
 _CAP: Final = {"team": "vision", "key": None, "share": 0.3, "share_taken": 0.12}
 _QUOTE: Final = {
     "fits": True,
@@ -502,6 +528,10 @@ EXAMPLES: Final[dict[str, Any]] = {
         "items": [{"number": 1, "kind": "create", "hash": "5d41402abc4b2a76b9719d911017c592"}],
         "next_cursor": None,
     },
+    "EventView": _EVENT,
+    "EventsView": {"items": [_EVENT], "next_cursor": None},
+    "EntryKind": "grant",
+    "ExportFormat": "jsonl",
     "KeyView": _KEY,
     "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…"},
     "KeysView": {"items": [_KEY]},

@@ -29,6 +29,8 @@ _USE_RECORD_INTERVAL: Final = 60_000_000  # microseconds between two records of 
 class Scope(StrEnum):
     """A permission of an API key; `admin` permits everything, `monitor` only to read budgets.
 
+    `auditor` permits only to export the record.
+
     A key that is bound to datasets has its permissions for these only, and cannot create datasets.
     """
 
@@ -36,6 +38,7 @@ class Scope(StrEnum):
     RUN = "run"
     OWNER = "owner"
     MONITOR = "monitor"
+    AUDITOR = "auditor"
     ADMIN = "admin"
 
 

@@ -275,6 +275,16 @@ class StoredAnswer:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry as it is stored, with its dataset's name."""
+
+    dataset: str
+    number: int
+    body: str
+    hash: str
+
+
 class Repository:
     """The ledger's database, used in one transaction at a time."""
 
@@ -495,6 +505,29 @@ class Transaction:
             .order_by(ENTRY.c.number)
             .limit(limit)
         ).all()
+
+    def list_all_entries(
+        self, datasets: Sequence[str] | None, after: tuple[str, int], limit: int
+    ) -> list[StoredEntry]:
+        """Return a page of the entries of several datasets, by the dataset's name and the number.
+
+        Args:
+            datasets: names; None for all datasets.
+            after: the name and number of the last entry of the page before.
+            limit: the length of the page.
+        """
+        order = (DATASET.c.name, ENTRY.c.number)
+        query = (
+            select(DATASET.c.name, ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
+            .join(ENTRY, ENTRY.c.dataset == DATASET.c.id)
+            .where(tuple_(*order) > after)
+            .order_by(*order)
+            .limit(limit)
+        )
+        if datasets is not None:
+            query = query.where(DATASET.c.name.in_(datasets))
+        rows = self.connection.execute(query)
+        return [StoredEntry(row.name, row.number, row.body, row.hash) for row in rows]
 
     def find_last_run(self, dataset: Dataset) -> Reservation | None:
         """Return the reservation that was changed last, if there is one."""
@@ -731,11 +764,17 @@ class Transaction:
             )
         )  # fmt: skip
 
-    def list_audit_events(self) -> list[dict[str, Any]]:
-        """Return all audit events, the oldest first."""
-        rows = self.connection.execute(select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.at))
+    def list_audit_events(
+        self, after: tuple[int, str] = (-1, ""), limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the audit events after a time and identifier, the oldest first."""
+        order = (AUDIT_EVENT.c.at, AUDIT_EVENT.c.id)
+        rows = self.connection.execute(
+            select(AUDIT_EVENT).where(tuple_(*order) > after).order_by(*order).limit(limit)
+        )
         return [
             {
+                "id": row.id,
                 "at": row.at,
                 "key": row.key_id,
                 "action": row.action,

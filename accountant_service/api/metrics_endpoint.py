@@ -23,6 +23,7 @@ from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.repository import KeyRecord, Repository, now
 from accountant_service.ledger.rules import Dataset
 from accountant_service.metrics import Metrics
+from accountant_service.settings import parse_shares
 
 _DATASETS_MAX: Final = 1000
 _KEYS_MAX: Final = 1000
@@ -40,17 +41,25 @@ async def metrics(
     key = None if authorization is None else await authenticate(request, authorization)
     if key is not None:
         require_scope(key, Scope.MONITOR, Scope.OWNER)
-    budgets = _LedgerCollector(state.ledger_probe, key)
+    shares = parse_shares(state.settings.budget_shares)
+    budgets = _LedgerCollector(state.ledger_probe, key, shares)
     text = await run_in_threadpool(state.metrics.exposition, budgets)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 @dataclass(frozen=True, slots=True)
 class _LedgerState:
-    """The first datasets by name, and the oldest keys with a quota that are not revoked."""
+    """The ledger at one moment.
+
+    Attributes:
+        datasets: the first by name.
+        keys: the oldest with a quota that are not revoked.
+        events_waiting: the number of events not delivered to their webhook.
+    """
 
     datasets: list[Dataset]
     keys: list[KeyRecord]
+    events_waiting: int
 
 
 class LedgerProbe:
@@ -81,7 +90,8 @@ class LedgerProbe:
         self._repository.ping()
         with self._repository.reading() as reading:
             keys = [key for key in reading.list_keys() if key.revoked_at is None and key.quota]
-            return _LedgerState(reading.list_datasets(_DATASETS_MAX), keys[:_KEYS_MAX])
+            datasets, waiting = reading.list_datasets(_DATASETS_MAX), reading.count_waiting_events()
+            return _LedgerState(datasets, keys[:_KEYS_MAX], waiting)
 
     def close(self) -> None:
         """Stop the thread that reads the ledger."""
@@ -91,8 +101,10 @@ class LedgerProbe:
 class _LedgerCollector(Collector):
     """Prometheus collector of the ledger's state, and of the budgets that a key may see."""
 
-    def __init__(self, ledger_probe: LedgerProbe, key: KeyRecord | None) -> None:
-        self._probe, self._key = ledger_probe, key
+    def __init__(
+        self, ledger_probe: LedgerProbe, key: KeyRecord | None, shares: tuple[float, ...]
+    ) -> None:
+        self._probe, self._key, self._shares = ledger_probe, key, shares
 
     def collect(self) -> Iterator[Metric]:
         """Yield metrics: whether the ledger is up, and the budgets that the key may see."""
@@ -103,11 +115,31 @@ class _LedgerCollector(Collector):
             value=float(state is not None),
         )
         if key is not None and state is not None:
-            yield from _collect_budget_metrics(
-                [each for each in state.datasets if is_visible(key, each.name)]
-            )
+            visible = [each for each in state.datasets if is_visible(key, each.name)]
+            yield from _collect_budget_metrics(visible)
+            yield _collect_passed_shares(visible, self._shares)
             if key.datasets is None:
                 yield from _collect_quota_metrics(state.keys)
+                yield GaugeMetricFamily(
+                    "accountant_webhook_events_waiting",
+                    "Events that are not delivered to their webhook yet",
+                    value=float(state.events_waiting),
+                )
+
+
+def _collect_passed_shares(datasets: list[Dataset], shares: tuple[float, ...]) -> Metric:
+    """Return a gauge for each dataset and share: whether as much of the budget is taken."""
+    passed = GaugeMetricFamily(
+        "accountant_budget_share_passed",
+        "1 if this share of a budget, or more, is spent or held",
+        labels=["dataset", "share"],
+    )
+    for each in datasets:
+        taken = each.balance.taken
+        share_taken = each.policy.share_of(taken) if any(taken) else 0.0
+        for share in shares:
+            passed.add_metric([each.name, f"{share:g}"], float(share_taken >= share))
+    return passed
 
 
 def _collect_quota_metrics(keys: list[KeyRecord]) -> Iterator[Metric]:

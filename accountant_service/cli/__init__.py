@@ -68,6 +68,9 @@ _COMMANDS: Final = {
     "keys": _Entry("keys", "Create, limit, list and revoke API keys."),
     "ledger": _Entry("ledger", "Verify, show and export the budget ledger."),
     "caps": _Entry("caps", "Limit what teams and keys may take of a dataset's budget."),
+    "webhook": _Entry(
+        "webhooks", "Tell another program when a share of a budget is passed or a dataset closed."
+    ),
     "verify": _Entry(
         "certificates",
         "Verify a certificate offline: check its signature and recompute its guarantee.",

@@ -82,6 +82,7 @@ class Keys:
         with self._repository.transaction() as transaction:
             transaction.add_key(record)
             transaction.record_audit_event(by, "key-created", identifier)
+            transaction.announce_key("key.created", identifier)
         return token, record
 
     def authenticate(self, token: str | None) -> KeyRecord:
@@ -171,6 +172,7 @@ class Keys:
                 return None
             transaction.revoke_key(identifier)
             transaction.record_audit_event(by, "key-revoked", identifier)
+            transaction.announce_key("key.revoked", identifier)
             return transaction.find_key(identifier)
 
     def set_quota(self, identifier: str, requests_per_minute: int | None, by: str) -> KeyRecord:

@@ -31,6 +31,7 @@ from sqlalchemy import (
     event,
     func,
     make_url,
+    or_,
     select,
     text,
     tuple_,
@@ -39,10 +40,10 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import filters, hash_chain, rules
+from accountant_service.ledger import filters, hash_chain, rules, webhooks
 from accountant_service.ledger.errors import DatabaseAwayError, DatabaseReadOnlyError
 from accountant_service.ledger.filters import PrivacyFilter
-from accountant_service.ledger.filters.base import Amounts, add
+from accountant_service.ledger.filters.base import Amounts, Charge, add
 from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.rules import (
     Balance,
@@ -64,7 +65,10 @@ from accountant_service.ledger.tables import (
     IDEMPOTENCY,
     RESERVATION,
     SECRET,
+    WEBHOOK,
+    WEBHOOK_EVENT,
 )
+from accountant_service.ledger.webhooks import Event, Webhook
 from accountant_service.version import __version__
 
 _BUSY_SECONDS: Final = 20.0  # the wait for SQLite's one writer
@@ -414,9 +418,11 @@ class Transaction:
         )
         nothing = dataset.policy.nothing
         unchanged = Balance(nothing, nothing)
-        return self._append_entry(
+        closed = self._append_entry(
             replace(dataset, closed_at=closed_at), EntryKind.CLOSE, unchanged, key, {}, closed_at
         )
+        self._announce_change(dataset, closed)
+        return closed
 
     # --- reservations
 
@@ -469,7 +475,10 @@ class Transaction:
                 _REPLACE_POLICY, {"row_key": dataset.identifier, "new_policy": stored}
             )
         fields = rules.describe_change(change)
-        return self._append_entry(dataset, change.kind, change.balance, key, fields)
+        changed = self._append_entry(dataset, change.kind, change.balance, key, fields)
+        if change.kind is EntryKind.RESERVE:  # no other change takes more of the budget
+            self._announce_change(dataset, changed, after.charge)
+        return changed
 
     def _append_entry(
         self, dataset: Dataset, kind: EntryKind, change: Balance, key: str, fields: dict[str, Any],
@@ -495,6 +504,121 @@ class Transaction:
             },
         )  # fmt: skip
         return replace(dataset, balance=balance, version=number, head=head)
+
+    # --- webhooks
+
+    def _announce_change(
+        self, before: Dataset, after: Dataset, charge: Charge | None = None
+    ) -> None:
+        """Store the events of a change, to be posted once this transaction is committed."""
+        at = now()
+        for webhook in self.list_webhooks(after.name):
+            for told in webhooks.describe_changes(webhook, before, after, at, charge):
+                self._add_event(told)
+
+    def announce_key(self, kind: str, key: str) -> None:
+        """Store the events of an API key that was created or revoked."""
+        for webhook in self.list_webhooks():
+            if webhook.dataset is None:
+                self._add_event(webhooks.describe_key_change(webhook, kind, key, now()))
+
+    def list_webhooks(self, dataset: str | None = None) -> list[Webhook]:
+        """Return all webhooks, or those that are told about a dataset, the oldest first."""
+        query = select(WEBHOOK).order_by(WEBHOOK.c.created_at, WEBHOOK.c.id)
+        if dataset is not None:
+            query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset == dataset))
+        return [
+            Webhook(row.id, row.url, row.secret, row.dataset, tuple(json.loads(row.shares)),
+                    row.created_at)
+            for row in self.connection.execute(query)
+        ]  # fmt: skip
+
+    def add_webhook(self, webhook: Webhook) -> None:
+        """Store a new webhook."""
+        self.connection.execute(
+            WEBHOOK.insert().values(
+                id=webhook.identifier, url=webhook.url, secret=webhook.secret,
+                dataset=webhook.dataset, shares=json.dumps(webhook.shares),
+                created_at=webhook.created_at,
+            )
+        )  # fmt: skip
+
+    def remove_webhook(self, identifier: str) -> bool:
+        """Remove a webhook and the events that wait for it; return whether there was one."""
+        self.connection.execute(WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.webhook == identifier))
+        return (
+            self.connection.execute(WEBHOOK.delete().where(WEBHOOK.c.id == identifier)).rowcount > 0
+        )
+
+    def _add_event(self, told: Event) -> None:
+        """Store an event that is to be posted."""
+        self.connection.execute(
+            WEBHOOK_EVENT.insert().values(
+                id=told.identifier, webhook=told.webhook, dataset=told.dataset,
+                number=told.number, body=told.body, attempts=told.attempts, due_at=told.due_at,
+                last_error=told.last_error,
+            )
+        )  # fmt: skip
+
+    def list_waiting_events(self, webhook: str) -> list[Event]:
+        """Return the events that wait for a webhook."""
+        rows = self.connection.execute(
+            select(WEBHOOK_EVENT)
+            .where(WEBHOOK_EVENT.c.webhook == webhook)
+            .order_by(WEBHOOK_EVENT.c.dataset, WEBHOOK_EVENT.c.number, WEBHOOK_EVENT.c.id)
+        )
+        return [_read_event(row) for row in rows]
+
+    def count_waiting_events(self) -> int:
+        """Return the number of events that are not delivered yet."""
+        counted = select(func.count()).select_from(WEBHOOK_EVENT)
+        return int(self.connection.execute(counted).scalar_one())
+
+    def list_due_events(self, at: int, limit: int) -> list[Event]:
+        """Return events that are due; of each webhook and dataset only the oldest that waits."""
+        earlier = WEBHOOK_EVENT.alias()
+        first = (
+            select(func.min(earlier.c.number))
+            .where(earlier.c.webhook == WEBHOOK_EVENT.c.webhook)
+            .where(earlier.c.dataset == WEBHOOK_EVENT.c.dataset)
+            .scalar_subquery()
+        )
+        rows = self.connection.execute(
+            select(WEBHOOK_EVENT)
+            .where(WEBHOOK_EVENT.c.due_at <= at)
+            .where(WEBHOOK_EVENT.c.number == first)
+            .order_by(WEBHOOK_EVENT.c.due_at)
+            .limit(limit)
+        )
+        return [_read_event(row) for row in rows]
+
+    def claim_event(self, told: Event, until: int) -> bool:
+        """Count an attempt, and keep other servers from the event for a time.
+
+        Returns:
+            False if another server has claimed it since it was read.
+        """
+        claimed = self.connection.execute(
+            WEBHOOK_EVENT.update()
+            .where(WEBHOOK_EVENT.c.id == told.identifier)
+            .where(WEBHOOK_EVENT.c.due_at == told.due_at)
+            .values(due_at=until, attempts=told.attempts + 1)
+        )
+        return claimed.rowcount == 1
+
+    def postpone_event(self, told: Event, due_at: int, error: str) -> None:
+        """Store when a failed event is due again, and why it failed."""
+        self.connection.execute(
+            WEBHOOK_EVENT.update()
+            .where(WEBHOOK_EVENT.c.id == told.identifier)
+            .values(due_at=due_at, last_error=error)
+        )
+
+    def delete_event(self, told: Event) -> None:
+        """Delete an event that was delivered."""
+        self.connection.execute(WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.id == told.identifier))
+
+    # --- entries
 
     def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
         """Return the number, body and hash of a page of entries after the given number."""
@@ -783,6 +907,14 @@ class Transaction:
             }
             for row in rows
         ]
+
+
+def _read_event(row: Any) -> Event:
+    """Return the event that a table row describes."""
+    return Event(
+        row.id, row.webhook, row.dataset, row.number, row.body, row.attempts, row.due_at,
+        row.last_error,
+    )  # fmt: skip
 
 
 def _read_dataset(row: Any) -> Dataset:

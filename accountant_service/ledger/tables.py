@@ -118,6 +118,31 @@ AUDIT_EVENT: Final = Table(
     Column("detail", Text, nullable=False),
 )
 
+WEBHOOK: Final = Table(
+    "webhook",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("secret", Text, nullable=False),  # the key of the signatures
+    Column("dataset", String(200), nullable=True),  # a name; null means all datasets
+    Column("shares", Text, nullable=False),  # JSON list
+    Column("created_at", BigInteger, nullable=False),
+)
+
+WEBHOOK_EVENT: Final = Table(  # those that are not delivered yet
+    "webhook_event",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("webhook", String(32), ForeignKey("webhook.id"), nullable=False),
+    Column("dataset", String(200), nullable=False),  # a name; empty for events about keys
+    Column("number", BigInteger, nullable=False),  # the order within a dataset
+    Column("body", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("due_at", BigInteger, nullable=False),
+    Column("last_error", Text, nullable=False),
+    Index("ix_webhook_event_order", "webhook", "dataset", "number"),
+)
+
 SECRET: Final = Table(
     "secret",
     METADATA,

@@ -2,8 +2,8 @@
 
 `ledger-0003.sql` has datasets of both filters: runs like the reference and exchanged ones, ended
 early, ended without a grant, and open. In the newest one a dataset is closed beside an open run,
-which goes on. `python -m tests.contract.test_earlier_ledgers` records it
-anew.
+which goes on; a key has a quota, and events wait for a webhook.
+`python -m tests.contract.test_earlier_ledgers` records it anew.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from accountant_service.ledger.repository import KeyRecord, Repository
 from accountant_service.ledger.rules import NewDataset, State
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
+from accountant_service.ledger.webhooks import create_webhook
 from accountant_service.mechanisms import DpSgd, Mechanism
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
@@ -69,6 +70,9 @@ def record(url: str) -> None:
     """Write the history of the newest fixture to an empty database."""
     repository = opening.open_repository(url)
     writer = Writer(repository)
+    Keys(repository).create([Scope.RUN], "trainer", requests_per_minute=600)
+    with repository.transaction() as transaction:
+        transaction.add_webhook(create_webhook("https://example.org/budgets", None, (0.1,), 0))
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
     for new in (
         NewDataset("first", 60_000, 3.0, 1e-5, relation, "record"),
@@ -159,6 +163,8 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
     with repository.reading() as reading:
         datasets = {each.name: each for each in reading.list_datasets()}
         runs = {name: reading.list_reservations(each) for name, each in datasets.items()}
+        keys = reading.list_keys()
+        waiting = reading.list_waiting_events(reading.list_webhooks()[0].identifier)
     repository.close()
     kinds = {type(each.policy) for each in datasets.values()}
     assert kinds == {ReferenceFilter, RenyiFilter, RenyiMixtureFilter}
@@ -175,6 +181,9 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
         assert {run.refund_if_ended is None for run in early} == {False, True}
         assert any(run.state is State.OPEN and run.steps_granted for run in runs[name])
         assert min(*datasets[name].balance.spent, *datasets[name].balance.held) > 0
+    assert {key.requests_per_minute for key in keys} == {None, 600}
+    told = {json.loads(event.body)["type"] for event in waiting}
+    assert {"budget.share_passed", "dataset.closed"} <= told
     closed = [name for name, each in datasets.items() if each.closed_at is not None]
     assert closed == ["planned"]
 

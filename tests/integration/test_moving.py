@@ -19,6 +19,8 @@ from accountant_service.ledger import moving
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.tables import METADATA
 from accountant_service.ledger.verification import verify
+from accountant_service.ledger.webhook_delivery import WebhookDelivery
+from accountant_service.ledger.webhooks import create_webhook
 from accountant_service.settings import Settings
 from tests.support.databases import database
 from tests.support.earlier_ledgers import read_rows
@@ -52,6 +54,7 @@ class Service:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that `COMMAND` names; a folder of its own is the current one."""
+    monkeypatch.setattr(WebhookDelivery, "start", lambda _: None)  # rows stay as they are
     monkeypatch.chdir(tmp_path)
     return tmp_path / "accountant.db"
 
@@ -71,6 +74,10 @@ def running(file: Path) -> Iterator[Service]:
         )
         if number == 1:
             service.post(f"/v1/reservations/{run['id']}/commit", {}, "commit")
+    service.app.state.keys.create([Scope.RUN], requests_per_minute=60)
+    hook = create_webhook("http://127.0.0.1:9", "closed", (0.5,), 0)
+    with service.app.state.repository.transaction() as transaction:
+        transaction.add_webhook(hook)
     service.post("/v1/datasets", {"name": "closed", "size": 60_000, "budget": budget}, "another")
     service.post("/v1/datasets/closed/close", {}, "close")
     service.run = run["id"]  # type: ignore[attr-defined]
@@ -95,6 +102,7 @@ def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
     before = opening.open_repository(f"sqlite:///{file}")
     tables = [table.name for table in METADATA.sorted_tables]
     rows = {name: read_rows(before, name) for name in tables}
+    assert rows["webhook_event"], "what waits is delivered from the new database"
     before.close()
     done = move(target)
     assert done.exit_code == 0, done.output

@@ -187,7 +187,7 @@ async def close_dataset(
 ) -> Response:
     """Close a dataset for good: it takes no further reservation. Open runs may end.
 
-    Whoever may create a budget may close it. A repeat changes nothing.
+    Anyone who may create a budget may close it. A repeat changes nothing.
     """
     write = _build_write_request(request, key, idempotency_key, _body_as_json(body))
     return _stored_response(await ledger.close_dataset(write, name))

@@ -69,7 +69,8 @@ _COMMANDS: Final = {
     "ledger": _Entry("ledger", "Verify, show and export the budget ledger."),
     "caps": _Entry("caps", "Limit what teams and keys may take of a dataset's budget."),
     "webhook": _Entry(
-        "webhooks", "Tell another program when a share of a budget is passed or a dataset closed."
+        "webhooks",
+        "Tell another program when a share of a budget is passed or a dataset is closed.",
     ),
     "verify": _Entry(
         "certificates",

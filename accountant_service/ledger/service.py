@@ -208,7 +208,7 @@ class Ledger:
     def close_dataset(self, request: WriteRequest, name: str) -> StoredAnswer:
         """Close a dataset for good: it takes no further reservation. A repeat changes nothing.
 
-        Whoever may create a budget may close it. Open runs keep what they hold.
+        Anyone who may create a budget may close it. Open runs keep what they hold.
         """
         require_unbound(request.key, Scope.OWNER)
 

@@ -32,14 +32,14 @@ Result = TypeVar("Result")
 
 
 class LedgerAccess(ABC):
-    """The calls of the ledger's API that commands make; bodies and answers are the API's JSON.
+    """Interface through which commands call the ledger, with the JSON of the HTTP API.
 
     Every call raises `CommandProblemError` or an error with a code if it is refused.
     """
 
     @abstractmethod
     def create_dataset(self, body: Json) -> Json:
-        """Create a dataset; return it with what its budget admits."""
+        """Create a dataset; return it with examples of how many steps its budget admits."""
 
     @abstractmethod
     def close_dataset(self, name: str) -> Json:
@@ -55,7 +55,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def quote(self, name: str, body: Json) -> Json:
-        """Return a quote for a plan."""
+        """Return what a plan would cost of the dataset's budget; nothing is charged."""
 
     @abstractmethod
     def reserve(self, name: str, body: Json) -> Json:
@@ -107,7 +107,7 @@ class ServiceAccess(LedgerAccess):
         self._service, self._key = service.rstrip("/"), key
 
     def create_dataset(self, body: Json) -> Json:
-        """Create a dataset; return it with what its budget admits."""
+        """Create a dataset; return it with examples of how many steps its budget admits."""
         return self._call("/v1/datasets", body, is_write=True)
 
     def close_dataset(self, name: str) -> Json:
@@ -124,7 +124,7 @@ class ServiceAccess(LedgerAccess):
         return self._call(f"/v1/datasets/{quote(name, safe='')}")
 
     def quote(self, name: str, body: Json) -> Json:
-        """Return a quote for a plan."""
+        """Return what a plan would cost of the dataset's budget; nothing is charged."""
         return self._call(f"/v1/datasets/{quote(name, safe='')}/quotes", body)
 
     def reserve(self, name: str, body: Json) -> Json:
@@ -244,13 +244,13 @@ class DatabaseAccess(LedgerAccess):
         )  # fmt: skip
 
     def _write(self, call: str, body: Json) -> Any:
-        """Return a write request of this command."""
+        """Build a write request to the ledger, with a new Idempotency-Key."""
         from accountant_service.ledger.service import WriteRequest
 
         return WriteRequest(self._key, uuid.uuid4().hex, call, body)
 
     def create_dataset(self, body: Json) -> Json:
-        """Create a dataset; return it with what its budget admits."""
+        """Create a dataset; return it with examples of how many steps its budget admits."""
         from accountant_service.api.ledger_schemas import DatasetRequest
 
         new = DatasetRequest.model_validate(body).to_new_dataset()
@@ -274,7 +274,7 @@ class DatabaseAccess(LedgerAccess):
         return dataset_view(self._ledger.get_dataset(self._key, name))
 
     def quote(self, name: str, body: Json) -> Json:
-        """Return a quote for a plan."""
+        """Return what a plan would cost of the dataset's budget; nothing is charged."""
         from accountant_service import mechanisms
         from accountant_service.api.ledger_views import quote_view
         from accountant_service.ledger.plans import quote_plan
@@ -345,7 +345,7 @@ class DatabaseAccess(LedgerAccess):
 
 
 def _read(answer: Any) -> Json:
-    """Return the JSON of a stored answer."""
+    """Parse the JSON of an answer that the ledger stored."""
     found: Json = json.loads(answer.text)
     return found
 

@@ -119,7 +119,7 @@ class Keys:
         return self._require_valid(record)
 
     def _require_valid(self, record: KeyRecord) -> KeyRecord:
-        """Return the key and record its use, unless it is not valid or has used its quota."""
+        """Return a key and record its use; raise if it is not valid or has used its quota."""
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")
@@ -212,7 +212,7 @@ def require_scope(key: KeyRecord, *scopes: Scope) -> None:
 
 
 def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
-    """Raise `ForbiddenError` unless the key has a scope and is not bound to datasets."""
+    """Raise `ForbiddenError` unless the key has one of the scopes and is bound to no dataset."""
     require_scope(key, *scopes)
     if key.datasets is not None:
         raise ForbiddenError("this needs a key that is not bound to datasets")
@@ -239,6 +239,6 @@ def is_visible(key: KeyRecord, dataset: str) -> bool:
 
 
 def require_visible(key: KeyRecord, dataset: str, subject: str) -> None:
-    """Raise `UnknownSubjectError`, as if a dataset did not exist, if the key may not see it."""
+    """Raise `UnknownSubjectError`, as for a missing dataset, if the key may not see it."""
     if not is_visible(key, dataset):
         raise UnknownSubjectError(f"there is no {subject}")

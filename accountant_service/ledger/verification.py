@@ -80,7 +80,7 @@ class _ChainChecker:
         self._dataset = dataset
         self.number = 0
         self.head = hash_chain.GENESIS
-        self._policy = _read_first_policy(dataset.policy)
+        self._policy = _recover_first_policy(dataset.policy)
         self._balance = Balance(self._policy.nothing, self._policy.nothing)
         self._closed_at: int | None = None
         self._reservations: dict[str, Reservation] = {}
@@ -94,15 +94,15 @@ class _ChainChecker:
         except _UNREADABLE as error:
             yield f"its filter cannot be evaluated: {error!r}"
 
-    def check_entry(self, number: int, body: str, stored: str) -> Iterator[str]:
+    def check_entry(self, number: int, body: str, stored_hash: str) -> Iterator[str]:
         """Yield the faults of the next entry: its number, hash, rules and balance."""
         if number != self.number + 1:
             yield f"entry {self.number + 1} is missing"
         self.number = number
         self.head = hash_chain.hash_entry(self.head, body)
-        if self.head != stored:
+        if self.head != stored_hash:
             yield f"entry {number} or its hash was altered"
-            self.head = stored
+            self.head = stored_hash
         try:
             entry = json.loads(body)
             for fault in self._check_rules(entry, body):
@@ -169,7 +169,7 @@ class _ChainChecker:
         return Balance(self._policy.nothing, self._policy.nothing)
 
     def _add_taken(self, change: Change) -> None:
-        """Add the change of the amounts spent or held to the sums of its key and team."""
+        """Add a change's amounts to the totals spent or held by its key and by its team."""
         run, taken = change.reservation, add(change.balance.spent, change.balance.held)
         for holder in ((HolderKind.KEY, run.key), (HolderKind.TEAM, run.team or "")):
             self._taken[holder] = add(self._taken.get(holder, self._policy.nothing), taken)
@@ -242,7 +242,7 @@ class _DatasetChecker(_ChainChecker):
         self._transaction = transaction
 
     def find_faults(self) -> Iterator[str]:
-        """Yield the faults in the order of the entries."""
+        """Check the dataset's whole chain; yield a description of each fault, in order."""
         try:
             rules.describe_dataset(self._dataset)
         except rules.RuleError as error:
@@ -358,7 +358,7 @@ def _read_created_dataset(name: str, entry: dict[str, Any]) -> Dataset:
     return dataset
 
 
-def _read_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
+def _recover_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
     """Return the filter that a dataset was created with, given its present one."""
     if isinstance(policy, ReferenceFilter) and not policy.is_planned:
         return replace(policy, reference=None, steps=0)
@@ -375,7 +375,7 @@ def _read_cap(fields: dict[str, Any]) -> Cap:
 
 
 def _read_integer(entry: dict[str, Any], name: str) -> int:
-    """Return an integer field of an entry; refuse any other type."""
+    """Return an integer field of an entry; raise TypeError for any other type."""
     value = entry[name]
     if type(value) is not int:
         raise TypeError(f"{name} must be an integer, not {value!r}")
@@ -383,7 +383,7 @@ def _read_integer(entry: dict[str, Any], name: str) -> int:
 
 
 def _read_text(entry: dict[str, Any], name: str) -> str:
-    """Return a text field of an entry; refuse any other type."""
+    """Return a text field of an entry; raise TypeError for any other type."""
     value = entry[name]
     if type(value) is not str:
         raise TypeError(f"{name} must be text, not {value!r}")

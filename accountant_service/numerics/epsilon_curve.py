@@ -48,7 +48,7 @@ _SETTINGS: Final = (
 def epsilon_curve(
     releases: Composition, repetitions: Sequence[int], delta: float, tolerance: float
 ) -> list[Bounds]:
-    """Return proved intervals around a composition's ε after each number of its repetitions.
+    """Return a proved interval around ε after each number of repetitions of a composition.
 
     Args:
         releases: the repeated composition: each release with its count, at least one.
@@ -62,7 +62,7 @@ def epsilon_curve(
     deadline = time.monotonic() + SECONDS_MAX
     found = [
         bounds
-        for group in _group_counts(repetitions[:-1])
+        for group in _group_repetitions(repetitions[:-1])
         for bounds in _bounds_of_group(releases, group, delta)
     ]
     found.append(Bounds(0.0, math.inf))
@@ -78,7 +78,7 @@ def epsilon_curve(
 
 
 def _enforce_monotone(bounds: list[Bounds]) -> list[Bounds]:
-    """Tighten bounds on ε by the fact that ε increases with the number of repetitions.
+    """Tighten bounds on ε, which never decreases as the number of repetitions grows.
 
     Fewer repetitions never cost more (post-processing).
     """
@@ -87,8 +87,8 @@ def _enforce_monotone(bounds: list[Bounds]) -> list[Bounds]:
     return [check_bounds(float(low), float(high)) for low, high in zip(lower, upper, strict=True)]
 
 
-def _group_counts(repetitions: Sequence[int]) -> list[Array]:
-    """Group neighbouring numbers of repetitions that can share a line integral."""
+def _group_repetitions(repetitions: Sequence[int]) -> list[Array]:
+    """Split sorted repetition counts into ranges, each evaluated with one line integral."""
     groups: list[list[int]] = []
     for each in repetitions:
         if groups and each <= _RATIO_MAX * groups[-1][0] and len(groups[-1]) < _TOGETHER_MAX:
@@ -99,7 +99,7 @@ def _group_counts(repetitions: Sequence[int]) -> list[Array]:
 
 
 def _repeat(releases: Composition, repetitions: int) -> Composition:
-    """Return the composition in which everything is repeated this many times."""
+    """Return the composition with each count multiplied by `repetitions`."""
     return [(release, count * repetitions) for release, count in releases]
 
 
@@ -129,7 +129,7 @@ def _bounds_of_direction(
     direction: Direction,
     other_lower_bounds: Array,
 ) -> tuple[Array, Array]:
-    """Return bounds on ε in one direction after each number of repetitions.
+    """Return bounds on ε, after each number of repetitions, for a removed or an added record.
 
     `other_lower_bounds` are lower bounds on ε in the other direction.
     """

@@ -161,10 +161,10 @@ def test_giving_the_attacker_too_much_would_be_caught(monkeypatch: pytest.Monkey
     exact = float(gaussian.epsilon(delta, mu))
     genuine = fft_lattice._compose
 
-    def shifted(steps, spacing, tilt, outward, window=None):  # type: ignore[no-untyped-def]
+    def shifted(steps, spacing, tilt, rounding_sign, window=None):  # type: ignore[no-untyped-def]
         if window is None:
             steps = [replace(step, first=step.first + 1) for step in steps]
-        return genuine(steps, spacing, tilt, outward, window)
+        return genuine(steps, spacing, tilt, rounding_sign, window)
 
     assert certified_interval.epsilon_bounds(releases, delta, 1e-2).lower <= exact
     monkeypatch.setattr(fft_lattice, "_compose", shifted)

@@ -25,7 +25,7 @@ def run_page(file: Path, folder: Path, slow: bool) -> dict[str, str]:
         outputs.append(output)
 
     changed = {}
-    with Session(folder, page.needs, compare=keep) as session:
+    with Session(folder, page, compare=keep) as session:
         for block in page.blocks:
             if block.here and (slow or not block.slow):
                 outputs.clear()

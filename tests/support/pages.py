@@ -14,11 +14,12 @@ A comment before a block says what is different about it, and why:
 The output that is shown after a command must be its whole output (`tests/support/shown_output.py`).
 `python -m scripts.page_output PAGE` writes it into the page.
 
-A comment of a whole page says that all of it is slow, or which programs it needs; `postgresql` is a
-server of its own. Where a page clones the repository it goes on in the clone.
+A comment of a whole page says that all of it is slow, or which programs or packages it needs;
+`postgresql` is a server of its own. Where a page clones the repository it goes on in the clone.
 
     <!-- slow page: why -->
     <!-- needs: sqlite3 curl -->
+    <!-- packages: peft -->
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from markdown_it import MarkdownIt
 
 from tests.support import warm_commands
 from tests.support.databases import free_port, private_server
+from tests.support.overlay import create_overlay
 from tests.support.shown_output import require_shown
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +55,7 @@ SECONDS: Final = 400  # for a block of commands
 Comparison = Callable[[list[str], str, str, bool], None]
 
 _COMMENT: Final = re.compile(
-    r"<!--\s*(run by|slow page|slow|varies|needs)\b:?\s*(.*?)\s*-->", re.DOTALL
+    r"<!--\s*(run by|slow page|slow|varies|needs|packages)\b:?\s*(.*?)\s*-->", re.DOTALL
 )
 _SERVE: Final = re.compile(r"^(?:\w+=\S+ )*(?:\.venv/bin/)?accountant serve\b.*$", re.MULTILINE)
 _SERVICE: Final = re.compile(r"(127\.0\.0\.1|localhost):8000\b")
@@ -131,12 +133,14 @@ class Page:
 
     blocks: tuple[Block, ...]
     needs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a page; refuse code blocks that would neither run nor name a test."""
         blocks: list[Block] = []
         needs: list[str] = []
+        packages: list[str] = []
         notes: dict[str, str] = {}
         slow_page: str | None = None
         for token in MarkdownIt("commonmark").parse(file.read_text()):
@@ -146,6 +150,7 @@ class Page:
                 given = all(notes.values()) and ": " in notes.get("run by", ": ")
                 assert given, f"{where}: a comment without its reason"
                 needs += notes.pop("needs", "").split()
+                packages += notes.pop("packages", "").split()
                 slow_page = notes.pop("slow page", slow_page)
             elif token.type == "fence":
                 assert token.info in LANGUAGES, f"{where}: {token.info!r} not in {LANGUAGES}"
@@ -156,7 +161,10 @@ class Page:
                 assert token.type != "code_block", f"{where}: fence it, and say what it is"
             if token.type != "html_block":
                 assert not notes, f"{where}: a comment that belongs to no block"
-        return cls(tuple(blocks), tuple(needs))
+        return cls(tuple(blocks), tuple(needs), tuple(packages))
+
+
+_EMPTY_PAGE: Final = Page(())
 
 
 class Session:
@@ -164,19 +172,20 @@ class Session:
 
     Args:
         folder: of its own.
-        needs: programs.
+        page: whose programs and packages are needed.
         compare: called with the lines shown after a command, its output, the page and line, and
             whether the output varies.
     """
 
     def __init__(
-        self, folder: Path, needs: tuple[str, ...] = (), compare: Comparison = require_shown
+        self, folder: Path, page: Page = _EMPTY_PAGE, compare: Comparison = require_shown
     ) -> None:
         self._compare = compare
         self._home = folder / "repository"
         self._state = folder / "state"
         self._programs = folder / "programs"
-        self._needs = needs
+        self._page = page
+        self._interpreter = Path(sys.executable)
         self._closing = ExitStack()
         self._port = free_port()
         self._service: subprocess.Popen[str] | None = None
@@ -200,7 +209,7 @@ class Session:
             "CURL_HOME": str(self._state.parent),
         }
         (self._state.parent / ".curlrc").write_text("fail-with-body\n")
-        for program in self._needs:
+        for program in self._page.needs:
             if program == "postgresql":
                 self._database = self._closing.enter_context(private_server()).port
                 self._environment |= {"PGHOST": "127.0.0.1", "PGPORT": str(self._database)}
@@ -208,6 +217,9 @@ class Session:
             elif shutil.which(program) is None:
                 assert not os.environ.get("CI"), f"{program} is needed"
                 pytest.skip(f"no {program} on this machine")
+        if self._page.packages:
+            overlay = self._state.with_name("overlay")
+            self._interpreter = create_overlay(overlay, self._page.packages)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -257,7 +269,7 @@ class Session:
     def _interpret(self, block: Block) -> None:
         """Run a Python block in the session's interpreter."""
         if self._python is None:
-            self._python = self._background([sys.executable, "-u", "-c", _INTERPRETER])
+            self._python = self._background([str(self._interpreter), "-u", "-c", _INTERPRETER])
         assert self._python.stdin is not None
         assert self._python.stdout is not None
         exported = self._exported()

@@ -18,7 +18,7 @@ SAMPLINGS: Final = (POISSON, BALLS_IN_BINS)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Parameters of a sampled Gaussian step, as it is run and as it is charged.
+    """The parameters of a sampled Gaussian step: sampling, clip norm, noise and dataset size.
 
     Attributes:
         dataset_size: N, the number of records in the training set.
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def steps_per_charge(self) -> int:
-        """The number of steps that are charged together.
+        """The number of steps that are charged together: 1, or an epoch for balls-in-bins sampling.
 
         It is 1, and with balls-in-bins sampling the b steps of an epoch: a record that is in one
         of its batches is in no other, so that the epoch as a whole is the mechanism.
@@ -77,16 +77,16 @@ class Plan:
         return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
 
     def charges(self, steps: int) -> int:
-        """Return how many charges pay for `steps` steps, rounded up; an epoch may be one charge."""
+        """Return how many charges pay for `steps` steps; with balls-in-bins, one pays an epoch."""
         return -(-steps // self.steps_per_charge)
 
     def whole_charges(self, steps: int) -> int:
-        """Return the number of steps that are charged if `steps` are made: up to whole epochs."""
+        """Return `steps` rounded up to a number that whole charges pay for."""
         return self.charges(steps) * self.steps_per_charge
 
     @property
     def expected_batch_size(self) -> float:
-        """The expected batch size qN, which sums are divided by.
+        """The expected batch size (sample rate · dataset size), by which sums are divided.
 
         The size of the batch drawn is itself private.
         """
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def noise_deviation(self) -> float:
-        """The standard deviation σC of the noise on each coordinate of the sum."""
+        """The standard deviation σC of the noise on each coordinate of a gradient sum."""
         return self.noise_multiplier * self.clip_norm
 
     def mechanism(self, steps: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Plan:
 
 
 def compose(before: tuple[Mechanism, ...], last: Mechanism) -> Mechanism:
-    """Return the composition of several releases as one mechanism.
+    """Return one mechanism that consists of several releases, `last` after those `before`.
 
     Args:
         before: the earlier releases; without any, `last` itself is returned.

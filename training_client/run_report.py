@@ -31,7 +31,7 @@ _RUN_FILES: Final = (
 
 
 def clear_earlier_run(folder: Path) -> Path | None:
-    """Remove an earlier run's files, or move them if they include a ledger's certificate.
+    """Remove an earlier run's files, or move them away if they include a ledger certificate.
 
     The ledger charged that run, and charges no later run for it again; its files are kept.
 
@@ -57,7 +57,7 @@ def describe_missing_guarantee(steps: int) -> Json:
 
 
 def bind_to_model(guarantee: Json, folder: Path, declared_public: str | None) -> Json:
-    """Return a guarantee as JSON, with its model's hash and the declared public data added.
+    """Return a guarantee's JSON with the model file's hash and the declared public data added.
 
     Args:
         guarantee: the document of the steps' guarantee.
@@ -83,7 +83,7 @@ def hash_model(file: Path) -> str:
 
 
 def write_json(file: Path, document: Json) -> None:
-    """Write a JSON document, and create its folder if needed."""
+    """Write a JSON document to a file, and create its folder if needed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=2) + "\n")
 
@@ -95,7 +95,7 @@ def settle(
     claim: Json | None = None,
     model: str | Path | None = None,
 ) -> None:
-    """End a run: write its guarantee, commit its reservation and write the certificate.
+    """End a run: write its guarantee, commit its reservation, and write the certificate.
 
     Args:
         allowance: the run's budget.

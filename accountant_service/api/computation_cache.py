@@ -33,7 +33,7 @@ _NICENESS: Final = 15  # computations give way to everything else
 
 
 def split_batch(raw: bytes) -> list[BatchedRequest]:
-    """Return the requests of a batch, large bodies unparsed; it runs in a computation process."""
+    """Parse a batch into its requests; large bodies stay bytes. Runs in a computation process."""
     batch = problems.read_body(schemas.BatchRequest, raw)
     return [(item.path, _leave_unread_if_large(item.body)) for item in batch.requests]
 
@@ -78,7 +78,7 @@ class _RunningComputation:
 
 
 class ComputationCache:
-    """Answers questions from the cache, or by a computation process.
+    """A cache of API answers; it computes missing answers in computation processes.
 
     Args:
         settings: sizes of the cache, the queue and the process pool.
@@ -101,7 +101,7 @@ class ComputationCache:
         self._processes.preload()
 
     def find_cached(self, path: str, question: BaseModel | UnreadBody) -> bytes | None:
-        """Return the cached answer to a question, or None."""
+        """Return the cached answer to a request, or None."""
         return self._find_by_key(make_cache_key(path, question))
 
     def _find_by_key(self, key: tuple[str, Hashable]) -> bytes | None:
@@ -112,7 +112,7 @@ class ComputationCache:
         return answer
 
     async def answer(self, client: str, path: str, question: BaseModel | UnreadBody) -> bytes:
-        """Return the JSON answer to one question, from the cache if it is there.
+        """Return the JSON answer to one request, from the cache if it is there.
 
         A computation that no request waits for any more is not started. Once started it is
         finished.

@@ -52,7 +52,7 @@ def response(problem: Mapping[str, Any], headers: Mapping[str, str] | None = Non
 
 
 def error_response(scope: Scope, error: Exception) -> Response:
-    """Return the response to a failed request, and note the code for its log line."""
+    """Return the response to a failed request, and note the error code for the access log."""
     problem = describe(error)
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, DatabaseAwayError):

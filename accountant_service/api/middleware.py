@@ -23,7 +23,7 @@ _PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class AccessLog:
-    """Gives each request an identifier, and measures, counts and logs it.
+    """Middleware that gives each request an identifier, and measures, counts and logs it.
 
     Args:
         app: the application.
@@ -81,7 +81,7 @@ def _request_identifier(scope: Scope) -> str:
 
 
 class AddressRateLimit:
-    """Refuses requests of an address above its rate limit, before the body is read.
+    """Middleware that refuses requests above an address's rate limit, before reading bodies.
 
     Args:
         app: the application.

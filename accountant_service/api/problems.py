@@ -94,7 +94,7 @@ def document(
     detail: str,
     errors: Iterable[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """Return an RFC 9457 problem document."""
+    """Build an RFC 9457 problem document from its fields."""
     listed = list(errors)
     where: dict[str, Any] = {"errors": listed} if listed else {}
     problem = ProblemView.model_construct(

@@ -144,7 +144,7 @@ def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:
 
 
 def _to_hashable(value: Any) -> Hashable:
-    """Return a list as a tuple, and any other value as it is."""
+    """Convert a list to a tuple, so that it can be part of a cache key."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -184,7 +184,7 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
 
 
 def compute(path: str, question: BaseModel | UnreadBody) -> bytes:
-    """Return the JSON answer to a question; it runs in a computation process."""
+    """Compute the JSON answer to a request, in a computation process."""
     endpoint = ENDPOINTS[path]
     if isinstance(question, UnreadBody):
         question = problems.read_body(endpoint.request, question.raw)
@@ -192,7 +192,7 @@ def compute(path: str, question: BaseModel | UnreadBody) -> bytes:
 
 
 def make_cache_key(path: str, question: BaseModel | UnreadBody) -> tuple[str, Hashable]:
-    """Return the cache key of a question at an endpoint; an unparsed body is hashed."""
+    """Return the cache key of a request to an endpoint; an unparsed body is hashed."""
     if isinstance(question, UnreadBody):
         return path, hashlib.sha256(question.raw).digest()
     return path, ENDPOINTS[path].key(question)

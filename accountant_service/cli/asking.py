@@ -14,7 +14,7 @@ Json = dict[str, Any]
 def answer_or_exit(
     path: str, options: Mapping[str, Any], names: Mapping[str, str], *, as_json: bool
 ) -> Json:
-    """Return the API's answer, or print the problem and exit with code 2.
+    """Compute an endpoint's answer without HTTP, or print the problem and exit with code 2.
 
     Args:
         path: the path of the endpoint.

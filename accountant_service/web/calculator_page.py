@@ -56,7 +56,7 @@ def _template_context(request: Request, form: CalculatorForm, answers: Json) -> 
 
 
 def _check_with_api(form: CalculatorForm) -> CalculatorForm:
-    """Return the form with the problems that the API finds in it."""
+    """Validate the form with the API's models; return it with the problems found."""
     found = calculator_form.problem_sentences(
         problem
         for path, body in form.bodies.items()

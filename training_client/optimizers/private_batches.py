@@ -27,7 +27,7 @@ def private_batches(
     sampler: Sampler | None = None,
     workers: int = 0,
 ) -> Iterator[Any]:
-    """Yield batches until the optimizer's budget is spent; each is charged before it is loaded.
+    """Yield batches until the budget is spent; each is charged before its records are loaded.
 
     Make exactly one `optimizer.step` with each batch, also with an empty one: a step that is taken
     but not made ends the run.
@@ -78,7 +78,7 @@ def private_batches(
 
 
 class _DrawnIndices:
-    """An endless sequence of drawn batches, as lists of indices."""
+    """An endless sequence of sampled batches, each a list of record indices."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -90,7 +90,7 @@ class _DrawnIndices:
 
 
 class _CollateOrEmpty:
-    """Makes a batch of records; without any, an empty batch shaped like the first record's."""
+    """Collates a batch of records; without records, makes an empty batch of the same shape."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate

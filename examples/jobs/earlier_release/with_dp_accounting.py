@@ -1,8 +1,0 @@
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from dp_accounting.pld import PLDAccountant
-
-step = PoissonSampledDpEvent(600 / 60000, GaussianDpEvent(1.1))
-accountant = PLDAccountant()
-accountant.compose(GaussianDpEvent(4))
-accountant.compose(SelfComposedDpEvent(step, 1000))
-print(accountant.get_epsilon(1e-5))

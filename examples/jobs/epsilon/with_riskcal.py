@@ -1,6 +1,0 @@
-from riskcal.accountants import CTDAccountant
-
-accountant = CTDAccountant()
-for _ in range(1000):
-    accountant.step(noise_multiplier=1.1, sample_rate=600 / 60000)
-print(accountant.get_epsilon(delta=1e-5))

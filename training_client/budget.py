@@ -115,10 +115,12 @@ class Allowance(ABC):
 
     Attributes:
         plan: the plan of every step.
+        delta: δ of the run's guarantee.
         spent: ε of the steps allowed so far.
     """
 
     plan: Plan
+    delta: float
     spent: float
     _counter: StepCounter
 
@@ -516,6 +518,7 @@ class NoBudget(Allowance):
     plan: Plan
     steps: int
     reason: str
+    delta: float = field(default=1.0, init=False)
     spent: float = field(default=math.inf, init=False)
 
     @property

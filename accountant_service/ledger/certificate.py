@@ -208,6 +208,31 @@ def list_gaps(document: Document) -> list[str]:
     ]
 
 
+def get_model_sha256(document: Document) -> str | None:
+    """Return the hash of the model's file that a certificate names; None if it names none."""
+    declared = document.get("declared")
+    named = declared.get("model_sha256") if isinstance(declared, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def find_model_faults(document: Document, model_sha256: str) -> list[str]:
+    """Return the faults of a certificate as one about a certain model.
+
+    Args:
+        document: the parsed certificate. Its signature, which `check` verifies, covers the hash.
+        model_sha256: the hash of the model's file, in lower-case hexadecimal.
+    """
+    named = get_model_sha256(document)
+    if named is None:
+        return [
+            "it names no model, so it is about no particular one: the training program declares "
+            "the model's hash when it commits the run"
+        ]
+    if named != model_sha256:
+        return [f"it is about another model: it names SHA-256 {named}, this is {model_sha256}"]
+    return []
+
+
 def check(document: Document, public_key: str | None = None) -> tuple[list[str], Guarantee | None]:
     """Verify a certificate: return its faults, and its guarantee computed again.
 

@@ -12,6 +12,11 @@ from training_client.private_step.single_process import world_size
 T = TypeVar("T")
 
 
+def is_rank_zero() -> bool:
+    """Return whether this process is rank 0, or trains alone."""
+    return world_size() == 1 or distributed.get_rank() == 0
+
+
 def run_on_rank_zero(function: Callable[[], T]) -> T:
     """Call a function on rank 0 only, and return its result, or raise its exception, on all ranks.
 

@@ -48,8 +48,8 @@ class Pld(Accountant):
         "papers/003 eq. (4) at q = 1"
     )
     needs = (
-        "any kind of mechanism; with sampling, add/remove or zero-out neighbours, or Gaussian "
-        "noise and replace-one"
+        "any kind of mechanism; samples of fixed size of other releases than Gaussian ones need "
+        "replace-one"
     )
     proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-6"
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import Atom
+from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.laws import private_selection
 from accountant_service.numerics.laws.balls_in_bins import BallsInBins
 from accountant_service.numerics.laws.bounded_range import BoundedRangePair
@@ -32,15 +33,22 @@ from accountant_service.numerics.laws.dominating_pair import (
     Release,
     ReleaseLaw,
 )
-from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
+from accountant_service.numerics.laws.fixed_size_replacement import (
+    FixedSizePairReplacement,
+    FixedSizeReplacement,
+)
 from accountant_service.numerics.laws.profile_pair import ProfilePair, RenyiPair
+from accountant_service.numerics.laws.replaced_laplace import ReplacedLaplacePair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
+from accountant_service.numerics.laws.revealed_sample import RevealedSamplePair
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
+from accountant_service.numerics.laws.shuffled_reports import ShuffledReportsPair
 from accountant_service.numerics.laws.truncated_laplace import TruncatedLaplacePair
 from accountant_service.numerics.laws.truncated_poisson import truncated_poisson_law
 
 POISSON_SOURCE: Final = "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Theorem 11"
 _REPLACED: Final = "proved in docs/accountants/pld.md, section A replaced record"
+_CHANGED: Final = "proved in docs/accountants/kinds.md, section Records changed in place"
 BINS_NOISE_MIN: Final = 0.25  # below it a known bin is assumed
 BINS_NOISE_MAX: Final = 100.0  # above it the cells of the sum are too narrow
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
@@ -93,6 +101,8 @@ class _Kind:
         relations: under which the pair is proved.
         pairs: returns the number of such pairs whose composition dominates one release.
         samples_itself: whether `source` covers the kind's sampling.
+        can_be_sampled: whether the pair stays dominating on a Poisson sample. The proof needs a
+            release whose meaning does not depend on the number of records.
         is_renyi_curve: whether the releases of such kinds are added as Rényi curves, which is
             tighter than composing their pairs.
     """
@@ -105,6 +115,7 @@ class _Kind:
     relations: frozenset[NeighbouringRelation] = frozenset(NeighbouringRelation)
     pairs: Callable[[ReleaseGroup], int] = lambda _: 1
     samples_itself: bool = False
+    can_be_sampled: bool = True
     is_renyi_curve: bool = False
 
 
@@ -162,7 +173,24 @@ def _participation_probability(release: Atom, relation: NeighbouringRelation) ->
 
 def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of a single release of the group."""
-    return _KINDS[group.atom.noise].law(group, relation)
+    if not _samples_any_pair(group, relation):
+        return _KINDS[group.atom.noise].law(group, relation)
+    alone = _KINDS[group.atom.noise].law(replace(group, rate=1.0), relation)
+    assert isinstance(alone, Release)
+    if group.atom.sampling == "fixed_size":
+        return FixedSizePairReplacement(alone.base_pair, group.rate)
+    return Release(RevealedSamplePair(alone.base_pair, group.rate))
+
+
+def _samples_any_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> bool:
+    """Return whether a record is changed in place in a sample, and only the release's pair known.
+
+    The record of a Gaussian or Laplace release contributes nothing to a sample without it, so that
+    more is known.
+    """
+    changed = relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE and group.rate < 1.0
+    noise = group.atom.noise
+    return changed and noise not in ("gaussian", "laplace") and not _KINDS[noise].samples_itself
 
 
 def is_renyi_curve(group: ReleaseGroup) -> bool:
@@ -210,10 +238,31 @@ def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) ->
     return Release(SeveralRecordsPair(int(records), group.rate, 1 / group.sigma))  # type: ignore[arg-type]
 
 
-def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of a Gaussian release on a Poisson sample of limited size."""
     size, batch = group.atom.fixed_sizes or (1, 1)
-    return truncated_poisson_law(size, group.rate, batch, 1 / group.sigma)
+    mu = 1 / group.atom.noise_multiplier
+    replaced = relation is NeighbouringRelation.REPLACE_ONE
+    return truncated_poisson_law(size, group.rate, batch, mu, replaced=replaced)
+
+
+def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+    """Return the pair that dominates n shuffled reports of an ε-DP mechanism."""
+    (reports,) = group.atom.parameters
+    ((report, _),) = group.atom.releases
+    return Release(ShuffledReportsPair(int(reports), _local_epsilon(report)))  # type: ignore[arg-type]
+
+
+def _local_epsilon(report: Atom) -> float:
+    """Return ε of an ε-DP mechanism of one person's input, rounded up."""
+    first, second, *_ = (*map(float, report.parameters), 0.0)  # type: ignore[arg-type]
+    match report.noise:
+        case "randomized_response":
+            return rounding.up(math.log((1 - second) * first / second + 1))
+        case "discrete_laplace":
+            return rounding.up(second / first)
+        case _:
+            return first
 
 
 def count_pairs(group: ReleaseGroup) -> int:
@@ -241,6 +290,8 @@ def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str
     kind = _KINDS[group.atom.noise]
     if group.rate == 1.0 or kind.samples_itself:
         return kind.statement, kind.source
+    if _samples_any_pair(group, relation):
+        return kind.statement, f"{kind.source}; {_CHANGED}"
     replaced = relation is NeighbouringRelation.REPLACE_ONE
     return kind.statement, _REPLACED if replaced else POISSON_SOURCE
 
@@ -256,16 +307,12 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
         )
     for inner in release_groups(group.atom.releases, relation):
         require_dominating_pair(inner, relation)
-        _require_renyi_curve(inner, relation)
+        if _KINDS[name].is_renyi_curve:
+            _require_renyi_curve(inner, relation)
     if name in ("gaussian", "laplace"):
         _require_proved_sampling(group, relation)
-    elif sampling == "poisson":
-        _require_add_or_remove(group, relation)
-    elif sampling not in ("none", "truncated_poisson", name):
-        raise MethodNotApplicableError(
-            f"pld has no proved dominating pair for {name} with {sampling} sampling",
-            group.atom.pointer,
-        )
+    elif not _KINDS[name].samples_itself and sampling not in ("none", name):
+        _require_known_sampling(group, relation)
 
 
 def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
@@ -278,15 +325,19 @@ def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) ->
         )
 
 
-def _require_add_or_remove(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Raise for a Poisson-sampled release unless the neighbouring relation is add/remove.
+def _require_known_sampling(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
+    """Raise if a sampled release of a kind with its own noise has no proved pair.
 
-    Only then the sample without the record is a neighbour of the sample with it.
+    Poisson samples are covered under every relation. A sample of fixed size is covered if a record
+    is replaced: only then all its samples are neighbours.
     """
-    if relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE:
+    sampling = group.atom.sampling
+    replaced = relation is NeighbouringRelation.REPLACE_ONE
+    covered = sampling == "poisson" or (sampling == "fixed_size" and replaced)
+    if not (covered and _KINDS[group.atom.noise].can_be_sampled):
         raise MethodNotApplicableError(
-            f"pld has no proved dominating pair for a Poisson-sampled {group.atom.noise} under "
-            f"{relation}; use add_or_remove_one",
+            f"pld has no proved dominating pair for {group.atom.noise} with {sampling} sampling "
+            f"under {relation}",
             group.atom.pointer,
         )
 
@@ -296,7 +347,7 @@ def _require_proved_sampling(group: ReleaseGroup, relation: NeighbouringRelation
     sampling = group.atom.sampling
     if group.rate == 1.0:
         return
-    if relation is NeighbouringRelation.REPLACE_ONE and group.atom.noise == "gaussian":
+    if relation is NeighbouringRelation.REPLACE_ONE:
         return
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE and sampling == "poisson"
@@ -322,8 +373,12 @@ def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> Releas
     return Release(GaussianPair(1 / group.sigma), group.rate)
 
 
-def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the dominating pair of a Laplace release, whether or not it is Poisson-sampled."""
+def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
+    """Return the dominating pair of a Laplace release on any kind of sample."""
+    if group.replaces_record_in("poisson", relation):
+        return Release(ReplacedLaplacePair(0.5 / group.sigma, group.rate))
+    if group.replaces_record_in("fixed_size", relation):
+        return FixedSizePairReplacement(LaplacePair(1 / group.sigma), group.rate)
     return Release(LaplacePair(1 / group.sigma), group.rate)
 
 
@@ -423,6 +478,15 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "Geng, Ding, Guo & Kumar 2020, arXiv 1810.00877v3; proved in docs/accountants/kinds.md",
         "the noise is added to one number, which a neighbour changes by at most Δ",
     ),
+    "tree_aggregation": _Kind(
+        lambda group, _: Release(GaussianPair(1 / group.sigma)),
+        "Kairouz et al. 2021, arXiv 2103.00039; sensitivity proved in docs/accountants/kinds.md",
+        "a record takes part in at most the stated number of steps, at least the stated number of "
+        "steps apart",
+        unsampled_cost=lambda group: (group.count / group.sigma**2, 0.0),
+        is_attained=False,
+        can_be_sampled=False,
+    ),
     "private_selection": _Kind(
         _renyi_release,
         "Papernot & Steinke 2022, arXiv 2110.03620v2, Theorems 2 and 6",
@@ -430,6 +494,14 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "is released",
         is_attained=False,
         is_renyi_curve=True,
+    ),
+    "shuffled_reports": _Kind(
+        _shuffled_reports_law,
+        "Feldman, McMillan & Talwar 2023, arXiv 2208.04591; proved in docs/accountants/kinds.md",
+        "each person's report is made by the same ε-DP mechanism, independently of all others, and "
+        "only the shuffled reports are seen; a neighbour changes one person's input",
+        is_attained=False,
+        can_be_sampled=False,
     ),
     "approximate_dp": _Kind(
         _pair_law(ApproximatePair),
@@ -473,7 +545,9 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "arXiv 2508.15089; proved in docs/accountants/kinds.md",
         "the larger of two neighbouring datasets has `dataset_size` records",
         is_attained=False,
-        relations=frozenset([NeighbouringRelation.ADD_OR_REMOVE_ONE]),
+        relations=frozenset(
+            [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.REPLACE_ONE]
+        ),
         samples_itself=True,
     ),
 }

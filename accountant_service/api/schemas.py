@@ -377,8 +377,14 @@ class ImportRequest(_StrictModel):
         DeltaField | None, Field(description="δ; required if the document names none")
     ] = None
     epsilon: Annotated[TargetField | None, Field(description="an ε that is claimed")] = None
-    dataset_size: Annotated[int | None, Field(ge=1, le=COUNT_MAX)] = None
-    batch_size: Annotated[int | None, Field(ge=1, le=COUNT_MAX)] = None
+    dataset_size: Annotated[
+        int | None,
+        Field(ge=1, le=COUNT_MAX, description="number of records, if the document does not say"),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Field(ge=1, le=COUNT_MAX, description="records of a batch, if the document does not say"),
+    ] = None
     sampling: Annotated[
         Literal["poisson", "fixed_size", "shuffled", "none"] | None,
         Field(description="how batches are drawn, if the tool's accountant assumes otherwise"),

@@ -10,7 +10,8 @@ distinct atom:
   stays the same when a record is added or removed;
 * several Gaussian releases on one sample are one Gaussian release on it with
   σ = (Σ 1/σᵢ²)^(−1/2), because the releases see the same sample;
-* balls in bins with as many selections as bins is that many releases without sampling.
+* balls in bins with as many selections as bins is that many releases without sampling;
+* correlated noise is the Gaussian release, or the sampled Gaussian releases, of the worst record.
 
 A kind that is one release with parameters of its own becomes an atom with these parameters.
 A mechanism that these rules do not cover (Laplace and Gaussian releases on one sample) becomes a
@@ -30,6 +31,7 @@ from typing import Literal
 from accountant_service.canonical_json import canonical_json
 from accountant_service.mechanisms.tree import (
     BallsInBins,
+    BandedMatrixFactorization,
     Composed,
     DiagonalGaussian,
     DpSgd,
@@ -43,6 +45,8 @@ from accountant_service.mechanisms.tree import (
     PrivateSelection,
     Repeated,
     Repeats,
+    ShuffledReports,
+    TreeAggregation,
     TruncatedPoissonSampled,
     UserLevel,
 )
@@ -203,9 +207,14 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
                 return _count_atoms(PoissonSampled(rate, inner), pointer)
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
             return _apply_truncated_sampling(atoms, rate, (size, batch), pointer)
+        case BandedMatrixFactorization():
+            return _count_banded_atoms(mechanism, pointer)
         case PrivateSelection(repeats, inner):
             form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
             return _count_selection_atoms(repeats, form, pointer)
+        case ShuffledReports(reports, inner):
+            form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
+            return {_shuffled_reports_atom(reports, form, pointer): 1}
         case Parallel(inners):
             return _count_parallel_atoms(inners, pointer)
         case _:
@@ -221,6 +230,10 @@ def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
             return Atom("gaussian", mechanism.noise_multiplier(), pointer=pointer)
         case MatrixFactorization(noise_multiplier):
             return Atom("gaussian", noise_multiplier / mechanism.sensitivity(), pointer=pointer)
+        case TreeAggregation(noise_multiplier):
+            lower, upper = mechanism.squared_sensitivity_bounds()
+            kind = "gaussian" if lower == upper else mechanism.kind
+            return Atom(kind, noise_multiplier / math.sqrt(upper), pointer=pointer)
         case _:
             values = tuple(getattr(mechanism, each.name) for each in fields(mechanism))
             return Atom(mechanism.kind, 0.0, parameters=values, pointer=pointer)
@@ -265,6 +278,16 @@ def _count_epoch_atoms(
     return {epoch: 1}
 
 
+def _count_banded_atoms(run: BandedMatrixFactorization, pointer: str) -> dict[Atom, int]:
+    """Return the sampled Gaussian releases (atoms) that a group's steps of a banded run are."""
+    rounds = []
+    for norm, count in run.rounds():
+        step = {Atom("gaussian", run.noise_multiplier / norm, pointer=pointer): 1}
+        sampled = _apply_sampling(step, "poisson", run.sample_rate, None, pointer)
+        rounds.append(_multiply_counts(sampled, count))
+    return _add_counts(rounds)
+
+
 def _count_selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:
     """Return the best of a random number of runs (private selection) as one release (atom)."""
     if not form.atom_counts:
@@ -281,6 +304,18 @@ def _count_selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) 
         pointer=pointer,
     )
     return {atom: 1}
+
+
+def _shuffled_reports_atom(reports: int, form: CanonicalForm, pointer: str) -> Atom:
+    """Return shuffled reports, each made by the same mechanism, as one release (atom)."""
+    return Atom(
+        "shuffled_reports",
+        0.0,
+        inner=form.hash,
+        parameters=(reports,),
+        releases=form.atom_counts,
+        pointer=pointer,
+    )
 
 
 def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Atom, int]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from accountant_service.mechanisms.tree import (
     ApproximateDp,
     BallsInBins,
+    BandedMatrixFactorization,
     Composed,
     DiagonalGaussian,
     DiscreteGaussian,
@@ -36,6 +37,8 @@ from accountant_service.mechanisms.tree import (
     Rdp,
     Repeated,
     Repeats,
+    ShuffledReports,
+    TreeAggregation,
     TruncatedLaplace,
     TruncatedPoissonSampled,
     UserLevel,
@@ -178,6 +181,21 @@ def _choice_type(*options: str) -> _FieldType:
     return _FieldType({"type": "string", "enum": list(options)}, read)
 
 
+# words of names that titles of kinds and fields write differently
+_WORDS: Final = {
+    "dp": "DP",
+    "gaussian": "Gaussian",
+    "gdp": "GDP",
+    "laplace": "Laplace",
+    "max": "at most",
+    "min": "minimum",
+    "poisson": "Poisson",
+    "rdp": "RDP",
+    "sgd": "SGD",
+    "std": "standard deviation",
+    "stds": "standard deviations",
+    "zcdp": "zCDP",
+}
 _REFERENCE: Final = {"$ref": "#/components/schemas/Mechanism"}
 _NOISE: Final = _number_type(NOISE_MIN, NOISE_MAX)
 _RATE: Final = _rate_type()
@@ -242,7 +260,21 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
         "min_separation": _SIZE,
         "participations": _SIZE,
     },
+    BandedMatrixFactorization: {
+        "noise_multiplier": _NOISE,
+        "coefficients": _number_list_type(_number_type(0.0, 1e6), "numbers ≥ 0", COORDINATES_MAX),
+        "steps": _SIZE,
+        "groups": _SIZE,
+        "sample_rate": _RATE,
+    },
+    TreeAggregation: {
+        "noise_multiplier": _NOISE,
+        "steps": _number_type(1, MATRIX_STEPS_MAX, whole=True),
+        "participations": _SIZE,
+        "min_separation": _SIZE,
+    },
     PrivateSelection: {"repeats": _repeats_type(), "mechanism": _MECHANISM},
+    ShuffledReports: {"reports": _SIZE, "mechanism": _MECHANISM},
     Parallel: {"mechanisms": _MECHANISMS},
     ApproximateDp: {"epsilon": _LOSS, "delta": _DELTA},
     Gdp: {"mu": _number_type(1 / NOISE_MAX, 1 / NOISE_MIN)},
@@ -335,10 +367,34 @@ _EXAMPLES: Final[Mapping[str, Json]] = {
         "min_separation": 100,
         "participations": 10,
     },
+    "banded_matrix_factorization": {
+        "kind": "banded_matrix_factorization",
+        "noise_multiplier": 4.0,
+        "coefficients": [1.0, 0.5, 0.375],
+        "steps": 1000,
+        "groups": 10,
+        "sample_rate": 0.1,
+    },
+    "tree_aggregation": {
+        "kind": "tree_aggregation",
+        "noise_multiplier": 6.0,
+        "steps": 1000,
+        "participations": 1,
+        "min_separation": 1,
+    },
     "private_selection": {
         "kind": "private_selection",
         "repeats": {"distribution": "poisson", "mean": 10},
         "mechanism": {"kind": "gaussian", "noise_multiplier": 4.0},
+    },
+    "shuffled_reports": {
+        "kind": "shuffled_reports",
+        "reports": 10000,
+        "mechanism": {
+            "kind": "randomized_response",
+            "categories": 4,
+            "flip_probability": 0.6,
+        },
     },
     "parallel": {
         "kind": "parallel",
@@ -418,17 +474,36 @@ def _component_name(cls: type) -> str:
 
 
 def _kind_schema(cls: Any) -> dict[str, Json]:
-    """Return the JSON schema of one kind of mechanism."""
+    """Return the JSON schema of one kind of mechanism, with titles and defaults for forms."""
     required = [f.name for f in fields(cls) if f.default is MISSING]
+    defaults = {f.name: f.default for f in fields(cls) if f.default not in (MISSING, None)}
     return {
         "type": "object",
+        "title": _title(cls.kind),
         "description": inspect.getdoc(cls),
-        "properties": {"kind": {"const": cls.kind}}
-        | {name: dict(field.schema) for name, field in _FIELDS[cls].items()},
+        "properties": {"kind": {"const": cls.kind, "title": "Kind"}}
+        | {
+            name: _titled(field.schema, name)
+            | ({"default": defaults[name]} if name in defaults else {})
+            for name, field in _FIELDS[cls].items()
+        },
         "required": ["kind", *required],
         "additionalProperties": False,
         "examples": [_EXAMPLES[cls.kind]],
     }
+
+
+def _titled(schema: Mapping[str, Json], name: str) -> dict[str, Json]:
+    """Return a field's schema with a title; a reference to another schema has its own."""
+    return dict(schema) if "$ref" in schema else {"title": _title(name), **schema}
+
+
+def _title(name: str) -> str:
+    """Return the name of a kind or a field as a form shows it, such as "Noise multiplier"."""
+    first, *others = name.split("_")
+    start = _WORDS.get(first, first)
+    start = start.capitalize() if start.islower() else start
+    return " ".join([start, *(_WORDS.get(word, word) for word in others)])
 
 
 def _write(value: Any) -> Json:
@@ -508,10 +583,13 @@ def _count_releases(mechanism: Mechanism) -> int:
             | UserLevel()
             | TruncatedPoissonSampled()
             | PrivateSelection()
+            | ShuffledReports()
         ):
             return _count_releases(mechanism.mechanism)
         case DpSgd():
             return mechanism.step_count()
+        case BandedMatrixFactorization():
+            return sum(count for _, count in mechanism.rounds())
         case _:
             return 1
 
@@ -566,8 +644,10 @@ def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
             _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
             if bound < sensitivity:
                 raise MechanismError((f"{pointer}/bound", "must be ≥ the sensitivity"))
-        case MatrixFactorization():
-            _check_matrix(mechanism, pointer)
+        case MatrixFactorization() | BandedMatrixFactorization() | TreeAggregation():
+            _check_correlated_noise(mechanism, pointer)
+        case ShuffledReports(_, inner):
+            _require_local_randomizer(inner, f"{pointer}/mechanism")
         case Rdp(orders, divergences):
             _require_paired(pointer, "orders", orders, "divergences", divergences)
             _check_renyi_curve(orders, divergences, pointer)
@@ -578,19 +658,57 @@ def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
             pass
 
 
+def _check_correlated_noise(
+    run: MatrixFactorization | BandedMatrixFactorization | TreeAggregation, pointer: str
+) -> None:
+    """Raise MechanismError if a run with correlated noise has no proved or no finite cost."""
+    match run:
+        case MatrixFactorization():
+            _check_matrix(run, pointer)
+        case BandedMatrixFactorization():
+            _check_bands(run, pointer)
+        case TreeAggregation():
+            _check_tree(run, pointer)
+
+
 def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
     """Raise MechanismError if the sensitivity is not proved, or takes too long to compute."""
     for i in range(1, len(run.coefficients)):
         if run.coefficients[i] > run.coefficients[i - 1]:
             raise MechanismError((f"{pointer}/coefficients/{i}", "must not exceed the one before"))
-    if run.participations > -(-run.steps // run.min_separation):
-        message = "must be possible: at most steps/min_separation, rounded up"
-        raise MechanismError((f"{pointer}/participations", message))
+    _check_participations(run, pointer)
     if run.participations * len(run.coefficients) > _MATRIX_WORK_MAX:
         message = f"times participations must be at most {_MATRIX_WORK_MAX}"
         raise MechanismError((f"{pointer}/coefficients", message))
-    sensitivity = run.sensitivity()
-    if not sensitivity or not NOISE_MIN <= run.noise_multiplier / sensitivity <= NOISE_MAX:
+    _check_sensitivity(run.noise_multiplier, run.sensitivity(), pointer)
+
+
+def _check_bands(run: BandedMatrixFactorization, pointer: str) -> None:
+    """Raise MechanismError if two steps of a record share noise, or the noise is out of range."""
+    if len(run.coefficients) > run.groups:
+        message = f"must be at most {run.groups} numbers, as many as groups"
+        raise MechanismError((f"{pointer}/coefficients", message))
+    for norm, _ in run.rounds():
+        _check_sensitivity(run.noise_multiplier, norm, pointer)
+
+
+def _check_tree(run: TreeAggregation, pointer: str) -> None:
+    """Raise MechanismError if a record cannot take part so often, or the noise is out of range."""
+    _check_participations(run, pointer)
+    _, squared = run.squared_sensitivity_bounds()
+    _check_sensitivity(run.noise_multiplier, math.sqrt(squared), pointer)
+
+
+def _check_participations(run: MatrixFactorization | TreeAggregation, pointer: str) -> None:
+    """Raise MechanismError if a record cannot take part so often at the stated distance."""
+    if run.participations > -(-run.steps // run.min_separation):
+        message = "must be possible: at most steps/min_separation, rounded up"
+        raise MechanismError((f"{pointer}/participations", message))
+
+
+def _check_sensitivity(noise_multiplier: float, sensitivity: float, pointer: str) -> None:
+    """Raise MechanismError if noise over sensitivity is outside the limits."""
+    if not sensitivity or not NOISE_MIN <= noise_multiplier / sensitivity <= NOISE_MAX:
         message = f"must be ≥ {shown(NOISE_MIN)} and ≤ {shown(NOISE_MAX)} times the sensitivity"
         raise MechanismError((f"{pointer}/noise_multiplier", f"{message} {shown(sensitivity)}"))
 
@@ -681,6 +799,21 @@ def _require_gaussian(mechanism: Mechanism, pointer: str) -> None:
                 _require_gaussian(inner, f"{pointer}/mechanisms/{number}")
         case _:
             message = "must be Gaussian noise without sampling: balls_in_bins is the sampling"
+            raise MechanismError((pointer, message))
+
+
+def _require_local_randomizer(mechanism: Mechanism, pointer: str) -> None:
+    """Raise MechanismError unless a mechanism of one person's input is ε-DP for some ε."""
+    match mechanism:
+        case RandomizedResponse() | DiscreteLaplace() | Exponential() | PermuteAndFlip():
+            return
+        case ApproximateDp(_, delta):
+            if delta > 0:
+                message = "must be 0: shuffled_reports needs an ε-DP mechanism"
+                raise MechanismError((f"{pointer}/delta", message))
+        case _:
+            kinds = "randomized_response, discrete_laplace, exponential, permute_and_flip or "
+            message = f"must be an ε-DP mechanism of one input: {kinds}approximate_dp with delta 0"
             raise MechanismError((pointer, message))
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from accountant_service.mechanisms.tree import (
     BallsInBins,
+    BandedMatrixFactorization,
     Composed,
     DiagonalGaussian,
     DpSgd,
@@ -19,6 +20,8 @@ from accountant_service.mechanisms.tree import (
     PoissonSampled,
     PrivateSelection,
     Repeated,
+    ShuffledReports,
+    TreeAggregation,
     TruncatedPoissonSampled,
     UserLevel,
 )
@@ -74,11 +77,27 @@ def _describe_sampling(mechanism: Mechanism) -> str:
         case PrivateSelection(repeats, inner):
             runs = f"about {shown(repeats.mean)} runs ({repeats.distribution.replace('_', ' ')})"
             return f"the best of {runs} of: {describe_step(inner)}"
+        case ShuffledReports(reports, inner):
+            return f"{reports} shuffled reports of: {describe_step(inner)}"
+        case UserLevel(records, inner):
+            return f"{describe_step(inner)}, up to {records} records a person"
+        case _:
+            return _describe_kind(mechanism)
+
+
+def _describe_kind(mechanism: Mechanism) -> str:
+    """Return correlated noise, or a kind without words of its own, in words."""
+    match mechanism:
         case MatrixFactorization():
             noise = f"σ = {shown(mechanism.noise_multiplier)}"
             return f"correlated Gaussian noise, {noise}, {mechanism.steps} steps"
-        case UserLevel(records, inner):
-            return f"{describe_step(inner)}, up to {records} records a person"
+        case BandedMatrixFactorization():
+            noise = f"σ = {shown(mechanism.noise_multiplier)}, q = {shown(mechanism.sample_rate)}"
+            sampling = f"Poisson sampling of {mechanism.groups} groups in turn"
+            return f"correlated Gaussian noise, {noise}, {mechanism.steps} steps, {sampling}"
+        case TreeAggregation():
+            noise = f"σ = {shown(mechanism.noise_multiplier)}"
+            return f"sums over a tree of {mechanism.steps} steps, {noise}"
         case _:
             values = (
                 f"{f.name.replace('_', ' ')} = {_shorten(getattr(mechanism, f.name))}"

@@ -158,6 +158,73 @@ class MatrixFactorization:
 
 
 @dataclass(frozen=True, slots=True)
+class BandedMatrixFactorization:
+    """Adds correlated noise to a run whose records are Poisson-sampled in turn, group by group.
+
+    Noise and C are those of `matrix_factorization`, as in BandMF. Each record belongs to one of
+    `groups` groups, which depends on nothing but the record. Step t samples each record of the
+    group t mod `groups` independently at `sample_rate`, and no other record. C has at most as many
+    coefficients as there are groups, so the steps of one record share no noise.
+    """
+
+    kind: ClassVar = "banded_matrix_factorization"
+    noise_multiplier: float
+    coefficients: tuple[float, ...]
+    steps: int
+    groups: int
+    sample_rate: float
+
+    def rounds(self) -> tuple[tuple[float, int], ...]:
+        """Return the norms of C's columns at the steps of the first group, each with its count.
+
+        Other groups have as many steps or one fewer, at columns that are cut off no less.
+        """
+        count = -(-self.steps // self.groups)
+        last = self.steps - (count - 1) * self.groups
+        whole, cut = math.hypot(*self.coefficients), math.hypot(*self.coefficients[:last])
+        return ((whole, count - 1), (cut, 1)) if cut < whole else ((whole, count),)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeAggregation:
+    """Releases sums over a binary tree of the steps of a run, each with its own noise (DP-FTRL).
+
+    The tree's nodes are blocks of 1, 2, 4, … steps; a node is released when its last step is done.
+    Each has Gaussian noise of `noise_multiplier` times the clip norm. A record takes part in at
+    most `participations` steps, at least `min_separation` steps apart. A tree that is restarted is
+    repeated.
+    """
+
+    kind: ClassVar = "tree_aggregation"
+    noise_multiplier: float
+    steps: int
+    participations: int = 1
+    min_separation: int = 1
+
+    def squared_sensitivity_bounds(self) -> tuple[int, int]:
+        """Return bounds on the squared ℓ2 sensitivity of all nodes, in units of the clip norm.
+
+        It is the most that Σ m² over the nodes can be, m the number of the record's steps in a
+        node. Below: the record takes part in the steps 0, b, 2b, …. Above: in each level of the
+        tree, nodes hold as many of its steps as fit, one node after the other.
+        """
+        separation, most = self.min_separation, self.participations
+        counts = [0] * self.steps
+        for step in range(0, self.steps, separation)[:most]:
+            counts[step] = 1
+        lower, upper, size = 0, 0, 1
+        while counts:
+            lower += sum(count * count for count in counts)
+            fitting = min(most, -(-size // separation))
+            present = min(most, -(-len(counts) * size // separation))
+            upper += present // fitting * fitting**2 + (present % fitting) ** 2
+            whole = len(counts) // 2 * 2
+            counts = [a + b for a, b in zip(counts[:whole:2], counts[1:whole:2], strict=True)]
+            size *= 2
+        return lower, upper
+
+
+@dataclass(frozen=True, slots=True)
 class Repeats:
     """The distribution of the number of runs of a private selection, with its mean.
 
@@ -187,6 +254,19 @@ class Parallel:
 
     kind: ClassVar = "parallel"
     mechanisms: tuple[Mechanism, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffledReports:
+    """Shuffles the reports of `reports` people: each runs `mechanism` on their own input only.
+
+    All run the same mechanism, independently, and it is ε-DP for some ε. Only the shuffled reports
+    are seen. Neighbouring datasets differ in one person's input.
+    """
+
+    kind: ClassVar = "shuffled_reports"
+    reports: int
+    mechanism: Mechanism
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +471,10 @@ Mechanism = (
     | PermuteAndFlip
     | TruncatedLaplace
     | MatrixFactorization
+    | BandedMatrixFactorization
+    | TreeAggregation
     | PrivateSelection
+    | ShuffledReports
     | Parallel
     | ApproximateDp
     | Gdp

@@ -68,6 +68,7 @@ _ROUNDING: Final = 64 * float(np.finfo(float).eps)  # of sums of a few terms up 
 _LAST_MAX: Final = 500.0  # of the grid: e^x stays a double
 _COUNT: Final = 16  # numbers of repetitions that are compared at once
 _RATIO: Final = 1.5  # of a guess to the first numbers that are tried around it
+_RATIO_NEAR: Final = 1.02  # the same, where one number is tried at a time: guesses are close
 _RATIO_MAX: Final = 1e9  # of the numbers tried next to the last ones; it grows up to this
 _NARROW: Final = 1e-3  # relative distance of two numbers at which a search stops
 _ROUNDS_MAX: Final = 60
@@ -470,8 +471,8 @@ def _search_proved_number(
             unproved = int(failed.max() if is_upward else failed.min())
         if abs(proved - unproved) <= max(1, int(_NARROW * min(proved, unproved))):
             break
-        if (unproved, proved) == before:  # many at once share too coarse a line
-            count = 1
+        if (unproved, proved) == before and count > 1:  # many at once share too coarse a line
+            count, ratio = 1, _RATIO_NEAR
         if (low, high) == (min(unproved, proved), max(unproved, proved)):
             numbers = _integers_around(guess, unproved, proved, count)
             continue

@@ -154,6 +154,44 @@ def test_the_life_of_a_run(kind: str, unit: str, admin: Caller, repository: Repo
     assert verify(repository).faults == []
 
 
+RESPONSE = {"kind": "randomized_response", "categories": 4, "flip_probability": 0.5}
+ROUNDS: dict[str, Json] = {
+    "reports": {"kind": "shuffled_reports", "reports": 2000, "mechanism": RESPONSE},
+    "bands": {
+        "kind": "banded_matrix_factorization",
+        "noise_multiplier": 9.0,
+        "coefficients": [1.0, 0.5],
+        "steps": 40,
+        "groups": 4,
+        "sample_rate": 0.1,
+    },
+    "tree": {"kind": "tree_aggregation", "noise_multiplier": 40.0, "steps": 100},
+}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_shuffled_reports_and_correlated_noise_are_charged(
+    name: str, admin: Caller, repository: Repository
+) -> None:
+    """Rounds of one kind are the reference; a round is also exchanged for other steps."""
+    plan = {"kind": "repeated", "count": 3, "mechanism": ROUNDS[name]}
+    admin.dataset(f"rounds-{name}", planned_mechanism=plan)
+    run = admin.reserve(f"rounds-{name}", plan)
+    assert run["steps_reserved"] == 3
+    status, run = admin.grant(run["id"], 2, 0)
+    assert (status, run["steps_granted"]) == (200, 2)
+    assert admin.post(f"/v1/reservations/{run['id']}/commit")[0] == 200
+    spent = admin.get(f"/v1/datasets/rounds-{name}")[1]["spent"]
+    assert spent["reference_steps"] > 0  # a Gaussian reference is divided into finer steps
+    alone = {"mechanism": plan | {"count": 2}, "delta": BUDGET["delta"]}
+    assert spent["epsilon"] >= admin.post("/v1/epsilon", alone)[1]["epsilon"] * (1 - 1e-3)
+    admin.dataset(f"steps-{name}", planned_mechanism=EQUAL)
+    other = admin.reserve(f"steps-{name}", ROUNDS[name])
+    assert admin.grant(other["id"], 1, 0)[0] == 200
+    assert admin.get(f"/v1/datasets/steps-{name}")[1]["spent"]["reference_steps"] > 0
+    assert verify(repository).faults == []
+
+
 def test_a_certificate_can_be_checked_by_anyone(admin: Caller, tmp_path: Path) -> None:
     admin.dataset("public")
     run = admin.reserve("public", RUN | {"steps": 300})

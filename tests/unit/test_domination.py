@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from accountant_service.numerics import domination
 from accountant_service.numerics.domination import (
@@ -388,3 +389,21 @@ def test_a_computation_that_has_begun_ends_when_its_time_is_up() -> None:
     with pytest.raises(TimeoutError), limit_time(0.1):
         PrivacyProfile(many, "removing").cover(np.linspace(0.0, 1.0, 9), 1e-4, 0.0)
     assert time.process_time() - begun < 0.4
+
+
+@pytest.mark.parametrize(
+    ("guess", "most"), [(1005.0, 8), (995.0, 8), (1100.0, 13), (10.0, 30), (90_000.0, 30)]
+)
+def test_a_search_by_single_numbers_starts_close_to_the_guess(guess: float, most: int) -> None:
+    """Bounds of many numbers at once decide nothing, as for releases without a line integral."""
+    tried: list[float] = []
+
+    def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
+        if len(numbers) > 1:
+            return np.full(len(numbers), 0.1), np.zeros(len(numbers), dtype=bool)
+        tried.append(float(numbers[0]))
+        return np.where(numbers >= 1000, 0.0, 0.1), np.ones(1, dtype=bool)
+
+    found = domination._search_proved_number(excess, guess, unproved=0, proved=10**6)
+    assert 1000 <= found <= 1001
+    assert len(tried) <= most

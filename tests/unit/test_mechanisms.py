@@ -247,7 +247,25 @@ def test_descriptions_cannot_be_changed() -> None:
 def test_every_kind_has_a_schema_whose_example_it_reads() -> None:
     schemas = json_schema()
     union = schemas.pop("Mechanism")
-    assert len(union["oneOf"]) == len(schemas) == 25
+    assert len(union["oneOf"]) == len(schemas) == 28
     for schema in schemas.values():
         for example in schema["examples"]:
             assert to_json(from_json(example))["kind"] == schema["properties"]["kind"]["const"]
+
+
+def test_every_kind_and_field_has_a_title_and_optional_fields_their_default() -> None:
+    """What a form needs: names to show, values to start with, and an example."""
+    schemas = json_schema()
+    schemas.pop("Mechanism")
+    for schema in schemas.values():
+        fields = {name: each for name, each in schema["properties"].items() if "$ref" not in each}
+        titles = [schema["title"], *(each["title"] for each in fields.values())]
+        assert all(title[:1].isupper() or title == "zCDP" for title in titles)
+        assert not any("_" in title for title in titles)
+        given = {name: each["default"] for name, each in fields.items() if "default" in each}
+        (example,) = schema["examples"]
+        assert to_json(from_json(example | given)).items() >= given.items()
+    banded = schemas["BandedMatrixFactorizationMechanism"]["properties"]
+    assert banded["noise_multiplier"]["title"] == "Noise multiplier"
+    assert schemas["TreeAggregationMechanism"]["properties"]["participations"]["default"] == 1
+    assert schemas["DpSgdMechanism"]["title"] == "DP SGD"

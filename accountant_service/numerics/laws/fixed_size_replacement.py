@@ -1,4 +1,4 @@
-"""A dominating pair for a Gaussian release on a fixed-size sample, with one record replaced.
+"""Dominating pairs for releases on a fixed-size sample, with one record replaced.
 
 Given the rest of the batch, the outputs are mixtures (1−q)·N(y) + q·N(x) and (1−q)·N(y) + q·N(x′)
 of three contributions that are at most 2C apart. Let μ be 2C over the noise's standard deviation,
@@ -12,6 +12,13 @@ this δ at every ε ≥ 0, both ways round, is symmetric:
 
 It dominates, but no two datasets attain it, so it gives upper bounds only.
 
+**Any release.** Let (N₁, N₀) be a symmetric pair that dominates a release for datasets that differ
+in one replaced record, and M = (1−q)·N₀ + q·N₁. The batches of the two differ in one record, or
+both hold another one in its place, and all three are neighbours. By advanced joint convexity
+(Balle, Barthe & Gaboardi 2018, arXiv 1807.01647v2, Theorem 2) δ at e^{ε′} = 1 + q(e^ε − 1) is at
+most q times that of the release at ε ≥ 0: this is the δ of M against N₀. So the same construction
+dominates. If both laws have a mass z of loss 0, the rest with loss 0 is (1−q)·TV(N₁, N₀) + z.
+
 **Moments.** With r = e^l, E_P[e^{sL}] − 1 is the integral of f(r) = (r^s − 1)(r − r^{−s}) under N₀
 where r > 1. Without this condition it is e^{K(s+1)} − 1 + e^{K(−s)} − 1, K the log-moments of the
 sampled Gaussian. f = r^{s+1} − r + r^{−s} − 1 is convex and not negative. So on each cell of the
@@ -22,6 +29,7 @@ masses of M and N₀; the sum of these is taken off.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +39,7 @@ from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws import sampled_gaussian
 from accountant_service.numerics.laws.dominating_pair import (
+    BasePair,
     Direction,
     GaussianPair,
     LossCells,
@@ -41,20 +50,20 @@ from accountant_service.numerics.laws.dominating_pair import (
 _EPS: Final = float(np.finfo(float).eps)
 _CELLS: Final = 512  # of the outputs with r < 1, for moments
 _DEVIATIONS: Final = 9.0  # that these cells reach below 0
+_ATOM_ROUNDING: Final = 1e-11  # relative, of the mass of loss 0
 _ROUNDING: Final = 1e-9  # relative, of the sum over them, with room
 
 
-@dataclass(frozen=True, slots=True)
-class FixedSizeReplacement:
-    """A Gaussian release on a fixed-size sample, under replacement of one record.
+class _Replacement(ABC):
+    """Base of the pairs of releases on a fixed-size sample, with one record replaced."""
 
-    Attributes:
-        mu: twice the clip norm divided by the standard deviation of the noise.
-        sample_rate: q = batch size / dataset size, in (0, 1).
-    """
-
-    mu: float
+    __slots__ = ()
     sample_rate: float
+
+    @property
+    @abstractmethod
+    def _pair(self) -> BasePair:
+        """The symmetric pair of the release without sampling."""
 
     @property
     def is_symmetric(self) -> bool:
@@ -64,44 +73,19 @@ class FixedSizeReplacement:
     @property
     def _positive_loss_release(self) -> Release:
         """The Poisson-sampled release with the same distribution of positive privacy losses."""
-        return Release(GaussianPair(self.mu), self.sample_rate)
+        return Release(self._pair, self.sample_rate)
 
     def total_variation(self) -> float:
         """Return the total variation distance of P and Q."""
         return self._positive_loss_release.total_variation()
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
-        """Return 0: P and Q have the same possible outcomes, so no loss is infinite."""
-        return 0.0
+        """Return the mass of outcomes that the other law excludes, rounded up."""
+        return self._positive_loss_release.infinite_mass("removing")
 
-    def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0."""
-        whole = np.logaddexp(
-            _log_expm1(sampled_gaussian.log_moments(tilts + 1, self.sample_rate, 1 / self.mu)),
-            _log_expm1(sampled_gaussian.log_moments(-tilts, self.sample_rate, 1 / self.mu)),
-        )
-        below = self._negative_loss_moments(tilts) * (1 - _ROUNDING)
-        share = np.minimum(below * np.exp(-whole), 1.0 - 1e-3)
-        return rounding.up_each(np.logaddexp(0.0, whole + np.log1p(-share) + _ROUNDING))
-
-    def _negative_loss_moments(self, tilts: Array) -> Array:
-        """Return lower bounds on the part of each moment due to negative losses.
-
-        The losses are those of the sampled Gaussian, and there is a bound for each tilt.
-
-        That is the integral of f(r) under N₀ where r < 1.
-        """
-        z = np.linspace(-_DEVIATIONS, self.mu / 2, _CELLS + 1)
-        absent, absent_rounding = normal_masses(z, self.mu)
-        present, present_rounding = normal_masses(z - self.mu, self.mu)
-        missing = np.maximum(absent - present - absent_rounding - present_rounding, 0.0)
-        log_ratio = np.log1p(-self.sample_rate * missing / (absent + absent_rounding))
-        lower = -np.expm1(np.multiply.outer(tilts, log_ratio))  # 1 − r^s
-        # r^{−s} − r = r^{−s}·(1 − r^{1+s}); r^{−s} ≥ 1 is left out where it would overflow
-        upper = -np.expm1(np.multiply.outer(tilts + 1, log_ratio))
-        growth = np.exp(np.minimum(np.multiply.outer(-tilts, log_ratio), 300.0))
-        total: Array = (lower * upper * growth) @ np.maximum(absent - absent_rounding, 0.0)
-        return total
+    def _zero_loss_mass(self) -> float:
+        """Return the mass of loss 0 in both laws."""
+        return (1 - self.sample_rate) * self._pair.total_variation()
 
     def count_nodes(self, tilt: float) -> float:
         """Return the number of terms that are summed to compute a log-moment at this tilt."""
@@ -133,7 +117,7 @@ class FixedSizeReplacement:
         upper = positive.cells("removing", 0, first + count, spacing, offset)
         lower = positive.cells("adding", first, -first - centred, spacing, offset)
         middle = self._cells_around_zero(spacing / 2) if centred else None
-        atom = (1 - self.sample_rate) * GaussianPair(self.mu).total_variation()
+        atom = self._zero_loss_mass()
         return _join_cells(first, lower, middle, upper, atom)
 
     def _cells_around_zero(self, half: float) -> LossCells:
@@ -144,6 +128,87 @@ class FixedSizeReplacement:
         gap = -mass * math.expm1(-half)
         shrink = np.array([math.exp(half)])
         return LossCells(0, mass, mass, gap, error, error, error + 4 * _EPS * gap, shrink)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSizeReplacement(_Replacement):
+    """A Gaussian release on a fixed-size sample, for datasets that differ in a replaced record.
+
+    Attributes:
+        mu: twice the clip norm divided by the standard deviation of the noise.
+        sample_rate: q = batch size / dataset size, in (0, 1).
+    """
+
+    mu: float
+    sample_rate: float
+
+    @property
+    def _pair(self) -> BasePair:
+        """The pair of the release without sampling."""
+        return GaussianPair(self.mu)
+
+    def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0."""
+        whole = np.logaddexp(
+            _log_expm1(sampled_gaussian.log_moments(tilts + 1, self.sample_rate, 1 / self.mu)),
+            _log_expm1(sampled_gaussian.log_moments(-tilts, self.sample_rate, 1 / self.mu)),
+        )
+        below = self._negative_loss_moments(tilts) * (1 - _ROUNDING)
+        share = np.minimum(below * np.exp(-whole), 1.0 - 1e-3)
+        return rounding.up_each(np.logaddexp(0.0, whole + np.log1p(-share) + _ROUNDING))
+
+    def _negative_loss_moments(self, tilts: Array) -> Array:
+        """Return lower bounds on the moments' part from negative losses, which is subtracted.
+
+        The losses are those of the sampled Gaussian, and there is a bound for each tilt.
+
+        That is the integral of f(r) under N₀ where r < 1.
+        """
+        z = np.linspace(-_DEVIATIONS, self.mu / 2, _CELLS + 1)
+        absent, absent_rounding = normal_masses(z, self.mu)
+        present, present_rounding = normal_masses(z - self.mu, self.mu)
+        missing = np.maximum(absent - present - absent_rounding - present_rounding, 0.0)
+        log_ratio = np.log1p(-self.sample_rate * missing / (absent + absent_rounding))
+        lower = -np.expm1(np.multiply.outer(tilts, log_ratio))  # 1 − r^s
+        # r^{−s} − r = r^{−s}·(1 − r^{1+s}); r^{−s} ≥ 1 is left out where it would overflow
+        upper = -np.expm1(np.multiply.outer(tilts + 1, log_ratio))
+        growth = np.exp(np.minimum(np.multiply.outer(-tilts, log_ratio), 300.0))
+        total: Array = (lower * upper * growth) @ np.maximum(absent - absent_rounding, 0.0)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSizePairReplacement(_Replacement):
+    """Any release on a fixed-size sample, for datasets that differ in a replaced record.
+
+    Attributes:
+        pair: symmetric, dominates the release for neighbours of the same size.
+        sample_rate: q = batch size / dataset size, in (0, 1).
+    """
+
+    pair: BasePair
+    sample_rate: float
+
+    @property
+    def _pair(self) -> BasePair:
+        """The pair of the release without sampling."""
+        return self.pair
+
+    def _zero_loss_mass(self) -> float:
+        """Return the mass of loss 0 in both laws, of which the inner pair may have some."""
+        own = self.pair.masses(np.array([-np.inf, np.nextafter(0.0, -1.0), 0.0, np.inf]))
+        return (1 - self.sample_rate) * self.pair.total_variation() + float(own.with_record[1])
+
+    def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
+        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0.
+
+        Nothing is taken off for negative losses of the sampled release.
+        """
+        whole = np.logaddexp(
+            _log_expm1(self.pair.log_moments(tilts + 1, self.sample_rate)),
+            _log_expm1(self.pair.log_moments(-tilts, self.sample_rate)),
+        )
+        return rounding.up_each(np.logaddexp(0.0, whole + _ROUNDING))
 
 
 def _join_cells(
@@ -176,11 +241,11 @@ def _join_cells(
     shrink, gap_rounding = edges("shrink"), edges("gap_rounding")
     for mass, error in ((p, p_rounding), (q, q_rounding)):
         mass[inner][at] += mass_at_zero
-        error[inner][at] += 8 * _EPS * mass[inner][at]
+        error[inner][at] += _ATOM_ROUNDING * mass[inner][at]
     added = mass_at_zero * (1 - 1 / shrink[at])  # P − Q·e^{low edge} of the loss 0
     gap[at] += added
-    gap_rounding[at] += 8 * _EPS * (abs(gap[at]) + added)
-    return LossCells(first, p, q, gap, p_rounding, q_rounding, gap_rounding, shrink)
+    gap_rounding[at] += _ATOM_ROUNDING * (abs(gap[at]) + added)
+    return LossCells(first, p, q, gap, p_rounding, q_rounding, gap_rounding, shrink, upper.infinite)
 
 
 def _log_expm1(x: Array) -> Array:

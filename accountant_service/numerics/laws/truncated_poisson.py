@@ -16,6 +16,10 @@ weights P(K < B) and P(K ≥ B), dominates the release, when x is removed and wh
 Compare arXiv 2508.15089. The pair is not attained: in the first case the batch holds U and x, in
 the second x takes the place of y, and no y is known to be −x for certain in both.
 
+**A replaced record.** Both datasets have n records. If K < B, the pair is that of a replaced record
+of a Poisson sample. If K ≥ B, the record or its replacement takes the place of y, or neither does:
+the pair is that of a replaced record of a fixed-size sample, with the rate p.
+
 With S the size of the whole sample, p·P(K ≥ B) = q·Σ_{j≥B} P(K = j)·B/(j + 1) = P(S > B)·B/n.
 """
 
@@ -24,13 +28,15 @@ from __future__ import annotations
 from scipy import special
 
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release, ReleaseLaw
+from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
 from accountant_service.numerics.laws.mixture import MixedRelease
+from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 
 _ROUNDING = 1e-9  # relative, more than the error of a binomial tail
 
 
 def truncated_poisson_law(
-    dataset_size: int, sample_rate: float, batch_size_max: int, mu: float
+    dataset_size: int, sample_rate: float, batch_size_max: int, mu: float, *, replaced: bool = False
 ) -> ReleaseLaw:
     """Return the dominating pair of a Gaussian release on a Poisson sample of limited size.
 
@@ -39,18 +45,28 @@ def truncated_poisson_law(
         sample_rate: q in (0, 1].
         batch_size_max: B.
         mu: the clip norm divided by the standard deviation of the noise.
+        replaced: whether neighbours differ in one replaced record, not in one more record.
     """
-    whole = Release(GaussianPair(mu), sample_rate)
     cut = binomial_tail(batch_size_max, dataset_size - 1, sample_rate)
     if cut <= 0.0:
-        return whole
+        return _kept_sample_law(mu, sample_rate, replaced=replaced)
     chosen = binomial_tail(batch_size_max + 1, dataset_size, sample_rate)
     rate = min(sample_rate, chosen * batch_size_max / dataset_size / cut * (1 + 4 * _ROUNDING))
-    exchanged = Release(GaussianPair(2 * mu), rate)
+    exchanged: ReleaseLaw = Release(GaussianPair(2 * mu), rate)
+    if replaced:
+        exchanged = FixedSizeReplacement(2 * mu, rate)
     cut = min(1.0, cut * (1 + _ROUNDING))
-    return MixedRelease(
-        ((1.0, exchanged),) if cut == 1.0 else ((1.0 - cut, whole), (cut, exchanged))
-    )
+    if cut == 1.0:
+        return MixedRelease(((1.0, exchanged),))
+    whole = _kept_sample_law(mu, sample_rate, replaced=replaced)
+    return MixedRelease(((1.0 - cut, whole), (cut, exchanged)))
+
+
+def _kept_sample_law(mu: float, sample_rate: float, *, replaced: bool) -> ReleaseLaw:
+    """Return the dominating pair of a Gaussian release on a Poisson sample that is kept whole."""
+    if replaced:
+        return ReplacedRecord(mu, sample_rate)
+    return Release(GaussianPair(mu), sample_rate)
 
 
 def binomial_tail(least: int, trials: int, probability: float) -> float:

@@ -28,7 +28,7 @@ from training_client.integrations.patches import replace_sample_rate
 from training_client.integrations.secret_generators import require_secret_generators
 from training_client.integrations.split_batches import find_skip_queue
 from training_client.plan import POISSON, Plan
-from training_client.private_step.single_process import world_size
+from training_client.process_group import world_size
 
 _SAMPLERS: Final = (
     UniformWithReplacementSampler,

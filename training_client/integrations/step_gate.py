@@ -12,7 +12,6 @@ from opacus.optimizers import DPOptimizer
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.batch_counting import BatchCounter
-from training_client.integrations.distributed_ranks import run_on_rank_zero
 from training_client.integrations.opacus_checks import (
     require_no_skipped_steps,
     require_one_batch,
@@ -28,6 +27,7 @@ from training_client.integrations.split_batches import (
     is_end_of_batch,
     require_finished_batch,
 )
+from training_client.process_group import run_on_rank_zero
 from training_client.run_report import settle
 
 

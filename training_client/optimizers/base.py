@@ -45,7 +45,7 @@ class PrivateOptimizer(ABC):
 
     Raises:
         NoGuaranteeError: the state is made of raw gradients, which no budget can account for, or
-            several processes train.
+            several processes train that do not share the budget.
         UnsupportedModelError: a layer cannot be clipped.
     """
 
@@ -86,6 +86,11 @@ class PrivateOptimizer(ABC):
         return self.private_sum.steps
 
     @property
+    def share_of_records(self) -> tuple[int, int]:
+        """The number of this process, and how many processes share the records out."""
+        return self.private_sum.processes.share_of_records
+
+    @property
     def param_groups(self) -> NoReturn:
         """Raise: tools for ordinary optimizers, such as a GradScaler, must not handle this one.
 
@@ -104,10 +109,15 @@ class PrivateOptimizer(ABC):
         Raises:
             BudgetExhaustedError: the budget covers no further step.
             NoGuaranteeError: another run took the step, the step before was not finished, or
-                several processes train.
+                several processes train that do not share the budget.
+            ProcessLostError: another process ended or did not answer in time.
             ServiceError: no usable answer; no batch may be drawn.
         """
         self.private_sum.take()
+
+    def expect_examples(self, count: int) -> None:
+        """Announce how many records were drawn for the step taken; `private_batches` does so."""
+        self.private_sum.expect_examples(count)
 
     def continue_epoch(self, position: int) -> None:
         """Resume an epoch at batch `position`; at 0, begin one and drop steps left of the last.
@@ -133,14 +143,19 @@ class PrivateOptimizer(ABC):
 
         Raises:
             BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
-            DataError: the examples are on another device than the model.
+            DataError: the examples are on another device than the model, or not those drawn.
+            ProcessLostError: another process ended, failed or did not answer in time.
         """
         with torch.no_grad():
             transform = self.transform()
         noisy_mean = self.private_sum.release(examples, targets, loss, transform)
         clipper, size = self.private_sum.clipper, self.plan.expected_batch_size
         with torch.no_grad():
-            self.update(StepContext(noisy_mean, clipper, examples, targets, loss, size))
+            self.update(
+                StepContext(
+                    noisy_mean, clipper, examples, targets, loss, size, self.private_sum.processes
+                )
+            )
         return noisy_mean.mean_loss
 
     def zeros(self) -> torch.Tensor:

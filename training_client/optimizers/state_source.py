@@ -8,7 +8,7 @@ papers/001, it leaks, and no theorem covers the run.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from training_client.errors import DataError
 from training_client.private_step import AffineMap, BlockwiseSum, Clipper, Loss
 from training_client.private_step.batches import Examples
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
+from training_client.private_step.step_processes import OneProcess, StepProcesses
 
 PUBLIC_BATCH_SIZE: Final = 64  # the mini-batches of papers/004, Appendix B
 
@@ -75,6 +76,7 @@ class StepContext:
         examples, targets: the private batch.
         loss: one value per example.
         expected_batch_size: what the sum was divided by.
+        processes: the processes that make the step; all must update their state alike.
     """
 
     noisy_mean: NoisyMean
@@ -83,6 +85,7 @@ class StepContext:
     targets: torch.Tensor
     loss: Loss
     expected_batch_size: float
+    processes: StepProcesses = field(default_factory=OneProcess)
 
 
 class StateSource(Protocol):
@@ -141,7 +144,8 @@ class PublicSource:
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
         """
-        rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
+        order = torch.randperm(len(self._examples), device=self._examples.device)
+        rows = step.processes.from_rank_zero(order)[: self._batch_size]
         examples, targets = self._examples[rows], self._targets[rows]
         found = step.clipper.sum_unclipped(examples, targets, step.loss, len(rows))
         return _make_exact_estimate(found, "public")

@@ -91,6 +91,11 @@ class PrivateOptimizer(ABC):
         return self.private_sum.processes.share_of_records
 
     @property
+    def is_first_process(self) -> bool:
+        """True in one of the processes that share the budget: the one that writes files."""
+        return self.share_of_records[0] == 0
+
+    @property
     def param_groups(self) -> NoReturn:
         """Raise: tools for ordinary optimizers, such as a GradScaler, must not handle this one.
 

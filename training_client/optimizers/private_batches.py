@@ -66,11 +66,6 @@ def private_batches(
             "expected a dataset of records that are drawn by their index (with __len__ and "
             "__getitem__, and not empty): of a stream, no record can be drawn at random"
         )
-    if len(dataset) != optimizer.plan.dataset_size:
-        raise DataError(
-            f"the dataset has {len(dataset)} records, the plan is charged for "
-            f"{optimizer.plan.dataset_size}"
-        )
     sampler = sampler_for_plan(optimizer.plan, len(dataset), sampler)
     optimizer.continue_epoch(sampler.position)
     drawn = _DrawnIndices(sampler, optimizer.share_of_records)

@@ -89,6 +89,11 @@ def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
     Raises:
         NoGuaranteeError: they run another plan, or one that no guarantee covers.
     """
+    if plan.varies:
+        raise NoGuaranteeError(
+            "the plan's noise or clip norm changes from step to step, and Opacus' do not: train "
+            "with the optimizers of this package, or make a plan without schedules"
+        )
     found = plan_of(optimizer, loader)
     if found.sampling != plan.sampling:
         raise NoGuaranteeError(

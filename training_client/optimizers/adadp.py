@@ -83,6 +83,11 @@ class AdaDp(PrivateOptimizer):
                 f"expected beta > 0, threshold ≥ 0 and epsilon > 0, got {beta}, {threshold} and "
                 f"{epsilon}"
             )
+        if box and (self.automatic_clipping or self.plan.adaptive_clipping):
+            raise ValueError(
+                "a box clips coordinates, not examples: leave out box, or automatic_clipping and "
+                "the plan's adaptive_clipping"
+            )
         self.learning_rate, self.beta, self.threshold = learning_rate, beta, threshold
         self.rate, self.memory, self.epsilon, self.box = rate, memory, epsilon, box
         self.adaptive_noise, self.adaptive_rate = adaptive_noise, adaptive_rate
@@ -99,7 +104,7 @@ class AdaDp(PrivateOptimizer):
         least = _NOISE_DEVIATIONS * math.sqrt(self.uncertainty)
         mean, mean_square = self._root_moments(least)
         length = self.beta * math.sqrt(mean_square * self.size)
-        length_max = self.plan.clip_norm if self.uncertainty > 0 else math.inf
+        length_max = self.clip_norm if self.uncertainty > 0 else math.inf
         is_usable = math.isfinite(length) and length <= length_max
         if not is_usable or mean_square - mean**2 <= self.threshold:
             return super().transform()

@@ -149,7 +149,7 @@ class AdaDps(_StatisticOptimizer):
 
     def transform(self) -> Transform:
         """Return the next step's clipping: gradients are first scaled by the preconditioner."""
-        return Transform(self.plan.clip_norm, partial(self._scale, self.statistics.steps))
+        return Transform(self.clip_norm, partial(self._scale, self.statistics.steps))
 
     def _scale(self, steps: int, block: Block) -> torch.Tensor:
         """Return the inverse preconditioner of a step on a block."""

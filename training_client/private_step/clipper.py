@@ -119,12 +119,15 @@ class Clipper:
                 return ClippedSum(gradients, None, mean_loss)
             with full_precision(targets.device):
                 weights = self._clip_weights(gradients, transform)
+            unclipped = int((weights == 1).sum()) if transform.counts else 0
             kept = weights > 0
             if not bool(kept.all()):  # an excluded gradient may not be finite, and 0·∞ is NaN
                 gradients, weights = [each.select(kept) for each in gradients], weights[kept]
             if transform.damping:
-                return ClippedSum(gradients, weights, mean_loss, transform.damping)
-            return ClippedSum.with_small_sums(gradients, weights, mean_loss, self.parameters)
+                return ClippedSum(gradients, weights, mean_loss, transform.damping, unclipped)
+            return ClippedSum.with_small_sums(
+                gradients, weights, mean_loss, self.parameters, unclipped
+            )
 
         return self._sum_physical_batches(
             examples, targets, clip_physical_batch, transform.for_block
@@ -165,17 +168,18 @@ class Clipper:
             return ClippedSum([], None, 0.0)
         if count <= rows:
             return sum_physical_batch(examples, targets)
-        sums, losses = self.zeros(), 0.0
+        sums, losses, unclipped = self.zeros(), 0.0, 0
         for start in range(0, count, rows):
             part = slice(start, min(start + rows, count))
             found = sum_physical_batch(select_examples(examples, part), targets[part])
             losses += found.mean_loss * (part.stop - part.start)
+            unclipped += found.unclipped
             for block in self.blocks:
                 total = block.view_in(sums)
                 each = torch.empty_like(total)
                 found.write_block(block, map_for_block(block), each)
                 total += each
-        return AccumulatedSum(sums, losses / count)
+        return AccumulatedSum(sums, losses / count, unclipped)
 
     def _require_safe_bound(self, bound: float) -> None:
         """Raise if sums of gradients clipped to this bound may overflow or underflow."""
@@ -222,12 +226,13 @@ class Clipper:
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform
     ) -> torch.Tensor:
-        """Return each example's clipping weight, min(1, clipping bound / norm).
+        """Return each example's clipping weight, min(1, clipping bound / (norm + stability)).
 
         It is 0 for an example whose gradient is not finite, or so large that the weighted gradient
         would underflow.
         """
         norms = torch.stack(self._squared_norms(gradients, transform)).sum(0).sqrt_()
+        norms += transform.stability
         dtype = self.parameters[0].dtype
         limit = transform.bound * (1 - weight_rounding(dtype))
         weights = (limit / norms.clamp_min(1e-300)).clamp_max_(1.0)

@@ -50,6 +50,19 @@ class NoisyBlock:
         return self.affine.gradient_moments(self.mean, self.noise_deviation)
 
 
+@dataclass(frozen=True, slots=True)
+class _StepSum:
+    """A step's clipped sum, private data, with the noise that the step adds to it.
+
+    Attributes:
+        total: the clipped sum.
+        noise_deviation: the standard deviation of the noise on each coordinate of the mean.
+    """
+
+    total: BlockwiseSum
+    noise_deviation: float
+
+
 class NoisyMean:
     """The noisy mean gradient that a step releases, one block at a time; it can be read once.
 
@@ -58,10 +71,13 @@ class NoisyMean:
     Attributes:
         mean_loss: the batch's mean loss, without noise: for the data owner's eyes only.
         noise_deviation: the standard deviation of the noise on each coordinate of the mean.
+        unclipped: the noisy number of examples that were not clipped, over the expected batch size;
+            None without adaptive clipping.
 
     Args:
         mean_loss: see above.
         noise_deviation: see above.
+        unclipped: see above.
         blocks: all blocks.
         parameters: the trained parameters.
         make_block: writes the noisy mean on a block into a tensor, and returns it as a
@@ -75,8 +91,10 @@ class NoisyMean:
         blocks: Sequence[Block],
         parameters: Sequence[torch.Tensor],
         make_block: Callable[[Block, torch.Tensor], NoisyBlock],
+        unclipped: float | None = None,
     ) -> None:
         self.mean_loss, self.noise_deviation = mean_loss, noise_deviation
+        self.unclipped = unclipped
         self._blocks: Sequence[Block] | None = blocks
         self._parameters, self._make_block = parameters, make_block
 
@@ -166,8 +184,13 @@ class PrivateSum:
 
     @property
     def plan(self) -> Plan:
-        """The plan of each step: sample rate, clip norm and noise."""
-        return self.allowance.plan
+        """The plan of the step that is begun or made next: its own clip norm and noise."""
+        return self.allowance.plan.at(self.current_step)
+
+    @property
+    def current_step(self) -> int:
+        """The number of the step that is begun or made next."""
+        return self.steps if self._is_step_open else self.steps + 1
 
     def take(self) -> None:
         """Charge the next step to the budget, or raise if it does not fit or a step is unfinished.
@@ -243,18 +266,23 @@ class PrivateSum:
         self._is_batch_read = True
         drawn, self._examples_drawn = self._examples_drawn, None
         terms = StepTerms(self.steps, transform.bound, self._noise_deviation(transform))
+        clipping, size = self.plan.adaptive_clipping, self.plan.expected_batch_size
         total, mean_loss = self.processes.clip(
             terms,
             count_examples(examples),
             partial(self._clip_drawn, drawn, examples, targets, loss, transform),
         )
+        unclipped = None
+        if clipping is not None and transform.counts:
+            unclipped = self._noisy_count(total.unclipped, clipping.count_noise) / size
         self._is_step_open = False
         return NoisyMean(
             mean_loss,
             terms.noise_deviation,
             self.clipper.blocks,
             self.clipper.parameters,
-            partial(self._noisy_block, total, transform),
+            partial(self._noisy_block, _StepSum(total, terms.noise_deviation), transform),
+            unclipped,
         )
 
     def _require_drawn_batch(self) -> None:
@@ -272,24 +300,32 @@ class PrivateSum:
 
     def _noise_deviation(self, transform: Transform) -> float:
         """Return the standard deviation of the noise on each coordinate of the mean."""
-        size = self.plan.expected_batch_size
-        return self.plan.noise_multiplier * transform.bound / size
+        plan = self.plan
+        return plan.noise_multiplier * transform.bound * transform.gain / plan.expected_batch_size
 
     @torch.no_grad()
     def _noisy_block(
-        self, total: BlockwiseSum, transform: Transform, block: Block, mean: torch.Tensor
+        self, step: _StepSum, transform: Transform, block: Block, mean: torch.Tensor
     ) -> NoisyBlock:
         """Write (clipped sum + noise) / expected batch size on a block into `mean`."""
-        affine, size = transform.for_block(block), self.plan.expected_batch_size
-        deviation = self._noise_deviation(transform)
-        total.write_block(block, affine, mean)
+        affine, deviation = transform.for_block(block), step.noise_deviation
+        factor = transform.gain / self.plan.expected_batch_size
+        step.total.write_block(block, affine, mean)
         if self.processes.adds_noise:
             noise = gaussian_like(mean, deviation, self._generator)
-            torch.add(noise, mean, alpha=1 / size, out=mean)
+            torch.add(noise, mean, alpha=factor, out=mean)
         else:
-            mean.mul_(1 / size)
+            mean.mul_(factor)
         self.processes.add_up(mean)
         return NoisyBlock(block, mean, affine, deviation)
+
+    def _noisy_count(self, count: int, deviation: float) -> float:
+        """Return the number of examples that were not clipped, in all processes, with noise."""
+        noisy = torch.full((1,), float(count), dtype=torch.float64, device=self._device)
+        if self.processes.adds_noise:
+            noisy += gaussian_like(noisy, deviation, self._generator)
+        self.processes.add_up(noisy)
+        return float(noisy)
 
     def _clip_drawn(
         self,

@@ -492,9 +492,9 @@ class LedgerBudget(Allowance):
     def commit(self, model_sha256: str | None = None) -> Json:
         """End the run in the ledger, free steps that were not granted, and return the certificate.
 
-        The certificate names the clip norm, unless it changes, and, if it is given, the hash of the model's file. The
-        reservation may have ended before: its lease expired, or an earlier process committed it
-        and failed before it got the certificate.
+        The certificate names the clip norm, unless it changes, and, if it is given, the hash of the
+        model's file. The reservation may have ended before: its lease expired, or an earlier
+        process committed it and failed before it got the certificate.
         """
         if self.reservation.state == _OPEN:
             self.reservation = self.service.commit(

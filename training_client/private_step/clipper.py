@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Final, get_args
@@ -151,6 +151,46 @@ class Clipper:
         return self._sum_physical_batches(
             examples, targets, sum_physical_batch, lambda _: AffineMap(None)
         )
+
+    @torch.no_grad()
+    def mean_of_squares(
+        self, examples: Examples, targets: torch.Tensor, loss: Loss, size: float
+    ) -> tuple[torch.Tensor, float]:
+        """Return Σᵢ ∇ᵢ∘∇ᵢ over `size`, a vector of all coordinates, and the mean loss.
+
+        It is for public data, and for runs without a privacy guarantee. The gradients are formed
+        one example at a time.
+        """
+        count = count_examples(examples)
+        squares, losses = self.zeros(), 0.0
+        rows = self._physical_batch_size or max(count, 1)
+        for start in range(0, count, rows):
+            part = slice(start, min(start + rows, count))
+            gradients, mean_loss = self._example_gradients(
+                select_examples(examples, part), targets[part], loss
+            )
+            losses += mean_loss * (part.stop - part.start)
+            self._add_squares(gradients, part.stop - part.start, squares)
+        return squares.div_(size), losses / max(count, 1)
+
+    def _add_squares(
+        self, gradients: Sequence[ExampleGradients], count: int, squares: torch.Tensor
+    ) -> None:
+        """Add the squares of each example's gradient to a vector of all coordinates."""
+        weight = self.parameters[0].new_ones(1)
+        numbers = torch.arange(count, device=weight.device)
+        for number in range(count):
+            alone = [each.select(numbers == number) for each in gradients]
+            for piece, total in self._pieces_of(squares):
+                found = torch.empty_like(total)
+                alone[piece.index].weighted_sum(piece.rows, weight, found)
+                total.addcmul_(found, found)
+
+    def _pieces_of(self, vector: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """Yield each piece of the parameters, with a view of its values in a vector."""
+        for block in self.blocks:
+            for piece in block.pieces:
+                yield piece, piece.view_in(block.view_in(vector))
 
     def _sum_physical_batches(
         self,

@@ -94,7 +94,7 @@ def delta(
 
 
 def prove_epsilon(mechanism: Mechanism, relation: NeighbouringRelation, delta: float) -> Guarantee:
-    """Return the proven guarantee of a mechanism at δ with the smallest ε.
+    """Return a proven guarantee of a mechanism at δ, by the tightest method that applies.
 
     It comes from `pld`, or from `subsampled_rdp` where `pld` has no formula or is too expensive.
     """
@@ -108,13 +108,13 @@ def prove_epsilon(mechanism: Mechanism, relation: NeighbouringRelation, delta: f
 def _question(
     mechanism: Mechanism, relation: NeighbouringRelation, tolerance: float | None = None
 ) -> Question:
-    """Return the question about a mechanism, in canonical form."""
+    """Combine a mechanism's canonical form, relation and tolerance into a `Question`."""
     return Question(canonical_form(mechanism), relation, tolerance or TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """A method that has no answer to a question, with the error that says why."""
+    """An accounting method that does not apply to a mechanism, with the error that says why."""
 
     method: str
     error: AccountingError
@@ -122,7 +122,7 @@ class NoAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The answers of several methods to one question, and the certified answer."""
+    """The guarantees of several methods for one mechanism, and the certified guarantee."""
 
     certified: referee.CertifiedAnswer
     answers: tuple[Guarantee | NoAnswer, ...]
@@ -169,7 +169,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class MethodCurve:
-    """One method's ε after each of several step counts.
+    """One accounting method's ε after each of several step counts of a run.
 
     Attributes:
         method: the method's name.
@@ -209,15 +209,15 @@ def curve(
     total, unit = _split_run(run)
     counts = tuple(sorted({math.ceil(total * i / points) for i in range(1, points + 1)}))
     step = Question(canonical_form(unit), relation)
-    times = [max(each, 1) for each in counts]  # a run without steps has one empty piece
+    times = [max(each, 1) for each in counts]  # a run without steps has one empty part
     return counts, tuple(_method_curve(method, step, times, delta) for method in methods)
 
 
 def _split_run(run: DpSgd) -> tuple[int, DpSgd]:
-    """Split a run into equal parts; return how many there are, and one of them.
+    """Split a run into equal steps or epochs; return how many there are, and one of them.
 
-    A piece is a step, or an epoch of shuffled batches or balls in bins. A run without steps has 0
-    pieces, and the piece returned releases nothing.
+    Shuffled batches and balls in bins are split into epochs. A run without steps has 0 parts, and
+    the part returned releases nothing.
     """
     if run.sampling == "shuffled":
         total = run.epoch_count()
@@ -231,7 +231,7 @@ def _split_run(run: DpSgd) -> tuple[int, DpSgd]:
 def _method_curve(
     method: str, step: Question, counts: Sequence[int], delta: float
 ) -> MethodCurve | NoAnswer:
-    """Return a method's ε after each step count, or the error that says why there is none."""
+    """Return a method's ε after each step count, or the error if it does not apply."""
     try:
         found = ACCOUNTANTS[method].curve(step, counts, delta)
     except BoundsContradictError:
@@ -282,7 +282,7 @@ def trade_off(
     points: int,
     relation: NeighbouringRelation = _RELATION,
 ) -> TradeOff:
-    """Return the trade-off of a mechanism's best attacker: false negatives by false positives.
+    """Bound the false-negative rate of the best membership attack by false-positive rate.
 
     The advantage is δ(0). At prior π the best guess is right with probability
     1 − π + π·δ(log((1 − π)/π)) for π ≤ ½, and π + (1 − π)·δ′(log(π/(1 − π))) above, with δ of the
@@ -338,7 +338,7 @@ def trade_off(
 
 
 def _claim_of_largest_epsilon(question: Question) -> Guarantee:
-    """Return the guarantee at the least δ of `_TRADE_OFF_DELTAS` at which an ε is finite."""
+    """Return the guarantee at the first δ of `_TRADE_OFF_DELTAS` for which ε is finite."""
     *smaller, last = _TRADE_OFF_DELTAS
     for delta in smaller:
         with contextlib.suppress(NoFiniteEpsilonError):
@@ -347,12 +347,12 @@ def _claim_of_largest_epsilon(question: Question) -> Guarantee:
 
 
 def _probability_interval(lower: float, upper: float, least: float = 0.0) -> Interval:
-    """Return an interval around a probability, rounded outward and within [`least`, 1]."""
+    """Return bounds on a probability: lower rounded down, upper rounded up, in [`least`, 1]."""
     return Interval(max(least, rounding.down(lower)), min(1.0, rounding.up(upper)))
 
 
 def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Array]:
-    """Return the attacker's posterior probability of membership, by Bayes' rule, for each rate.
+    """Return the posterior probability of membership at each pair of error rates, by Bayes.
 
     π·TPR/(π·TPR + (1 − π)·FPR), and π at 0/0.
     """
@@ -365,7 +365,7 @@ def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Arr
 
 
 def _trade_off_of_no_release(rates: Array, prior: float, claim: Guarantee) -> TradeOff:
-    """Return the trade-off of a mechanism with ε = 0: the attacker can only guess."""
+    """Return the trade-off curve of a mechanism with ε = 0: the attacker can only guess."""
     larger = max(prior, 1 - prior)
     false_negatives, priors = 1 - rates, np.full_like(rates, prior)
     nothing, certain = Interval(0.0, 0.0), Interval(larger, larger)

@@ -68,7 +68,7 @@ class FormatUnavailableError(
 
 
 class AccountingError(CodedError, code="accounting-error", title="The question has no answer"):
-    """A privacy accounting question has no answer."""
+    """Base class of errors in which a privacy cost cannot be computed."""
 
 
 class MethodNotApplicableError(
@@ -76,7 +76,7 @@ class MethodNotApplicableError(
     code="method-not-applicable",
     title="The method has no formula for this mechanism",
 ):
-    """The method has no formula for a part of the mechanism."""
+    """The accounting method has no formula for a part of the mechanism."""
 
 
 class NoFiniteEpsilonError(AccountingError, code="no-finite-epsilon", title="No finite ε holds"):
@@ -86,7 +86,7 @@ class NoFiniteEpsilonError(AccountingError, code="no-finite-epsilon", title="No 
 class TooExpensiveError(
     AccountingError, code="too-expensive", title="The question needs too much work"
 ):
-    """The question needs more work than one question may cost."""
+    """The computation would exceed the limit of work for one request."""
 
 
 class ToleranceNotReachedError(
@@ -98,7 +98,7 @@ class ToleranceNotReachedError(
 class UnreachableTargetError(
     AccountingError, code="unreachable-target", title="No allowed value reaches the target"
 ):
-    """No allowed value reaches the target."""
+    """No allowed value of the parameter that is solved for meets the privacy target."""
 
 
 class BoundsContradictError(
@@ -108,7 +108,7 @@ class BoundsContradictError(
 
 
 class InvalidArgumentError(ValueError):
-    """An argument of a function of the package is missing, unknown or out of range.
+    """An argument of one of the package's functions is missing, unknown or out of range.
 
     Attributes:
         faults: pairs of an argument's name and what is wrong with it.

@@ -98,7 +98,7 @@ def epsilon(
     neighbouring_relation: str | None = None,
     tolerance: float | None = None,
 ) -> Guarantee:
-    """Return the guarantee of a run, or of any mechanism, at δ: its ε comes first.
+    """Return the (ε, δ) guarantee of a run, or of any mechanism, with ε computed for your δ.
 
     Args:
         delta: δ, from 1e-50 to below 1.
@@ -139,7 +139,7 @@ def delta(
     neighbouring_relation: str | None = None,
     tolerance: float | None = None,
 ) -> Guarantee:
-    """Return the guarantee of a run, or of any mechanism, at ε: its δ is computed.
+    """Return the (ε, δ) guarantee of a run, or of any mechanism, with δ computed for your ε.
 
     Args:
         epsilon: ε, from 0 to 1e6.
@@ -229,7 +229,7 @@ def noise_multiplier(
     mu: float | None = None,
     earlier: Mechanism | None = None,
 ) -> SolvedNoiseMultiplier:
-    """Return the least noise multiplier with which a run stays within ε at δ, or a risk.
+    """Return the least noise multiplier with which a run meets an (ε, δ) or risk target.
 
     Args:
         epsilon: the target ε, with `delta`.
@@ -254,7 +254,7 @@ def noise_multiplier(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: no noise multiplier reaches the target.
     """
-    asked = _read(schemas.NoiseMultiplierRequest, locals())
+    asked = _validate(schemas.NoiseMultiplierRequest, locals())
     found = solver.noise_multiplier(asked.run(), asked.target())
     return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
 
@@ -278,7 +278,7 @@ def steps(
     mu: float | None = None,
     earlier: Mechanism | None = None,
 ) -> SolvedSteps:
-    """Return the largest number of steps with which a run stays within ε at δ, or a risk.
+    """Return the largest number of steps with which a run meets an (ε, δ) or risk target.
 
     Args:
         noise_multiplier: as for `epsilon`.
@@ -302,7 +302,7 @@ def steps(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: every number of steps meets the target.
     """
-    asked = _read(schemas.StepsRequest, locals())
+    asked = _validate(schemas.StepsRequest, locals())
     found = solver.steps(asked.run(), asked.target())
     assert found.next is not None
     return SolvedSteps(int(found.value), found.guarantee, found.next, found.undecided, found.risk)
@@ -324,7 +324,7 @@ def sample_rate(
     mu: float | None = None,
     earlier: Mechanism | None = None,
 ) -> SolvedSampleRate:
-    """Return the largest Poisson sample rate with which a run stays within ε at δ, or a risk.
+    """Return the largest Poisson sample rate with which a run meets an (ε, δ) or risk target.
 
     Args:
         noise_multiplier: as for `epsilon`.
@@ -345,7 +345,7 @@ def sample_rate(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: no sample rate reaches the target.
     """
-    asked = _read(schemas.SampleRateRequest, locals())
+    asked = _validate(schemas.SampleRateRequest, locals())
     found = solver.sample_rate(asked.run(), asked.target())
     return SolvedSampleRate(found.value, found.guarantee, found.risk)
 
@@ -387,12 +387,12 @@ def plan(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: no noise multiplier reaches the budget.
     """
-    asked = _read(plan_schemas.PlanRequest, locals())
+    asked = _validate(plan_schemas.PlanRequest, locals())
     return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
 
 
 def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) -> Model:
-    """Return the request about a run, or about the mechanism that was given instead.
+    """Validate keyword arguments that describe a run or a mechanism; return the request.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range.
@@ -401,19 +401,22 @@ def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) ->
     run = {name: given.pop(name) for name in _RUN if name in given}
     if "mechanism" not in given:
         given["mechanism"] = {"kind": "dp_sgd"} | run
-        return _read(model, given, is_run=True)
+        return _validate(model, given, run_as_mechanism=True)
     if run:
         raise InvalidArgumentError((next(iter(run)), "must be left out if mechanism is given"))
-    return _read(model, given)
+    return _validate(model, given)
 
 
-def _read(model: type[Model], arguments: Mapping[str, Any], *, is_run: bool = False) -> Model:
-    """Return the request with these arguments.
+def _validate(
+    model: type[Model], arguments: Mapping[str, Any], *, run_as_mechanism: bool = False
+) -> Model:
+    """Validate keyword arguments with a request model; return the request.
 
     Args:
         model: the request's model.
         arguments: by name; None counts as missing.
-        is_run: True if the mechanism was made of arguments.
+        run_as_mechanism: True if arguments that describe a run became the field `mechanism`; errors
+            then name the arguments.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range.
@@ -422,14 +425,14 @@ def _read(model: type[Model], arguments: Mapping[str, Any], *, is_run: bool = Fa
         return model.model_validate(_without_none(arguments))
     except ValidationError as error:
         faults = problems.of_error(error)["errors"]
-    prefix = "/mechanism" if is_run else ""
+    prefix = "/mechanism" if run_as_mechanism else ""
     raise InvalidArgumentError(
         *((fault["pointer"].removeprefix(prefix).strip("/"), fault["message"]) for fault in faults)
     )
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that are given, with scalars of NumPy as numbers of Python."""
+    """Drop arguments that are None, and convert NumPy scalars to Python numbers."""
     return {
         name: value.item() if hasattr(value, "item") else value
         for name, value in arguments.items()

@@ -92,7 +92,7 @@ def solve_noise_multipliers(
 
 
 def largest_gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return about the largest μ of a Gaussian mechanism that is (ε, δ)-DP."""
+    """Return approximately the largest μ for which a μ-Gaussian mechanism is (ε, δ)-DP."""
 
     def excess(mu: float) -> float:
         return float(gaussian.epsilon(delta, mu)) - epsilon
@@ -104,13 +104,13 @@ def largest_gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def _log_slope_of_epsilon(mu: float, target: solver.Target) -> float:
-    """Return d(log ε)/d(log μ) of a Gaussian mechanism."""
+    """Estimate d(log ε)/d(log μ) of a Gaussian mechanism at a target's (ε, δ)."""
     larger = float(gaussian.epsilon(target.delta, mu * 1.01))
     return max(math.log(larger / target.epsilon) / math.log(1.01), 0.5)
 
 
 class _FrontierSearch:
-    """A search over runs by decreasing sample rate, each predicted from those before it."""
+    """A search for the noise of one run after another, predicted from the runs solved before."""
 
     def __init__(self, target: solver.Target, alike: Sequence[SolvedRun]) -> None:
         self._target = target
@@ -120,7 +120,7 @@ class _FrontierSearch:
         self._alike: list[tuple[float, float]] = []  # log rate, log of σ over its approximation
         self._alike = [self._correction(each.run, each.least) for each in alike]
         self._solved: list[tuple[float, float]] = []  # the same
-        self._steepness = 1.0  # sensitivities as measured, over their approximation
+        self._steepness = 1.0  # elasticities as measured, over their estimates
 
     def solve(self, run: DpSgd) -> SolvedRun:
         """Return the run with the noise multiplier that meets the target."""
@@ -136,7 +136,7 @@ class _FrontierSearch:
         return SolvedRun(exact, least.guarantee.epsilon, least.value)
 
     def _search(self, run: DpSgd) -> SolvedRun | None:
-        """Return the solved run, or None if a few evaluations do not suffice."""
+        """Search for the noise from a prediction; return None if a few trials do not suffice."""
         sigma = _round_up(self._predict(run) * (1 + _MARGIN))
         before: tuple[float, float] | None = None
         for _ in range(_ATTEMPTS):
@@ -146,8 +146,8 @@ class _FrontierSearch:
             epsilon = self._bound(trial)
             if not 0 < epsilon < math.inf:
                 return None
-            self._measure_sensitivity(before, (sigma, epsilon))
-            least = sigma * (epsilon / self._target.epsilon) ** (1 / self._sensitivity(sigma))
+            self._measure_elasticity(before, (sigma, epsilon))
+            least = sigma * (epsilon / self._target.epsilon) ** (1 / self._elasticity(sigma))
             if epsilon <= self._target.epsilon and sigma <= least * (1 + _EXCESS_MAX):
                 self._remember(run, least)
                 return SolvedRun(trial, epsilon, least)
@@ -156,42 +156,42 @@ class _FrontierSearch:
         return None
 
     def _bound(self, trial: DpSgd) -> float:
-        """Return a proved upper bound of ε; infinite if there is none."""
+        """Return a proved upper bound on the ε of a trial run; infinite if there is none."""
         if self._target.epsilon > _LATTICE_EPSILON_MAX or self._target.delta < _LATTICE_DELTA_MIN:
             return self._exact_bound(trial)
         releases = dominating_pairs(self._target.question(trial))
         few = trial.step_count() <= _FEW_STEPS and trial.noise_multiplier <= _LITTLE_NOISE
         if few or any(isinstance(law, BallsInBins) for law, _ in releases):
-            found = self._lattice.epsilon(releases, self._sensitivity(trial.noise_multiplier))
+            found = self._lattice.epsilon(releases, self._elasticity(trial.noise_multiplier))
             if found < math.inf:
                 return found
         return self._exact_bound(trial)
 
     def _exact_bound(self, trial: DpSgd) -> float:
-        """Return the upper end of the certified interval of ε; infinite if there is none."""
+        """Return the upper end of the certified interval of ε of a trial run, or infinity."""
         try:
             question = self._target.question(trial)
             return self._target.accountant.epsilon(question, self._target.delta).epsilon
         except NoFiniteEpsilonError:
             return math.inf
 
-    def _measure_sensitivity(
+    def _measure_elasticity(
         self, earlier: tuple[float, float] | None, later: tuple[float, float]
     ) -> None:
-        """Correct the approximation of −d(log ε)/d(log σ) by two trials (σ, ε) of a run."""
+        """Correct the estimate of −d(log ε)/d(log σ) with two trials (σ, ε) of one run."""
         if earlier is None or abs(math.log(later[0] / earlier[0])) < _MEASURABLE:
             return
         measured = -math.log(later[1] / earlier[1]) / math.log(later[0] / earlier[0])
-        expected = self._sensitivity(later[0]) / self._steepness
+        expected = self._elasticity(later[0]) / self._steepness
         self._steepness = min(max(measured / expected, 0.25), 4.0)
 
-    def _sensitivity(self, sigma: float) -> float:
+    def _elasticity(self, sigma: float) -> float:
         """Estimate −d(log ε)/d(log σ) by the central limit theorem, corrected by earlier trials."""
         inverse = (self._target.relation.sensitivity / sigma) ** 2
         return self._steepness * self._log_slope * inverse / -math.expm1(-inverse)
 
     def _approximation(self, run: DpSgd) -> float:
-        """Estimate σ by the central limit theorem, corrected by similar runs solved before."""
+        """Estimate the least noise by the central limit theorem and similar runs solved before."""
         root = run.rate() * math.sqrt(max(run.step_count(), 1))
         sensitivity = self._target.relation.sensitivity
         by_limit = sensitivity / math.sqrt(math.log1p((self._mu / root) ** 2))
@@ -200,17 +200,17 @@ class _FrontierSearch:
         return by_limit * math.exp(_extrapolate(nearest, at))
 
     def _correction(self, run: DpSgd, least: float) -> tuple[float, float]:
-        """Return the log of a run's rate, and the log of `least` over its approximation."""
+        """Return log(sample rate), and log(`least` / approximate least noise multiplier)."""
         return math.log(run.rate()), math.log(least / self._approximation(run))
 
     def _predict(self, run: DpSgd) -> float:
-        """Return a noise multiplier by extrapolation from the runs solved so far."""
+        """Predict a run's least noise multiplier by extrapolation from the runs solved so far."""
         order = _ORDER_ALIKE if self._alike else _ORDER
         correction = _extrapolate(self._solved[-order:], math.log(run.rate()))
         return self._approximation(run) * math.exp(correction)
 
     def _remember(self, run: DpSgd, least: float) -> None:
-        """Keep a solved run, with its `least` noise multiplier, to predict the next ones."""
+        """Record a solved run's least noise multiplier, to predict that of the next runs."""
         found = self._correction(run, least)
         if not self._solved or abs(found[0] - self._solved[-1][0]) > 1e-6:
             self._solved.append(found)
@@ -218,7 +218,7 @@ class _FrontierSearch:
 
 
 def _extrapolate(known: Sequence[tuple[float, float]], at: float) -> float:
-    """Return the value at a point of the polynomial through known points; 0 without any."""
+    """Evaluate at x = `at` the polynomial through `known` points (x, y); 0 without points."""
     return sum(
         value * math.prod((at - other) / (point - other) for other, _ in known if other != point)
         for point, value in known
@@ -226,7 +226,7 @@ def _extrapolate(known: Sequence[tuple[float, float]], at: float) -> float:
 
 
 class _LatticeBound:
-    """Upper bounds of ε on lattices, each at an accuracy that the last one suggests."""
+    """Proved upper bounds on ε by lattice computations whose spacing adapts to earlier bounds."""
 
     def __init__(self, target: solver.Target) -> None:
         self._epsilon, self._delta = target.epsilon, target.delta
@@ -236,7 +236,7 @@ class _LatticeBound:
         self._found: dict[Direction, DirectionBound] = {}
 
     def keep_settings(self) -> None:
-        """Let the next run's accuracy depend on the bounds of this one.
+        """Choose the lattice settings of the next run from the bounds of this one.
 
         While a run is searched for, the settings stay: a bound may jump where they change.
         """
@@ -244,13 +244,13 @@ class _LatticeBound:
             self._slopes[direction], self._last[direction] = found.slope, found.epsilon
         self._found = {}
 
-    def epsilon(self, releases: Composition, sensitivity: float) -> float:
-        """Return a proved upper bound of ε at δ, over both directions."""
-        finest = _BOUND_EXCESS * sensitivity
+    def epsilon(self, releases: Composition, elasticity: float) -> float:
+        """Return a proved upper bound on ε at δ, for a removed and for an added record."""
+        finest = _BOUND_EXCESS * elasticity
         return max(self._bound(releases, direction, finest) for direction in DIRECTIONS)
 
     def _bound(self, releases: Composition, direction: Direction, finest: float) -> float:
-        """Return a proved upper bound of ε in one direction: fine only if it matters."""
+        """Bound ε for a removed or an added record; refine the lattice only near the target."""
         distance = self._epsilon / self._last[direction] - 1
         width = min(max(finest, _SETTLED_SHARE * distance), _COARSEST)
         while True:

@@ -49,7 +49,7 @@ def findings() -> Iterator[Finding]:
         _papers_001,
         _papers_003,
         _papers_004,
-        _other_libraries,
+        _dp_accounting,
         _data_dependent_divisors,
     ):
         yield from audit()
@@ -64,7 +64,7 @@ def _guarantee(
 
 
 def _format_interval(claim: Guarantee) -> str:
-    """Return the certified interval as text, rounded outward to five decimals."""
+    """Format a certified interval to five decimals: lower rounded down, upper rounded up."""
     proved = claim.certified
     if proved is None:
         return "none"
@@ -212,8 +212,8 @@ def _papers_004() -> Iterator[Finding]:
     )
 
 
-def _other_libraries() -> Iterator[Finding]:
-    """Check a claimed interval of dp_accounting."""
+def _dp_accounting() -> Iterator[Finding]:
+    """Check the ε that the pessimistic PLD accountant of dp_accounting reports."""
     claim = _guarantee("pld", 0.001, 2.0, 100_000, 1e-12)
     yield Finding(
         "dp_accounting 0.6.0",

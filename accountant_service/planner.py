@@ -69,7 +69,7 @@ SOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A privacy budget, a dataset and a compute limit.
+    """The goal of a plan: a privacy budget, a dataset and a compute limit.
 
     Attributes:
         epsilon: ε of the budget, above 0.
@@ -89,14 +89,14 @@ class Goal:
 
     @property
     def target(self) -> solver.Target:
-        """The budget, as a target of the default method."""
+        """The budget as a solver target, accounted for by the default method."""
         accountant = ACCOUNTANTS[DEFAULT_METHOD]
         return solver.Target(accountant, self.relation, self.epsilon, self.delta)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """The batch sizes of a frontier.
+    """The range of batch sizes to plan runs for, and how many to try.
 
     Attributes:
         points: most batch sizes for each sampling, from 2 to `POINTS_MAX`.
@@ -111,7 +111,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run on the frontier: a batch size with its steps, and about the least noise.
+    """A planned run: a batch size, its number of steps, and about the least noise.
 
     Attributes:
         sampling: how batches are drawn.
@@ -140,7 +140,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A warning or a note about a plan.
+    """A warning or a note about a plan, with the publication that it rests on.
 
     Attributes:
         code: stable, kebab-case.
@@ -157,7 +157,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Batch sizes, steps and noise within a budget, with a recommendation.
+    """Planned runs by batch size within a budget, with a recommended run and advice.
 
     Attributes:
         recommended: the recommended run.
@@ -182,7 +182,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class CurrentChoice:
-    """The run that a user has in mind, without its noise.
+    """The batch size and steps that the user has in mind now, without noise.
 
     Attributes:
         batch_size: records in a batch, at most the dataset's size.
@@ -199,7 +199,7 @@ def plan(
     batches: BatchRange | None = None,
     current: CurrentChoice | None = None,
 ) -> Plan:
-    """Return the frontier of batch size, steps and noise within a goal, with a recommendation.
+    """Plan runs by batch size within a goal: steps and least noise, with a recommendation.
 
     Args:
         goal: the budget, the dataset and the compute limit.
@@ -233,7 +233,7 @@ def plan(
 def _solve_frontier(
     goal: Goal, samplings: Sequence[PlannedSampling], batches: BatchRange
 ) -> tuple[list[PlannedRun], list[Advice]]:
-    """Return the solved runs of each sampling, and a warning for each sampling without any."""
+    """Solve the noise of runs for each sampling; return them, and warnings about failures."""
     frontier: list[PlannedRun] = []
     skipped: list[Advice] = []
     errors: list[AccountingError] = []
@@ -259,13 +259,13 @@ def _solve_frontier(
 
 
 def _solve_guides(goal: Goal, runs: Sequence[DpSgd]) -> list[SolvedRun]:
-    """Return runs with Poisson sampling at the same rates: they predict those by balls in bins."""
+    """Solve Poisson-sampled runs at the same rates, to speed up solving balls-in-bins runs."""
     alike = [DpSgd(1.0, sample_rate=each.rate(), steps=each.step_count()) for each in runs]
     return _solve(goal, alike, [])
 
 
 def _solve(goal: Goal, runs: Sequence[DpSgd], alike: Sequence[SolvedRun]) -> list[SolvedRun]:
-    """Return runs with the least noise within the goal; an empty list for no runs.
+    """Find about the least noise within the budget for each run.
 
     Raises:
         AccountingError: a run has no answer.
@@ -274,7 +274,7 @@ def _solve(goal: Goal, runs: Sequence[DpSgd], alike: Sequence[SolvedRun]) -> lis
 
 
 def _candidates(goal: Goal, sampling: PlannedSampling, batches: BatchRange) -> list[DpSgd]:
-    """Return the runs of a frontier, without noise, by increasing batch size."""
+    """Return the runs to solve for a sampling, by increasing batch size, with noise unset."""
     sizes = _batch_sizes(goal, batches)
     size = goal.dataset_size
     if sampling == "poisson":
@@ -285,17 +285,17 @@ def _candidates(goal: Goal, sampling: PlannedSampling, batches: BatchRange) -> l
 
 
 def _poisson_run(goal: Goal, batch_size: int, steps: int) -> DpSgd:
-    """Return a run with Poisson sampling, without noise."""
+    """Return a Poisson-sampled run with a placeholder for the noise."""
     return DpSgd(1.0, dataset_size=goal.dataset_size, batch_size=batch_size, steps=steps)
 
 
 def _bins_run(bins: int, epochs: int) -> DpSgd:
-    """Return a run by balls in bins, without noise."""
+    """Return a balls-in-bins run with a placeholder for the noise."""
     return DpSgd(1.0, sample_rate=1 / bins, steps=bins * epochs, sampling="balls_in_bins")
 
 
 def _batch_sizes(goal: Goal, batches: BatchRange) -> list[int]:
-    """Return batch sizes at about equal ratios, with few significant digits, increasing."""
+    """Return increasing batch sizes at about equal ratios, rounded to few digits."""
     size, examples = goal.dataset_size, goal.examples
     low = max(math.ceil(size * _SHOWN_RATE_MIN), math.ceil(examples / COUNT_MAX), 1)
     high = min(size, examples // _SHOWN_STEPS_MIN)
@@ -313,7 +313,7 @@ def _batch_sizes(goal: Goal, batches: BatchRange) -> list[int]:
 
 
 def _describe(goal: Goal, sampling: PlannedSampling, solved: SolvedRun) -> PlannedRun:
-    """Return a solved run with its measures."""
+    """Return a solved run with its batch size, epochs and signal-to-noise ratio."""
     run, steps = solved.run, solved.run.step_count()
     batch_size = float(run.batch_size or goal.dataset_size * run.rate())
     if sampling == "balls_in_bins":
@@ -334,7 +334,7 @@ def _describe(goal: Goal, sampling: PlannedSampling, solved: SolvedRun) -> Plann
 
 
 def _recommend(goal: Goal, frontier: Sequence[PlannedRun]) -> PlannedRun:
-    """Return the run with the smallest batch among those with nearly the best signal-to-noise.
+    """Return the smallest-batch run of those with nearly the best signal-to-noise ratio.
 
     Runs with fewer steps than the goal requires count only if there are no others.
     """
@@ -352,7 +352,7 @@ def _recommend(goal: Goal, frontier: Sequence[PlannedRun]) -> PlannedRun:
 
 
 def _solve_current(goal: Goal, sampling: PlannedSampling, choice: CurrentChoice) -> PlannedRun:
-    """Return the user's current choice with about the least noise within the budget."""
+    """Find about the least noise within the budget for the user's batch size and steps."""
     steps = choice.steps or max(goal.examples // choice.batch_size, 1)
     run = _poisson_run(goal, choice.batch_size, steps)
     if sampling == "balls_in_bins":
@@ -362,7 +362,7 @@ def _solve_current(goal: Goal, sampling: PlannedSampling, choice: CurrentChoice)
 
 
 def _certify(goal: Goal, planned: PlannedRun) -> tuple[PlannedRun, Guarantee]:
-    """Return a run with its guarantee; the general solver replaces a noise that misses it."""
+    """Return a run with its guarantee; solve its noise again if it exceeds the budget."""
     target = goal.target
     guarantee = target.guarantee(planned.run)
     if guarantee.epsilon <= goal.epsilon:
@@ -374,13 +374,13 @@ def _certify(goal: Goal, planned: PlannedRun) -> tuple[PlannedRun, Guarantee]:
 
 
 def _signal_to_noise_limit(goal: Goal) -> float:
-    """Return the signal-to-noise of full batches within the budget, rounded down."""
+    """Return the signal-to-noise ratio of full-batch training within the budget."""
     mu = noise_frontier.largest_gaussian_mu(goal.epsilon, goal.delta)
     return goal.dataset_size * mu / goal.relation.sensitivity
 
 
 def _explain(goal: Goal, frontier: Sequence[PlannedRun], chosen: PlannedRun) -> str:
-    """Return why a run is recommended, in words."""
+    """Explain in words why a run is recommended."""
     best = max(
         (each for each in frontier if each.steps >= goal.steps_min),
         key=lambda each: each.signal_to_noise,
@@ -413,7 +413,7 @@ def _advise(
     current: PlannedRun | None,
     limit: float,
 ) -> list[Advice]:
-    """Return warnings and notes about a plan."""
+    """Return all warnings and notes about a plan."""
     found = [*_advise_on_budget(goal, chosen), *_advise_on_epochs(chosen, limit)]
     if current is not None:
         found += _advise_on_current(goal, chosen, current)
@@ -441,13 +441,13 @@ def _advise(
 
 
 def _is_wasteful(run: PlannedRun, chosen: PlannedRun) -> bool:
-    """Return whether a run's batch is smaller and its signal less than half of another's."""
+    """Return whether a run's batch is smaller and its signal-to-noise below half `chosen`'s."""
     weak = run.signal_to_noise < _WASTEFUL * chosen.signal_to_noise
     return weak and run.batch_size < chosen.batch_size
 
 
 def _advise_on_budget(goal: Goal, chosen: PlannedRun) -> list[Advice]:
-    """Return warnings about δ and about too few steps."""
+    """Return warnings if δ is too large or the recommended run has too few steps."""
     found = []
     if goal.delta * goal.dataset_size >= 1:
         share = number_format.round_nearest(1 / goal.dataset_size, 3)
@@ -505,10 +505,10 @@ def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> l
 
 
 def _percent(share: float) -> str:
-    """Return a share in per cent, rounded down."""
+    """Format a share as a whole percentage, rounded down."""
     return f"{math.floor(100 * share)} %"
 
 
 def _amount(value: float) -> str:
-    """Return a number of records, rounded to a whole number."""
+    """Format a number of records, rounded to a whole number."""
     return str(round(value))

@@ -53,10 +53,10 @@ class RiskMeasure(ABC):
 
     @abstractmethod
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds on the risk of a mechanism that releases something."""
+        """Return proved bounds on the risk of a mechanism with at least one release."""
 
     def proof_epsilon(self, question: Question) -> float:  # noqa: ARG002
-        """Return the ε at which δ bounds the risk: 0 for the membership advantage."""
+        """Return the ε whose (ε, δ) guarantee bounds the risk."""
         return 0.0
 
     @abstractmethod
@@ -81,7 +81,7 @@ class RiskMeasure(ABC):
         return Interval(found.lower if question.is_attained else self.least(), found.upper)
 
     def guarantee(self, question: Question) -> Guarantee:
-        """Return the (ε, δ) guarantee that bounds the risk."""
+        """Return an (ε, δ) guarantee that implies a bound on the risk."""
         return ACCOUNTANTS[DEFAULT_METHOD].delta(question, self.proof_epsilon(question))
 
 
@@ -120,7 +120,7 @@ class AttackSuccess(RiskMeasure):
         return abs(math.log((1 - self.prior) / self.prior))
 
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds on the success, from δ at the log-odds of the prior."""
+        """Return proved bounds on the success probability, from δ at the log-odds of the prior."""
         epsilon = self.proof_epsilon(question)
         direction = DIRECTIONS[0] if self.prior <= 0.5 else DIRECTIONS[1]
         curve = enclosure.direction_curve(
@@ -154,12 +154,12 @@ class TruePositiveRate(RiskMeasure):
         return self._search(question)[0]
 
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds on the true-positive rate, from δ and attacks at many ε."""
+        """Return proved bounds on the true-positive rate, from bounds on δ at many ε."""
         _, upper, lower = self._search(question)
         return Interval(min(lower, upper), upper)
 
     def _search(self, question: Question) -> tuple[float, float, float]:
-        """Return the best ε, and upper and lower bounds on the rate, from two grids of ε."""
+        """Search ε for the tightest bounds on the rate; return ε, the upper and the lower bound."""
         steepest = min(-math.log(self.false_positive_rate), _EPSILON_MAX)
         grid = np.union1d(*(np.linspace(0.0, most, _POINTS) for most in (steepest, _FLATTEST)))
         first = self._search_on(question, grid)
@@ -170,7 +170,7 @@ class TruePositiveRate(RiskMeasure):
         return epsilon, upper, max(first[2], second[2])
 
     def _search_on(self, question: Question, grid: Array) -> tuple[float, float, float]:
-        """Return the best ε of a grid, and upper and lower bounds on the rate."""
+        """Return the best ε of a grid, with its upper and its lower bound on the rate."""
         return enclosure.true_positive_rate(
             *_both_directions(question, grid), self.false_positive_rate
         )
@@ -178,7 +178,7 @@ class TruePositiveRate(RiskMeasure):
 
 @dataclass(frozen=True, slots=True)
 class GaussianMu(RiskMeasure):
-    """The least μ with which μ-Gaussian differential privacy holds, up to a slack.
+    """The least μ for which a mechanism is μ-Gaussian DP, up to a chosen error `slack`.
 
     Attributes:
         slack: s in f ≥ G_μ − s; 0 for μ-GDP at all rates.
@@ -192,7 +192,10 @@ class GaussianMu(RiskMeasure):
         return 0.0
 
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds on μ; without slack it is exactly that without sampling."""
+        """Return proved bounds on the least μ.
+
+        Without slack, the least μ is exactly that of the same releases without sampling.
+        """
         exact = _unsampled_mu(question)
         if self.slack == 0.0:
             return Interval(rounding.down(exact), rounding.up(exact))
@@ -215,14 +218,14 @@ def _both_directions(
 
 
 def _delta(question: Question, epsilon: float) -> Interval:
-    """Return the proved interval around δ at ε."""
+    """Return proved bounds on δ at ε."""
     bound = ACCOUNTANTS[DEFAULT_METHOD].delta_bound(question, epsilon)
     assert bound.interval is not None
     return Interval(bound.interval.lower, min(1.0, bound.interval.upper))
 
 
 def _unsampled_mu(question: Question) -> float:
-    """Return μ = √(Σ T/σ²) of the releases, as if they used all the data.
+    """Return μ = √(Σ count/σ²) of Gaussian releases, as if each used all the data.
 
     Raises:
         MethodNotApplicableError: a release is not Gaussian, or is of fixed size under replace-one.

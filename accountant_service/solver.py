@@ -41,7 +41,7 @@ _FINER_TOLERANCES: Final = (1e-6, 1e-8, 1e-9)  # to decide whether one step more
 
 
 class SolverTarget(ABC):
-    """Base class of what a solved run must satisfy.
+    """Base class of the privacy targets that a solver's run must meet.
 
     Attributes:
         relation: the neighbouring relation.
@@ -55,7 +55,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def log_ratio(self, run: DpSgd) -> float:
-        """Return log(cost of the run / target): at most 0 if the run meets the target.
+        """Return log(cost of the run / allowed cost): at most 0 if the run meets the target.
 
         It is infinite if the run has no finite cost or is too expensive to account for: the search
         treats such a run as one that misses the target.
@@ -63,11 +63,11 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def guarantee(self, run: DpSgd) -> Guarantee:
-        """Return the guarantee to show for a run."""
+        """Return the (ε, δ) guarantee of a run that is reported beside the solution."""
 
     @abstractmethod
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Return how far the run's true cost may be from the target; None if it misses it.
+        """Bound the distance of the true cost from the target; None if it is proved missed.
 
         Args:
             run: with one step more than the solution.
@@ -79,7 +79,7 @@ class SolverTarget(ABC):
         """Return the target in words."""
 
     def risk(self, run: DpSgd) -> Interval | None:  # noqa: ARG002
-        """Return proved bounds on the risk, or None if the target is (ε, δ)."""
+        """Return proved bounds on the risk of an attack, or None if the target is (ε, δ)."""
         return None
 
     @abstractmethod
@@ -91,14 +91,14 @@ class SolverTarget(ABC):
         return None
 
     def question(self, run: DpSgd) -> Question:
-        """Return the question about a run after the earlier releases."""
+        """Return the accounting question for the earlier releases composed with a run."""
         released = run if self.earlier is None else Composed((self.earlier, run))
         return Question(canonical_form(released), self.relation, self.tolerance)
 
 
 @dataclass(frozen=True)
 class Target(SolverTarget):
-    """The (ε, δ) that the solved run must satisfy, and the method that accounts for it.
+    """An (ε, δ) target, and the accounting method by which a run must meet it.
 
     Attributes:
         accountant: the accounting method.
@@ -121,7 +121,7 @@ class Target(SolverTarget):
         return referee.epsilon(self.accountant, self.question(run), self.delta)
 
     def log_ratio(self, run: DpSgd) -> float:
-        """Return log(ε of the run / target ε)."""
+        """Return log(ε of the run / largest ε allowed); infinite without a finite ε."""
         try:
             epsilon = self.accountant.epsilon(self.question(run), self.delta).epsilon
         except (NoFiniteEpsilonError, TooExpensiveError):
@@ -129,7 +129,7 @@ class Target(SolverTarget):
         return _log_ratio(epsilon, self.epsilon)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Return how far the true ε may be from the target, or None if it misses it."""
+        """Bound the distance of the true ε from the target; None if it is proved missed."""
         proved = following.certified
         is_default = self.accountant.name == DEFAULT_METHOD
         if not is_default or proved is None or proved.lower > self.epsilon:
@@ -143,7 +143,7 @@ class Target(SolverTarget):
         return replace(self, tolerance=tolerance)
 
     def guide(self) -> Target | None:
-        """Return the target with fast Rényi accounting; None if the method is not the default."""
+        """Return the same target with fast Rényi accounting, for a first guess of the solution."""
         if self.accountant.name != DEFAULT_METHOD:
             return None
         return replace(self, accountant=ACCOUNTANTS["subsampled_rdp"])
@@ -155,7 +155,7 @@ class Target(SolverTarget):
 
 @dataclass(frozen=True)
 class RiskTarget(SolverTarget):
-    """The largest risk that the solved run may have, by the default method.
+    """A limit on the risk of a membership attack, accounted for by the default method.
 
     Attributes:
         measure: the measure of risk.
@@ -172,7 +172,7 @@ class RiskTarget(SolverTarget):
     earlier: Mechanism | None = None
 
     def guarantee(self, run: DpSgd) -> Guarantee:
-        """Return the (ε, δ) that bounds the risk."""
+        """Return an (ε, δ) guarantee of the run that implies the bound on the risk."""
         return self.measure.guarantee(self.question(run))
 
     def at_tolerance(self, tolerance: float) -> RiskTarget:
@@ -180,11 +180,11 @@ class RiskTarget(SolverTarget):
         return replace(self, tolerance=tolerance)
 
     def risk(self, run: DpSgd) -> Interval:
-        """Return proved bounds on the risk."""
+        """Return proved bounds on the risk of a membership attack on the run."""
         return self.measure.risk(self.question(run))
 
     def log_ratio(self, run: DpSgd) -> float:
-        """Return log(the run's risk / the largest allowed), both less the risk of guessing."""
+        """Return log(excess risk of the run / excess risk allowed), each beyond mere guessing."""
         try:
             upper = self.risk(run).upper
         except (NoFiniteEpsilonError, TooExpensiveError):
@@ -193,7 +193,7 @@ class RiskTarget(SolverTarget):
         return min(ratio, 0.0) if upper <= self.limit else max(ratio, 5e-324)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:  # noqa: ARG002
-        """Return how far the true risk may be from the limit, or None if it exceeds it."""
+        """Bound the distance of the true risk from the limit; None if it is proved exceeded."""
         proved = self.risk(run)
         if proved.lower > self.limit or not self.question(run).is_attained:
             return None
@@ -205,7 +205,7 @@ class RiskTarget(SolverTarget):
 
 
 def _log_ratio(cost: float, limit: float) -> float:
-    """Return the log of a cost over its limit, with the sign of the exact comparison."""
+    """Return log(cost / limit): at most 0 exactly if the cost is at most the limit."""
     difference = _log(cost) - _log(limit)
     return min(difference, 0.0) if cost <= limit else max(difference, 5e-324)
 
@@ -217,7 +217,7 @@ def _log(cost: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A solved value with the guarantee at that value.
+    """The solved parameter of a run, with the guarantee at that value.
 
     Attributes:
         value: noise multiplier, number of steps or sample rate.
@@ -257,7 +257,7 @@ def noise_multiplier(run: DpSgd, target: SolverTarget) -> Solution:
 
 
 def _solution(value: float, run: DpSgd, target: SolverTarget) -> Solution:
-    """Return a solved value with the guarantee and the risk of its run."""
+    """Build the solution from a value and its run: add the run's guarantee and risk."""
     return Solution(value, target.guarantee(run), risk=target.risk(run))
 
 
@@ -306,12 +306,12 @@ def steps(run: DpSgd, target: SolverTarget) -> Solution:
 
 
 def _with_steps(run: DpSgd, count: int) -> DpSgd:
-    """Return the run with another number of steps, or of epochs that are not divided."""
+    """Return the run with `count` steps, or with `count` epochs for balls in bins."""
     return replace(run, steps=count * run.unit_steps(), epochs=None)
 
 
 def _largest_step_count(run: DpSgd, target: SolverTarget, start: int) -> int | None:
-    """Return the most steps that meet the target; None if any number of steps does."""
+    """Return the most steps (or epochs) that meet the target; None if any number does."""
     return search.find_largest_integer(
         lambda n: target.log_ratio(_with_steps(run, n)),
         COUNT_MAX // run.unit_steps(),
@@ -320,7 +320,7 @@ def _largest_step_count(run: DpSgd, target: SolverTarget, start: int) -> int | N
 
 
 def _solve_steps(run: DpSgd, target: SolverTarget, start: int) -> Solution:
-    """Return the most steps that meet the target, accounted at the target's own tolerance."""
+    """Return the most steps that meet the target, with the guarantee of one step more."""
     most = COUNT_MAX // run.unit_steps()
     count = _largest_step_count(run, target, min(most, max(1, start)))
     if count is None:
@@ -335,7 +335,7 @@ def _solve_steps(run: DpSgd, target: SolverTarget, start: int) -> Solution:
 
 
 def _decide_next_step(run: DpSgd, finer: SolverTarget, found: Solution) -> Solution:
-    """Account for one more step at a finer tolerance, and return the updated solution."""
+    """Account for one step more at a finer tolerance, and return the updated solution."""
     count = int(found.value) // run.unit_steps() + 1
     longer = _with_steps(run, count)
     if finer.log_ratio(longer) <= 0:
@@ -354,7 +354,7 @@ def _solve(
     quantity: str,
     relative_width: float = _RELATIVE_WIDTH,
 ) -> float:
-    """Return the least private value that meets the target, by a bracketing search from `start`."""
+    """Find the value closest to `least_private` that meets the target, by bracketing."""
 
     @cache  # the final search evaluates the bracket's ends again
     def log_ratio(value: float) -> float:
@@ -391,7 +391,7 @@ def _solve(
 
 
 def _estimate(target: SolverTarget, solve: Callable[[SolverTarget], float | None]) -> float | None:
-    """Return the solution for the target's fast guide, or None."""
+    """Solve with the target's fast approximate accounting; None if there is none or it fails."""
     guide = target.guide()
     try:
         return None if guide is None else solve(guide)

@@ -49,7 +49,7 @@ def install(
 
 
 def _create_export_provider() -> TracerProvider:
-    """Return a provider that exports spans in batches, as the standard variables say."""
+    """Return a provider that exports spans in batches, set up by the OTEL_* variables."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider

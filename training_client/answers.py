@@ -14,7 +14,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """An (ε, δ) guarantee computed by the service, and how far it can be trusted.
+    """An (ε, δ) guarantee computed by the service, with the status of its proof.
 
     Attributes:
         epsilon: ε, rounded up; ≥ 0.
@@ -97,7 +97,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A batch size with its steps and about the least noise within a budget.
+    """A run within a budget: batch size, steps, and nearly the smallest noise that suffices.
 
     Attributes:
         sampling: "poisson" or "balls_in_bins".
@@ -151,7 +151,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlan:
-    """Runs within a budget and a compute limit, with a recommendation.
+    """Possible runs within a privacy budget and a compute limit, one of them recommended.
 
     Attributes:
         recommended: the recommended run.
@@ -171,7 +171,7 @@ class BudgetPlan:
 
     @classmethod
     def from_json(cls, document: Json, epsilon: float) -> BudgetPlan:
-        """Parse a plan within a budget of ε.
+        """Parse the service's plan for a budget of ε.
 
         Raises:
             ServiceConfusedError: a field is missing, or a run exceeds the budget.
@@ -191,7 +191,7 @@ class BudgetPlan:
 
 
 class RunArguments(TypedDict, total=False):
-    """The arguments that describe a DP-SGD run, instead of a mechanism.
+    """The keyword arguments that describe a DP-SGD run; used where no mechanism is given.
 
     Attributes:
         noise_multiplier: σ > 0.

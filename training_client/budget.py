@@ -44,7 +44,7 @@ _NO_EPSILON: Final = "no-finite-epsilon"
 
 
 class StepCounter:
-    """Counter that grants step numbers, each once and in ascending order.
+    """A thread-safe counter that grants each step number once, in ascending order.
 
     If two threads take the same step, one of them gets it. A copy, or a process forked from this
     one, would grant steps again that are charged once: copies are impossible, and a forked
@@ -71,7 +71,7 @@ class StepCounter:
         )
 
     def check(self, step: int, require_allowed: Callable[[int], None]) -> None:
-        """Raise unless a step may be taken; this does not take it.
+        """Raise unless a step could be taken now; only check, without taking it.
 
         Args:
             step: the step's number.
@@ -91,7 +91,7 @@ class StepCounter:
 
     @contextmanager
     def _lock_for_new_step(self, step: int) -> Iterator[None]:
-        """Hold the lock inside the `with` block; raise if the step was taken before."""
+        """Hold the lock inside the `with` block; raise if the step was already taken."""
         if os.getpid() != self._process:
             raise NoGuaranteeError(
                 "the budget belongs to this process's parent, which may make the same steps: "
@@ -108,7 +108,7 @@ class StepCounter:
 
 
 class Allowance(ABC):
-    """Base class of budgets: permission for training steps, each granted once.
+    """Base class of budgets, which permit each training step of a run once.
 
     A run that starts later continues after `made`; two runs at the same time cannot both take the
     same step.
@@ -132,11 +132,11 @@ class Allowance(ABC):
 
     @property
     def taken(self) -> int:
-        """The last step taken; a guarantee must cover at least this many steps."""
+        """The number of the last step taken; a guarantee must cover all steps up to it."""
         return self._counter.last
 
     def begin(self) -> list[Json]:
-        """Charge the releases before the first step, such as a private PCA; call it before them.
+        """Charge the releases that precede training, such as a private PCA; call it before them.
 
         Returns:
             A certificate of each charged release; without a ledger there are none.
@@ -148,14 +148,14 @@ class Allowance(ABC):
         return []
 
     def give_up(self) -> None:  # noqa: B027 - without a ledger there is nothing to free
-        """Release the reserved budget of steps that were not granted."""
+        """Release the budget that is reserved for steps not yet granted."""
 
     def count_resumed(self, steps: int) -> int:
-        """Return how many of a checkpoint's `steps` count as made when the run is resumed."""
+        """Return how many of a checkpoint's steps count as made when its run is resumed."""
         return steps
 
     def allow(self, step: int) -> None:
-        """Raise unless the budget covers a step; the step is not taken.
+        """Raise unless the budget covers a step; only check, without taking the step.
 
         Args:
             step: the step's number, counted from 1.
@@ -168,7 +168,7 @@ class Allowance(ABC):
         self._counter.check(step, self._require_allowed)
 
     def take(self, step: int) -> None:
-        """Take a step, so that no other run can take it; raise if `allow` would."""
+        """Take a step, so that no other run can take it; raise if the budget does not cover it."""
         self._counter.take(step, self._require_allowed)
 
     @abstractmethod
@@ -194,7 +194,7 @@ class Allowance(ABC):
 
 @dataclass
 class Budget(Allowance):
-    """A privacy budget for one run, checked by the service ahead of the steps.
+    """An (ε, δ) budget for one run without a ledger, checked by the service ahead of the steps.
 
     The ledger is not involved and nothing is charged. The service is asked for a block of steps at
     a time; each block is as long as all before it, so long runs spend next to no time asking.
@@ -232,7 +232,7 @@ class Budget(Allowance):
     )
 
     def begin(self) -> list[Json]:
-        """Check that the releases before the first step fit the budget together with one step.
+        """Check that one step and the releases that precede training fit the budget together.
 
         Returns:
             An empty list: there is no ledger to certify them.
@@ -245,12 +245,12 @@ class Budget(Allowance):
         return []
 
     def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of the whole plan and of the releases before it."""
+        """Return the guarantee of the whole plan, including the releases that precede training."""
         planned = max(self._close_plan(), steps)
         return add_step_counts(self.planned_guarantee(planned), steps, planned)
 
     def planned_guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of a plan of `steps` steps and of the releases before it."""
+        """Return the guarantee of `steps` steps and the releases that precede training."""
         whole = compose(self.before, self.plan.mechanism(steps))
         return self.service.epsilon(whole, self.delta, self.method)
 
@@ -272,7 +272,7 @@ class Budget(Allowance):
             )
 
     def _allow_up_to(self, ahead: int) -> None:
-        """Allow the steps up to step `ahead`, or fewer if these do not fit the budget."""
+        """Allow the steps up to number `ahead`, or up to the last one that fits the budget."""
         found = self._guarantee_if_fits(ahead)
         if found is None:
             ahead, found = self._find_last_fitting(self.allowed, ahead)
@@ -280,7 +280,7 @@ class Budget(Allowance):
             self.allowed, self.spent = ahead, found.epsilon
 
     def _close_plan(self) -> int:
-        """Fix the plan's last step: return it, and allow no later step from now on."""
+        """Fix the plan's last step, so that no later one is allowed, and return its number."""
         if self._plan_end is None:
             self._plan_end = self._find_plan_end()
         return self._plan_end
@@ -291,7 +291,7 @@ class Budget(Allowance):
         return _STEPS_MAX if self.steps is None else self.steps
 
     def _find_plan_end(self) -> int:
-        """Search for the last step that fits, by doubling and then by bisection."""
+        """Find the last step that fits the budget, by doubling and then by bisection."""
         fits, limit = self.allowed, self._limit
         ahead = min(max(2 * fits, self.block), limit) if self.steps is None else limit
         while fits < limit and self._guarantee_if_fits(ahead) is not None:
@@ -299,7 +299,7 @@ class Budget(Allowance):
         return fits if fits == limit else self._find_last_fitting(fits, ahead)[0]
 
     def _guarantee_if_fits(self, steps: int) -> Guarantee | None:
-        """Return the guarantee of a plan of `steps` steps, or None if it exceeds ε."""
+        """Return the guarantee of `steps` steps, or None if it exceeds the budget's ε."""
         try:
             found = self.planned_guarantee(steps)
         except ServiceRefusedError as error:
@@ -309,7 +309,7 @@ class Budget(Allowance):
         return found if found.epsilon <= self.epsilon else None
 
     def _find_last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
-        """Find by bisection the last step within ε, between one that fits and one that does not.
+        """Find by bisection the last step that fits ε, between `fits` and `refused`.
 
         Args:
             fits: a number of steps that fit.
@@ -331,7 +331,7 @@ class Budget(Allowance):
 
 @dataclass
 class LedgerBudget(Allowance):
-    """A dataset's budget in the ledger: steps are charged a block at a time, before they are made.
+    """A run's reservation in the ledger; steps are charged in blocks before they are made.
 
     A run that crashes was charged for the blocks it asked for, and no more. A resumed run continues
     after the last step granted.
@@ -381,7 +381,7 @@ class LedgerBudget(Allowance):
         self._counter = StepCounter(self.made)
 
     def begin(self) -> list[Json]:
-        """Charge and commit the releases before the first step, such as a private PCA.
+        """Charge and commit the releases that precede training, such as a private PCA.
 
         Returns:
             A certificate of each.
@@ -399,7 +399,7 @@ class LedgerBudget(Allowance):
                 self.service.release(each, patience_seconds=_RELEASE_PATIENCE_SECONDS)
 
     def count_resumed(self, steps: int) -> int:  # noqa: ARG002
-        """Return 0: the ledger's count of steps is used, not the checkpoint's."""
+        """Return 0: the ledger itself counts the steps made, so a checkpoint's count is ignored."""
         return 0
 
     @property
@@ -432,7 +432,7 @@ class LedgerBudget(Allowance):
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
 
     def _adapt_block(self) -> None:
-        """Enlarge the block of steps if the last request took too large a share of the run time."""
+        """Enlarge the block of steps per request if requests take too much of the run time."""
         if self._last_grant is None:
             return
         (granted_at, seconds), self._last_grant = self._last_grant, None
@@ -443,7 +443,7 @@ class LedgerBudget(Allowance):
 
     @cached_property
     def _epsilon_curve(self) -> list[tuple[int, float]]:
-        """(charges, ε) pairs along the run; only the last one if the service refuses the curve."""
+        """(charges, ε) pairs along the run; only the last pair if the service gives no curve."""
         charges = self.reservation.steps_reserved
         points = min(_CURVE_POINTS_MAX, math.ceil(self.reserved / self.block), charges)
         with suppress(ServiceRefusedError):
@@ -458,7 +458,7 @@ class LedgerBudget(Allowance):
             self._renew()
 
     def _renew(self) -> None:
-        """Renew the reservation's lease.
+        """Renew the reservation's lease, so that it does not expire during the run.
 
         Raises:
             NoGuaranteeError: another run was granted steps of this reservation.
@@ -472,11 +472,11 @@ class LedgerBudget(Allowance):
         self._renewed_at = time.monotonic()
 
     def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of all steps reserved and of the releases before them."""
+        """Return the guarantee of all reserved steps and of the releases that precede training."""
         return add_step_counts(self.planned_guarantee(self.reserved), steps, self.reserved)
 
     def planned_guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of a plan of `steps` steps and of the releases before it.
+        """Return the guarantee of `steps` steps and the releases that precede training.
 
         Raises:
             NoGuaranteeError: the guarantee is not proven.
@@ -486,11 +486,11 @@ class LedgerBudget(Allowance):
 
     @cached_property
     def relation(self) -> str:
-        """The dataset's neighbouring relation, for which the run's guarantee is computed."""
+        """The dataset's neighbouring relation, which the run's guarantee is for."""
         return str(self.service.dataset(self.dataset).get("neighbouring_relation"))
 
     def commit(self, model_sha256: str | None = None) -> Json:
-        """End the run in the ledger, free steps that were not granted, and return the certificate.
+        """End the run in the ledger, free the steps not granted, and return the certificate.
 
         The certificate names the clip norm, unless it changes, and, if it is given, the hash of the
         model's file. The reservation may have ended before: its lease expired, or an earlier
@@ -505,7 +505,7 @@ class LedgerBudget(Allowance):
 
 @dataclass(frozen=True)
 class NoBudget(Allowance):
-    """A fixed number of steps without a privacy claim; no service is asked.
+    """A fixed number of steps without a privacy guarantee; no service is asked.
 
     Several optimizers may share it, since steps need not be told apart.
 
@@ -522,16 +522,16 @@ class NoBudget(Allowance):
 
     @property
     def made(self) -> int:
-        """Always 0: steps are not counted."""
+        """Always 0: this class does not count steps."""
         return 0
 
     @property
     def taken(self) -> int:
-        """Always 0: steps are not counted."""
+        """Always 0: this class does not count steps."""
         return 0
 
     def allow(self, step: int) -> None:
-        """Raise unless a step's number is at most `steps`.
+        """Raise if the step's number exceeds the fixed number of steps.
 
         Raises:
             BudgetExhaustedError: the step is beyond them.
@@ -539,16 +539,16 @@ class NoBudget(Allowance):
         self._require_allowed(step)
 
     def take(self, step: int) -> None:
-        """Raise unless a step's number is at most `steps`; nothing is counted."""
+        """Raise if the step's number exceeds the fixed number of steps; count nothing."""
         self._require_allowed(step)
 
     def guarantee(self, steps: int) -> Guarantee:
-        """Return an infinite ε with the reason why there is no guarantee."""
+        """Return an infinite ε, with the reason why there is no guarantee."""
         document = {"guarantee": "none", "reason": self.reason, "steps": steps}
         return Guarantee(math.inf, 1.0, "none", "none", document)
 
     def _require_allowed(self, step: int) -> None:
-        """Raise if the step's number exceeds `steps`."""
+        """Raise if the step's number exceeds the fixed number of steps."""
         if step > self.steps:
             raise BudgetExhaustedError(f"all {self.steps} steps are made")
 
@@ -569,6 +569,6 @@ def prove_guarantee(
 
 
 def add_step_counts(guarantee: Guarantee, steps: int, planned: int) -> Guarantee:
-    """Return a plan's guarantee with the numbers of steps made and planned added."""
+    """Return a guarantee with the numbers of steps made and planned added to its JSON."""
     counts = {"scope": "fixed_plan", "steps": steps, "steps_planned": planned}
     return replace(guarantee, document={**guarantee.document, **counts})

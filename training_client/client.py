@@ -45,7 +45,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Budget that the ledger reserves for one run.
+    """Budget that the ledger holds for one run.
 
     Attributes:
         identifier: the ledger's identifier of the reservation.
@@ -85,7 +85,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A quote: if a run fits a dataset's remaining budget, its share of it, and what else fits.
+    """The service's answer whether a run fits a dataset's remaining budget, and what would fit.
 
     Attributes:
         fits: True if the whole run fits.
@@ -105,7 +105,7 @@ class Quote:
 
 
 class AccountingService:
-    """A connection to the accounting service; use it as a context manager.
+    """A connection to the accounting service over HTTP; use it as a context manager.
 
     Example:
         ```python
@@ -176,7 +176,7 @@ class AccountingService:
 
     @contextmanager
     def giving_up_when(self, stop: Callable[[], bool]) -> Iterator[None]:
-        """Stop retrying calls inside the `with` block once `stop()` returns True.
+        """Stop retrying requests inside the `with` block once `stop()` returns True.
 
         A call that is waiting then raises `ServiceUnreachableError` within half a second.
         """
@@ -194,7 +194,7 @@ class AccountingService:
         neighbouring_relation: str = ADD_OR_REMOVE_ONE,
         **run: Unpack[RunArguments],
     ) -> Guarantee:
-        """Return the guarantee at δ of a run, or of any mechanism.
+        """Return ε at δ, with its status and proof, for a DP-SGD run or any mechanism.
 
         Args:
             mechanism: any mechanism, as JSON; without it, `run` describes a run.
@@ -216,7 +216,9 @@ class AccountingService:
             "method": method,
             "neighbouring_relation": neighbouring_relation,
         }
-        found = self._trusted(Guarantee.from_json(self._request("/v1/epsilon", body)), method)
+        found = self._require_trusted(
+            Guarantee.from_json(self._request("/v1/epsilon", body)), method
+        )
         if found.delta > delta:
             raise ServiceConfusedError(
                 f"asked for δ = {delta:g}, but the answer is for δ = {found.delta:g}"
@@ -231,7 +233,7 @@ class AccountingService:
         neighbouring_relation: str = ADD_OR_REMOVE_ONE,
         **run: Unpack[RunArguments],
     ) -> Guarantee:
-        """Return the guarantee at ε of a run, or of any mechanism.
+        """Return δ at ε, with its status and proof, for a DP-SGD run or any mechanism.
 
         Args:
             mechanism: any mechanism, as JSON; without it, `run` describes a run.
@@ -251,7 +253,7 @@ class AccountingService:
             "method": method,
             "neighbouring_relation": neighbouring_relation,
         }
-        found = self._trusted(Guarantee.from_json(self._request("/v1/delta", body)), method)
+        found = self._require_trusted(Guarantee.from_json(self._request("/v1/delta", body)), method)
         if found.epsilon > epsilon:
             raise ServiceConfusedError(
                 f"asked for ε = {epsilon:g}, but the answer is for ε = {found.epsilon:g}"
@@ -265,7 +267,7 @@ class AccountingService:
         neighbouring_relation: str = ADD_OR_REMOVE_ONE,
         **run: Unpack[RunArguments],
     ) -> Comparison:
-        """Return the ε of every accounting method at δ, and the proved interval.
+        """Return ε at δ by every accounting method, and the proved interval around it.
 
         Args:
             mechanism: any mechanism, as JSON; without it, `run` describes a run.
@@ -281,7 +283,7 @@ class AccountingService:
         return Comparison.from_json(self._request("/v1/compare", body))
 
     def curve(self, run: Json, delta: float, points: int) -> list[tuple[int, float]]:
-        """Return (steps, ε) pairs along a run.
+        """Return pairs (steps, ε) along a run, for drawing ε against the steps.
 
         Args:
             run: a mechanism of kind dp_sgd; the last pair is for all of its steps.
@@ -382,7 +384,7 @@ class AccountingService:
         sampling: Literal["poisson", "balls_in_bins", "both"] = "both",
         **options: Any,
     ) -> BudgetPlan:
-        """Return batch sizes, steps and noise within a budget, with a recommended run.
+        """Return possible runs (batch size, steps, noise) within a budget, one of them recommended.
 
         Args:
             epsilon: ε of the budget.
@@ -409,7 +411,7 @@ class AccountingService:
         return BudgetPlan.from_json(self._request("/v1/plan", body), epsilon)
 
     def quote(self, dataset: str, mechanism: Json) -> Quote:
-        """Return whether a run fits a dataset's remaining budget, and which run would fit.
+        """Ask whether a run fits a dataset's remaining budget, and which run would; charge nothing.
 
         Args:
             dataset: the dataset's name in the ledger.
@@ -428,7 +430,7 @@ class AccountingService:
         )
 
     def affordable_noise(self, dataset: str, mechanism: Json) -> float:
-        """Return the smallest noise multiplier with which a run fits a dataset's remaining budget.
+        """Return the smallest noise multiplier with which a run fits the remaining budget.
 
         Args:
             dataset: the dataset's name in the ledger.
@@ -497,7 +499,7 @@ class AccountingService:
         clip_norm: float | None = None,
         model_sha256: str | None = None,
     ) -> Reservation:
-        """End a finished run; budget of steps that were not granted becomes free again.
+        """End a finished run; the budget of steps that were not granted becomes free again.
 
         Args:
             reservation: the run's reservation.
@@ -516,7 +518,7 @@ class AccountingService:
     def release(
         self, reservation: Reservation, patience_seconds: float | None = None
     ) -> Reservation:
-        """End an abandoned run; budget of steps that were not granted becomes free again.
+        """End an abandoned run; the budget of steps that were not granted becomes free again.
 
         Args:
             reservation: the run's reservation.
@@ -529,15 +531,15 @@ class AccountingService:
         return self._request(f"{_reservation_path(reservation.identifier)}/certificate")
 
     def _solve(self, unknown: str, run: RunArguments, target: Json) -> float:
-        """Ask the service for one unknown parameter of a run, such as its noise multiplier."""
+        """Ask the service which value of one parameter makes a run meet a target (ε, δ)."""
         answer = self._request(f"/v1/{unknown.replace('_', '-')}", {**run, **target})
         found = Guarantee.from_json(answer.get("guarantee"))
         _require_within_target(found, target["epsilon"], target["delta"])
         return _finite_number(answer, unknown)
 
     @staticmethod
-    def _trusted(found: Guarantee, method: str) -> Guarantee:
-        """Return a guarantee, checked to be by the requested method and to be usable.
+    def _require_trusted(found: Guarantee, method: str) -> Guarantee:
+        """Return a guarantee; raise if it is by another method or has too weak a status.
 
         Raises:
             ServiceConfusedError: it is by another method, or its status forbids its use.
@@ -557,12 +559,12 @@ class AccountingService:
         body: Json | None = None,
         patience: float | None = None,
     ) -> Reservation:
-        """Send an action on a reservation, such as commit, and return its new state."""
+        """Send a reservation's action, such as commit or renew; return its new state."""
         path = f"{_reservation_path(reservation.identifier)}/{action}"
         return Reservation.from_json(self._write(path, body or {}, patience))
 
     def _write(self, path: str, body: Json, patience: float | None = None) -> dict[str, Any]:
-        """Send a write; one idempotency key for all attempts makes it take effect once."""
+        """Send a write, whose retries share an idempotency key so that it takes effect once."""
         try:
             return self._request(path, body, {"Idempotency-Key": uuid.uuid4().hex}, patience)
         except ServiceRefusedError as error:
@@ -577,7 +579,7 @@ class AccountingService:
         headers: Mapping[str, str] | None = None,
         patience: float | None = None,
     ) -> dict[str, Any]:
-        """Send a request, with retries, and return the answer's JSON object.
+        """Send a request, with retries; return the JSON object of the response.
 
         Raises:
             ServiceRefusedError: the answer is a problem document.
@@ -626,7 +628,7 @@ class AccountingService:
                 )
 
     def _send(self, path: str, body: Json | None, headers: Mapping[str, str]) -> httpx.Response:
-        """Send a request once, and record how long the answer took."""
+        """Send a request once, and record the response time."""
         method, started = "GET" if body is None else "POST", time.monotonic()
         try:
             answer = self._client.request(method, path, json=body, headers=headers)
@@ -642,7 +644,7 @@ class AccountingService:
         return answer
 
     def _sleep_unless_stopped(self, seconds: float, problem: str) -> bool:
-        """Sleep, and return True; return False early if the caller asked to stop retrying."""
+        """Sleep and return True, or return False early if the caller wants no more retries."""
         _LOGGER.warning("%s: %s; retrying in %.1f s", self.url, problem, seconds)
         while seconds > 0 and not self._should_stop():
             time.sleep(min(seconds, _SLEEP_SECONDS_MAX))
@@ -669,7 +671,7 @@ def _reservation_path(identifier: str) -> str:
 
 
 def _quote_segment(name: str) -> str:
-    """Return a name quoted as one segment of a URL path, so that it cannot lead to another path.
+    """Return a name escaped for one segment of a URL path, so that it cannot add segments.
 
     Raises:
         DataError: the name is empty, a dot segment or not valid Unicode.
@@ -684,7 +686,7 @@ def _quote_segment(name: str) -> str:
 
 
 def _finite_number(answer: Json, name: str) -> float:
-    """Return a field of a response that must be a finite number."""
+    """Return a field of a response; raise unless it is a finite number."""
     value = answer.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ServiceConfusedError(f"the answer's {name} is not a finite number: {value!r}")
@@ -692,7 +694,7 @@ def _finite_number(answer: Json, name: str) -> float:
 
 
 def _require(value: float | None, name: str) -> float:
-    """Return an argument that must be given.
+    """Return an argument's value; raise if it was not given.
 
     Raises:
         DataError: it is missing.
@@ -703,7 +705,7 @@ def _require(value: float | None, name: str) -> float:
 
 
 def _mechanism_of(mechanism: Json | None, run: RunArguments) -> Json:
-    """Return the mechanism that was given, or a DP-SGD run with these arguments.
+    """Return the given mechanism, or the one of a DP-SGD run with these arguments.
 
     Raises:
         DataError: both were given.
@@ -716,7 +718,7 @@ def _mechanism_of(mechanism: Json | None, run: RunArguments) -> Json:
 
 
 def _target(epsilon: float, delta: float, method: str, relation: str) -> Json:
-    """Return the fields of a target; the default relation is left out, for older services."""
+    """Return the JSON fields of a target; omit the default relation, for older services."""
     fields: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "method": method}
     if relation != ADD_OR_REMOVE_ONE:
         fields["neighbouring_relation"] = relation
@@ -724,7 +726,7 @@ def _target(epsilon: float, delta: float, method: str, relation: str) -> Json:
 
 
 def _require_within_target(guarantee: Guarantee, epsilon: float, delta: float) -> None:
-    """Raise if the guarantee of the service's solution exceeds the target (ε, δ).
+    """Raise if a guarantee exceeds the target (ε, δ) that the service solved for.
 
     Raises:
         ServiceConfusedError: its ε or δ is larger.

@@ -29,7 +29,7 @@ _HINTS: Final = {
 
 
 class TrainingStoppedError(Exception):
-    """Base class: training stopped, or never began."""
+    """Base class of errors that stop training, or prevent it."""
 
     exit_code: ClassVar[int] = 2
 
@@ -65,7 +65,7 @@ class ServiceRefusedError(ServiceError):
 
 
 class ServiceConfusedError(ServiceError):
-    """The accounting service's answer does not follow its API: check its address and version."""
+    """The service's answer does not follow its API; its address or version may be wrong."""
 
 
 class BudgetExhaustedError(TrainingStoppedError):
@@ -83,7 +83,7 @@ class DataError(TrainingStoppedError):
 
 
 class NotFetchedError(DataError):
-    """The dataset must be downloaded by hand; the message says from where."""
+    """The dataset must be downloaded by hand; the message gives the source."""
 
 
 class ProcessLostError(TrainingStoppedError):

@@ -6,11 +6,11 @@ Training and accounting read the same numbers, so that they cannot differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final, Self
-
-from training_client.schedule import Schedule
 
 Mechanism = Mapping[str, Any]  # JSON, as the accounting service reads it
 POISSON: Final = "poisson"
@@ -18,7 +18,90 @@ BALLS_IN_BINS: Final = "balls_in_bins"
 SAMPLINGS: Final = (POISSON, BALLS_IN_BINS)
 _SCHEDULES: Final = ("noise_schedule", "clip_schedule", "learning_rate_schedule")
 _FACTOR_MAX: Final = 1e6  # of an adapted clip norm, relative to the first
+_LEVELS: Final = 16  # of a schedule
 _ROUNDING: Final = 1e-14  # more than a few roundings in double precision
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Factors of a value, constant over stretches of steps; the last one holds on afterwards.
+
+    So a run with scheduled noise is the composition of a few runs with constant noise.
+
+    Attributes:
+        pieces: pairs of a number of steps and the factor in these steps.
+
+    Raises:
+        ValueError: there is no piece, a piece has no step, or a factor is negative or not finite.
+    """
+
+    pieces: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse pieces without steps, and factors that no step can use."""
+        if not self.pieces or any(steps < 1 for steps, _ in self.pieces):
+            raise ValueError(
+                f"expected pieces of at least one step each, (steps, factor), got {self.pieces}"
+            )
+        if not all(0 <= factor < math.inf for _, factor in self.pieces):
+            raise ValueError(f"expected finite factors ≥ 0, got {self.pieces}")
+
+    @classmethod
+    def by_steps(cls, pieces: Sequence[tuple[int, float]]) -> Self:
+        """Return the schedule with these pairs of a number of steps and a factor."""
+        return cls(tuple((int(steps), float(factor)) for steps, factor in pieces))
+
+    @classmethod
+    def linear(cls, end: float, steps: int, levels: int = _LEVELS) -> Self:
+        """Return a schedule from 1 to `end` in a straight line.
+
+        Args:
+            end: the last factor.
+            steps: the number of steps until it is reached.
+            levels: the number of different factors; each holds for about steps/levels steps.
+        """
+        return cls._sampled(lambda part: 1 + (end - 1) * part, steps, levels)
+
+    @classmethod
+    def cosine(cls, end: float, steps: int, levels: int = _LEVELS) -> Self:
+        """Return a schedule from 1 to `end` along half a cosine wave; arguments as for `linear`."""
+        return cls._sampled(
+            lambda part: end + (1 - end) * (1 + math.cos(math.pi * part)) / 2, steps, levels
+        )
+
+    @classmethod
+    def exponential(cls, end: float, steps: int, levels: int = _LEVELS) -> Self:
+        """Return a schedule from 1 to `end` > 0 by equal ratios; arguments as for `linear`."""
+        if not end > 0:
+            raise ValueError(f"expected end > 0 for exponential decay, got {end}")
+        return cls._sampled(lambda part: float(end**part), steps, levels)
+
+    @classmethod
+    def _sampled(cls, curve: Callable[[float], float], steps: int, levels: int) -> Self:
+        """Return the schedule with a curve's values at `levels` points from 0 to 1."""
+        levels = min(levels, steps)
+        if levels < 1:
+            raise ValueError(f"expected at least one step and one level, got {steps}, {levels}")
+        ends = [steps * (level + 1) // levels for level in range(levels)]
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        factors = [curve(level / max(levels - 1, 1)) for level in range(levels)]
+        return cls(tuple(zip(counts, factors, strict=True)))
+
+    def at(self, step: int) -> float:
+        """Return the factor in a step, counted from 1."""
+        ends = list(accumulate(steps for steps, _ in self.pieces))
+        return self.pieces[min(bisect_left(ends, step), len(ends) - 1)][1]
+
+    def divide(self, steps: int) -> Iterator[tuple[int, float]]:
+        """Yield the numbers of steps, of `steps` in all, that have the same factor in a row."""
+        left = steps
+        for count, factor in self.pieces[:-1]:
+            taken = min(count, left)
+            if taken:
+                yield taken, factor
+            left -= taken
+        if left or not steps:
+            yield left, self.pieces[-1 if left else 0][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +144,7 @@ class AdaptiveClipping:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Parameters of a sampled Gaussian step, as it is run and as it is charged.
+    """The parameters of a sampled Gaussian step: sampling, clip norm, noise and dataset size.
 
     Attributes:
         dataset_size: N, the number of records in the training set.
@@ -210,7 +293,7 @@ class Plan:
 
     @property
     def steps_per_charge(self) -> int:
-        """The number of steps that are charged together.
+        """The number of steps that are charged together: 1, or an epoch for balls-in-bins sampling.
 
         It is 1, and with balls-in-bins sampling the b steps of an epoch: a record that is in one
         of its batches is in no other, so that the epoch as a whole is the mechanism.
@@ -218,16 +301,16 @@ class Plan:
         return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
 
     def charges(self, steps: int) -> int:
-        """Return how many charges pay for `steps` steps, rounded up; an epoch may be one charge."""
+        """Return how many charges pay for `steps` steps; with balls-in-bins, one pays an epoch."""
         return -(-steps // self.steps_per_charge)
 
     def whole_charges(self, steps: int) -> int:
-        """Return the number of steps that are charged if `steps` are made: up to whole epochs."""
+        """Return `steps` rounded up to a number that whole charges pay for."""
         return self.charges(steps) * self.steps_per_charge
 
     @property
     def expected_batch_size(self) -> float:
-        """The expected batch size qN, which sums are divided by.
+        """The expected batch size (sample rate · dataset size), by which sums are divided.
 
         The size of the batch drawn is itself private.
         """
@@ -235,7 +318,7 @@ class Plan:
 
     @property
     def noise_deviation(self) -> float:
-        """The standard deviation σC of the noise on each coordinate of the sum."""
+        """The standard deviation σC of the noise on each coordinate of a gradient sum."""
         return self.noise_multiplier * self.clip_norm
 
     def mechanism(self, steps: int) -> dict[str, Any]:
@@ -263,7 +346,7 @@ def factor_at(schedule: Schedule | None, step: int) -> float:
 
 
 def compose(before: tuple[Mechanism, ...], last: Mechanism) -> Mechanism:
-    """Return the composition of several releases as one mechanism.
+    """Return one mechanism that consists of several releases, `last` after those `before`.
 
     Args:
         before: the earlier releases; without any, `last` itself is returned.

@@ -13,7 +13,7 @@ _RANDOM: Final = random.SystemRandom()  # leaves the program's own random state 
 
 
 class RetryTimer:
-    """Chooses the delay before each retry of one request, and when to give up.
+    """Computes the delay before each retry of one request, and decides when to give up.
 
     Attributes:
         seconds: time spent on attempts and delays so far.
@@ -24,7 +24,7 @@ class RetryTimer:
         self._backoff = _BACKOFF_MIN_SECONDS
 
     def next_delay(self, requested: float, limit: float) -> float | None:
-        """Return the delay before the next attempt and count it, or None to give up.
+        """Return the delay before the next attempt, or None to give up; count the attempt.
 
         Jitter keeps clients that failed together from returning together: each waits longer than
         requested, by up to 0.2 s, then up to 0.4 s, and so on up to 10 s.
@@ -58,7 +58,7 @@ def parse_retry_after(headers: Mapping[str, str]) -> float:
 
 
 def _parse_date(text: str) -> datetime | None:
-    """Return an HTTP date with its time zone; None if the text is none."""
+    """Parse an HTTP date with a time zone; return None if the text is not one."""
     try:
         found = parsedate_to_datetime(text)
     except (ValueError, OverflowError):

@@ -14,7 +14,7 @@ from typing import Final
 from training_client.budget import Allowance
 from training_client.client import Json
 from training_client.errors import NoGuaranteeError
-from training_client.shared_budget import SharedBudget
+from training_client.private_step.shared_budget import SharedBudget
 
 PRIVACY: Final = "privacy.json"
 CERTIFICATE: Final = "certificate.json"
@@ -32,7 +32,7 @@ _RUN_FILES: Final = (
 
 
 def clear_earlier_run(folder: Path) -> Path | None:
-    """Remove an earlier run's files, or move them if they include a ledger's certificate.
+    """Remove an earlier run's files, or move them away if they include a ledger certificate.
 
     The ledger charged that run, and charges no later run for it again; its files are kept.
 
@@ -58,7 +58,7 @@ def describe_missing_guarantee(steps: int) -> Json:
 
 
 def bind_to_model(guarantee: Json, folder: Path, declared_public: str | None) -> Json:
-    """Return a guarantee as JSON, with its model's hash and the declared public data added.
+    """Return a guarantee's JSON with the model file's hash and the declared public data added.
 
     Args:
         guarantee: the document of the steps' guarantee.
@@ -71,13 +71,13 @@ def bind_to_model(guarantee: Json, folder: Path, declared_public: str | None) ->
 
 
 def write_json(file: Path, document: Json) -> None:
-    """Write a JSON document, and create its folder if needed."""
+    """Write a JSON document to a file, and create its folder if needed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def settle(allowance: Allowance, steps: int, folder: str | Path, claim: Json | None = None) -> None:
-    """End a run: write its guarantee, commit its reservation and write the certificate.
+    """End a run: write its guarantee, commit its reservation, and write the certificate.
 
     Of several processes that share a budget all must call it, and rank 0 writes.
 

@@ -30,7 +30,7 @@ def clipped_sum(
     path: EnginePath | None = None,
     physical_batch_size: int | None = None,
 ) -> list[torch.Tensor]:
-    """Return the sum of clipped per-example gradients without noise; never release it.
+    """Return the sum of clipped per-example gradients without noise, for tests; never release it.
 
     Each example's gradient ∇, over all trained parameters, is multiplied by min(1, C/‖∇‖). The sum
     is computed as in a private step, before noise and before the division by the batch size. So

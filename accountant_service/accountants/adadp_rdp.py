@@ -25,7 +25,7 @@ _SOURCE: Final = "papers/000, Theorem 1 and Lemma 6"
 
 
 class AdadpRdp(Accountant):
-    """AdaDP's Rényi accountant: equation (7) of papers/000, at the orders 2 to 64.
+    """The Rényi accountant of the AdaDP paper: equation (7) of papers/000, at the orders 2 to 64.
 
     Its σ is the noise multiplier.
 
@@ -42,7 +42,7 @@ class AdadpRdp(Accountant):
     proves = "nothing; the proved form is subsampled_rdp with fixed_size and replace_one"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypotheses of the theorem behind the formula; the last never holds."""
+        """Return the hypotheses of the paper's bound; one never holds, so ε is an estimate."""
         require_noise(self.name, question, ["gaussian"])
         require_single_group(self.name, question)
         theorem = "Wang, Balle & Kasiviswanathan 2019, arXiv 1808.00087v2, Theorem 9"
@@ -63,13 +63,13 @@ class AdadpRdp(Accountant):
         )
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return the least ε over the Rényi orders, converted as in the paper."""
+        """Return ε at δ: the smallest over the Rényi orders, converted as in the paper."""
         epsilons = renyi_conversion.classical_epsilons(_ORDERS, self._log_moments(question), delta)
         best = int(np.argmin(epsilons))
         return Bound(rounding.up(float(epsilons[best])), _ORDERS[best], renyi_conversion.CLASSICAL)
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return the least δ over the Rényi orders."""
+        """Return δ at ε: the smallest over the Rényi orders, converted as in the paper."""
         moments = rounding.up_each(self._log_moments(question))
         log_deltas = renyi_conversion.classical_log_deltas(_ORDERS, moments, epsilon)
         best = int(np.argmin(log_deltas))
@@ -77,7 +77,7 @@ class AdadpRdp(Accountant):
         return Bound(min(1.0, value), _ORDERS[best], renyi_conversion.CLASSICAL)
 
     def _log_moments(self, question: Question) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the composed log-moment (α − 1)·D_α at each order, as in the paper."""
+        """Return the mechanism's log-moment (α − 1)·D_α at each Rényi order α, as in the paper."""
         group = require_single_group(self.name, question)
         return group.count * without_replacement.log_moments_as_in_paper(
             _ORDERS, group.rate, group.atom.noise_multiplier

@@ -16,7 +16,7 @@ _SOURCE: Final = "Dwork & Roth 2014, Theorem 3.20"
 
 
 class AdvancedComposition(Accountant):
-    """Advanced composition of steps amplified by sampling, with the best of 37 splits of δ.
+    """Advanced composition of steps amplified by sampling; δ is split in the best of 37 ways.
 
     ε = ε₁·√(2T·log(1/δ′)) + T·ε₁·(e^{ε₁} − 1) with δ = T·δ₁ + δ′.
     """
@@ -28,12 +28,12 @@ class AdvancedComposition(Accountant):
     proves = "an upper bound of ε, usually loose"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypothesis of amplification by sampling; advanced composition has none."""
+        """Return the hypothesis of amplification by sampling, the only one of this method."""
         require_single_group(self.name, question)
         return sampled_step.assumptions(self.name, question)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return the least ε over the splits of δ between the steps and the composition."""
+        """Return the smallest ε over 37 ways to split δ between the steps and the composition."""
         group = require_single_group(self.name, question)
         steps, slack = (1 - sampled_step.DELTA_SHARES) * delta, sampled_step.DELTA_SHARES * delta
         epsilon = sampled_step.step_epsilons(group, steps / group.count)

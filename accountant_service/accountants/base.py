@@ -82,12 +82,12 @@ class Question:
 
     @property
     def release_groups(self) -> tuple[ReleaseGroup, ...]:
-        """The mechanism's distinct releases, with noise and sample rate under the relation."""
+        """The mechanism's distinct releases, each with count, effective noise and sample rate."""
         return release_laws.release_groups(self.form.atom_counts, self.relation)
 
     @property
     def alternatives(self) -> tuple[Question, ...]:
-        """One question per disjoint part of the data that may hold the record; the worst counts.
+        """The same question for each disjoint part of the data that may hold the record.
 
         Raises:
             TooExpensiveError: there are too many.
@@ -108,7 +108,7 @@ class Question:
 
     @property
     def is_attained(self) -> bool:
-        """Return whether two neighbouring datasets attain the dominating pairs.
+        """Return whether some neighbouring datasets attain the δ(ε) of the dominating pairs.
 
         If they are not, they give upper bounds only. They are not attained for shuffled batches,
         which are charged without amplification, for sample rates that were rounded up, nor for a
@@ -123,35 +123,35 @@ class Question:
 
     @property
     def sampling(self) -> str:
-        """The releases' sampling: `mixed` if they differ, `none` if nothing is released."""
+        """The sampling of all releases: `mixed` if it differs, `none` if nothing is released."""
         kinds = {atom.sampling for atom, _ in self.form.atom_counts}
         return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
 
 
-def _has_attained_pair(atom: Atom, relation: NeighbouringRelation) -> bool:
-    """Return whether two neighbouring datasets attain the dominating pair of one release."""
-    if not release_laws.is_attained(atom.noise):
+def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
+    """Return whether some neighbouring datasets attain the δ(ε) of its dominating pair."""
+    if not release_laws.is_attained(release.noise):
         return False
-    if atom.sampling == "poisson":
-        return atom.sample_rate >= release_laws.RATE_MIN
-    if atom.sampling == "balls_in_bins":
-        return release_laws.has_bins_law(atom, relation) and atom.parameters[1] == 1
-    if relation is NeighbouringRelation.REPLACE_ONE and atom.sampling == "fixed_size":
-        return release_laws.samples_whole_dataset(atom)
+    if release.sampling == "poisson":
+        return release.sample_rate >= release_laws.RATE_MIN
+    if release.sampling == "balls_in_bins":
+        return release_laws.has_bins_law(release, relation) and release.parameters[1] == 1
+    if relation is NeighbouringRelation.REPLACE_ONE and release.sampling == "fixed_size":
+        return release_laws.samples_whole_dataset(release)
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    left_out = added and release_laws.samples_whole_dataset(atom) and atom.noise != "gaussian"
-    return atom.sampling != "shuffled" and not left_out
+    left_out = added and release_laws.samples_whole_dataset(release) and release.noise != "gaussian"
+    return release.sampling != "shuffled" and not left_out
 
 
-def _larger_dataset_size(atom: Atom) -> int:
-    """Return the size of the larger of two neighbouring datasets of a fixed-size sample."""
-    size = atom.fixed_sizes[0] if atom.fixed_sizes else 0
-    return size + 1 if release_laws.samples_whole_dataset(atom) else size
+def _larger_dataset_size(release: Atom) -> int:
+    """Return the size of the larger neighbouring dataset of a release on a fixed-size sample."""
+    size = release.fixed_sizes[0] if release.fixed_sizes else 0
+    return size + 1 if release_laws.samples_whole_dataset(release) else size
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An upper bound on ε or δ from a method's formula.
+    """A bound on ε or δ computed by one accounting method, and how it was obtained.
 
     Attributes:
         value: the bound, rounded up.
@@ -185,7 +185,7 @@ class Accountant(ABC):
 
     @abstractmethod
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the theorem's hypotheses, and whether each holds for the question.
+        """Return the hypotheses of the method's theorem, and whether each holds for the question.
 
         Raises:
             MethodNotApplicableError: the method has no formula for a release; the error points to
@@ -203,7 +203,7 @@ class Accountant(ABC):
         """
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
-        """Return the bound on ε after each number of repetitions; infinite where no finite ε holds.
+        """Return the bound on ε after each number of repetitions; ∞ if no finite ε holds.
 
         A method may override this to compute all of them at once.
 
@@ -253,7 +253,7 @@ class Accountant(ABC):
         return self._make_guarantee(question, bound, assumptions, bound.value, delta, "epsilon")
 
     def curve(self, step: Question, times: Sequence[int], delta: float) -> list[Guarantee | None]:
-        """Return the guarantee at δ after each number of repetitions; None where no finite ε holds.
+        """Return the guarantee at δ after each number of repetitions; None if ε is infinite.
 
         Args:
             step: the mechanism that is repeated.
@@ -292,7 +292,7 @@ class Accountant(ABC):
         return self._make_guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
 
     def check_assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Refuse unsupported releases; return the hypotheses of the relation and of the method."""
+        """Raise if the method has no formula for a release; else return all hypotheses."""
         if not question.form.atom_counts:
             return (Assumption("nothing is released", True, "definition of privacy"),)
         _require_supported_releases(self.name, question)
@@ -308,7 +308,7 @@ class Accountant(ABC):
         delta: float,
         solved_for: str,
     ) -> Guarantee:
-        """Return the guarantee for a bound; it is only an estimate if a hypothesis fails."""
+        """Make the guarantee for a bound; its status is `estimate` if a hypothesis fails."""
         interval = bound.interval if question.form.atom_counts else Interval(0.0, 0.0)
         failed = [each.statement for each in assumptions if not each.holds]
         certified = None if failed else interval
@@ -366,7 +366,7 @@ def relative_width(interval: Interval, solved_for: str) -> float:
 def _width_warnings(
     question: Question, interval: Interval | None, solved_for: str
 ) -> tuple[str, ...]:
-    """Return a warning if the proved interval is wider than the tolerance."""
+    """Return a warning if the proved interval is wider than the question's tolerance."""
     if interval is None or relative_width(interval, solved_for) <= question.tolerance:
         return ()
     if not question.is_attained:
@@ -378,7 +378,7 @@ def _width_warnings(
 
 
 def _worst(bounds: Iterable[Bound]) -> Bound:
-    """Return the largest bound, with the interval around the largest of the true values."""
+    """Combine the bounds of alternative cases: return the bound on the worst case."""
     found = list(bounds)
     worst = max(found, key=lambda each: each.value)
     intervals = [each.interval for each in found if each.interval is not None]
@@ -389,7 +389,7 @@ def _worst(bounds: Iterable[Bound]) -> Bound:
 
 
 def _is_finite(bound: Bound) -> bool:
-    """Return whether a bound on ε is finite; above 1e15 it counts as infinite."""
+    """Return whether a bound on ε is finite; values above 1e15 count as infinite."""
     return math.isfinite(bound.value) and bound.value <= 1e15
 
 
@@ -402,7 +402,7 @@ def _at_least_delta_min(bound: Bound) -> Bound:
 
 
 def _require_supported_releases(method: str, question: Question) -> None:
-    """Raise for releases that no method has a formula for, or noise too small to compute with."""
+    """Raise if this method has no formula for a release, or its noise is too small."""
     for atom in question.form.all_atoms:
         if atom.noise == "mixture":
             raise MethodNotApplicableError(
@@ -422,7 +422,7 @@ def _require_supported_releases(method: str, question: Question) -> None:
 
 
 def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
-    """Return the hypotheses about the relation that sampling requires of any method."""
+    """Return the hypotheses on neighbouring datasets that the mechanism's sampling requires."""
     sampled = {atom.sampling for atom in question.form.all_atoms} - {"none"}
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     found = []
@@ -437,7 +437,7 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
 
 
 def require_noise(method: str, question: Question, allowed: Sequence[str]) -> None:
-    """Raise an error that points to a release whose kind of noise is not in `allowed`."""
+    """Raise unless every release has a kind of noise that is in `allowed`."""
     for atom, _ in question.form.atom_counts:
         if atom.noise not in allowed:
             raise MethodNotApplicableError(
@@ -446,12 +446,12 @@ def require_noise(method: str, question: Question, allowed: Sequence[str]) -> No
 
 
 def _name_noise(kind: str) -> str:
-    """Return the name of a kind of noise, as it is written in a sentence."""
+    """Return a kind of noise as words for an error message."""
     return f"{kind} noise" if kind in ("gaussian", "laplace") else kind
 
 
 def require_single_group(method: str, question: Question) -> ReleaseGroup:
-    """Return the only release group, for theorems about one release repeated.
+    """Return the only distinct release; raise if there are several, which the method cannot handle.
 
     Raises:
         MethodNotApplicableError: the mechanism has different releases.
@@ -468,13 +468,13 @@ def require_single_group(method: str, question: Question) -> ReleaseGroup:
 def assume_sampling(
     question: Question, allowed: Sequence[str], statement: str, source: str
 ) -> Assumption:
-    """Return the assumption that every release is sampled in an allowed way, and if it holds."""
+    """Return the hypothesis that every release is sampled in an allowed way, and if it holds."""
     holds = all(atom.sampling in allowed for atom, _ in question.form.atom_counts)
     return Assumption(statement, holds, source)
 
 
 def assume_poisson_sampling(question: Question, source: str) -> Assumption:
-    """Return the assumption that every batch is a Poisson sample or the whole dataset."""
+    """Return the hypothesis that batches are Poisson samples or all the data, and if it holds."""
     statement = "each batch is a Poisson sample (or all the data)"
     return assume_sampling(question, ["poisson", "none", "shuffled"], statement, source)
 
@@ -482,5 +482,5 @@ def assume_poisson_sampling(question: Question, source: str) -> Assumption:
 def assume_relation(
     question: Question, allowed: Sequence[NeighbouringRelation], statement: str, source: str
 ) -> Assumption:
-    """Return the assumption that the neighbouring relation is an allowed one, and if it holds."""
+    """Return the hypothesis that the neighbouring relation is an allowed one, and if it holds."""
     return Assumption(statement, question.relation in allowed, source)

@@ -16,7 +16,7 @@ _SOURCE: Final = "Dwork & Roth 2014, Theorem 3.16"
 
 
 class BasicComposition(Accountant):
-    """Basic composition of steps amplified by sampling: their ε and their δ add up."""
+    """Basic composition of steps amplified by sampling: add up all ε and all δ."""
 
     name = "basic_composition"
     title = "Basic composition of amplified steps"
@@ -25,7 +25,7 @@ class BasicComposition(Accountant):
     proves = "an upper bound of ε, loose for many steps"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypothesis of amplification by sampling; basic composition has none."""
+        """Return the hypothesis of amplification by sampling, the only one of this method."""
         return sampled_step.assumptions(self.name, question)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:

@@ -32,7 +32,7 @@ _LOG_TAIL: Final = -40.0  # natural log of the share of δ left to the binomial'
 
 
 class GaussianSamplingComposition(Accountant):
-    """Gaussian sampling composition: δ is a binomial average of δ of Gaussian mechanisms.
+    """Gaussian sampling composition: average δ over the binomial number of participations.
 
     δ(ε) = Σᵢ Binom(i; T, q)·δ_Gauss(ε; √i/σ).
 
@@ -68,7 +68,7 @@ class GaussianSamplingComposition(Accountant):
         )
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return ε, rounded up, by bisection on δ(ε)."""
+        """Return an upper bound on ε at δ, found by bisection on the formula for δ(ε)."""
         group = require_single_group(self.name, question)
         log_weights, mus, log_outside = _binomial_terms(group, math.log(delta) + _LOG_TAIL)
         target = delta * (1 - rounding.MARGIN) - math.exp(log_outside)
@@ -88,7 +88,7 @@ class GaussianSamplingComposition(Accountant):
         return Bound(rounding.up(high))
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return δ, rounded up: the binomial sum and its tails."""
+        """Return an upper bound on δ at ε: the largest binomial terms and the tails."""
         group = require_single_group(self.name, question)
         log_weights, mus, log_outside = _binomial_terms(group, -300.0)
         value = _delta_sum(log_weights, mus, epsilon) + math.exp(log_outside)
@@ -96,7 +96,7 @@ class GaussianSamplingComposition(Accountant):
 
 
 def _binomial_terms(group: ReleaseGroup, log_tail: float) -> tuple[Array, Array, float]:
-    """Return the largest binomial terms: log-weights, Gaussian μ, and log-weight of the rest.
+    """Return log-weight and Gaussian μ of likely participation counts, and the omitted log-weight.
 
     The Gaussian mechanism of the term i has μ = √i/σ.
     """
@@ -109,5 +109,5 @@ def _binomial_terms(group: ReleaseGroup, log_tail: float) -> tuple[Array, Array,
 
 
 def _delta_sum(log_weights: Array, mus: Array, epsilon: float) -> float:
-    """Return δ at ε: the weighted sum over the Gaussian mechanisms with these μ."""
+    """Return δ at ε: the weighted average of δ of Gaussian mechanisms, one per value of μ."""
     return float(np.exp(log_weights + gaussian.log_delta(epsilon, mus)).sum())

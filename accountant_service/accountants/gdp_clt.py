@@ -15,7 +15,7 @@ _SOURCE: Final = "Bu, Dong, Long & Su 2020, arXiv 1911.11607v3, section 3.1"
 
 
 class GdpClt(Accountant):
-    """Central limit estimate: ε of the Gaussian mechanism that many steps converge to.
+    """Central limit estimate: treat many steps as the Gaussian mechanism that they converge to.
 
     Its μ is √(Σ T·q²·(e^{1/σ²} − 1)).
 
@@ -30,7 +30,7 @@ class GdpClt(Accountant):
     proves = "nothing at a finite number of steps: the statement is asymptotic"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypothesis of infinitely many steps, which never holds."""
+        """Return the hypothesis of infinitely many steps; it never holds, so ε is an estimate."""
         require_noise(self.name, question, ["gaussian"])
         return (Assumption("the number of steps is infinite", False, _SOURCE),)
 
@@ -45,7 +45,7 @@ class GdpClt(Accountant):
 
 
 def _mu(question: Question) -> float:
-    """Return μ of the limiting Gaussian mechanism, by the paper's formula.
+    """Return the limiting Gaussian mechanism's μ (sensitivity over noise), by the paper's formula.
 
     At q = 1 the true μ of a Gaussian is less: √T/σ.
     """

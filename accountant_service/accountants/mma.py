@@ -38,7 +38,7 @@ class ModifiedMomentsAccountant(Accountant):
     proves = "nothing: the proof drops positive terms, and the claim is false for some inputs"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the theorem's conditions, and its proof's false step as one that never holds."""
+        """Return the theorem's hypotheses; one is false, so ε is an estimate."""
         require_noise(self.name, question, ["gaussian"])
         group = require_single_group(self.name, question)
         return (
@@ -53,7 +53,7 @@ class ModifiedMomentsAccountant(Accountant):
         )
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return ε by the paper's formula, with its moment order.
+        """Return ε at δ by the paper's formula, with the moment order that gives it.
 
         The order is λ + 1 for λ = 2·log(1/δ)/ε.
         """
@@ -62,7 +62,7 @@ class ModifiedMomentsAccountant(Accountant):
         return Bound(rounding.up(epsilon), 1 - 2 * math.log(delta) / epsilon if epsilon else None)
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return δ by the paper's formula, solved for δ.
+        """Return δ at ε: the paper's formula for ε, solved for δ.
 
         As δ falls, the formula's ε first rises, then falls again. On the rising branch there is one
         solution. An ε above the maximum is claimed for every δ: the result is then the least δ.
@@ -78,7 +78,7 @@ class ModifiedMomentsAccountant(Accountant):
 
 
 def _epsilon(group: ReleaseGroup, log_inverse_delta: float) -> float:
-    """Return ε by the paper's formula, given log(1/δ), without overflow.
+    """Return ε by the paper's formula, computed from log(1/δ) so that a tiny δ does not overflow.
 
     It is 2q·x/(σ·√(e^{x/T} − 1)) for x = log(1/δ).
     """

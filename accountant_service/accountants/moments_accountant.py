@@ -29,7 +29,7 @@ _SOURCE: Final = "Abadi et al. 2016, arXiv 1607.00133v2, Theorem 2"
 
 
 class MomentsAccountant(Accountant):
-    """Moments accountant: a tail bound from numerically computed log-moments of the loss.
+    """Moments accountant: a tail bound from numerically computed log-moments of the privacy loss.
 
     δ = min_λ exp(α(λ) − λε).
 
@@ -56,14 +56,14 @@ class MomentsAccountant(Accountant):
         )
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return the least ε over the moment orders."""
+        """Return ε at δ: the smallest over the moment orders 1 to 127."""
         orders, moments = _MOMENTS + 1, _log_moments(question)
         epsilons = renyi_conversion.classical_epsilons(orders, moments, delta)
         best = int(np.argmin(epsilons))
         return Bound(rounding.up(float(epsilons[best])), orders[best], renyi_conversion.CLASSICAL)
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return the least δ over the moment orders."""
+        """Return δ at ε: the smallest over the moment orders 1 to 127."""
         orders, moments = _MOMENTS + 1, _log_moments(question)
         log_deltas = renyi_conversion.classical_log_deltas(
             orders, rounding.up_each(moments), epsilon
@@ -88,7 +88,7 @@ def _require_affordable(question: Question) -> None:
 
 
 def _relation_assumption(question: Question) -> Assumption:
-    """Return the hypothesis that the method covers the neighbouring relation."""
+    """Return the hypothesis that the neighbouring relation is a covered one, and if it holds."""
     sampled = any(group.rate < 1 for group in question.release_groups)
     allowed = [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.ZERO_OUT_ONE]
     return assume_relation(
@@ -100,7 +100,7 @@ def _relation_assumption(question: Question) -> Assumption:
 
 
 def _log_moments(question: Question) -> Array:
-    """Return the composed log-moments α(λ) for λ = 1…127, the larger of both directions each."""
+    """Return log-moments α(λ) for λ = 1…127: the larger for adding and for removing a record."""
     total = np.zeros_like(_MOMENTS)
     for group in question.release_groups:
         removing = sampled_gaussian.log_moments(_MOMENTS + 1, group.rate, group.sigma)  # log E₂

@@ -20,7 +20,7 @@ _CONSTANT: Final = 3.0
 
 
 class MomentsAccountantClosedForm(Accountant):
-    """Closed form for ε: the moments accountant's theorem with its unknown constant set to 3.
+    """Closed form of the moments accountant, with the theorem's unknown constant set to 3.
 
     σ = 3q·√(T·log(1/δ))/ε, from Theorem 1 of Abadi et al. 2016 (papers/002).
 
@@ -35,22 +35,22 @@ class MomentsAccountantClosedForm(Accountant):
     proves = "nothing: the constant has no proof"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the unproved hypothesis that the closed form's unspecified constant c₂ is 3."""
+        """Return the unproved hypothesis that the theorem's unknown constant c₂ is 3."""
         require_noise(self.name, question, ["gaussian"])
         require_single_group(self.name, question)
         return (Assumption("the theorem's constant is 3", False, _SOURCE),)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return ε by the closed form: 3q·√(T·log(1/δ))/σ."""
+        """Return ε = 3q·√(T·log(1/δ))/σ for sample rate q, T steps and noise multiplier σ."""
         return Bound(rounding.up(self._epsilon_ratio(question) * math.sqrt(-math.log(delta))))
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return δ by the closed form, solved for δ: exp(−(ε/(3q√T/σ))²)."""
+        """Return δ = exp(−(εσ/(3q√T))²) for sample rate q, T steps and noise multiplier σ."""
         return Bound(
             min(1.0, rounding.up(math.exp(-((epsilon / self._epsilon_ratio(question)) ** 2))))
         )
 
     def _epsilon_ratio(self, question: Question) -> float:
-        """Return the ratio of ε to √(log(1/δ)) in the closed form: 3q·√T/σ."""
+        """Return ε/√(log(1/δ)) = 3q·√T/σ for sample rate q, T steps and noise multiplier σ."""
         group = require_single_group(self.name, question)
         return _CONSTANT * group.rate * math.sqrt(group.count) / group.sigma

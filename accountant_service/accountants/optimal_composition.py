@@ -19,7 +19,7 @@ _TERMS_MAX: Final = 70_000
 
 
 class OptimalComposition(Accountant):
-    """Optimal composition of equal (ε₁, δ₁)-DP steps, with the best of 37 splits of δ.
+    """Optimal composition of equal (ε₁, δ₁)-DP steps; δ is split in the best of 37 ways.
 
     T randomised responses of ε₁ have a binomial privacy loss (T − 2l)·ε₁ with
     l ∼ Binom(T, 1/(1 + e^{ε₁})), and the total δ is 1 − (1 − δ₁)^T·(1 − δ(ε)). The ε at a given δ
@@ -33,7 +33,7 @@ class OptimalComposition(Accountant):
     proves = "an upper bound of ε, the least that follows from (ε₁, δ₁) of the steps alone"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypothesis of amplification by sampling; optimal composition has none."""
+        """Return the hypothesis of amplification by sampling, the only one of this method."""
         group = require_single_group(self.name, question)
         if 20 * math.sqrt(group.count) > _TERMS_MAX:
             raise TooExpensiveError(
@@ -42,7 +42,7 @@ class OptimalComposition(Accountant):
         return sampled_step.assumptions(self.name, question)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return the least ε over the splits of δ between the steps and the composition."""
+        """Return the smallest ε over 37 ways to split δ between the steps and the composition."""
         group = require_single_group(self.name, question)
         step_deltas = (1 - sampled_step.DELTA_SHARES) * delta / group.count
         epsilons = sampled_step.step_epsilons(group, step_deltas)
@@ -56,7 +56,7 @@ class OptimalComposition(Accountant):
 
 
 def _randomised_response_epsilon(step_epsilon: float, count: int, delta: float) -> float:
-    """Return ε at δ of `count` composed randomised responses; at most the sum of their ε."""
+    """Return ε at δ of `count` composed ε₁-DP randomised responses, ε₁ = `step_epsilon`."""
     if delta <= 0 or step_epsilon == 0:
         return count * step_epsilon
     if step_epsilon > 30:  # e^{−ε₁} is below rounding: the sum is exact

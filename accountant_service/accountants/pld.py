@@ -35,7 +35,7 @@ _RELEASES_MAX: Final = 1200
 
 
 class Pld(Accountant):
-    """Privacy loss distribution: a proved interval around ε or δ, whose upper end is the answer.
+    """Privacy loss distribution (the default method): a proved interval around ε or δ.
 
     The bounds are computed in numerics/certified_interval.py and proved in docs/accountants/pld.md.
     Unsampled Gaussian releases have the closed form of the analytic Gaussian mechanism.
@@ -54,7 +54,7 @@ class Pld(Accountant):
     proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-6"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypothesis under which each kind of release has a dominating pair."""
+        """Return the hypotheses under which the releases' dominating pairs are proved."""
         groups = question.release_groups
         if len(groups) > _RELEASES_MAX:
             raise TooExpensiveError(
@@ -66,7 +66,7 @@ class Pld(Accountant):
         return tuple(Assumption(statement, True, source) for statement, source in found)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return the certified interval around ε."""
+        """Return the upper end of a proved interval around ε at δ, with the interval."""
         mu, _, releases = _split_releases(question)
         if releases:
             return _capped_by_unsampled(
@@ -76,7 +76,7 @@ class Pld(Accountant):
         return _bound(question, Bounds(lower, rounding.up(float(gaussian.epsilon(delta, mu)))))
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
-        """Return the certified interval after each number of repetitions, from one shared curve."""
+        """Return a proved upper bound on ε after each number of repetitions, with its interval."""
         _, _, releases = _split_releases(step)
         if not releases or small_noise.is_useful(releases) or _infinite_mass(releases) > 0:
             return super().epsilon_bounds(step, times, delta)
@@ -92,7 +92,7 @@ class Pld(Accountant):
         ]
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return the certified interval around δ, which is at most δ without sampling."""
+        """Return the upper end of a proved interval around δ at ε, with the interval."""
         mu, pure, releases = _split_releases(question)
         exact = 0.0
         if mu > 0 and pure < math.inf:
@@ -108,7 +108,7 @@ class Pld(Accountant):
 
 
 def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
-    """Return the dominating pairs of the releases, with their counts.
+    """Return the dominating pairs of the mechanism's releases, each with its count.
 
     Args:
         question: a mechanism that `Pld` has checked.
@@ -118,12 +118,12 @@ def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
 
 
 def has_quick_curve(question: Question) -> bool:
-    """Return whether many numbers of repetitions can share one computation in `epsilon_bounds`."""
+    """Return whether one computation serves all numbers of repetitions in `epsilon_bounds`."""
     return all(has_characteristic_function(law) for law, _ in dominating_pairs(question))
 
 
 def _bound(question: Question, bounds: Bounds) -> Bound:
-    """Return proved bounds as a `Bound`; the lower end is 0 if the pairs are not attained."""
+    """Convert proved bounds to a `Bound`; the lower end is 0 if only an upper bound is proved."""
     lower = bounds.lower if question.is_attained else 0.0
     return Bound(bounds.upper, interval=Interval(lower, bounds.upper))
 
@@ -131,7 +131,7 @@ def _bound(question: Question, bounds: Bounds) -> Bound:
 def _enclose_epsilon(
     question: Question, releases: list[tuple[ReleaseLaw, int]], delta: float
 ) -> Bounds:
-    """Return bounds on ε at δ: from few outcomes or closed forms if possible, else by engines.
+    """Return bounds on ε at δ, by the cheapest algorithm that is accurate enough.
 
     They are infinite if outcomes of infinite loss alone exceed δ.
     """
@@ -152,7 +152,7 @@ def _enclose_epsilon(
 def _enclose_delta(
     question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
 ) -> Bounds:
-    """Return bounds on δ(ε): from few outcomes or closed forms if possible, else by engines."""
+    """Return bounds on δ at ε, by the cheapest algorithm that is accurate enough."""
     found = enumeration.delta_bounds(releases, epsilon)
     if found is None:
         found = small_noise.delta_bounds(releases, epsilon)
@@ -177,12 +177,12 @@ def _intersection(one: Bounds | None, other: Bounds) -> Bounds:
 
 
 def _capped_at(bounds: Bounds, cap: float) -> Bounds:
-    """Return the bounds with an upper end of at most another proved upper bound."""
+    """Return the intersection of an interval with (−∞, cap], `cap` a proved upper bound."""
     return _intersection(Bounds(0.0, cap), bounds)
 
 
 def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bound:
-    """Return the bound on ε, at most the upper bound for the same releases without sampling.
+    """Return the bound on ε at δ, lowered to that of the same releases without sampling if smaller.
 
     Sampling never hurts: Gaussian releases have a closed form, Laplace ones their pure ε.
     """
@@ -198,7 +198,7 @@ def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bo
 
 
 def _infinite_mass(releases: Composition) -> float:
-    """Return an upper bound on the mass of infinite loss, in the costlier direction."""
+    """Return an upper bound on the probability of an infinite privacy loss."""
     return max(infinite_mass(releases, direction) for direction in DIRECTIONS)
 
 
@@ -227,7 +227,7 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
 
 
 def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:
-    """Raise if releases are on disjoint parts of the data, which have no common pair."""
+    """Raise if releases use disjoint parts of the data: no single dominating pair covers them."""
     for group in groups:
         if group.atom.parts:
             raise MethodNotApplicableError(

@@ -40,13 +40,13 @@ def delta(accountant: Accountant, question: Question, epsilon: float) -> Guarant
 
 
 def certify(question: Question, delta: float) -> CertifiedAnswer:
-    """Return the guarantee with the certified interval at δ, or the error that prevents it."""
+    """Compute the guarantee at δ by the default method `pld`, with its proved interval."""
     referee = ACCOUNTANTS[DEFAULT_METHOD]
     return _answer_or_error(lambda: referee.epsilon(question, delta))
 
 
 def require_tolerance(guarantee: Guarantee, tolerance: float | None) -> Guarantee:
-    """Return the guarantee if its certified interval is within the tolerance.
+    """Return the guarantee; raise if its certified interval is wider than the tolerance.
 
     Args:
         guarantee: a checked guarantee, which has the certified interval if there is one.
@@ -78,7 +78,7 @@ def require_tolerance(guarantee: Guarantee, tolerance: float | None) -> Guarante
 
 
 def check_claim(guarantee: Guarantee, certified: CertifiedAnswer) -> Guarantee:
-    """Return the guarantee with the certified interval; mark it refuted if it claims less.
+    """Add the certified interval to a guarantee; mark it refuted if it lies below the interval.
 
     Args:
         guarantee: any method's guarantee.
@@ -102,7 +102,7 @@ def _is_default_method(accountant: Accountant) -> bool:
 
 
 def _answer_or_error(answer: Callable[[], Guarantee]) -> CertifiedAnswer:
-    """Return the guarantee, or the error that says why there is none."""
+    """Call `answer`; return its guarantee, or the accounting error that it raises."""
     try:
         return answer()
     except BoundsContradictError:

@@ -55,7 +55,7 @@ _ONE_INTEGER: Final = "the noise is added to one integer, which a neighbour chan
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGroup:
-    """Equal releases of a mechanism, with the noise and sample rate that accountants use.
+    """A release and its count, with the noise and sample rate that the accountants use.
 
     Attributes:
         atom: the release.
@@ -71,7 +71,7 @@ class ReleaseGroup:
     rate: float
 
     def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
-        """Return whether the relation replaces a record, and batches are drawn by this sampling.
+        """Return whether the relation is replace-one and this sampling draws the batches.
 
         `sigma` is then that of the distance 2C between the record and its replacement.
         """
@@ -81,7 +81,7 @@ class ReleaseGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The dominating pair of one kind of release, and its proof.
+    """A table row: how to build the dominating pair of one kind of release, and its proof.
 
     Attributes:
         law: returns the pair of a release under a relation.
@@ -111,7 +111,7 @@ class _Kind:
 def release_groups(
     atom_counts: Sequence[tuple[Atom, int]], relation: NeighbouringRelation
 ) -> tuple[ReleaseGroup, ...]:
-    """Return distinct releases, each with the noise and sample rate that the relation implies."""
+    """Return each distinct release with its effective noise and sample rate under the relation."""
     return tuple(
         ReleaseGroup(
             atom,
@@ -123,24 +123,24 @@ def release_groups(
     )
 
 
-def samples_whole_dataset(atom: Atom) -> bool:
+def samples_whole_dataset(release: Atom) -> bool:
     """Return whether the release's fixed-size sample is the whole dataset."""
-    return atom.sampling == "fixed_size" and atom.sample_rate == 1.0
+    return release.sampling == "fixed_size" and release.sample_rate == 1.0
 
 
-def _effective_sensitivity(atom: Atom, relation: NeighbouringRelation) -> float:
-    """Return the ℓ2 sensitivity of a release's clipped batch sum, in units of the clip norm.
+def _effective_sensitivity(release: Atom, relation: NeighbouringRelation) -> float:
+    """Return how far apart neighbours' clipped batch sums may be in ℓ2, over the clip norm.
 
     In a batch of fixed size, another record takes the place of a record that is not drawn, up to
     2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
     """
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if atom.sampling == "fixed_size" and (added or not samples_whole_dataset(atom)):
+    if release.sampling == "fixed_size" and (added or not samples_whole_dataset(release)):
         return 2.0
     return relation.sensitivity
 
 
-def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> float:
+def _participation_probability(release: Atom, relation: NeighbouringRelation) -> float:
     """Return the probability that a record of the larger neighbouring dataset is in a batch.
 
     Under add/remove, a batch of n records cannot be drawn from n − 1 records, so a batch of all n
@@ -148,39 +148,44 @@ def _participation_probability(atom: Atom, relation: NeighbouringRelation) -> fl
     has no formula here: its batch of all the data is charged without that amplification.
     """
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if added and samples_whole_dataset(atom) and atom.noise == "gaussian" and atom.fixed_sizes:
-        return atom.fixed_sizes[0] / (atom.fixed_sizes[0] + 1)
-    if atom.sampling == "poisson":
-        return max(atom.sample_rate, RATE_MIN)
-    return 1.0 if atom.sampling in ("shuffled", "balls_in_bins") else atom.sample_rate
+    if (
+        added
+        and samples_whole_dataset(release)
+        and release.noise == "gaussian"
+        and release.fixed_sizes
+    ):
+        return release.fixed_sizes[0] / (release.fixed_sizes[0] + 1)
+    if release.sampling == "poisson":
+        return max(release.sample_rate, RATE_MIN)
+    return 1.0 if release.sampling in ("shuffled", "balls_in_bins") else release.sample_rate
 
 
 def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of one release of the group."""
+    """Return the dominating pair of a single release of the group."""
     return _KINDS[group.atom.noise].law(group, relation)
 
 
 def is_renyi_curve(group: ReleaseGroup) -> bool:
-    """Return whether all that is known of these releases is a Rényi curve, without sampling."""
+    """Return whether the releases are unsampled and specified only by their Rényi divergences."""
     return group.rate == 1.0 and _KINDS[group.atom.noise].is_renyi_curve
 
 
 def renyi_law(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return one dominating pair for all releases of which only Rényi curves are known."""
+    """Return one dominating pair for all releases that are specified by their Rényi divergences."""
     rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
     curves = [(*_curve(g, relation), g.count) for g in groups if g.atom.noise != "zcdp"]
     return Release(RenyiPair(rho, tuple(curves)))
 
 
 def _rho(group: ReleaseGroup) -> float:
-    """Return ρ of a ρ-zero-concentrated release."""
+    """Return the parameter ρ of a release that is ρ-zCDP (zero-concentrated DP)."""
     return float(group.atom.parameters[0])  # type: ignore[arg-type]
 
 
 def _curve(
     group: ReleaseGroup, relation: NeighbouringRelation
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the orders of a release's Rényi curve, and the divergence at each."""
+    """Return a release's Rényi orders, and an upper bound on its Rényi divergence at each."""
     if group.atom.noise == "rdp":
         orders, divergences = group.atom.parameters
         return orders, divergences  # type: ignore[return-value]
@@ -194,19 +199,19 @@ def _curve(
 
 
 def _renyi_release(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of one release of which only a Rényi curve is known."""
+    """Return the dominating pair of one release that is specified by its Rényi divergences."""
     alone = renyi_law([replace(group, count=1, rate=1.0)], relation)
     return replace(alone, sample_rate=group.rate)  # type: ignore[type-var]
 
 
 def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the dominating pair for a person whose records are Poisson-sampled independently."""
+    """Return the dominating pair of a release in which one person owns several sampled records."""
     (records,) = group.atom.parameters
     return Release(SeveralRecordsPair(int(records), group.rate, 1 / group.sigma))  # type: ignore[arg-type]
 
 
 def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the dominating pair of a Gaussian release on a truncated Poisson sample."""
+    """Return the dominating pair of a Gaussian release on a Poisson sample of limited size."""
     size, batch = group.atom.fixed_sizes or (1, 1)
     return truncated_poisson_law(size, group.rate, batch, 1 / group.sigma)
 
@@ -217,7 +222,7 @@ def count_pairs(group: ReleaseGroup) -> int:
 
 
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
-    """Return μ of all Gaussian releases, and ε of all pure-DP ones, without sampling.
+    """Return μ of the Gaussian releases and the total ε of the pure-DP ones, ignoring sampling.
 
     The ε is infinite if another kind is among them.
     """
@@ -227,12 +232,12 @@ def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
 
 
 def is_attained(kind: str) -> bool:
-    """Return whether two neighbouring datasets attain this noise's dominating pair, unsampled."""
+    """Return whether some neighbouring datasets attain the δ(ε) of the kind's dominating pair."""
     return kind not in _KINDS or _KINDS[kind].is_attained
 
 
 def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str, str]:
-    """Return the assumption about a release of the group, and the source of the proof."""
+    """Return the assumption under which the release's dominating pair is proved, and its source."""
     kind = _KINDS[group.atom.noise]
     if group.rate == 1.0 or kind.samples_itself:
         return kind.statement, kind.source
@@ -241,7 +246,7 @@ def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str
 
 
 def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Raise MethodNotApplicableError if a release has no proved pair under the relation."""
+    """Raise MethodNotApplicableError if no dominating pair of the release is proved."""
     name, sampling = group.atom.noise, group.atom.sampling
     if name not in _KINDS:
         raise MethodNotApplicableError(f"pld has no formula for {name}", group.atom.pointer)
@@ -264,7 +269,7 @@ def require_dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation)
 
 
 def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Raise if a release's Rényi divergences are infinite: some outcome reveals the record."""
+    """Raise if a release's Rényi divergences are infinite: an outcome reveals the record."""
     if any(dominating_pair(group, relation).infinite_mass(each) > 0 for each in DIRECTIONS):
         raise MethodNotApplicableError(
             f"private_selection needs Rényi divergences, and those of {group.atom.noise} are "
@@ -274,7 +279,7 @@ def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) ->
 
 
 def _require_add_or_remove(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Raise for a Poisson-sampled release unless a record is added or removed.
+    """Raise for a Poisson-sampled release unless the neighbouring relation is add/remove.
 
     Only then the sample without the record is a neighbour of the sample with it.
     """
@@ -309,7 +314,7 @@ def _require_proved_sampling(group: ReleaseGroup, relation: NeighbouringRelation
 
 
 def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of a Gaussian release on any kind of sample."""
+    """Return the dominating pair of a Gaussian release under any kind of sampling."""
     if group.replaces_record_in("poisson", relation):
         return ReplacedRecord(0.5 / group.sigma, group.rate)  # 2C apart, each C from absence
     if group.replaces_record_in("fixed_size", relation):
@@ -318,14 +323,14 @@ def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> Releas
 
 
 def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the dominating pair of a Laplace release, Poisson-sampled or not."""
+    """Return the dominating pair of a Laplace release, whether or not it is Poisson-sampled."""
     return Release(LaplacePair(1 / group.sigma), group.rate)
 
 
 def _pair_law(
     pair: Callable[..., BasePair],
 ) -> Callable[[ReleaseGroup, NeighbouringRelation], ReleaseLaw]:
-    """Return a function that builds a release's law from a pair with the release's parameters."""
+    """Return a function that builds a release's dominating pair by the constructor `pair`."""
 
     def law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
         parameters: tuple[Any, ...] = group.atom.parameters
@@ -335,7 +340,7 @@ def _pair_law(
 
 
 def _balls_in_bins_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of a balls-in-bins epoch in which each record is in one bin.
+    """Return the dominating pair of an epoch in which balls-in-bins puts each record in one batch.
 
     k selections of b bins are dominated by k epochs with one selection of ⌊b/k⌋ bins. Under
     replace-one no amplification is proved, and below `BINS_NOISE_MIN` none is computed: the pair
@@ -349,15 +354,15 @@ def _balls_in_bins_law(group: ReleaseGroup, relation: NeighbouringRelation) -> R
     return BallsInBins(1 / min(group.sigma, BINS_NOISE_MAX), each)  # more noise costs no more
 
 
-def has_bins_law(atom: Atom, relation: NeighbouringRelation) -> bool:
-    """Return whether balls-in-bins amplification is computed for this noise and relation."""
-    in_range = BINS_NOISE_MIN <= atom.noise_multiplier <= BINS_NOISE_MAX
+def has_bins_law(release: Atom, relation: NeighbouringRelation) -> bool:
+    """Return whether amplification by balls-in-bins sampling is computed for this release."""
+    in_range = BINS_NOISE_MIN <= release.noise_multiplier <= BINS_NOISE_MAX
     return in_range and relation is not NeighbouringRelation.REPLACE_ONE
 
 
-def _bins_and_selections(atom: Atom) -> tuple[int, int]:
-    """Return an epoch's number of bins, and the number of bins that each record is put into."""
-    bins, selections = (int(each) for each in atom.parameters)  # type: ignore[arg-type]
+def _bins_and_selections(release: Atom) -> tuple[int, int]:
+    """Return the epoch's number of batches, and in how many of them each record takes part."""
+    bins, selections = (int(each) for each in release.parameters)  # type: ignore[arg-type]
     return bins, selections
 
 

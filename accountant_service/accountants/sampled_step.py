@@ -34,7 +34,7 @@ DELTA_SHARES: Final = 1 / (1 + np.exp(-np.linspace(-9.0, 9.0, 37)))
 
 
 def assumptions(method: str, question: Question) -> tuple[Assumption, ...]:
-    """Return the hypothesis of amplification by sampling: each step samples independently."""
+    """Return the hypothesis of amplification by sampling: steps draw batches independently."""
     require_noise(method, question, ["gaussian", "laplace"])
     return (
         assume_sampling(
@@ -47,7 +47,7 @@ def assumptions(method: str, question: Question) -> tuple[Assumption, ...]:
 
 
 def step_epsilons(group: ReleaseGroup, step_deltas: Array) -> Array:
-    """Return ε of one sampled release, amplified by sampling, for each δ of the release.
+    """Return ε of one sampled step, amplified by sampling, at each given δ of that step.
 
     ε₁ = log(1 + q·(e^{ε₀} − 1)) with δ₀ = δ₁/q.
 

@@ -36,7 +36,7 @@ _OCTAVES: Final = [1 + np.geomspace(63, 126, 13)[1:] * 2.0**k for k in range(18)
 
 
 class SubsampledRdp(Accountant):
-    """Rényi accounting: the divergences are added at each order, and the best order is used.
+    """Rényi accounting: add the releases' divergences at each order; use the best order.
 
     * Poisson or no sampling: the divergence of the sampled Gaussian at integer and fractional
       orders, add/remove or zero-out neighbours.
@@ -56,7 +56,7 @@ class SubsampledRdp(Accountant):
     proves = "an upper bound of ε under the stated sampling and relation"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypothesis of each theorem that bounds the divergence of a kind of release."""
+        """Return the hypotheses of the theorems that bound the releases' Rényi divergences."""
         require_noise(self.name, question, ["gaussian", "laplace"])
         for group in question.release_groups:
             if group.atom.noise == "laplace" and group.rate < 1:
@@ -69,7 +69,7 @@ class SubsampledRdp(Accountant):
         return tuple(Assumption(statement, True, source) for statement, source in theorems)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return the least ε over the Rényi orders."""
+        """Return ε at δ: the smallest over the Rényi orders, with its order."""
         if renyi_conversion.has_zero_epsilon(*next(_order_blocks(question)), delta):
             return Bound(0.0)
         value, order = _minimise_over_orders(
@@ -78,7 +78,7 @@ class SubsampledRdp(Accountant):
         return Bound(rounding.up(max(value, 0.0)), order, renyi_conversion.TIGHTEST)
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return the least δ over the Rényi orders."""
+        """Return δ at ε: the smallest over the Rényi orders, with its order."""
         log_delta, order = _minimise_over_orders(
             question,
             lambda orders, m: renyi_conversion.tight_log_deltas(
@@ -90,7 +90,7 @@ class SubsampledRdp(Accountant):
 
 
 def _keeps_batch_size(group: ReleaseGroup, question: Question) -> bool:
-    """Return whether the sample and both datasets have a fixed size, as Theorem 9 requires."""
+    """Return whether the release's sample and both neighbouring datasets have a fixed size."""
     if group.rate == 1.0:
         return False
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -98,7 +98,7 @@ def _keeps_batch_size(group: ReleaseGroup, question: Question) -> bool:
 
 
 def _theorem(group: ReleaseGroup, question: Question) -> tuple[str, str]:
-    """Return the statement and the source of the theorem that bounds a release's divergence."""
+    """Return hypothesis and source of the theorem that bounds a release's Rényi divergence."""
     if group.rate == 1.0:
         return "the releases use all the data", "Mironov 2017, arXiv 1702.07476v3, Table II"
     if _keeps_batch_size(group, question):
@@ -134,12 +134,12 @@ def _node_count(question: Question, orders: Array) -> float:
 
 
 def _replaced_record(group: ReleaseGroup) -> ReplacedRecord:
-    """Return the dominating pair of a Poisson-sampled release under replacement of a record."""
+    """Return the dominating pair of a Poisson-sampled Gaussian release under replace-one."""
     return ReplacedRecord(0.5 / group.sigma, group.rate)
 
 
 def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
-    """Yield blocks of increasing Rényi orders with their composed log-moments (α − 1)·D_α."""
+    """Yield blocks of increasing Rényi orders α with the mechanism's log-moments (α − 1)·D_α."""
     replaced = any(_keeps_batch_size(group, question) for group in question.release_groups)
     for orders in (_BASE_ORDERS, *_OCTAVES):
         too_high = replaced and orders[-1] > without_replacement.ORDER_MAX
@@ -149,7 +149,7 @@ def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
 
 
 def log_moments(question: Question, orders: Array) -> Array:
-    """Return the composed log-moment (α − 1)·D_α at each order, as Rényi filters use it.
+    """Return the mechanism's log-moment (α − 1)·D_α at each Rényi order α, for Rényi filters.
 
     Args:
         question: a mechanism that this method has a formula for.
@@ -162,7 +162,7 @@ def log_moments(question: Question, orders: Array) -> Array:
 
 
 def _group_log_moments(group: ReleaseGroup, question: Question, orders: Array) -> Array:
-    """Return the log-moment (α − 1)·D_α of one release at each order."""
+    """Return the log-moment (α − 1)·D_α of one release of the group at each Rényi order α."""
     if group.atom.noise == "laplace":
         return _laplace_log_moments(group.sigma, orders)
     if group.replaces_record_in("poisson", question.relation):
@@ -192,7 +192,7 @@ def _laplace_log_moments(scale: float, orders: Array) -> Array:
 def _minimise_over_orders(
     question: Question, values: Callable[[Array, Array], Array]
 ) -> tuple[float, float | None]:
-    """Minimise a function of order and log-moment; return the least value and its order.
+    """Return the smallest value of a function of order and log-moment, and the order that gives it.
 
     D_α never falls with α. Once a block of orders does not improve on the best value, or has its
     best value inside, no later block improves it: the search stops there and refines between the

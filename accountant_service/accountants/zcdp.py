@@ -13,7 +13,7 @@ _SOURCE: Final = "Bun & Steinke 2016, arXiv 1605.02065v1, Propositions 1.3, 1.4 
 
 
 class Zcdp(Accountant):
-    """Zero-concentrated DP: ρ = Σ T/(2σ²) and ε = ρ + 2·√(ρ·log(1/δ)).
+    """Zero-concentrated DP: ρ = Σ T/(2σ²) over T steps of noise σ, and ε = ρ + 2·√(ρ·log(1/δ)).
 
     Papers/000 and 001 use this accounting for their baselines EXP and AGD.
 
@@ -29,7 +29,7 @@ class Zcdp(Accountant):
     proves = "an upper bound of ε, without any amplification by sampling"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return a hypothesis that always holds: sampling is absent, or its benefit is not used."""
+        """Return a hypothesis that always holds: amplification by sampling is not used."""
         require_noise(self.name, question, ["gaussian", "laplace"])
         sampled = any(group.rate < 1 for group in question.release_groups)
         statement = (
@@ -40,12 +40,12 @@ class Zcdp(Accountant):
         return (Assumption(statement, True, _SOURCE),)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return ε = ρ + 2·√(ρ·log(1/δ))."""
+        """Return ε = ρ + 2·√(ρ·log(1/δ)), where ρ is the total zCDP parameter."""
         rho = _rho(question)
         return Bound(rounding.up(rho + 2 * math.sqrt(-rho * math.log(delta))))
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return δ = exp(−(ε − ρ)²/(4ρ)) for ε > ρ, else 1."""
+        """Return δ = exp(−(ε − ρ)²/(4ρ)) for ε > ρ, else 1, where ρ is the total zCDP parameter."""
         rho = _rho(question) * (1 + rounding.MARGIN)
         if epsilon <= rho:
             return Bound(1.0)

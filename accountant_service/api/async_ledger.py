@@ -108,11 +108,11 @@ class AsyncLedger:
     # --- threads and processes
 
     async def _read(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a database read, which waits for no lock, in a thread."""
+        """Run a database read in a thread, among the threads reserved for reads."""
         return await to_thread.run_sync(partial(call, *arguments), limiter=self._readers)
 
     async def _write(self, dataset: str, call: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a transaction, which may wait for a dataset's row, in a thread."""
+        """Run a transaction in a thread when it is its dataset's turn to write."""
         async with self._writes.turn(dataset):
             return await to_thread.run_sync(partial(call, *arguments), limiter=self._writers)
 
@@ -178,7 +178,7 @@ class AsyncLedger:
     async def _expire_leases(
         self, key: KeyRecord, dataset: Dataset, overdue: Sequence[Reservation]
     ) -> Dataset | None:
-        """End reservations whose lease has run out; return the dataset after it, or None.
+        """End reservations whose lease has run out; return the changed dataset, or None.
 
         What they give back is computed before the transaction. Those for which the time does not
         suffice are ended by a later request; until then their budget is held.
@@ -232,7 +232,7 @@ class AsyncLedger:
     async def report_on_dataset(
         self, key: KeyRecord, name: str, wanted: Format, tier: Tier
     ) -> bytes:
-        """Return the report of a dataset in a format."""
+        """Return the report of a dataset in the wanted file format."""
         await self.get_dataset(key, name)  # expires ended leases
         found = await self._read(self._ledger.read_runs, key, name, RUNS_MAX)
         return await self._calculate(key, _render_dataset, *found, now(), wanted, tier)
@@ -240,7 +240,7 @@ class AsyncLedger:
     async def report_on_run(
         self, key: KeyRecord, identifier: str, wanted: Format, tier: Tier
     ) -> bytes:
-        """Return the report of a run that has ended in a format."""
+        """Return the report of an ended run in the wanted file format."""
         document = await self.issue_certificate(key, identifier)
         return await self._calculate(key, render_certificate, document, wanted, tier)
 
@@ -434,7 +434,7 @@ class AsyncLedger:
         )
 
     async def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
-        """Restart the lease of a reservation."""
+        """Extend a reservation's lease to `lease` seconds from now."""
         return await self._write_to_run(self._ledger.renew, request, identifier, lease)
 
     async def _write_to_run(
@@ -466,12 +466,12 @@ def _render_dataset(
     wanted: Format,
     tier: Tier,
 ) -> bytes:
-    """Return the report of a dataset in a format. Runs in a computation process."""
+    """Return the report of a dataset in the wanted file format, in a computation process."""
     return render(facts_of_dataset(dataset, runs, runs_in_all, at), wanted, tier)
 
 
 def _remember(memory: dict[Any, Any], name: Any, found: Any) -> None:
-    """Keep a result in memory under a name; drop the oldest one when there are too many."""
+    """Store a result in a bounded dictionary; drop the oldest one if it is full."""
     memory.pop(name, None)
     if len(memory) >= _REMEMBERED_MAX:
         del memory[next(iter(memory))]

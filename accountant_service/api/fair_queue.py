@@ -48,7 +48,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Context manager that waits for a client's turn and holds it during a task.
+        """Context manager that waits until a client may run a task, and counts it as running.
 
         Raises:
             Problem: 503, too many tasks are waiting, or the turn did not come in time.
@@ -107,12 +107,12 @@ class FairQueue:
         self._give_turns()
 
     def _give_turns(self) -> None:
-        """Let waiting tasks run while the limits allow, in turns over the clients."""
+        """Let waiting tasks run while the limits allow: one task of each client in turn."""
         while (client := next(filter(self._may_run, self._waiting), None)) is not None:
             self._give_turn(client)
 
     def _give_turn(self, client: str) -> None:
-        """Let a client's first waiting task run, and move the client to the end of the turns."""
+        """Let a client's first waiting task run, and move the client to the end of the queue."""
         queue = self._waiting.pop(client)
         turn = queue.popleft()
         if queue:

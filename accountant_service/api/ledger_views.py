@@ -66,7 +66,7 @@ def dataset_view(dataset: Dataset) -> Json:
 
 
 def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts | None:
-    """Return the amounts that a budget has left; None if the filter cannot express them."""
+    """Return the amounts that a budget has left; None if they are not defined for the filter."""
     if isinstance(policy, ReferenceFilter):
         whole: Amounts = (policy.steps, SLACK_UNITS)
     elif isinstance(policy, RenyiFilter):

@@ -98,7 +98,7 @@ class _LedgerCollector(Collector):
 
 
 def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
-    """Yield gauges of each dataset's budget: ε, ε spent or held, share, and steps left."""
+    """Yield gauges of each dataset's budget: ε, ε spent or held, share left, and steps left."""
     epsilon = GaugeMetricFamily(
         "accountant_budget_epsilon", "The whole privacy budget of a dataset", labels=["dataset"]
     )

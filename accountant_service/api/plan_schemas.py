@@ -104,13 +104,13 @@ class PlanRequest(RelationRequest):
         return planner.BatchRange(self.points, self.smallest_batch_size, self.largest_batch_size)
 
     def current(self) -> planner.CurrentChoice | None:
-        """Return the user's current choice, or None if it is not given."""
+        """Return the user's current batch size and steps, or None if they are not given."""
         if self.batch_size is None:
             return None
         return planner.CurrentChoice(self.batch_size, self.steps)
 
     def _example_limit(self) -> int:
-        """Return the compute limit in examples; 0 if it is not given."""
+        """Return the compute limit as a number of processed examples; 0 if it is not given."""
         if self.examples is not None:
             return self.examples
         if self.epochs is not None:
@@ -119,14 +119,14 @@ class PlanRequest(RelationRequest):
 
     @model_validator(mode="after")
     def _check_plan(self) -> PlanRequest:
-        """Check that the limit is given once, and that batches fit into it and the dataset."""
+        """Check that one compute limit is given, and that batch sizes fit it and the dataset."""
         faults = [*self._limit_faults(), *self._batch_faults()]
         if faults:
             raise MechanismError(*faults)
         return self
 
     def _limit_faults(self) -> list[tuple[str, str]]:
-        """Return what is wrong with the compute limit, by JSON pointer."""
+        """Return faults of the compute limit, each with its JSON pointer."""
         if self.steps is not None and self.batch_size is None:
             return [("/batch_size", "is required with steps: both are today's choice")]
         if self.epochs is not None and self.examples is not None:
@@ -143,7 +143,7 @@ class PlanRequest(RelationRequest):
         return []
 
     def _batch_faults(self) -> list[tuple[str, str]]:
-        """Return what is wrong with batch sizes, by JSON pointer."""
+        """Return faults of batch sizes, each with its JSON pointer."""
         size, limit = self.dataset_size, self._example_limit()
         most = min(size, limit or size)
         least = -(-limit // COUNT_MAX)  # smaller batches would take too many steps

@@ -45,7 +45,7 @@ class RateLimiter:
             )
 
     def _seconds_to_wait(self, client: str) -> float:
-        """Count a request and return 0, or return the seconds until it would be allowed."""
+        """Count a request and return 0; or, above the limit, return the seconds to wait."""
         with self._lock:
             now = self._clock()
             empty_at = max(self._empty_at.get(client, now), now) + 1 / self._rate

@@ -20,12 +20,12 @@ from starlette.types import Receive, Scope, Send
 
 from accountant_service.api import problems, schemas, views
 from accountant_service.api.computation_cache import (
-    ENDPOINTS,
     PARSED_HERE_BYTES_MAX,
     BatchedRequest,
     ComputationCache,
 )
 from accountant_service.api.problems import Problem
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import TooExpensiveError
 from accountant_service.settings import Settings
@@ -93,7 +93,7 @@ class _StrictRequest(Request):
         return bytes(body)
 
     def _reserve_memory(self, size: int) -> None:
-        """Reserve a part of the application's memory for bodies, until the request ends."""
+        """Reserve memory for this body, from the application's limit, until the request ends."""
         self.app.state.body_memory.take(size)
         self.held_bytes += size
 
@@ -317,7 +317,7 @@ class _BatchResponse(StreamingResponse):
         return [(item.path, item.body) for item in self._batch.requests]
 
     async def _limited_results(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
-        """Yield each item's result; once a limit is reached, a problem for each of the rest.
+        """Yield each request's result; once a limit is reached, a problem for each further one.
 
         The limits are the seconds and the bytes of a batch.
         """
@@ -339,7 +339,7 @@ class _BatchResponse(StreamingResponse):
             yield refusal
 
     async def _answers(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
-        """Yield each item's encoded result in order, while the next ones are computed."""
+        """Yield each request's JSON result in order, while the next ones are computed."""
         running: deque[asyncio.Task[bytes]] = deque()
         try:
             for path, body in items:
@@ -355,7 +355,7 @@ class _BatchResponse(StreamingResponse):
 
 
 async def _chunks(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Join a batch's results into chunks of JSON, each of which is sent before the next is built.
+    """Join the results of a batch into chunks of JSON, building one only after the last is sent.
 
     At most one chunk waits in memory for a client that reads slowly or not at all. A pause after
     each chunk leaves the event loop to other requests, even if all answers are cached.

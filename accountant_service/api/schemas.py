@@ -170,7 +170,7 @@ class _RunRequest(RelationRequest):
     placeholder: ClassVar[float]
 
     def target(self) -> solver.SolverTarget:
-        """Return what the run must satisfy.
+        """Return the privacy target that the run must meet.
 
         Raises:
             MechanismError: there is not exactly one target, or it is incomplete.
@@ -197,7 +197,7 @@ class _RunRequest(RelationRequest):
         return self._risk_target(name)
 
     def _risk_target(self, name: str) -> solver.RiskTarget:
-        """Return the target of a risk.
+        """Return a target that limits the risk measure of this name.
 
         Raises:
             MechanismError: the risk is not above that of guessing.

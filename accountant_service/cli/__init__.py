@@ -22,7 +22,7 @@ _UsageError: Any = typer.BadParameter.__base__  # the base of every fault in how
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A command of the table below.
+    """A command in the table of commands: its module, and the first line of its help.
 
     Attributes:
         module: the module in this folder whose `COMMANDS` has the command.
@@ -38,15 +38,15 @@ _COMMANDS: Final = {
     "delta": _Entry("questions", "Compute the δ of a run, or of any mechanism, at ε."),
     "noise-multiplier": _Entry(
         "questions",
-        "Find the least noise multiplier with which a run stays within ε at δ, or a risk.",
+        "Find the least noise multiplier with which a run meets an (ε, δ) or risk target.",
     ),
     "steps": _Entry(
         "questions",
-        "Find the largest number of steps with which a run stays within ε at δ, or a risk.",
+        "Find the largest number of steps with which a run meets an (ε, δ) or risk target.",
     ),
     "sample-rate": _Entry(
         "questions",
-        "Find the largest sample rate with which a run stays within ε at δ, or a risk.",
+        "Find the largest sample rate with which a run meets an (ε, δ) or risk target.",
     ),
     "compare": _Entry("questions", "Compare the ε of all methods with what is proved."),
     "plan": _Entry(
@@ -92,12 +92,12 @@ class _LazyGroup(TyperGroup):
         super().__init__(**attributes | {"commands": listed})
 
     def main(self, *args: Any, **settings: Any) -> Any:
-        """Run the program; its output is possible in every encoding."""
+        """Run the program, with output that every terminal encoding can show."""
         prepare_output()
         return super().main(*args, **settings)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; with --json, a fault in how it is called is printed as a problem."""
+        """Run a command; with --json, print usage errors as a problem document."""
         arguments = [*ctx._protected_args, *ctx.args]
         try:
             return super().invoke(ctx)

@@ -31,14 +31,14 @@ Result = TypeVar("Result")
 
 
 class LedgerAccess(ABC):
-    """The calls of the ledger's API that commands make; bodies and answers are the API's JSON.
+    """Interface through which commands call the ledger, with the JSON of the HTTP API.
 
     Every call raises `CommandProblemError` or an error with a code if it is refused.
     """
 
     @abstractmethod
     def create_dataset(self, body: Json) -> Json:
-        """Create a dataset; return it with what its budget admits."""
+        """Create a dataset; return it with examples of how many steps its budget admits."""
 
     @abstractmethod
     def list_datasets(self) -> list[Json]:
@@ -102,7 +102,7 @@ class ServiceAccess(LedgerAccess):
         self._service, self._key = service.rstrip("/"), key
 
     def create_dataset(self, body: Json) -> Json:
-        """Create a dataset; return it with what its budget admits."""
+        """Create a dataset; return it with examples of how many steps its budget admits."""
         return self._call("/v1/datasets", body, is_write=True)
 
     def list_datasets(self) -> list[Json]:
@@ -206,13 +206,13 @@ class DatabaseAccess(LedgerAccess):
         )  # fmt: skip
 
     def _write(self, call: str, body: Json) -> Any:
-        """Return a write request of this command."""
+        """Build a write request to the ledger, with a new Idempotency-Key."""
         from accountant_service.ledger.service import WriteRequest
 
         return WriteRequest(self._key, uuid.uuid4().hex, call, body)
 
     def create_dataset(self, body: Json) -> Json:
-        """Create a dataset; return it with what its budget admits."""
+        """Create a dataset; return it with examples of how many steps its budget admits."""
         from accountant_service.api.ledger_schemas import DatasetRequest
 
         new = DatasetRequest.model_validate(body).to_new_dataset()
@@ -302,7 +302,7 @@ class DatabaseAccess(LedgerAccess):
 
 
 def _read(answer: Any) -> Json:
-    """Return the JSON of a stored answer."""
+    """Parse the JSON of an answer that the ledger stored."""
     found: Json = json.loads(answer.text)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.cli.problems import run_or_exit, validate
 
 Json = dict[str, Any]
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 def answer_or_exit(
     path: str, options: Mapping[str, Any], names: Mapping[str, str], *, as_json: bool
 ) -> Json:
-    """Return the API's answer, or print the problem and exit with code 2.
+    """Compute an endpoint's answer without HTTP, or print the problem and exit with code 2.
 
     Args:
         path: the path of the endpoint.

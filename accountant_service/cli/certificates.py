@@ -61,7 +61,7 @@ def _describe_check(
 
 
 def _print_certificate_check(result: dict[str, Any], recomputed: Guarantee) -> None:
-    """Print a certificate's recomputed guarantee, covered steps, assumptions and gaps."""
+    """Print a certificate's recomputed guarantee, and what it covers, assumes and leaves out."""
     epsilon = number_format.round_up(recomputed.epsilon)
     print(f"computed anew: ε = {epsilon} at δ = {shown(recomputed.delta)}")
     reserved, granted = result["steps_reserved"], result["steps_granted"]

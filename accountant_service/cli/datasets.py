@@ -179,7 +179,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 
 def _describe_steps(dataset: Json, part: str) -> str:
-    """Return a part of a budget in reference steps, if it is counted in these."""
+    """Say how many reference steps a part of a budget is; empty if it is not counted in steps."""
     amount = dataset["remaining" if part == "left" else part]
     steps = amount.get("reference_steps")
     is_counted = dataset["accounting"].get("reference") is not None

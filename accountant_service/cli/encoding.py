@@ -16,7 +16,7 @@ _ERRORS: Final = "accountant.ascii"
 
 
 def _replace_character(error: UnicodeError) -> tuple[str, int]:
-    """Return an ASCII spelling of the characters that an encoding lacks."""
+    """Return an ASCII spelling of characters that the output's encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -27,7 +27,7 @@ codecs.register_error(_ERRORS, _replace_character)
 
 
 def prepare_output() -> None:
-    """Make output possible in every encoding: characters that it lacks are spelled in ASCII."""
+    """Make standard output and error spell in ASCII the characters that they cannot encode."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None and not _is_unicode(stream):

@@ -133,7 +133,7 @@ def _print(answer: Json) -> None:
 
 
 def _describe_cost(answer: Json) -> str:
-    """Return the guarantee in words, rounded outward, or why there is none."""
+    """Describe in words the guarantee of what was imported, or why there is none."""
     claim = answer["guarantee"]
     if claim is None:
         return f"none: {escape(answer['guarantee_reason'])}"

@@ -95,7 +95,7 @@ def quote(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Quote a plan: whether it fits, what would fit, and what would as the only plan."""
+    """Quote a plan: whether it fits, what would fit, and what would fit as the only plan."""
     with open_repository() as repository, repository.reading() as reading:
         found = reading.find_dataset(dataset)
     if found is None:

@@ -94,7 +94,7 @@ RUN_FIELDS: Final = (
 
 
 def read_mechanisms(texts: Sequence[str]) -> list[Json]:
-    """Return the mechanisms of repeated `-m` options as JSON.
+    """Read the mechanisms that repeated `-m` options give, as JSON.
 
     Raises:
         CommandProblemError: a text is not JSON, or a file cannot be read.
@@ -103,7 +103,7 @@ def read_mechanisms(texts: Sequence[str]) -> list[Json]:
 
 
 def _read_mechanisms(text: str) -> Iterator[Json]:
-    """Yield the mechanisms of one option: an object, a list, or an object in each line."""
+    """Yield the mechanisms in one `-m` option: an object, a list, or an object on each line."""
     content = _read_content(text)
     try:
         documents = _parse(content)
@@ -121,7 +121,7 @@ def _read_mechanisms(text: str) -> Iterator[Json]:
 
 
 def _parse(content: str) -> list[Any]:
-    """Return the JSON values of a text: one, a list of them, or one in each line."""
+    """Parse a text as one JSON value, as a list of values, or as one value on each line."""
     try:
         found = json.loads(content)
     except ValueError:
@@ -133,7 +133,7 @@ def _parse(content: str) -> list[Any]:
 
 
 def _read_content(text: str) -> str:
-    """Return the text itself, the content of @FILE, or standard input for @-."""
+    """Return the text of an `-m` option: itself, the content of @FILE, or of standard input."""
     if not text.startswith("@"):
         return text
     name = text[1:]
@@ -145,12 +145,12 @@ def _read_content(text: str) -> str:
 
 
 def _refuse(message: str) -> CommandProblemError:
-    """Return the error of an option `-m` that cannot be read."""
+    """Build the error of an `-m` option that cannot be read."""
     return CommandProblemError(build_problem(message, "/mechanism"))
 
 
 def join_mechanisms(mechanisms: Sequence[Json]) -> Json:
-    """Return one mechanism that makes the releases of all."""
+    """Compose several mechanisms into one."""
     if len(mechanisms) == 1:
         return mechanisms[0]
     return {"kind": "composed", "mechanisms": list(mechanisms)}
@@ -177,7 +177,7 @@ def build_plan(run: Json, texts: Sequence[str] | None, size: Callable[[], int]) 
 
 
 def map_plan_pointers(run: Json, texts: Sequence[str] | None) -> dict[str, str]:
-    """Return the option that sets the value at each JSON pointer of a plan's request."""
+    """Map each JSON pointer of a plan's request to the option that sets its value."""
     count = len(texts or [])
     has_run = any(value is not None for value in run.values())
     if count and not has_run:
@@ -189,7 +189,7 @@ def map_plan_pointers(run: Json, texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def find_dataset_size(document: Any) -> int | None:
-    """Return the first number of records that a mechanism's JSON names, or None."""
+    """Return the first `dataset_size` in a mechanism's JSON, or None."""
     if isinstance(document, dict):
         size = document.get("dataset_size")
         if isinstance(size, int):

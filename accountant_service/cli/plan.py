@@ -94,7 +94,7 @@ def plan(
 
 
 def _print(answer: Json) -> None:
-    """Print the recommended run, why, the advice and the frontier."""
+    """Print the recommended run with its reasons, the advice, and all planned runs."""
     console = Console(highlight=False)
     run, claim = answer["recommended"], answer["recommended"]["guarantee"]
     limit = answer["signal_to_noise_limit"]
@@ -133,7 +133,7 @@ def _print(answer: Json) -> None:
 
 
 def _frontier(answer: Json, sampling: str, *, wide: bool) -> Table:
-    """Return the table of one sampling's runs, with the recommended and today's run marked."""
+    """Return a table of one sampling's runs; mark the recommended one and the current choice."""
     limit = answer["signal_to_noise_limit"]
     table = Table(title=f"{sampling} sampling", title_justify="left", box=None, padding=(0, 1))
     for column in ("", "batch", "steps", "σ", *(("σ/B", "epochs") if wide else ()), "signal"):
@@ -149,7 +149,7 @@ def _frontier(answer: Json, sampling: str, *, wide: bool) -> Table:
 
 
 def _marked_runs(answer: Json, sampling: str) -> list[tuple[Json, str]]:
-    """Return the runs of a sampling by increasing batch size, each with its mark."""
+    """Return runs by increasing batch size, each with a mark if recommended or current."""
     chosen, current = answer["recommended"], answer["current"]
     found = [
         (run, _MARKS["recommended"] if _is_same(run, chosen) else "")
@@ -168,17 +168,17 @@ def _is_same(run: Json, other: Json) -> bool:
 
 
 def _count(value: float) -> str:
-    """Return a number of records, rounded to a whole number."""
+    """Format a number of records, rounded to a whole number."""
     return str(round(value))
 
 
 def _share(run: Json, limit: float) -> str:
-    """Return a run's signal-to-noise in per cent of the limit, rounded down."""
+    """Format a run's signal-to-noise ratio as a percentage of the limit, rounded down."""
     return number_format.round_down(100 * run["signal_to_noise"] / limit, 2)
 
 
 def _draw(answer: Json, file: Path) -> None:
-    """Draw the signal-to-noise at each batch size into a file."""
+    """Plot the signal-to-noise ratio by batch size into an image file."""
     try:
         import matplotlib
     except ImportError:
@@ -212,7 +212,7 @@ def _draw(answer: Json, file: Path) -> None:
 
 
 def _curve(answer: Json, runs: list[Json]) -> tuple[list[float], list[float]]:
-    """Return batch sizes, and signal-to-noise in per cent of the limit."""
+    """Return the batch sizes of runs, and their signal-to-noise ratios in per cent of the limit."""
     limit = answer["signal_to_noise_limit"]
     shares = [100 * run["signal_to_noise"] / limit for run in runs]
     return [run["batch_size"] for run in runs], shares

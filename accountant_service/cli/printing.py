@@ -20,7 +20,7 @@ _TABLE_WIDTH_MIN: Final = 72  # on a narrower terminal each row is printed as li
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Return a console that highlights nothing by itself."""
+    """Return a Rich console without automatic highlighting."""
     return Console(highlight=False, stderr=stderr)
 
 

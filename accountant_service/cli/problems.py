@@ -25,7 +25,7 @@ _SUBSTITUTES: Final = {"noise_multiplier": 1.0, "delta": 1e-5, "epsilon": 1.0}
 
 
 class CommandProblemError(Exception):
-    """A request that was refused, as the API's problem document.
+    """A command's request was refused; the error holds the API's problem document.
 
     Attributes:
         document: the problem.
@@ -37,13 +37,13 @@ class CommandProblemError(Exception):
 
 
 def build_problem(detail: str, pointer: str = "", code: str = "invalid-request") -> Json:
-    """Return the problem document of a fault that the command line finds itself."""
+    """Build the problem document of a fault that the command line finds itself."""
     errors = [{"pointer": pointer, "message": detail}] if pointer else []
     return problems.document(422, code, "The request is malformed", detail, errors)
 
 
 def validate(model: type[Body], given: Json) -> Body:
-    """Validate a request body.
+    """Validate a request body; raise an error that lists every fault found.
 
     Raises:
         CommandProblemError: with every fault that can be found at once.
@@ -55,7 +55,7 @@ def validate(model: type[Body], given: Json) -> Body:
 
 
 def _collect_faults(model: type[BaseModel], given: Json, error: ValidationError) -> Json:
-    """Return the problem of a request, with faults that faults of single fields hide."""
+    """Return all faults of a request, also those that appear once others are corrected."""
     found = problems.of_error(error)
     faults = [_say_given(fault, given) for fault in found.get("errors", [])]
     substituted = _substitute(given, [fault["pointer"] for fault in faults])
@@ -70,7 +70,7 @@ def _collect_faults(model: type[BaseModel], given: Json, error: ValidationError)
 
 
 def _substitute(given: Json, pointers: Sequence[str]) -> Json:
-    """Return a request with valid values at these pointers, where one is known."""
+    """Replace the values at these JSON pointers by valid ones, where one is known."""
     found = copy.deepcopy(given)
     for pointer in pointers:
         *parents, name = pointer.split("/")[1:] or [""]
@@ -83,7 +83,7 @@ def _substitute(given: Json, pointers: Sequence[str]) -> Json:
 
 
 def _say_given(fault: Mapping[str, str], given: Json) -> dict[str, str]:
-    """Return a fault whose message ends with the value that was given, if it is short."""
+    """Add the given value to the message of a fault, if the value is short."""
     value: Any = given
     for part in fault["pointer"].split("/")[1:]:
         if isinstance(value, list):
@@ -118,13 +118,13 @@ def run_or_exit(
 
 
 def exit_with(problem: Json, options: Mapping[str, str], *, as_json: bool) -> NoReturn:
-    """Print a problem in the words of the command line, and exit with code 2."""
+    """Print a problem with option names in place of field names, and exit with code 2."""
     print_problem(translate(problem, options), as_json)
     raise typer.Exit(_EXIT_CODE)
 
 
 def translate(problem: Json, options: Mapping[str, str]) -> Json:
-    """Return a problem whose faults name options, beside their JSON pointers.
+    """Replace field names by option names in a problem document.
 
     Args:
         problem: the API's problem document.
@@ -147,7 +147,7 @@ def translate(problem: Json, options: Mapping[str, str]) -> Json:
 
 
 def _find_option(pointer: str, options: Mapping[str, str]) -> str | None:
-    """Return the option that sets the value at a pointer, or at a part that contains it."""
+    """Return the option that sets the value at a JSON pointer, or at the nearest parent."""
     if pointer in options:
         return options[pointer]
     parent = pointer
@@ -166,7 +166,7 @@ _DATASET_WORDS: Final = {  # of commands that take the number of records from th
 
 
 def _names(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the option of each field name."""
+    """Map the name of each field to the option that sets it."""
     return {
         pointer.rpartition("/")[2]: option
         for pointer, option in options.items()
@@ -175,7 +175,7 @@ def _names(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rename_names(options: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces the names of fields in a message by their options."""
+    """Return a function that replaces field names in a message by option names."""
     names = _names(options)
     rename = _renaming(names)
     if "dataset_size" in names:
@@ -191,12 +191,12 @@ def _rename_names(options: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def _rename_only_long_names(options: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that renames fields, except names that occur in plain sentences."""
+    """Return a function that replaces only field names with underscores by option names."""
     return _renaming({name: option for name, option in _names(options).items() if "_" in name})
 
 
 def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces names in a message by those they are mapped to."""
+    """Return a function that replaces each name in a message by the name it is mapped to."""
     if not names:
         return lambda message: message
     words = "|".join(sorted(names, key=len, reverse=True))

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from accountant_service import number_format
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
     MECHANISM_HELP,
@@ -47,12 +47,12 @@ def _option(
 
 
 def _number(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
-    """Return an option of a number; the request model checks it, with all other options."""
+    """Return a command-line option for a number; the request model checks its range."""
     return _option(Any, text, *flags, panel=panel, parser=parse_number, metavar="NUMBER")
 
 
 def _count(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
-    """Return an option of a whole number; the request model checks it."""
+    """Return a command-line option for a whole number; the request model checks its range."""
     return _option(Any, text, *flags, panel=panel, parser=parse_count, metavar="INTEGER")
 
 
@@ -173,13 +173,13 @@ _QUESTIONS: Final = (
     ),
     _Question(
         "noise-multiplier",
-        "Find the least noise multiplier with which a run stays within ε at δ, or a risk.",
+        "Find the least noise multiplier with which a run meets an (ε, δ) or risk target.",
         (*_TARGET, "sample_rate", "steps", *_SHAPE, "mechanism", *_CLAIM),
         "-q 0.01 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
         "steps",
-        "Find the largest number of steps with which a run stays within ε at δ, or a risk.",
+        "Find the largest number of steps with which a run meets an (ε, δ) or risk target.",
         (
             *_TARGET,
             "noise_multiplier",
@@ -194,7 +194,7 @@ _QUESTIONS: Final = (
     ),
     _Question(
         "sample-rate",
-        "Find the largest sample rate with which a run stays within ε at δ, or a risk.",
+        "Find the largest sample rate with which a run meets an (ε, δ) or risk target.",
         (*_TARGET, "noise_multiplier", "steps", "mechanism", *_CLAIM),
         "-s 1.1 -t 1000 -E 2 -d 1e-5",
     ),
@@ -208,7 +208,7 @@ _QUESTIONS: Final = (
 
 
 def _create_command(command: _Question) -> typer.Typer:
-    """Return a command with the options that its table entry names."""
+    """Build a command with the options that its table entry names."""
 
     def run(**options: Any) -> None:
         as_json = options.pop("as_json")
@@ -244,12 +244,12 @@ def _create_command(command: _Question) -> typer.Typer:
 
 
 def _is_solver(command: _Question) -> bool:
-    """Return whether a command solves for a parameter, so that its run is part of the request."""
+    """Return whether a command solves for a parameter of a run, such as its noise."""
     return "advantage" in command.options
 
 
 def _answer(command: _Question, given: Json, texts: Sequence[str]) -> tuple[Json, int | None]:
-    """Return the API's answer to a command's question, and the number of records if it is known.
+    """Compute the answer to a command's options; return it, and the number of records if known.
 
     Raises:
         CommandProblemError: the request is malformed.
@@ -271,7 +271,7 @@ def _answer(command: _Question, given: Json, texts: Sequence[str]) -> tuple[Json
 
 
 def _map_pointers(command: _Question, given: Json, count: int) -> dict[str, str]:
-    """Return the option that sets the value at each JSON pointer of the request.
+    """Map each JSON pointer of the request to the option that sets its value.
 
     Args:
         command: the command.
@@ -343,7 +343,7 @@ def _print_answer(answer: Json, warning: str | None) -> None:
 
 
 class _Lines:
-    """Lines of a name and a value, aligned.
+    """A printed list of names and values in two aligned columns.
 
     Attributes:
         grid: to print.
@@ -365,7 +365,7 @@ def _format_status(status: str) -> str:
 
 
 def _format_interval(claim: Json) -> str:
-    """Return the certified interval, rounded outward, or why there is none."""
+    """Format a certified interval, rounded down and up, or the reason why there is none."""
     if claim["certified"] is None:
         return f"no interval: {claim['certified_reason']}"
     (name, low), (_, high) = claim["certified"].items()
@@ -401,7 +401,7 @@ def _print_comparison(answer: Json, warning: str | None) -> None:
 
 
 def _describe_method(claim: Json) -> tuple[str, str, str, str]:
-    """Return a method's name, ε, status and what is wrong with it."""
+    """Return the table cells of a method: its name, ε, status, and why it is not proven."""
     if "epsilon" not in claim:
         return claim["method"], "–", "no answer", claim["reason"]
     epsilon = number_format.round_up(claim["epsilon"])

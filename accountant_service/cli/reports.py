@@ -20,12 +20,12 @@ _FILE: Final = "certificate"  # the command that `accountant report FILE` means
 
 
 class _FileGroup(TyperGroup):
-    """A group of commands; another argument is a certificate's file."""
+    """A group of commands that takes any other first argument as a certificate's file."""
 
     default_command = _FILE
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the command for a certificate before a file's name."""
+        """Insert the command for certificates if the first argument is not a command."""
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
@@ -96,12 +96,12 @@ def report_certificate(
 
 
 def _run(action: Callable[[], Any]) -> Any:
-    """Return what an action returns, or print why it was refused and exit."""
+    """Run an action and return its result, or print why it was refused and exit."""
     return run_or_exit(action, {}, as_json=False)
 
 
 def _choose_format(output: Path | None, wanted: Format | None) -> Format:
-    """Return the format that is asked for, or that of the file's name; or exit with code 2."""
+    """Return the wanted format, or that of the output file's suffix; or exit with code 2."""
     if wanted is not None:
         return wanted
     if output is None:
@@ -117,7 +117,7 @@ def _choose_format(output: Path | None, wanted: Format | None) -> Format:
 
 
 def _read_certificate(file: Path, public_key: str | None) -> Facts:
-    """Return the facts of a certificate's file.
+    """Read and verify a certificate's file, and return the facts for its report.
 
     Raises:
         CommandProblemError: it cannot be read, or `accountant verify` finds a fault in it.
@@ -135,7 +135,7 @@ def _read_certificate(file: Path, public_key: str | None) -> Facts:
 
 
 def _refuse(message: str) -> CommandProblemError:
-    """Return the error of a certificate about which no report is written."""
+    """Build the error of a certificate that no report can be written from."""
     return CommandProblemError(
         build_problem(message, code="not-a-certificate")
         | {"title": "There is no report about this certificate"}

@@ -29,7 +29,7 @@ _EPSILON_MAX: Final = 700.0  # e^ε is a double
 
 
 class Detection(BaseModel):
-    """The largest true-positive rate of attacks with a false-positive rate."""
+    """An upper bound on the true-positive rate of attacks with a given false-positive rate."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +47,7 @@ class Detection(BaseModel):
 
 
 class AttackRates(BaseModel):
-    """Upper bounds on what an attacker achieves against one record.
+    """Upper bounds on the success rates of membership attacks against one record.
 
     Attributes:
         basis: what the bounds follow from.
@@ -67,19 +67,19 @@ class AttackRates(BaseModel):
 
     @property
     def guess_success(self) -> float:
-        """The largest probability of guessing right if presence and absence are equally likely."""
+        """An upper bound on the probability of guessing membership right at prior 1/2."""
         above = math.nextafter(0.5 + 0.5 * self.advantage, 1.0)
         return above if self.advantage else 0.5
 
     def detection(self, false_positive_rate: float) -> Detection:
-        """Return the bound at a rate of `FALSE_POSITIVE_RATES`."""
+        """Return the bound at a false-positive rate, which is one of `FALSE_POSITIVE_RATES`."""
         return next(
             each for each in self.detections if each.false_positive_rate == false_positive_rate
         )
 
 
 def count_per_thousand(rate: float) -> int:
-    """Return a rate as a count out of 1000, rounded up."""
+    """Convert a rate to a count out of 1000, rounded up."""
     return min(1000, math.ceil(1000 * rate))
 
 
@@ -89,7 +89,7 @@ def bound_attacks_on_mechanism(
     delta: float,
     slack: float = 0.0,
 ) -> AttackRates:
-    """Bound the attacks on a mechanism, or on anything that it dominates with a slack.
+    """Bound the rates of attacks on a mechanism, or on releases that it dominates up to `slack`.
 
     Args:
         mechanism: the whole plan, or all reference steps of a budget.
@@ -119,12 +119,12 @@ def bound_attacks_on_mechanism(
 
 
 def _add_slack(rate: float, slack: float) -> float:
-    """Return an upper bound on a rate plus a slack, at most 1."""
+    """Add a slack to an upper bound on a rate, rounded up and at most 1."""
     return min(1.0, rounding.up(rate + slack) if slack else rate)
 
 
 def _bound_mu(question: Question, slack: float) -> float | None:
-    """Return an upper bound on μ up to a slack; None if a release is not Gaussian."""
+    """Return an upper bound on μ of Gaussian DP up to `slack`; None if none is proved."""
     try:
         mu = GaussianMu(slack).risk(question).upper
     except AccountingError:
@@ -133,7 +133,7 @@ def _bound_mu(question: Question, slack: float) -> float | None:
 
 
 def bound_attacks_by_epsilon(epsilon: float, delta: float) -> AttackRates:
-    """Bound the attacks on anything that is (ε, δ)-differentially private.
+    """Bound the rates of attacks on any (ε, δ)-differentially private release.
 
     Args:
         epsilon: at least 0.

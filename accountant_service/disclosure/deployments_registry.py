@@ -33,25 +33,25 @@ Tier = Literal[1, 2, 3]
 
 
 def _tier(number: int) -> Any:
-    """Return an optional field that the registry asks for from a tier on."""
+    """Return an optional model field that the registry requires from this tier on."""
     return Field(None, json_schema_extra={"tier": number})
 
 
 def _require_date(text: object) -> object:
-    """Refuse a text that is not a date in ISO 8601; other types are left to the model."""
+    """Raise ValueError for a text that is not an ISO 8601 date; return any other value."""
     if isinstance(text, str):
         date.fromisoformat(text)
     return text
 
 
 class _Section(BaseModel):
-    """Base of the record's sections: no unknown fields."""
+    """Base of the record's sections: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Basic(_Section):
-    """The data product, in tier 1."""
+    """The data product, as tier 1 of the registry describes it."""
 
     name: str
     data_curators: Annotated[list[str], Field(min_length=1)]
@@ -137,7 +137,7 @@ class Administrative(_Section):
 
 
 class Deployment(_Section):
-    """All sections about a deployment."""
+    """A deployment of differential privacy: all sections of a registry record."""
 
     basic: Basic
     dp_variant: Variant | None = None
@@ -149,7 +149,7 @@ class Deployment(_Section):
 
 
 class RegistryRecord(_Section):
-    """A whole record of the registry."""
+    """A whole record of the OpenDP deployments registry."""
 
     url_slug: str
     status: Literal[
@@ -166,7 +166,7 @@ class RegistryRecord(_Section):
 
 
 def build_record(facts: Facts, tier: Tier = 3) -> RegistryRecord:
-    """Return the registry's record of a dataset or run, with the fields of a tier and below."""
+    """Return the deployments registry's record of a dataset or run, up to a tier."""
     record = RegistryRecord(
         url_slug=re.sub(r"[^a-z0-9]+", "_", _name(facts).lower()).strip("_"),
         status="Draft",
@@ -186,7 +186,7 @@ def build_record(facts: Facts, tier: Tier = 3) -> RegistryRecord:
             ),
             implementation=_implementation(facts),
             administrative=Administrative(
-                notes=f"Schema of commit {SCHEMA_COMMIT[:7]}. {_head(facts)}",
+                notes=f"Schema of commit {SCHEMA_COMMIT[:7]}. {_describe_last_entry(facts)}",
                 registry_authors=[OPEN],
             ),
         ),
@@ -205,7 +205,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Return a text's node; a text of several lines is written as a block."""
+    """Represent a text in YAML; a text of several lines becomes a block."""
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -214,7 +214,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _limit_to_tier(section: BaseModel, tier: int) -> dict[str, Any]:
-    """Return a section's fields up to a tier; sections without fields are left out."""
+    """Return the fields that a section has in a tier and below; empty sections are left out."""
     kept: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -236,7 +236,7 @@ def _name(facts: Facts) -> str:
 
 
 def _basic(facts: Facts) -> Basic:
-    """Return the section of tier 1."""
+    """Return the record's section about the data product, which is tier 1."""
     if facts.run is None:
         described = f"All runs on the dataset {facts.dataset.name} together"
     else:
@@ -253,7 +253,7 @@ def _basic(facts: Facts) -> Basic:
 
 
 def _privacy_loss(facts: Facts) -> PrivacyLoss:
-    """Return the unit and the parameters; those of the run alone are in the details."""
+    """Return the record's privacy unit, and ε and δ of the budget; details add the run's own."""
     budget, run = facts.budget, facts.run
     details = [_describe_attacks(facts, budget, "Everything released from the dataset")]
     if run is not None:
@@ -272,7 +272,7 @@ def _privacy_loss(facts: Facts) -> PrivacyLoss:
 
 
 def _describe_attacks(facts: Facts, promise: Promise, subject: str) -> str:
-    """Return in a sentence how well attackers do at most."""
+    """State upper bounds on the success of membership attacks in sentences."""
     guessing, finding, *_ = list_attacks(facts, promise)
     return (
         f"{subject}: of 1000 guesses {describe_relation(facts).question}, at most "
@@ -283,7 +283,7 @@ def _describe_attacks(facts: Facts, promise: Promise, subject: str) -> str:
 
 
 def _deployment_model(facts: Facts) -> DeploymentModel:
-    """Return the trust model and the kind of release."""
+    """Return the record's section about the trust model and the kind of release."""
     return DeploymentModel(
         model_name="Central",
         model_name_details=facts.dataset.trust_model,
@@ -300,12 +300,12 @@ def _deployment_model(facts: Facts) -> DeploymentModel:
 
 
 def _composition(facts: Facts) -> str:
-    """Return how releases are accounted for together."""
+    """Describe in words how several releases are accounted for together."""
     return f"Privacy filter, sound for adaptively chosen runs. {facts.filter.description}."
 
 
 def _implementation(facts: Facts) -> Implementation:
-    """Return the mechanisms, what they rest on, and what is not protected."""
+    """Return the record's section about mechanisms, assumptions and unprotected harms."""
     run = facts.run
     lines = [] if run is None else [f"{run.step}; {run.steps_reserved or run.steps_granted} steps."]
     if run is not None and run.clip_norm is not None:
@@ -321,6 +321,6 @@ def _implementation(facts: Facts) -> Implementation:
     )
 
 
-def _head(facts: Facts) -> str:
-    """Return the ledger's entry that the record was written from."""
+def _describe_last_entry(facts: Facts) -> str:
+    """Return a reference to the last ledger entry, its number and hash, as text."""
     return f"Ledger entry {facts.record.entries}, head {facts.record.head}."

@@ -31,13 +31,13 @@ Json = Mapping[str, Any]
 
 
 class _Part(BaseModel):
-    """Base of the parts of a report: frozen, and no unknown fields."""
+    """Base of the parts of a report: immutable, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Promise(_Part):
-    """A guarantee, with what attackers achieve at most against it.
+    """An (ε, δ) guarantee, with upper bounds on the success of attacks against it.
 
     Attributes:
         scope: `fixed_plan` for one run alone, `filter_budget` for everything from the dataset.
@@ -50,7 +50,7 @@ class Promise(_Part):
 
 
 class DatasetFacts(_Part):
-    """The dataset whose people are protected.
+    """The protected dataset: its size, privacy unit and neighbouring relation.
 
     Attributes:
         size: number of records; None if the certificate is of a format that does not state it.
@@ -113,7 +113,7 @@ class RunFacts(_Part):
 
 
 class RunLine(_Part):
-    """One run in the report of a dataset."""
+    """A summary of one run, for the report of its dataset."""
 
     identifier: str
     purpose: str
@@ -125,7 +125,7 @@ class RunLine(_Part):
 
 
 class Record(_Part):
-    """The ledger's record at the time of the report, and who signed."""
+    """The state of the ledger's record at the time of the report, and the signing key."""
 
     entries: int
     head: str
@@ -189,7 +189,7 @@ def facts_of_certificate(document: Json) -> Facts:
 
 
 def _run_of_certificate(document: Json, relation: NeighbouringRelation, dates: Json) -> RunFacts:
-    """Return the part of a certificate that is about its run."""
+    """Return the facts about the run that a certificate states."""
     plan, claim = mechanisms.from_json(document["mechanism"]), document["guarantee"]
     declared, certified = document.get("declared") or {}, claim.get("certified") or {}
     return RunFacts(
@@ -262,7 +262,7 @@ def facts_of_dataset(
 
 
 def _run_line(dataset: Dataset, run: Reservation) -> RunLine:
-    """Return one run of a dataset's report."""
+    """Summarise one run for the report of its dataset."""
     return RunLine(
         identifier=run.identifier,
         purpose=run.purpose,
@@ -277,7 +277,7 @@ def _run_line(dataset: Dataset, run: Reservation) -> RunLine:
 def _promise_of_budget(
     epsilon: float, delta: float, relation: NeighbouringRelation, recorded: Json
 ) -> Promise:
-    """Return the promise about everything that is ever released from a dataset.
+    """Return the guarantee of a dataset's whole budget, with bounds on attacks.
 
     Args:
         epsilon: ε of the budget.
@@ -301,7 +301,7 @@ def _bound_attacks(
     delta: float,
     slack: float = 0.0,
 ) -> AttackRates:
-    """Return bounds from a mechanism's profile, or from ε and δ if that has no proved bounds."""
+    """Bound attack rates by the mechanism's privacy profile, or else by ε and δ alone."""
     try:
         return bound_attacks_on_mechanism(mechanism, relation, delta, slack)
     except AccountingError:
@@ -309,7 +309,7 @@ def _bound_attacks(
 
 
 def _filter_facts(recorded: Json, description: str) -> FilterFacts:
-    """Return a privacy filter's facts, from what entries and certificates record."""
+    """Return the facts about a privacy filter that an entry or a certificate records."""
     reference = recorded.get("reference")
     return FilterFacts(
         name=recorded.get("filter", "renyi"),

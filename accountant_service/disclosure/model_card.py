@@ -38,7 +38,7 @@ def write_questions(facts: Facts) -> str:
 
 
 def _lines(facts: Facts) -> Iterator[str]:
-    """Yield the lines of the section."""
+    """Yield the lines of a model card's privacy section, as Markdown."""
     run, dataset, budget = facts.run, facts.dataset, facts.budget
     yield "## Privacy"
     yield ""
@@ -76,14 +76,14 @@ def _lines(facts: Facts) -> Iterator[str]:
 
 
 def _attack_rows(facts: Facts, promises: list[Promise]) -> Iterator[str]:
-    """Yield the rows of the table of attacks, one column for each promise."""
+    """Yield the Markdown rows of the table of attack rates, with a column for each promise."""
     for kinds in zip(*(list_attacks(facts, each) for each in promises), strict=True):
         counts = " | ".join(str(each.at_most) for each in kinds)
         yield f"| {_cell(kinds[0].sentence.rstrip(':'))} | {kinds[0].blind} | {counts} |"
 
 
 def _list(title: str, items: tuple[str, ...]) -> Iterator[str]:
-    """Yield a titled list."""
+    """Yield the Markdown lines of a list under a title."""
     yield ""
     yield f"**{title}:**"
     yield ""
@@ -91,11 +91,11 @@ def _list(title: str, items: tuple[str, ...]) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """Return a text for a cell of a table."""
+    """Escape a text for a cell of a Markdown table."""
     return _plain(text).replace("|", "\\|")
 
 
 def _plain(text: str) -> str:
-    """Return a text on one line without characters that Markdown or HTML would read as markup."""
+    """Put a text on one line, and escape what Markdown or HTML would read as markup."""
     single = " ".join(text.split())
     return single.replace("&", "&amp;").replace("<", "&lt;").replace("[", "\\[")

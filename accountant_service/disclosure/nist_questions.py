@@ -24,7 +24,7 @@ from accountant_service.guarantee import warn_about_delta
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question of an evaluation, with its answer.
+    """A question that NIST SP 800-226 tells evaluators to ask, with its answer.
 
     Attributes:
         level: of the pyramid.
@@ -43,7 +43,7 @@ class Question:
 
 
 def list_questions(facts: Facts) -> tuple[Question, ...]:
-    """Return all questions, from the top of the pyramid to the bottom."""
+    """Return all questions and answers, by level of NIST's pyramid from the top."""
     return tuple(
         Question(level, text, answer)
         for level, questions in (
@@ -118,7 +118,7 @@ def _unit(facts: Facts) -> _Answers:
 
 
 def _bounds(facts: Facts) -> _Answers:
-    """Yield the questions about contributions and public quantities."""
+    """Yield the questions about bounds on contributions and about public quantities."""
     run = facts.run
     answer = "Every contribution is clipped to a norm before noise is added. The norm: " + OPEN
     if run is not None and run.clip_norm is not None:

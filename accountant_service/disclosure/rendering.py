@@ -55,7 +55,7 @@ SUFFIXES: Final = {
 
 
 def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
-    """Return a report in a format.
+    """Render a report in the wanted file format.
 
     Args:
         facts: of the report.
@@ -81,7 +81,7 @@ def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
 
 
 def render_certificate(document: Mapping[str, Any], wanted: Format, tier: Tier = 3) -> bytes:
-    """Return the report of a run in a format, from a valid certificate."""
+    """Render the report of a run from its valid certificate, in the wanted file format."""
     return render(facts_of_certificate(document), wanted, tier)
 
 
@@ -115,7 +115,7 @@ def render_html(facts: Facts) -> str:
 def _compare_attacks(
     facts: Facts, promises: list[tuple[str, Promise]]
 ) -> list[tuple[sentences.Attack, list[tuple[str, int]]]]:
-    """Return each attack of the first page, with its count under each promise."""
+    """Return each kind of attack with its upper bound, out of 1000, under each promise."""
     titles = [title for title, _ in promises]
     each = [sentences.list_attacks(facts, promise) for _, promise in promises]
     return [
@@ -125,7 +125,7 @@ def _compare_attacks(
 
 
 def _describe(title: str, promise: Promise) -> dict[str, Any]:
-    """Return the template's variables about a promise."""
+    """Return the template variables for one promise: numbers, detection rates and posteriors."""
     return {
         "title": title,
         "scope": promise.scope,
@@ -143,7 +143,7 @@ def _describe(title: str, promise: Promise) -> dict[str, Any]:
 
 
 def _percent(rate: float) -> str:
-    """Format a probability as a percentage that is not less."""
+    """Format a probability as a percentage, rounded up."""
     return f"{number_format.round_up(min(100.0, 100 * rate), 4)} %"
 
 
@@ -175,5 +175,5 @@ def _write_pdf(html: str) -> bytes:
 
 
 def _refuse_to_fetch(url: str, *_: Any, **__: Any) -> Any:
-    """Refuse to load anything: a report has no files from elsewhere."""
+    """Raise an error for any URL, so that a report cannot load external files."""
     raise ValueError(f"a report loads nothing, and not {url}")

@@ -20,7 +20,7 @@ _LOOSE: Final = 1.05  # a claim above this multiple of the proved ε is worth a 
 
 @dataclass(frozen=True, slots=True)
 class CheckedClaim:
-    """A claim of the document, and what is proved about it.
+    """An (ε, δ) claim of a document, and what is proved about it.
 
     Attributes:
         pointer: where it is claimed.
@@ -84,7 +84,7 @@ def account_for(found: Imported) -> Answer:
 
 
 def require_valid(found: Imported) -> None:
-    """Check that the mechanism and its claims are within the limits of this service.
+    """Raise DocumentError unless the imported mechanisms are valid in this service.
 
     Raises:
         DocumentError: they are not; the error points into the document.
@@ -119,7 +119,7 @@ def _read(node: Node) -> Mechanism:
 
 
 def _solve_for_noise(found: Imported, delta: float) -> Imported:
-    """Return the import with the least noise that reaches its target ε, if it states no noise.
+    """Find the least noise that reaches the document's target ε, if it states no noise.
 
     It is the noise for which the tool's own method finds the target, for what the tool accounts.
     """
@@ -154,7 +154,7 @@ def _accounted_relation(found: Imported) -> NeighbouringRelation:
 def _guarantee(
     node: Node, relation: NeighbouringRelation, delta: float
 ) -> tuple[Guarantee | None, str | None]:
-    """Return the certified guarantee, else a proved one; if there is none, the reason."""
+    """Return the proven guarantee of a mechanism at δ, or None with the reason."""
     mechanism = _read(node)
     try:
         return calculator.epsilon(mechanism, delta, relation=relation), None
@@ -168,7 +168,7 @@ def _guarantee(
 
 
 def _check(claim: Claim, found: Imported) -> CheckedClaim:
-    """Return a claim with its status and what is proved about its ε."""
+    """Compare a claim with what is proved, and return it with its status."""
     node, delta = claim.mechanism or found.mechanism, claim.delta or found.delta
     assert node is not None
     assert delta is not None
@@ -197,7 +197,7 @@ def _delta_at(node: Node, relation: NeighbouringRelation, epsilon: float) -> Int
 
 
 def _claim_findings(claim: CheckedClaim) -> list[Finding]:
-    """Return a finding if a claim is refuted, not proven or far too large."""
+    """Return a finding if a claimed ε is refuted, not proven, or far above the proved ε."""
     bounds, text = claim.true_epsilon, f"ε = {shown(claim.epsilon)} at δ = {shown(claim.delta)}"
     if claim.status is Status.REFUTED and bounds is not None:
         instead = f"{_between('ε', bounds)} at δ = {shown(claim.delta)}"
@@ -216,13 +216,13 @@ def _claim_findings(claim: CheckedClaim) -> list[Finding]:
 
 
 def _between(symbol: str, bounds: Interval) -> str:
-    """Return a sentence that a value is between two bounds, rounded outward."""
+    """Say in words that a value lies between bounds: lower rounded down, upper rounded up."""
     low, high = number_format.round_down(bounds.lower, 4), number_format.round_up(bounds.upper, 4)
     return f"{symbol} is between {low} and {high}"
 
 
 def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Finding]:
-    """Return a finding if the tool's accounting method reports too small or far too large an ε."""
+    """Return a finding if the tool's own accounting reports an ε too small or far too large."""
     accounted = found.accounted or found.mechanism
     if found.method is None or proved is None or accounted is None or found.delta is None:
         return []

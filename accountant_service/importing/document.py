@@ -29,7 +29,7 @@ class DocumentError(MechanismError):
 
 
 def parse_text(text: str) -> Json:
-    """Return the value of a text in JSON, TOML or a Python expression, whichever parses first.
+    """Parse a text as JSON, as TOML or as a Python expression, whichever succeeds first.
 
     `Name(first=1)` becomes `{"class_name": "Name", "first": 1}`.
 
@@ -58,12 +58,12 @@ _BINARY: Final = (
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse NaN and infinities, which JSON does not have."""
+    """Raise ValueError for NaN and infinities, which JSON does not have."""
     raise ValueError(f"{name} is not JSON")
 
 
 def _parse_expression(text: str) -> Json:
-    """Return the value of a Python expression of constructors and literals; nothing is evaluated.
+    """Convert a Python expression of literals and constructors to JSON; no code is run.
 
     Raises:
         DocumentError: the text is no such expression.
@@ -77,7 +77,7 @@ def _parse_expression(text: str) -> Json:
 
 
 def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
-    """Return the JSON value of one part of an expression.
+    """Convert one node of a Python expression to a JSON value.
 
     Raises:
         DocumentError: the part is neither a literal nor a constructor, or nested too deep.
@@ -107,7 +107,7 @@ def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
 
 
 def _convert_call(name: str, args: list[ast.expr], keywords: list[ast.keyword], inner: Any) -> Json:
-    """Return the JSON value of a constructor's call; `array` and `OrderedDict` are unwrapped."""
+    """Convert a constructor call to JSON; containers such as `array` become their content."""
     if name in {"array", "asarray", "OrderedDict", "dict", "deque"} and args:
         found = inner(args[0], 0)
         is_pairs = name in {"OrderedDict", "dict"} and isinstance(found, list)
@@ -123,7 +123,7 @@ def _is_pair(value: Json) -> bool:
 
 
 def _constructor(func: ast.expr, pointer: str) -> str:
-    """Return the name of a constructor, without the modules before it."""
+    """Return the name of a called constructor, without the modules before it."""
     match func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -132,14 +132,14 @@ def _constructor(func: ast.expr, pointer: str) -> str:
 
 
 def _key(node: ast.expr | None, pointer: str) -> str:
-    """Return the key of a dictionary, which must be a string."""
+    """Return a dictionary key in an expression; raise DocumentError unless it is a string."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     raise DocumentError((pointer, "must have strings as keys"))
 
 
 def require_bounded(document: Json) -> None:
-    """Raise DocumentError if a document has too many values or is nested too deep; no recursion."""
+    """Raise DocumentError if a document has too many values or is nested too deep."""
     waiting, values = [(document, 1)], 0
     while waiting:
         value, depth = waiting.pop()
@@ -155,7 +155,7 @@ def require_bounded(document: Json) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a document: its value, and its JSON pointer.
+    """A part of an imported document: its value, and its JSON pointer.
 
     Attributes:
         value: parsed JSON.
@@ -185,7 +185,7 @@ class Part:
         return None
 
     def field(self, *names: str) -> Part:
-        """Return the first field of these names that is present; raise if none is.
+        """Return the first field of these names that is present; raise DocumentError if none is.
 
         Raises:
             DocumentError: there is none.
@@ -196,13 +196,13 @@ class Part:
         return found
 
     def fields(self) -> dict[str, Json]:
-        """Return the value as an object; raise if it is none."""
+        """Return the fields of an object; raise DocumentError if the value is no object."""
         if not isinstance(self.value, dict):
             raise self.fault("must be an object")
         return self.value
 
     def items(self) -> list[Part]:
-        """Return the items of a list; raise if the value is no list."""
+        """Return the items of a list; raise DocumentError if the value is no list."""
         if not isinstance(self.value, list | tuple):
             raise self.fault("must be a list")
         return [Part(item, f"{self.pointer}/{i}") for i, item in enumerate(self.value)]
@@ -224,7 +224,7 @@ class Part:
         return int(value)
 
     def choice(self, options: Iterable[str]) -> str:
-        """Return the value, which must be one of some strings."""
+        """Return the value as a string; raise DocumentError unless it is one of the options."""
         allowed = list(options)
         if self.value not in allowed:
             raise self.fault("must be one of " + ", ".join(allowed))
@@ -237,7 +237,7 @@ class Part:
         return self.value
 
     def named_arguments(self, names: Iterable[str]) -> Part:
-        """Return the object with its positional arguments stored under these names.
+        """Return a constructor call with its positional arguments stored under these names.
 
         Raises:
             DocumentError: it has more positional arguments than names, or one of them twice.

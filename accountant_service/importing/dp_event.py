@@ -44,7 +44,7 @@ _UNSUPPORTED: Final = {
 
 
 def detect(document: Json) -> bool:
-    """Return whether a document is an event, or an object that holds one."""
+    """Return whether a document is a dp_accounting event, or an object that holds one."""
     if not isinstance(document, dict):
         return False
     if str(document.get(CLASS_NAME, "")).endswith("DpEvent"):
@@ -53,7 +53,7 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read a `DpEvent`, alone or with its relation, δ and ε."""
+    """Import a dp_accounting event, alone or with neighbouring relation, δ and ε."""
     wrapper = None
     if document.class_name is None or not document.class_name.endswith("DpEvent"):
         wrapper, document = document, document.field(*_WRAPPED)
@@ -78,7 +78,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _as_run(node: Node) -> Node:
-    """Return repeated Poisson-sampled Gaussian noise as a `dp_sgd` run, which means the same."""
+    """Return repeated Poisson-sampled Gaussian noise as the equivalent `dp_sgd` run."""
     sampled = node.fields.get("mechanism")
     if not isinstance(sampled, Node) or sampled.kind != "poisson_sampled":
         return node
@@ -144,12 +144,12 @@ def _read_laplace(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
 
 
 def _read_nothing(event: Part, _: Any, __: Any) -> Node:
-    """Return the mechanism that releases nothing."""
+    """Return a mechanism that releases nothing, for an event without a release."""
     return Node("composed", event.pointer, {"mechanisms": []})
 
 
 def _read_self_composed(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
-    """Return the repetition of a mechanism that an event describes."""
+    """Return the repeated mechanism that an event describes."""
     count = event.field("count").whole(0, COUNT_MAX)
     fields = {"count": count, "mechanism": inner(event.field("event"))}
     return Node("repeated", event.pointer, fields)
@@ -205,7 +205,7 @@ def _read_tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
 
 
 def _read_zcdp(event: Part, _: Any, __: Any) -> Node:
-    """Return a release of which only ρ-zCDP is known."""
+    """Return the ρ-zCDP mechanism that an event describes."""
     if (xi := event.find("xi")) is not None and xi.number(0.0, 1e6) > 0:
         raise xi.fault("must be 0: only ρ-zCDP is supported")
     rho = event.field("rho").number(0.0, 1e6)
@@ -232,7 +232,7 @@ def _read_randomized_response(event: Part, _: Any, __: Any) -> Node:
 
 
 def _read_repeat_and_select(event: Part, inner: Callable[[Part], Node], _: Any) -> Node:
-    """Return the private selection of the best of a random number of runs."""
+    """Return the private selection (best of a random number of runs) that an event describes."""
     shape, mean = event.field("shape"), event.field("mean").number(0.0, 1e9, above=True)
     named = {"1": "geometric", "0": "logarithmic", "inf": "poisson"}
     name = named.get(str(shape.value).removesuffix(".0"), "negative_binomial")

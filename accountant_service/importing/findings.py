@@ -51,7 +51,7 @@ CODES: Final[dict[str, tuple[Severity, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of the lint: what the document says, and what is true instead.
+    """A finding about an imported document: what it says, and what is true instead.
 
     Attributes:
         code: a key of `CODES`.

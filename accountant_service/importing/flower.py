@@ -59,7 +59,7 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read a client's mod, a server's strategy, or an app's configuration."""
+    """Import a Flower client mod, a server strategy, or an app's configuration."""
     config = _app_config(document)
     names = _STRATEGIES.get(config.class_name or "")
     if config.class_name == "LocalDpMod":
@@ -78,12 +78,12 @@ def _tool(document: Json) -> dict[str, Json]:
 
 
 def _normalized(document: dict[str, Json]) -> dict[str, Json]:
-    """Return fields with underscores for hyphens, as in an app's configuration."""
+    """Return an object whose field names have underscores instead of hyphens."""
     return {name.replace("-", "_"): value for name, value in document.items()}
 
 
 def _app_config(document: Part) -> Part:
-    """Return an app's configuration: that in a `pyproject.toml`, or the document itself."""
+    """Return an app's configuration: a table of `pyproject.toml`, or the document itself."""
     if "flwr" in _tool(document.value):
         for name in ("tool", "flwr", "app", "config"):
             document = document.field(name)
@@ -98,17 +98,17 @@ def _find(config: Part, *names: str) -> Part | None:
 
 
 def _field(config: Part, *names: str) -> Part:
-    """Return the first field of these names, with or without an app's prefix; raise if none."""
+    """Return the first field of these names, as `_find` does; raise DocumentError if none."""
     return _find(config, *names) or config.field(*names)
 
 
 def _positive(part: Part) -> float:
-    """Return a document's value as a positive number."""
+    """Return a value as a positive number; raise DocumentError if it is none."""
     return part.number(0.0, _NUMBER_MAX, above=True)
 
 
 def _read_local(config: Part) -> Imported:
-    """Read a `LocalDpMod`, which adds noise to a clipped update.
+    """Import a `LocalDpMod`, which adds noise to each client's clipped update.
 
     The standard deviation of the noise is sensitivity·√(2·log(1.25/δ))/ε. The server sees each
     update, so that any two clipped updates are neighbours: replace-one.
@@ -140,7 +140,7 @@ def _read_local(config: Part) -> Imported:
 
 
 def _refute_without_noise(part: Part, epsilon: float, delta: float, noise: float) -> Finding:
-    """Return the finding that a claim is refuted because there is hardly any noise."""
+    """Return the finding that a claimed ε is refuted, as there is almost no noise."""
     return Finding(
         "claim-refuted",
         part.pointer,
@@ -153,7 +153,7 @@ def _refute_without_noise(part: Part, epsilon: float, delta: float, noise: float
 
 
 def _check_sensitivity(part: Part, sensitivity: float, norm: float) -> tuple[Finding, ...]:
-    """Return findings unless a sensitivity is 2C, the distance of two updates clipped to C."""
+    """Return a finding unless the sensitivity is 2C, for updates clipped to norm C."""
     if sensitivity < norm:
         message = (
             f"the sensitivity is {shown(sensitivity)}, but updates are clipped to norm "
@@ -210,7 +210,7 @@ def _check_rounds(config: Part, rounds: int | None, epsilon: float) -> tuple[Fin
 
 
 def _read_server(config: Part, facts: Facts) -> Imported:
-    """Read a strategy that adds noise to the average of clipped updates.
+    """Import a server strategy that adds noise to the average of clipped updates.
 
     Clients are drawn in a fixed number, so that another client takes the place of one that leaves.
     """
@@ -282,7 +282,7 @@ def _strategy(config: Part) -> str:
 
 
 def _charge_count(config: Part, noise: float, sampled: int) -> float:
-    """Return the noise multiplier of the sum and the noisy count together, for adaptive clipping.
+    """Return the noise multiplier of the noisy sum and clipped count of adaptive clipping.
 
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
     et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that
@@ -299,7 +299,7 @@ def _charge_count(config: Part, noise: float, sampled: int) -> float:
 
 
 def _count_mismatch(planned: Part, sampled: int, averaged: int) -> Finding:
-    """Return the finding that the noise is planned for another number of clients."""
+    """Return the finding that the noise is planned for a different number of clients."""
     message = (
         f"the noise of the average is planned for {sampled} clients, and {averaged} are averaged: "
         f"their noise multiplier is {averaged / sampled:.4g} times the one given"

@@ -12,7 +12,7 @@ from accountant_service.importing.findings import Finding
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A mechanism of this service, and the part of a document that it was read from.
+    """An imported mechanism, with a pointer to the part of the document that describes it.
 
     Attributes:
         kind: the mechanism's kind.
@@ -25,11 +25,11 @@ class Node:
     fields: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the mechanism as JSON."""
+        """Return the mechanism as JSON, with all mechanisms inside it."""
         return {"kind": self.kind} | {name: _to_json(value) for name, value in self.fields.items()}
 
     def source_of(self, pointer: str) -> str:
-        """Return the document's pointer for a pointer into the mechanism's JSON."""
+        """Convert a JSON pointer into the mechanism to a pointer into the document."""
         inner: Any = self
         found = self.pointer
         for step in pointer.split("/")[1:]:
@@ -59,7 +59,7 @@ def _to_json(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An (ε, δ) that a document, or the user who imports it, claims.
+    """An (ε, δ) guarantee that a document, or the user who imports it, claims.
 
     Attributes:
         epsilon: the claimed ε.
@@ -108,7 +108,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about a run that the caller states beside the document, such as its dataset size.
+    """Facts that a document leaves out and the caller states, such as the dataset size.
 
     Attributes:
         dataset_size: number of records.

@@ -35,7 +35,7 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read one of the configurations of jax_privacy."""
+    """Import a `BandMFConfig` or a `DPKerasConfig` of jax_privacy."""
     document = Part(document.value, document.pointer)
     if document.class_name == "BandMFConfig" or document.find("iterations"):
         return _read_bands(document, facts)
@@ -43,7 +43,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _read_bands(config: Part, facts: Facts) -> Imported:
-    """Read a `BandMFConfig`: banded noise, on records that are Poisson-sampled within groups.
+    """Import a `BandMFConfig`: correlated noise with bands, and Poisson sampling in groups.
 
     With b bands it costs what ⌈T/b⌉ Poisson-sampled Gaussian releases cost (Choquette-Choo et al.
     2023, arXiv 2306.08153v2, Theorem 4), as the noise multiplier is relative to the column norm.
@@ -72,7 +72,7 @@ def _read_bands(config: Part, facts: Facts) -> Imported:
 
 
 def _count_bands(config: Part) -> int:
-    """Return the number of bands: the length of the strategy, or `num_bands`."""
+    """Return the number of bands: of the strategy's coefficients, or `num_bands`."""
     strategy = config.find("strategy")
     if strategy is None:
         return config.field("num_bands").whole(1, _BANDS_MAX)
@@ -80,7 +80,7 @@ def _count_bands(config: Part) -> int:
 
 
 def _truncate(config: Part, run: Node, size: int | None, bands: int, largest: Part) -> Node:
-    """Return the run with at most `size` records in a batch, from groups of equal size."""
+    """Return a run whose Poisson batches, within groups, are limited to `largest` records."""
     if size is None:
         raise config.field("num_examples").fault("is required")
     noise = config.field("noise_multiplier")
@@ -95,7 +95,7 @@ def _truncate(config: Part, run: Node, size: int | None, bands: int, largest: Pa
 
 
 def _read_keras(config: Part, facts: Facts) -> Imported:
-    """Read a `DPKerasConfig`, whose accountant always charges Poisson samples."""
+    """Import a `DPKerasConfig`, whose accountant always assumes Poisson sampling."""
     size = config.field("train_size").whole(1, COUNT_MAX)
     accumulation = config.find("gradient_accumulation_steps")
     batch = config.field("batch_size").whole(1, size) * (
@@ -122,7 +122,7 @@ def _read_keras(config: Part, facts: Facts) -> Imported:
 
 
 def _with_claim(found: Imported, config: Part, facts: Facts) -> Imported:
-    """Return the import with the ε and δ of the configuration as its claim."""
+    """Add the ε and δ of the configuration, as the claim or as the target of the noise."""
     epsilon, delta = config.find("epsilon"), read_delta(config.find("delta")) or facts.delta
     run = found.mechanism
     has_noise = run is not None and (run.kind != "dp_sgd" or "noise_multiplier" in run.fields)

@@ -33,7 +33,7 @@ _NAMES: Final = ("SVTPrivacy", _LOCAL, *_HEURISTICS)
 
 
 def detect(document: Json) -> bool:
-    """Return whether a document is a job's configuration or one filter."""
+    """Return whether a document is an NVFlare job's configuration or one privacy filter."""
     if not isinstance(document, dict):
         return False
     return _FILTERS in document or "scopes" in document or _name(document) in _NAMES
@@ -47,13 +47,15 @@ def _name(document: Json) -> str:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read a job's configuration, or a single filter on what a client sends."""
+    """Import an NVFlare job's configuration, or one filter on what a client sends."""
     filters = [each for each in _filters(document) if _name(each.value) in _NAMES]
     if not filters:
         raise document.fault(f"has no privacy filter: one of {', '.join(_NAMES)}")
     rounds = read_size(document.find("num_rounds")) or 1
     delta = facts.delta or read_delta(document.find("delta"))
-    findings = tuple(_heuristic(each) for each in filters if _name(each.value) in _HEURISTICS)
+    findings = tuple(
+        _report_no_guarantee(each) for each in filters if _name(each.value) in _HEURISTICS
+    )
     noisy = [each for each in filters if _name(each.value) not in _HEURISTICS]
     if not noisy:
         return Imported("an NVFlare configuration", None, findings=findings)
@@ -67,7 +69,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _filters(document: Part) -> list[Part]:
-    """Return all filters on results, of all scopes and tasks."""
+    """Return the filters on client results in all scopes and tasks of a job."""
     if _name(document.value) in _NAMES:
         return [document]
     scopes = document.find("scopes")
@@ -81,7 +83,7 @@ def _filters(document: Part) -> list[Part]:
     return found
 
 
-def _heuristic(part: Part) -> Finding:
+def _report_no_guarantee(part: Part) -> Finding:
     """Return the finding that a filter has no privacy guarantee."""
     name = _name(part.value)
     return Finding(
@@ -98,7 +100,7 @@ def _arguments(part: Part) -> Part:
 
 
 def _read_local(part: Part, rounds: int) -> Imported:
-    """Read FLIP's filter, which clips and adds noise as Flower's mod does."""
+    """Import FLIP's filter, which clips and adds noise as Flower's `LocalDpMod` does."""
     arguments = _arguments(part)
     value = {**arguments.fields(), "num_rounds": rounds}
     found = flower.read(Part(value, arguments.pointer), Facts())
@@ -106,7 +108,7 @@ def _read_local(part: Part, rounds: int) -> Imported:
 
 
 def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
-    """Read the sparse-vector filter: one ε for the selection, and one for the release.
+    """Import the sparse-vector filter: ε for the selection plus ε for the released values.
 
     The released values have the budget `epsilon_release`; by default it is the number of released
     values times `noise_var`.

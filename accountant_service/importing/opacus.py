@@ -34,7 +34,7 @@ _ARGUMENTS: Final = {
 
 
 def detect(document: Json) -> bool:
-    """Return whether a document is an accountant's history or the arguments of `make_private`."""
+    """Return whether a document is an Opacus history or the arguments of `make_private`."""
     if isinstance(document, dict):
         return bool(_ARGUMENTS & document.keys()) or any(
             name in document for name in ("history", _CHECKPOINT)
@@ -45,7 +45,7 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read an accountant's history, or the arguments of `make_private`."""
+    """Import an Opacus accountant's history, or the arguments of `make_private`."""
     if isinstance(document.value, dict):
         state = document.find(_CHECKPOINT) or document
         if state.find("history") is None:
@@ -56,7 +56,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _read_history(history: Part, method: str | None, outer: Part | None, facts: Facts) -> Imported:
-    """Read the entries (noise multiplier, sample rate, steps) of a history."""
+    """Import a history: a list of (noise multiplier, sample rate, steps)."""
     entries = history.items()
     if not 1 <= len(entries) <= _HISTORY_MAX:
         raise history.fault(f"must have 1 to {_HISTORY_MAX} entries")
@@ -78,7 +78,7 @@ def _read_history(history: Part, method: str | None, outer: Part | None, facts: 
 
 
 def _read_entry(entry: Part) -> Node:
-    """Read one entry of a history."""
+    """Return the run that one (noise multiplier, sample rate, steps) entry describes."""
     parts = entry.items()
     if len(parts) != 3:
         raise entry.fault("must be [noise multiplier, sample rate, steps]")
@@ -89,7 +89,7 @@ def _read_entry(entry: Part) -> Node:
 
 
 def _read_arguments(arguments: Part, facts: Facts) -> Imported:
-    """Read the arguments of `make_private` or `make_private_with_epsilon`."""
+    """Import the arguments of `make_private` or `make_private_with_epsilon`."""
     method = arguments.find("accountant")
     found = read_run(arguments, facts, "arguments of Opacus' make_private", by_loader=True)
     found = replace(found, method=METHODS[method.choice(METHODS) if method else "prv"])
@@ -97,7 +97,7 @@ def _read_arguments(arguments: Part, facts: Facts) -> Imported:
 
 
 def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
-    """Return the import with adaptive clipping's noisy count charged, if there is one.
+    """Add the cost of adaptive clipping's noisy count of unclipped records, if it is used.
 
     With a noise multiplier z and a count of standard deviation s, the sum has the noise multiplier
     (z⁻² − (2s)⁻²)^(−1/2). By Andrew et al., arXiv 1905.03871v5, Theorem 1, both cost what z costs,

@@ -25,5 +25,5 @@ def detect(document: Json) -> bool:
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Read a run described by noise, sizes and a number of steps or epochs."""
+    """Import a training run described by noise, sizes and a number of steps or epochs."""
     return read_run(document, facts, "a training run", by_loader=False)

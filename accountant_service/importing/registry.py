@@ -45,7 +45,7 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 def read_document(document: Json, facts: Facts, format_name: str | None = None) -> Imported:
-    """Return what a document says, with the findings that need no computation.
+    """Parse a document in its format, and add the findings that need no accounting.
 
     Args:
         document: parsed JSON, or text.
@@ -68,7 +68,7 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
 
 
 def find_format(document: Json) -> str:
-    """Return the name of the format that a document has.
+    """Detect the format of a document, and return its name.
 
     Raises:
         DocumentError: it has none of the formats.
@@ -81,7 +81,7 @@ def find_format(document: Json) -> str:
 
 
 def _check_delta(found: Imported) -> Imported:
-    """Return the import, with a finding if δ is not below one over the number of records."""
+    """Add a finding if δ is not below one over the number of records."""
     size, delta = found.dataset_size, found.delta
     if size is None or delta is None or delta < 1 / size:
         return found

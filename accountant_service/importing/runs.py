@@ -62,14 +62,14 @@ def poisson_run(pointer: str, noise: float | None, rate: float, steps: int) -> N
 
 
 def read_claims(part: Part | None, delta: float | None) -> tuple[Claim, ...]:
-    """Return the claim of the ε that a document states, or nothing."""
+    """Return the ε that a document states as a claim at δ; an empty tuple if it states none."""
     claimed = part.find("epsilon", "target_epsilon") if part else None
     epsilon = read_epsilon(claimed)
     return () if claimed is None or epsilon is None else (Claim(epsilon, delta, claimed.pointer),)
 
 
 def read_run(run: Part, facts: Facts, tool: str, *, by_loader: bool) -> Imported:
-    """Read a run: noise, sizes or a rate, and steps or epochs.
+    """Import a training run: its noise, its sizes or sample rate, and its steps or epochs.
 
     Args:
         run: the object.
@@ -119,7 +119,7 @@ def _read_rate(run: Part, per_epoch: float | None) -> float:
 
 
 def _read_steps(run: Part, per_epoch: float) -> int:
-    """Return the stated number of steps, or that of the epochs, rounded up."""
+    """Return the stated number of steps, or epochs times batches per epoch, rounded up."""
     given = run.find("steps")
     if given is not None:
         return given.whole(0, COUNT_MAX)
@@ -130,7 +130,7 @@ def _read_steps(run: Part, per_epoch: float) -> int:
 
 
 def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
-    """Return how batches are drawn, and the pointer to where the document says so."""
+    """Return how batches are sampled, and the pointer to where the document says so."""
     given, flag = run.find("sampling"), run.find("poisson_sampling")
     pointer = next((each.pointer for each in (given, flag) if each is not None), run.pointer)
     if facts.sampling is not None:
@@ -141,7 +141,7 @@ def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
 
 
 def draw_as(found: Imported, sampling: str | None, facts: Facts, pointer: str) -> Imported:
-    """Return the import with batches drawn as stated, if the tool accounts for other ones.
+    """Replace the Poisson sampling that a tool accounts for by the sampling really used.
 
     Args:
         found: with the runs that the tool accounts for, Poisson sampled.
@@ -152,7 +152,7 @@ def draw_as(found: Imported, sampling: str | None, facts: Facts, pointer: str) -
     if found.mechanism is None or sampling in (None, "poisson"):
         return found
     sizes = (facts.dataset_size or found.dataset_size, facts.batch_size)
-    run = _redraw(found.mechanism, str(sampling), sizes)
+    run = _replace_sampling(found.mechanism, str(sampling), sizes)
     if run == found.mechanism:
         return found
     message, instead = _SAMPLING_TEXTS[str(sampling)]
@@ -195,8 +195,8 @@ _SAMPLING_TEXTS: Final = {
 }
 
 
-def _redraw(node: Node, sampling: str, sizes: tuple[int | None, int | None]) -> Node:
-    """Return a node with the sampling of every run in it replaced."""
+def _replace_sampling(node: Node, sampling: str, sizes: tuple[int | None, int | None]) -> Node:
+    """Replace the sampling of every DP-SGD run in a mechanism."""
     if node.kind == "dp_sgd":
         if node.fields.get("sample_rate") == 1.0:
             return node
@@ -210,9 +210,9 @@ def _redraw(node: Node, sampling: str, sizes: tuple[int | None, int | None]) -> 
         inner: Node = node.fields["mechanism"]
         return inner
     changed = {
-        name: [_redraw(each, sampling, sizes) for each in value]
+        name: [_replace_sampling(each, sampling, sizes) for each in value]
         if isinstance(value, list) and all(isinstance(each, Node) for each in value)
-        else _redraw(value, sampling, sizes)
+        else _replace_sampling(value, sampling, sizes)
         if isinstance(value, Node)
         else value
         for name, value in node.fields.items()
@@ -221,7 +221,7 @@ def _redraw(node: Node, sampling: str, sizes: tuple[int | None, int | None]) -> 
 
 
 def check_rate(found: Imported, facts: Facts) -> Imported:
-    """Return the import with the sample rates that its sizes give, and a finding if they differed.
+    """Replace sample rates that contradict the sizes, and add a finding about them.
 
     A loader has ⌊N/B⌋ or ⌈N/B⌉ batches, and some tools use its inverse as the rate.
     """
@@ -250,7 +250,7 @@ def check_rate(found: Imported, facts: Facts) -> Imported:
     )
     return replace(
         found,
-        mechanism=_with_rate(found.mechanism, wrong, batch / size),
+        mechanism=_replace_rate(found.mechanism, wrong, batch / size),
         accounted=found.accounted or found.mechanism,
         findings=(*found.findings, finding),
     )
@@ -264,12 +264,14 @@ def runs_of(node: Node) -> list[Node]:
     return [run for each in inner if isinstance(each, Node) for run in runs_of(each)]
 
 
-def _with_rate(node: Node, wrong: list[Node], rate: float) -> Node:
-    """Return a mechanism with the sample rate of some of its runs replaced."""
+def _replace_rate(node: Node, wrong: list[Node], rate: float) -> Node:
+    """Replace the sample rate of the runs listed in `wrong`."""
     if node in wrong:
         return node.but(sample_rate=rate)
     if "mechanisms" in node.fields:
-        return node.but(mechanisms=[_with_rate(n, wrong, rate) for n in node.fields["mechanisms"]])
+        return node.but(
+            mechanisms=[_replace_rate(n, wrong, rate) for n in node.fields["mechanisms"]]
+        )
     if "mechanism" in node.fields:
-        return node.but(mechanism=_with_rate(node.fields["mechanism"], wrong, rate))
+        return node.but(mechanism=_replace_rate(node.fields["mechanism"], wrong, rate))
     return node

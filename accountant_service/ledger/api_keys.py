@@ -109,7 +109,7 @@ class Keys:
         return self._require_valid(record)
 
     def _require_valid(self, record: KeyRecord) -> KeyRecord:
-        """Return the key and record its use, unless it has expired or been revoked."""
+        """Return a key and record its use; raise if it has expired or been revoked."""
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")
@@ -156,7 +156,7 @@ def require_scope(key: KeyRecord, *scopes: Scope) -> None:
 
 
 def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
-    """Raise `ForbiddenError` unless the key has a scope and is not bound to datasets."""
+    """Raise `ForbiddenError` unless the key has one of the scopes and is bound to no dataset."""
     require_scope(key, *scopes)
     if key.datasets is not None:
         raise ForbiddenError("this needs a key that is not bound to datasets")
@@ -183,6 +183,6 @@ def is_visible(key: KeyRecord, dataset: str) -> bool:
 
 
 def require_visible(key: KeyRecord, dataset: str, subject: str) -> None:
-    """Raise `UnknownSubjectError`, as if a dataset did not exist, if the key may not see it."""
+    """Raise `UnknownSubjectError`, as for a missing dataset, if the key may not see it."""
     if not is_visible(key, dataset):
         raise UnknownSubjectError(f"there is no {subject}")

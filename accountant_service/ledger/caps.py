@@ -13,7 +13,7 @@ from accountant_service.ledger.rules import Cap, CapUse, Dataset, HolderKind
 
 
 class Caps:
-    """The caps of all datasets: set, list and remove them."""
+    """The caps: limits on the share of a dataset's budget that one key or team may use."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -69,7 +69,7 @@ class Caps:
             return found, reading.list_cap_uses(found)
 
     def list_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
-        """Return the caps of every key and team: the datasets' names, with the shares allowed."""
+        """Return the caps of each key and team, as pairs (dataset name, share of its budget)."""
         with self._repository.reading() as reading:
             return reading.list_caps_by_holder()
 

@@ -48,7 +48,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The end of a run, as its last entry records it.
+    """The end of a run: its time, and the facts that the training program stated.
 
     Attributes:
         at: microseconds since 1970; None if there is no entry.
@@ -125,7 +125,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
 
 
 def _describe_interval(interval: Interval | None) -> dict[str, float] | None:
-    """Return a certified interval as the certificate states it."""
+    """Return a certified interval of ε as a JSON object for the certificate."""
     if interval is None:
         return None
     return {"epsilon_lower": interval.lower, "epsilon_upper": interval.upper}
@@ -140,13 +140,19 @@ def format_time(microseconds: int) -> str:
 def _describe_mu(
     plan: Mechanism, relation: NeighbouringRelation, slack: float
 ) -> dict[str, float] | None:
-    """Return μ of Gaussian differential privacy up to a slack; None if it is not known."""
+    """Return as JSON a μ for which the plan is proved to be μ-Gaussian DP; None if unknown.
+
+    The claim holds up to `slack`, which may be subtracted from the Gaussian trade-off curve.
+    """
     bounds = _bound_mu(plan, relation, slack)
     return None if bounds is None else {"mu": bounds.upper, "slack": slack}
 
 
 def _bound_mu(plan: Mechanism, relation: NeighbouringRelation, slack: float) -> Interval | None:
-    """Return bounds of μ up to a slack; None if a release is not Gaussian or has no proof."""
+    """Return bounds on the least μ for which the plan is μ-Gaussian DP; None if none is proved.
+
+    The claim holds up to `slack`, which may be subtracted from the Gaussian trade-off curve.
+    """
     try:
         bounds = GaussianMu(slack).risk(Question(canonical_form(plan), relation))
     except AccountingError:
@@ -185,7 +191,7 @@ def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> Document:
 
 
 def _refuse_constant(text: str) -> float:
-    """Refuse NaN and infinities, which JSON does not have."""
+    """Raise ValueError for NaN and infinities, which JSON does not have."""
     raise ValueError(f"{text} is not valid JSON")
 
 
@@ -237,7 +243,7 @@ def _find_signature_faults(document: Document, public_key: str | None) -> list[s
 
 
 def _recompute(document: Document) -> Guarantee:
-    """Compute the guarantee of a certificate's mechanism anew."""
+    """Compute the guarantee of a certificate's mechanism again, from the stated mechanism."""
     mechanism = mechanisms.from_json(document["mechanism"])
     relation = NeighbouringRelation(document["neighbouring_relation"])
     return calculator.prove_epsilon(mechanism, relation, float(document["guarantee"]["delta"]))
@@ -261,7 +267,7 @@ def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
 
 
 def _find_mu_faults(document: Document) -> list[str]:
-    """Return a fault if the stated μ is below what the mechanism has."""
+    """Return a fault if the stated μ of Gaussian DP is below the proved lower bound."""
     stated = document["guarantee"].get("gaussian_dp")
     if stated is None:
         return []

@@ -5,7 +5,7 @@ LedgerError
 │   └── CapExhaustedError      the plan does not fit under a cap of its key or team
 ├── DatasetSizeError           the mechanism is for another number of records
 ├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
-├── ExchangeUndecidedError     the time limit ended before a plan's charge was known
+├── ChargeUndecidedError       the time limit ended before a plan's charge was known
 ├── ChargeOutdatedError        the dataset changed while a charge was computed
 ├── ReservationClosedError     the reservation has ended
 ├── ReservationOpenError       the reservation has not ended yet
@@ -42,7 +42,7 @@ class BudgetExhaustedError(
         super().__init__(detail)
 
     def explain(self, steps: int | None, noise_multiplier: float | None) -> None:
-        """Add how many steps fit, and the least noise multiplier with which all of them fit."""
+        """Add to the error how many steps fit, and the least noise with which all of them fit."""
         self.steps, self.noise_multiplier = steps, noise_multiplier
         self.detail = f"{self.detail}; {steps or 0} steps of this mechanism fit"
 
@@ -61,7 +61,7 @@ class DatasetSizeError(
     code="dataset-size-mismatch",
     title="The mechanism is for another number of records",
 ):
-    """The mechanism is for another number of records than the dataset has."""
+    """The mechanism states a number of records that is not the dataset's."""
 
 
 class UnsuitableReferenceError(
@@ -69,13 +69,13 @@ class UnsuitableReferenceError(
     code="unsuitable-reference",
     title="The mechanism cannot be the reference of a budget",
 ):
-    """The mechanism cannot be the reference of a budget."""
+    """A budget cannot be counted in steps of this mechanism."""
 
 
-class ExchangeUndecidedError(
+class ChargeUndecidedError(
     LedgerError, code="exchange-undecided", title="The charge could not be decided in time"
 ):
-    """The time limit ended before the number of reference steps that a plan costs was known."""
+    """The time limit ended before the charge of a plan was computed."""
 
 
 class ChargeOutdatedError(
@@ -136,7 +136,7 @@ class ForbiddenError(
 
 
 class UnknownSubjectError(LedgerError, code="not-found", title="There is nothing here", status=404):
-    """The subject does not exist, or the key may not see it."""
+    """The dataset, run or key that a request names does not exist or may not be seen."""
 
 
 class DatabaseAwayError(

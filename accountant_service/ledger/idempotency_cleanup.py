@@ -16,7 +16,7 @@ _DAY_MICROSECONDS: Final = 86_400_000_000
 
 
 class IdempotencyCleanup:
-    """A thread that deletes old idempotency keys, a few at a time.
+    """A thread that deletes expired idempotency keys in small batches.
 
     Args:
         repository: the ledger's.

@@ -30,7 +30,7 @@ class MoveRefusedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The result of a finished move.
+    """The result of moving a ledger: the numbers of rows, datasets and entries.
 
     Attributes:
         rows: the number of rows copied of each table.
@@ -84,7 +84,7 @@ def move_ledger(file: Path, target_url: str, progress: Progress) -> Move:
 
 
 def _require_empty(target: Connection) -> None:
-    """Refuse a PostgreSQL database whose tables have rows."""
+    """Raise `MoveRefusedError` if a table of the target database has rows."""
     for table in METADATA.sorted_tables:
         if target.execute(select(func.count()).select_from(table)).scalar_one():
             raise MoveRefusedError(
@@ -100,7 +100,7 @@ def _is_closed(source: Repository) -> bool:
 
 
 def _require_sound(source: Repository) -> None:
-    """Upgrade the SQLite ledger's tables, and refuse a ledger with faults."""
+    """Upgrade the SQLite ledger's tables; raise `MoveRefusedError` if its record has faults."""
     with source.transaction() as transaction:
         upgrade(transaction.connection)
     faults = verification.verify(source).faults
@@ -118,7 +118,7 @@ def _close(source: Repository) -> None:
 
 
 def _copy(source: Repository, target: Repository, progress: Progress) -> dict[str, int]:
-    """Copy every row in one transaction of the target; return how many there are of each table."""
+    """Copy every row in one transaction of the target; return the number of rows by table."""
     with source.transaction() as reading, target.transaction() as writing:
         writing.connection.execute(text("SET LOCAL statement_timeout = 0"))
         return {

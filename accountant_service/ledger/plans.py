@@ -18,8 +18,8 @@ from accountant_service import calculator, mechanisms
 from accountant_service.errors import CodedError, NoFiniteEpsilonError, TooExpensiveError
 from accountant_service.guarantee import Assumption, Guarantee, Status
 from accountant_service.ledger.errors import (
+    ChargeUndecidedError,
     DatasetSizeError,
-    ExchangeUndecidedError,
     UnsuitableReferenceError,
 )
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi, renyi_mixture
@@ -255,7 +255,7 @@ def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
 
 
 def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
-    """Compute the charge of a plan.
+    """Compute what a plan costs of a dataset's budget, without storing anything.
 
     Raises:
         CodedError: the plan cannot be charged, is for another number of records, or is too large
@@ -318,20 +318,20 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
 
 
 def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
-    """Return a plan's charge; amounts beyond any budget if the time limit ends the comparison."""
+    """Return a plan's charge, or amounts beyond any budget if it is not computed in time."""
     try:
         return policy.compute_charge(plan, taken).reserved
-    except ExchangeUndecidedError:
+    except ChargeUndecidedError:
         return tuple(_NEVER_ADMITTED for _ in policy.nothing)
 
 
 def _count_steps_if_decided(
     policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse] = ()
 ) -> int | None:
-    """Return the most steps proved to fit: 0 if undecided in time, None if they cost nothing."""
+    """Return the most steps proved to fit in time; None if the steps cost nothing."""
     try:
         found = policy.count_affordable_steps(plan, _apply_caps(policy, taken, caps))
-    except ExchangeUndecidedError:
+    except ChargeUndecidedError:
         return 0
     if not found or policy.has_scalar_caps:
         return found
@@ -347,7 +347,7 @@ def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence
 
 
 def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Return the amounts taken, raised until the rest of the budget is what all caps allow."""
+    """Raise the amounts spent or held, so that only what all caps allow remains."""
     for use in caps:
         taken = policy.apply_cap(taken, use.cap.share, use.taken)
     return taken
@@ -380,7 +380,7 @@ def combine_quotes(
 def find_affordable(
     dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()
 ) -> tuple[int | None, float | None]:
-    """Return the most steps of a plan that fit, and the least noise with which all of them fit.
+    """Return the most steps of a plan that fit, and the least noise with which all steps fit.
 
     Both are within the budget and within the caps of the key and team that ask.
 
@@ -396,7 +396,7 @@ def find_affordable(
 def find_least_noise_multiplier(
     dataset: Dataset, run: Mechanism, caps: Sequence[CapUse] = ()
 ) -> float | None:
-    """Find the least noise multiplier with which all `dp_sgd` steps fit; None if none does.
+    """Find the least noise multiplier with which a DP-SGD run fits the budget, or None.
 
     It is rounded up to four digits, or less precisely where the time does not suffice.
     """
@@ -415,7 +415,7 @@ def find_least_noise_multiplier(
             return policy.fits(plan, taken) and (
                 policy.has_scalar_caps or _fits_caps(policy, plan, plan.steps, caps)
             )
-        except (ExchangeUndecidedError, UnsuitableReferenceError):
+        except (ChargeUndecidedError, UnsuitableReferenceError):
             return False
 
     high = run.noise_multiplier
@@ -433,7 +433,7 @@ def find_least_noise_multiplier(
 
 
 def estimate_running_total(policy: PrivacyFilter, runs: Sequence[Reservation]) -> Guarantee:
-    """Return the guarantee of all granted steps as if they were one fixed plan: an estimate.
+    """Estimate the guarantee of all granted steps, as if they were one plan fixed in advance.
 
     The result is an estimate: runs are chosen, and stopped, after results were seen. The budget's
     claim is the proven one.
@@ -454,7 +454,7 @@ def estimate_running_total(policy: PrivacyFilter, runs: Sequence[Reservation]) -
 def _require_dataset_size(
     records: int, mechanism: Mechanism, mechanism_at: str = "/mechanism"
 ) -> None:
-    """Refuse a mechanism for another number of records, since its sample rate would differ."""
+    """Raise `DatasetSizeError` if a mechanism states a number of records other than this."""
     for pointer, size in mechanisms.find_dataset_size_mismatches(records, mechanism):
         error = DatasetSizeError(
             f"dataset_size is {size}, but this dataset has {records} records: the sample rate is "

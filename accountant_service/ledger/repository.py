@@ -255,7 +255,7 @@ class StoredAnswer:
 
 
 class Repository:
-    """The ledger's database, used in one transaction at a time."""
+    """Access to the ledger's database through transactions."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -354,7 +354,7 @@ class Transaction:
         return [_read_dataset(row) for row in rows]
 
     def list_dataset_names(self) -> list[str]:
-        """Return the names of all datasets, sorted; it reads nothing else of their rows."""
+        """Return the names of all datasets, sorted."""
         return list(
             self.connection.execute(select(DATASET.c.name).order_by(DATASET.c.name)).scalars()
         )
@@ -570,7 +570,7 @@ class Transaction:
         return total
 
     def list_caps_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
-        """Return the caps of every key and team: the datasets' names, with the shares allowed."""
+        """Return the caps of each key and team, as pairs (dataset name, share of its budget)."""
         rows = self.connection.execute(
             select(DATASET.c.name, CAP.c.kind, CAP.c.holder, CAP.c.share)
             .join(DATASET, DATASET.c.id == CAP.c.dataset)
@@ -584,12 +584,12 @@ class Transaction:
     # --- idempotency
 
     def find_answer(self, key: str, value: str) -> StoredAnswer | None:
-        """Return the answer stored for an API key's Idempotency-Key of this value."""
+        """Return the answer stored under an API key and the value of an Idempotency-Key."""
         row = self.connection.execute(_ANSWER_BY_KEY, {"key": key, "value": value}).first()
         return None if row is None else StoredAnswer(row.fingerprint, row.status, row.answer)
 
     def store_answer(self, key: str, value: str, answer: StoredAnswer) -> None:
-        """Store an answer for retries with an API key's Idempotency-Key of this value."""
+        """Store an answer under an API key and the value of an Idempotency-Key, for retries."""
         self.connection.execute(
             _INSERT_ANSWER,
             {

@@ -116,7 +116,7 @@ class Balance:
         return Balance(add(self.spent, other.spent), add(self.held, other.held))
 
     def minus(self, other: Balance) -> Balance:
-        """Return this balance less another one, such as the last change."""
+        """Return this balance minus another one, such as a change to undo."""
         return Balance(subtract(self.spent, other.spent), subtract(self.held, other.held))
 
 
@@ -174,7 +174,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A plan for which a dataset holds budget.
+    """A run's plan, its state, and the budget that the dataset holds for it.
 
     Attributes:
         identifier: public.
@@ -214,7 +214,7 @@ class Reservation:
 
     @property
     def refund_if_ended(self) -> Amounts | None:
-        """The budget that ending now would give back; None if it must be computed by the filter."""
+        """The amounts that ending now would free; None if the filter must compute them."""
         return self.charge.refund(self.steps_granted)
 
 
@@ -328,10 +328,10 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         "epsilon": policy.epsilon,
         "delta": policy.delta,
         "created_at": dataset.created_at,
-    } | _read_filter_fields(policy)
+    } | _describe_filter(policy)
 
 
-def _read_filter_fields(policy: PrivacyFilter) -> dict[str, Any]:
+def _describe_filter(policy: PrivacyFilter) -> dict[str, Any]:
     """Return the fields that record a filter; raise RuleError if its numbers are forbidden."""
     try:
         return policy.entry_fields()
@@ -340,7 +340,7 @@ def _read_filter_fields(policy: PrivacyFilter) -> dict[str, Any]:
 
 
 def describe_change(change: Change) -> dict[str, Any]:
-    """Return an entry's fields that are specific to a change of a reservation."""
+    """Return the entry fields that record a change of a reservation."""
     after = change.reservation
     fields: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
     if change.kind is EntryKind.RESERVE:

@@ -489,7 +489,7 @@ class Ledger:
         return self._change(request, identifier, kind, decide)
 
     def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
-        """Restart a reservation's lease, with a length in seconds."""
+        """Extend a reservation's lease to `lease` seconds from now."""
         return self._change(
             request,
             identifier,

@@ -74,13 +74,13 @@ class _DatasetChecker:
         self._transaction, self._dataset = transaction, dataset
         self.number = 0
         self._head = hash_chain.GENESIS
-        self._policy = _read_first_policy(dataset.policy)
+        self._policy = _recover_first_policy(dataset.policy)
         self._balance = Balance(self._policy.nothing, self._policy.nothing)
         self._reservations: dict[str, Reservation] = {}
         self._taken: dict[tuple[HolderKind, str], Amounts] = {}  # by key and by team
 
     def find_faults(self) -> Iterator[str]:
-        """Yield the faults in the order of the entries."""
+        """Check the dataset's whole chain; yield a description of each fault, in order."""
         try:
             rules.describe_dataset(self._dataset)
         except rules.RuleError as error:
@@ -111,15 +111,15 @@ class _DatasetChecker:
         except _UNREADABLE as error:
             yield f"its filter cannot be evaluated: {error!r}"
 
-    def _check_entry(self, number: int, body: str, stored: str) -> Iterator[str]:
+    def _check_entry(self, number: int, body: str, stored_hash: str) -> Iterator[str]:
         """Yield the faults of the next entry: its number, hash, rules and balance."""
         if number != self.number + 1:
             yield f"entry {self.number + 1} is missing"
         self.number = number
         self._head = hash_chain.hash_entry(self._head, body)
-        if self._head != stored:
+        if self._head != stored_hash:
             yield f"entry {number} or its hash was altered"
-            self._head = stored
+            self._head = stored_hash
         try:
             entry = json.loads(body)
             for fault in self._check_rules(entry, body):
@@ -176,7 +176,7 @@ class _DatasetChecker:
         return change.balance, rules.describe_change(change)
 
     def _add_taken(self, change: Change) -> None:
-        """Add the change of the amounts spent or held to the sums of its key and team."""
+        """Add a change's amounts to the totals spent or held by its key and by its team."""
         run, taken = change.reservation, add(change.balance.spent, change.balance.held)
         for holder in ((HolderKind.KEY, run.key), (HolderKind.TEAM, run.team or "")):
             self._taken[holder] = add(self._taken.get(holder, self._policy.nothing), taken)
@@ -251,7 +251,7 @@ class _DatasetChecker:
                 yield f"reservation {identifier} is stored as {row}, but recorded as {run}"
 
 
-def _read_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
+def _recover_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
     """Return the filter that a dataset was created with, given its present one."""
     if isinstance(policy, ReferenceFilter) and not policy.is_planned:
         return replace(policy, reference=None, steps=0)
@@ -268,7 +268,7 @@ def _read_cap(fields: dict[str, Any]) -> Cap:
 
 
 def _read_integer(entry: dict[str, Any], name: str) -> int:
-    """Return an integer field of an entry; refuse any other type."""
+    """Return an integer field of an entry; raise TypeError for any other type."""
     value = entry[name]
     if type(value) is not int:
         raise TypeError(f"{name} must be an integer, not {value!r}")
@@ -276,7 +276,7 @@ def _read_integer(entry: dict[str, Any], name: str) -> int:
 
 
 def _read_text(entry: dict[str, Any], name: str) -> str:
-    """Return a text field of an entry; refuse any other type."""
+    """Return a text field of an entry; raise TypeError for any other type."""
     value = entry[name]
     if type(value) is not str:
         raise TypeError(f"{name} must be text, not {value!r}")

@@ -55,7 +55,7 @@ AtomSampling = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One elementary release: a kind of noise on a kind of sample.
+    """One elementary release of a mechanism, such as Gaussian noise on a Poisson sample.
 
     Attributes:
         noise: kind of the release; `mixture` is a sampled composition that no method has a formula
@@ -84,7 +84,7 @@ class Atom:
 
     @property
     def is_parallel(self) -> bool:
-        """Return whether mechanisms run on disjoint parts of all the data."""
+        """Return whether the release consists of mechanisms on disjoint parts of the dataset."""
         return self.noise == "parallel" and self.sampling == "none"
 
     def hashed_fields(self) -> list[object]:
@@ -120,7 +120,7 @@ class CanonicalForm:
 
     @property
     def alternatives(self) -> Iterator[CanonicalForm]:
-        """The mechanisms that one record may meet: one of each set of parallel parts."""
+        """The mechanisms that may see one record: with one part chosen of each parallel release."""
         chosen = [
             [dict(part.atom_counts) for part in atom.parts] if atom.is_parallel else [{atom: 1}]
             for atom, _ in self.atom_counts
@@ -132,7 +132,7 @@ class CanonicalForm:
 
     @property
     def all_atoms(self) -> Iterator[Atom]:
-        """The different releases, each followed by the releases that it consists of."""
+        """The distinct elementary releases, each followed by the releases nested in it."""
         return _all_atoms(self.atom_counts)
 
     def repeated(self, times: int) -> CanonicalForm:
@@ -141,7 +141,7 @@ class CanonicalForm:
 
 
 def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
-    """Yield elementary releases (atoms), each followed by those that it consists of."""
+    """Yield distinct elementary releases (atoms), each followed by those nested in it."""
     for atom, _ in atom_counts:
         yield atom
         yield from _all_atoms(atom.releases)
@@ -150,12 +150,12 @@ def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
 
 
 def canonical_form(mechanism: Mechanism) -> CanonicalForm:
-    """Return the canonical form of a mechanism that the codec has accepted."""
+    """Return the canonical form of a valid mechanism: its distinct releases and their counts."""
     return _form_of_atoms(_count_atoms(mechanism, ""))
 
 
 def _form_of_atoms(counts: Mapping[Atom, int]) -> CanonicalForm:
-    """Return the canonical form of counted releases, sorted and without zero counts."""
+    """Build the canonical form of counted releases: sort them, and drop zero counts."""
     present = ((_hashed_text(atom.hashed_fields()), atom, n) for atom, n in counts.items() if n > 0)
     lines = sorted(present, key=lambda line: line[0])
     text = _hashed_text([[line, count] for line, _, count in lines])
@@ -169,7 +169,7 @@ def _hashed_text(document: object) -> str:
 
 
 def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Return how often a mechanism makes each distinct release."""
+    """Return how often a mechanism makes each distinct elementary release (atom)."""
     match mechanism:
         case Repeated(count, inner):
             return _multiply_counts(_count_atoms(inner, f"{pointer}/mechanism"), count)
@@ -193,7 +193,7 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Return the releases (atoms) of a mechanism other than a plain composition or sample."""
+    """Count the releases (atoms) of the kinds of mechanism that `_count_atoms` passes on."""
     match mechanism:
         case UserLevel(records, inner):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
@@ -213,7 +213,7 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
-    """Return the one elementary release (atom) that a mechanism makes of all the data."""
+    """Return one execution of a noise mechanism on all the data as a release (atom)."""
     match mechanism:
         case Gaussian(noise_multiplier) | Laplace(noise_multiplier):
             return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
@@ -227,7 +227,7 @@ def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
 
 
 def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
-    """Return the elementary releases (atoms) of a training run, each with its count."""
+    """Return the elementary releases (atoms) of a DP-SGD run, each with its count."""
     step = {Atom("gaussian", run.noise_multiplier, pointer=pointer): 1}
     rate, count = run.rate(), run.step_count()
     if run.sampling == "balls_in_bins" and rate > 0.0:
@@ -247,7 +247,7 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
 def _count_epoch_atoms(
     atoms: Mapping[Atom, int], bins: int, selections: int, pointer: str
 ) -> dict[Atom, int]:
-    """Return the releases (atoms) of a balls-in-bins epoch; each record is in some of the bins."""
+    """Return one epoch of balls-in-bins sampling as a counted release (atom)."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None:
@@ -266,7 +266,7 @@ def _count_epoch_atoms(
 
 
 def _count_selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:
-    """Return private selection, the best of a random number of runs, as one release (atom)."""
+    """Return the best of a random number of runs (private selection) as one release (atom)."""
     if not form.atom_counts:
         return {}
     shapes = {"geometric": 1.0, "logarithmic": 0.0, "poisson": 0.0}
@@ -284,7 +284,7 @@ def _count_selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) 
 
 
 def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Atom, int]:
-    """Return the releases (atoms) of mechanisms on disjoint parts of the data, each with its count.
+    """Return mechanisms on disjoint parts of the data as counted releases (atoms).
 
     Equal parts are one part, but not the whole data: a replaced record may move between them.
     """
@@ -302,7 +302,7 @@ def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Ato
 
 
 def _apply_user_level(atom: Atom, records: int) -> Atom:
-    """Return a release (atom) at user level, where one person has several records."""
+    """Convert a release (atom) to user level: one person has up to `records` records."""
     if records == 1:
         return atom
     if atom.noise == "gaussian" and atom.sampling == "none":  # all records take part at once
@@ -316,7 +316,7 @@ def _apply_user_level(atom: Atom, records: int) -> Atom:
 def _apply_truncated_sampling(
     atoms: Mapping[Atom, int], rate: float, sizes: tuple[int, int], pointer: str
 ) -> dict[Atom, int]:
-    """Return the releases (atoms) of a mechanism that runs on a Poisson sample of limited size."""
+    """Return a mechanism on a Poisson sample of limited size as counted releases (atoms)."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None or (merged.noise, merged.sampling) != ("gaussian", "none"):
@@ -335,12 +335,12 @@ def _apply_truncated_sampling(
 
 
 def _multiply_counts(counts: Mapping[Atom, int], factor: int) -> dict[Atom, int]:
-    """Return the counts, each multiplied by a factor."""
+    """Multiply the count of each release (atom) by a factor."""
     return {atom: count * factor for atom, count in counts.items()}
 
 
 def _add_counts(all_counts: Iterable[Mapping[Atom, int]]) -> dict[Atom, int]:
-    """Return the total count of each release (atom)."""
+    """Add up the counts of each release (atom) over several mechanisms."""
     total: dict[Atom, int] = {}
     for counts in all_counts:
         for atom, count in counts.items():
@@ -355,7 +355,7 @@ def _apply_sampling(
     sizes: tuple[int, int] | None,
     pointer: str,
 ) -> dict[Atom, int]:
-    """Return the releases (atoms) of a mechanism that runs on one common sample."""
+    """Return counted releases (atoms) on one sample, which is drawn once for all of them."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     if not present or (rate == 1.0 and sampling == "poisson"):
         return present
@@ -377,7 +377,10 @@ def _apply_sampling(
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:
-    """Return one Gaussian release of the same cost; None unless all are unsampled Gaussian."""
+    """Merge counted releases into an equivalent one; None unless all are unsampled Gaussian.
+
+    A single release is returned as it is.
+    """
     if list(atoms.values()) == [1]:
         return next(iter(atoms))
     if any(atom.noise != "gaussian" or atom.sampling != "none" for atom in atoms):

@@ -120,7 +120,7 @@ def _rate_type() -> _FieldType:
 
 
 def _number_list_type(item: _FieldType, expected: str, most: int) -> _FieldType:
-    """Return the type of a list of 1 to `most` numbers; `expected` says which, in errors."""
+    """Return the type of a list of 1 to `most` numbers; `expected` describes it in errors."""
 
     def read(value: Json, pointer: str) -> tuple[float, ...]:
         if not isinstance(value, list) or not 1 <= len(value) <= most:
@@ -529,7 +529,7 @@ def _escape_pointer_token(name: str) -> str:
 
 
 def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
-    """Raise MechanismError if the fields contradict each other."""
+    """Raise MechanismError if the fields of a mechanism contradict each other."""
     match mechanism:
         case DiagonalGaussian(sensitivities, noise_stds):
             if len(sensitivities) != len(noise_stds):
@@ -552,11 +552,11 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
         case DpSgd():
             _check_dp_sgd(mechanism, pointer)
         case _:
-            _check_kind(mechanism, pointer)
+            _check_other_kind(mechanism, pointer)
 
 
-def _check_kind(mechanism: Mechanism, pointer: str) -> None:
-    """Raise MechanismError if the fields of a kind with its own noise contradict each other."""
+def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
+    """Check the fields of discrete, truncated, correlated and curve-described mechanisms."""
     match mechanism:
         case DiscreteLaplace(scale, sensitivity):
             _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
@@ -596,7 +596,7 @@ def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
 
 
 def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
-    """Raise MechanismError if the noise is so small that there is no privacy."""
+    """Raise MechanismError if a noise scale is below the least that gives any privacy."""
     if noise < least:
         raise MechanismError((pointer, f"must be ≥ {shown(least)} at this sensitivity"))
 
@@ -604,7 +604,7 @@ def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
 def _require_paired(
     pointer: str, name: str, values: tuple[float, ...], other: str, others: tuple[float, ...]
 ) -> None:
-    """Raise MechanismError if the values do not increase, or are fewer or more than the others."""
+    """Raise MechanismError unless the values increase and are as many as the other values."""
     for i in range(1, len(values)):
         if values[i] <= values[i - 1]:
             raise MechanismError((f"{pointer}/{name}/{i}", "must be greater than the one before"))
@@ -625,7 +625,7 @@ def _check_renyi_curve(
             message = "must not decrease: a Rényi divergence increases with its order"
             raise MechanismError((f"{pointer}/divergences/{i}", message))
     moments = [(order - 1) * each for order, each in zip(orders, divergences, strict=True)]
-    at = _find_concave([1.0, *orders], [0.0, *moments])
+    at = _find_nonconvex([1.0, *orders], [0.0, *moments])
     if at is not None:
         message = "lies above the chord of its neighbours: (order − 1)·divergence must be convex"
         raise MechanismError((f"{pointer}/divergences/{at - 1}", message))
@@ -639,14 +639,14 @@ def _check_profile(epsilons: tuple[float, ...], deltas: tuple[float, ...], point
     for i in range(1, len(deltas)):
         if deltas[i] > deltas[i - 1]:
             raise MechanismError((f"{pointer}/deltas/{i}", "must not exceed the one before"))
-    at = _find_concave([math.exp(each) for each in epsilons], deltas)
+    at = _find_nonconvex([math.exp(each) for each in epsilons], deltas)
     if at is not None:
         message = "lies above the chord of its neighbours: δ must be convex in e^ε"
         raise MechanismError((f"{pointer}/deltas/{at}", message))
 
 
-def _find_concave(x: Sequence[float], values: Sequence[float]) -> int | None:
-    """Return the first index where a sequence is clearly not convex, or None."""
+def _find_nonconvex(x: Sequence[float], values: Sequence[float]) -> int | None:
+    """Return the first index at which the values are clearly not convex in x, or None."""
     for i in range(1, len(x) - 1):
         share = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
         chord = values[i - 1] + share * (values[i + 1] - values[i - 1])

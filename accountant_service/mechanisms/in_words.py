@@ -34,7 +34,7 @@ _SAMPLING: Final = {
 
 
 def describe_step(mechanism: Mechanism) -> str:
-    """Return one step of a mechanism in words: its kind, its noise and how it samples.
+    """Describe one step of a mechanism in words: its kind, its noise and its sampling.
 
     The number of steps is left out: a run and its step are described alike.
     """
@@ -58,7 +58,7 @@ def describe_step(mechanism: Mechanism) -> str:
 
 
 def _describe_sampling(mechanism: Mechanism) -> str:
-    """Return one step of a sampled mechanism, or of a kind without words of its own, in words."""
+    """Describe in words one step of a kind of mechanism that `describe_step` passes on."""
     match mechanism:
         case PoissonSampled(sample_rate, inner):
             return f"{describe_step(inner)}, q = {shown(sample_rate)}, Poisson sampling"
@@ -88,7 +88,7 @@ def _describe_sampling(mechanism: Mechanism) -> str:
 
 
 def _shorten(value: object) -> str:
-    """Return a field's value in few characters; of a list, its first and last numbers."""
+    """Format a field's value briefly; a list as its first and last numbers."""
     if isinstance(value, tuple):
         return " … ".join(dict.fromkeys(f"{shown(each)}" for each in (value[0], value[-1])))
     return f"{shown(value)}" if isinstance(value, float) else str(value)

@@ -337,7 +337,7 @@ class DpSgd:
         return self.sample_rate if self.sample_rate is not None else float(self._exact_rate())
 
     def bins(self) -> int:
-        """Return the nearest whole number of batches of an epoch."""
+        """Return the number of batches in an epoch, rounded to the nearest integer."""
         if self.sample_rate is not None:
             return round(1 / self.sample_rate) if self.sample_rate > 0 else 1
         return round(1 / self._exact_rate())

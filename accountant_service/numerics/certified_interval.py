@@ -71,7 +71,7 @@ Engine = Callable[[Composition, SaddlePoint, IntegrationSettings], EvaluatedInte
 
 @dataclass(frozen=True, slots=True)
 class _SearchStart:
-    """The start of a search in one direction: a saddle point and the upper bound by Rényi moments.
+    """The start of a search when a record is removed or added: a saddle point and a Rényi bound.
 
     Attributes:
         saddle: the saddle point that Rényi moments suggest.
@@ -86,7 +86,7 @@ class _SearchStart:
 
 @dataclass(frozen=True, slots=True)
 class _Question(ABC):
-    """Base of the two questions about a composition: for ε at a given δ, and for δ at a given ε.
+    """Base of the two questions about a composition: ε at a given δ, and δ at a given ε.
 
     The answer is the ε or δ in question. It is bounded in both directions of the neighbouring
     relation, by engines that each need a saddle point: the point of the line of integration where
@@ -101,82 +101,82 @@ class _Question(ABC):
     @property
     @abstractmethod
     def accepts_wide_bounds(self) -> bool:
-        """Return whether to accept the bounds from the first line integrals, however wide."""
+        """Return whether the first bounds found are accepted, however wide they are."""
 
     @abstractmethod
     def relative_width(self, bounds: Bounds) -> float:
-        """Return the width of an interval around the answer, divided by the answer's size."""
+        """Return the width of an interval around the answer, divided by the answer."""
 
     @abstractmethod
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point and the upper bound on the answer with which a direction begins.
+        """Return the saddle point and the upper bound at which the search starts.
 
         An upper bound up to `other_lower_bound`, the other direction's lower bound, settles it.
         """
 
     @abstractmethod
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point moved to a likely answer within the bounds found so far."""
+        """Return the saddle point moved to the answer that the bounds suggest."""
 
     @abstractmethod
-    def epsilon_width(self, saddle: SaddlePoint) -> float:
-        """Return the width in ε that corresponds to a relative width of 1 of the answer."""
+    def epsilon_scale(self, saddle: SaddlePoint) -> float:
+        """Return the change of ε that corresponds to a relative change of 1 in the answer."""
 
     @abstractmethod
-    def read_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
-        """Return the bounds on the answer that a line integral proves, at most `known_upper`."""
+    def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
+        """Return the bounds on the answer that a line integral proves."""
 
     @abstractmethod
-    def read_profile(self, profile: LatticeProfile) -> float:
-        """Return the bound on the answer that a lattice's profile of δ(ε) proves: upper or lower.
+    def bound_from_profile(self, profile: LatticeProfile) -> float:
+        """Return the bound on the answer that a bound on the privacy profile proves.
 
         It is an upper bound if the profile is one, else a lower bound.
         """
 
     @abstractmethod
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return saddle points at which the rare-event engine should be tried first."""
+        """Return the saddle points at which to try the rare-event engine first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _EpsilonAtDelta(_Question):
-    """The question for the smallest ε with which the composition is (ε, δ)-DP, at a given δ."""
+    """The question for the smallest ε for which a composition is (ε, δ)-DP, at a given δ."""
 
     delta: float
 
     @property
     def accepts_wide_bounds(self) -> bool:
-        """Return whether δ is so large that wide bounds on ε are accepted: nobody is protected."""
+        """Return whether δ is near 1, where no record is protected and any bounds will do."""
         return self.delta > _DELTA_REFINED_MAX
 
     def relative_width(self, bounds: Bounds) -> float:
-        """Return the width of bounds on ε, relative to max(ε, `EPSILON_NEGLIGIBLE`)."""
+        """Return the width of bounds on ε, divided by max(ε, `EPSILON_NEGLIGIBLE`)."""
         return relative_width(bounds)
 
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point at the ε where δ(ε) = δ, and the Rényi upper bound on ε."""
+        """Return the saddle point at the ε that corresponds to δ, and the Rényi bound on ε."""
         log_delta = math.log(self.delta)
         saddle = saddle_point.find_at_delta(self.releases, direction, log_delta, other_lower_bound)
         return _SearchStart(saddle, max(saddle.bound, 0.0), saddle.log_delta)
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point moved to a likely ε within the bounds on ε."""
+        """Return the saddle point moved to the ε that the bounds on ε suggest."""
         return replace(saddle, epsilon=_likely_value(bounds))
 
-    def epsilon_width(self, saddle: SaddlePoint) -> float:
-        """Return the saddle point's ε, or `EPSILON_NEGLIGIBLE` if that is larger."""
+    def epsilon_scale(self, saddle: SaddlePoint) -> float:
+        """Return the saddle point's ε, but at least `EPSILON_NEGLIGIBLE`."""
         return max(saddle.epsilon, EPSILON_NEGLIGIBLE)
 
-    def read_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
-        """Return the bounds on ε at δ that a line integral proves, at most `known_upper`."""
+    def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
+        """Return the bounds on ε at δ that a line integral proves."""
         return Bounds(*line.epsilon(self.delta, known_upper))
 
-    def read_profile(self, profile: LatticeProfile) -> float:
-        """Return the upper or lower bound on ε at δ that a lattice's privacy profile proves."""
+    def bound_from_profile(self, profile: LatticeProfile) -> float:
+        """Return the bound on ε at δ that an upper or lower bound on δ(ε) proves."""
         return profile.epsilon(self.delta)
 
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return saddle points at guesses of ε for the rare-event engine, if it applies."""
+        """Return saddle points at guesses of ε; none if the rare-event engine cannot be used."""
         with contextlib.suppress(SlowDecayError):
             return rare_events.guess_saddle_points(self.releases, saddle)
         return []
@@ -184,7 +184,7 @@ class _EpsilonAtDelta(_Question):
 
 @dataclass(frozen=True, slots=True)
 class _DeltaAtEpsilon(_Question):
-    """The question for the composition's δ(ε), at a given ε."""
+    """The question for the smallest δ for which a composition is (ε, δ)-DP, at a given ε."""
 
     epsilon: float
 
@@ -194,13 +194,13 @@ class _DeltaAtEpsilon(_Question):
         return False
 
     def relative_width(self, bounds: Bounds) -> float:
-        """Return the width of an interval around δ, divided by δ; 0 if δ is negligible."""
+        """Return the width of bounds on δ, divided by δ; 0 if δ is negligible."""
         if bounds.upper <= 1e-250:
             return 0.0
         return (bounds.upper - bounds.lower) / bounds.upper
 
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point at ε, and the Rényi upper bound on δ(ε)."""
+        """Return the saddle point at the given ε, and the Rényi upper bound on δ(ε)."""
         saddle = saddle_point.find_at_epsilon(
             self.releases, direction, self.epsilon, _log_or_minus_infinity(other_lower_bound)
         )
@@ -208,29 +208,29 @@ class _DeltaAtEpsilon(_Question):
         return _SearchStart(saddle, bound, min(0.0, max(-600.0, saddle.bound - 10.0)))
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point with a likely δ within the bounds on δ; its ε stays."""
+        """Return the saddle point at the same ε, with the δ that the bounds on δ suggest."""
         return replace(saddle, log_delta=_log_or_minus_infinity(_likely_value(bounds)))
 
-    def epsilon_width(self, saddle: SaddlePoint) -> float:
-        """Return the width of ε over which δ changes by about its own size."""
+    def epsilon_scale(self, saddle: SaddlePoint) -> float:
+        """Return the change of ε over which δ(ε) changes by about its own size."""
         return 1 / (1.0 + saddle.tilt)
 
-    def read_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
-        """Return the bounds on δ(ε) that a line integral proves, at most `known_upper`."""
+    def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
+        """Return the bounds on δ(ε) that a line integral proves."""
         lower, upper = line.delta(np.array([self.epsilon]))
         return Bounds(float(lower[0]), min(float(upper[0]), known_upper))
 
-    def read_profile(self, profile: LatticeProfile) -> float:
-        """Return the upper or lower bound on δ(ε) that a lattice's privacy profile proves."""
+    def bound_from_profile(self, profile: LatticeProfile) -> float:
+        """Return the bound on δ(ε) that an upper or lower bound on the profile proves."""
         return profile.delta(self.epsilon)
 
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return only the given saddle point: ε is known, and needs no guess."""
+        """Return only the given saddle point, since ε is known and needs no guess."""
         return [saddle]
 
 
 def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bounds:
-    """Return a proved interval around the smallest ε with which a composition is (ε, δ)-DP.
+    """Return a proved interval around the smallest ε for which a composition is (ε, δ)-DP.
 
     Args:
         releases: each release with its count (≥ 1), at least one.
@@ -245,7 +245,7 @@ def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bou
 
 
 def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bounds:
-    """Return a proved interval around a composition's δ(ε).
+    """Return a proved interval around the smallest δ for which a composition is (ε, δ)-DP.
 
     Args:
         releases: each release with its count (≥ 1), at least one.
@@ -262,7 +262,7 @@ def _is_alike(one: SaddlePoint, other: SaddlePoint) -> bool:
 
 
 def _likely_value(bounds: Bounds) -> float:
-    """Return a guess of the value between two bounds: their geometric mean or the upper bound.
+    """Guess a value from bounds on it: their geometric mean, or the upper bound.
 
     It is the upper bound if the two are close or the lower bound is 0.
     """
@@ -276,7 +276,7 @@ def _log_or_minus_infinity(value: float) -> float:
 
 
 def _narrow_to_tolerance(question: _Question, tolerance: float) -> Bounds:
-    """Return bounds on a question's answer, narrowed until they meet a relative tolerance.
+    """Return bounds on a question's answer, at most a relative tolerance apart if possible.
 
     The targets get finer one by one. The search ends at a target that is missed and narrows
     nothing: finer targets cost more.
@@ -305,7 +305,7 @@ def _target_widths(tolerance: float) -> tuple[float, ...]:
 
 
 def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
-    """Return the interval around the larger of the answers in the two directions.
+    """Return bounds on the larger of the answers for adding and for removing a record.
 
     Raises:
         ContradictionError: a lower bound is above an upper one.
@@ -321,7 +321,7 @@ def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
 def _search_both_directions(
     question: _Question, target_widths: tuple[float, ...], stop_width: float
 ) -> tuple[_DirectionSearch, ...]:
-    """Return the searches in both directions, narrowed for each target width in turn.
+    """Search for the answer when a record is removed and when one is added; results are cached.
 
     Args:
         question: about which composition, ε or δ.
@@ -352,7 +352,7 @@ def _search_both_directions(
 def _narrow_by_lattices(
     searches: list[_DirectionSearch], target_width: float, stop_width: float
 ) -> None:
-    """Narrow both directions' bounds by ever finer FFT lattices, until `stop_width` is reached.
+    """Narrow the bounds of all searches by ever finer FFT lattices, down to `stop_width`.
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
@@ -363,7 +363,7 @@ def _narrow_by_lattices(
 
 
 class _DirectionSearch:
-    """The search for the answer in one direction: its bounds so far and the FFT lattice in use."""
+    """A search for the answer when a record is removed, or when one is added."""
 
     def __init__(self, question: _Question, direction: Direction, other_lower_bound: float) -> None:
         start = question.start(direction, other_lower_bound)
@@ -374,7 +374,7 @@ class _DirectionSearch:
         self.lattice: RefinedLattice | None = None
 
     def copy(self) -> _DirectionSearch:
-        """Return a copy that can be narrowed without changing this search."""
+        """Return a copy whose bounds can be narrowed without changing this search."""
         other = copy.copy(self)
         other.lattice = copy.copy(self.lattice)
         return other
@@ -382,7 +382,7 @@ class _DirectionSearch:
     def narrow_by_line_integrals(
         self, other_lower_bound: float, target_width: float, stop_width: float
     ) -> None:
-        """Narrow both bounds by line integrals, unless this direction is settled.
+        """Narrow the bounds on the answer by line integrals.
 
         The first attempt is cheap and accurate. Later attempts cost more and are less accurate,
         and the last are smoothed as well. Each one aims at the answer that the one before found.
@@ -396,7 +396,7 @@ class _DirectionSearch:
         for engine, settings, saddle in self._attempts(target_width):
             with contextlib.suppress(SlowDecayError):
                 line = engine(self.question.releases, saddle, settings)
-                found = self.question.read_integral(line, self.upper)
+                found = self.question.bounds_from_integral(line, self.upper)
                 self.lower = max(self.lower, found.lower)
                 self.upper = min(self.upper, found.upper)
                 self.saddle = self.question.recentred(self.saddle, Bounds(self.lower, self.upper))
@@ -409,7 +409,7 @@ class _DirectionSearch:
                 return
 
     def _is_settled(self, other_lower_bound: float, stop_width: float) -> bool:
-        """Return whether this direction's interval is narrow enough or cannot affect the answer.
+        """Return whether the bounds are narrow enough, or cannot affect the answer.
 
         The answer is the larger one of the two directions. A direction whose upper bound is at most
         the other's lower bound does not affect it.
@@ -439,7 +439,7 @@ class _DirectionSearch:
     def _rare_event_attempts(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield the attempts with the rare-event engine: at guesses of ε, then at the ε found.
+        """Yield the attempts with the rare-event engine: at guessed ε, then at the ε found.
 
         No point is tried twice.
         """
@@ -458,13 +458,13 @@ class _DirectionSearch:
 
     def _thorough_settings(self, target_width: float) -> IntegrationSettings:
         """Return line-integral settings for a target width, with a higher work limit."""
-        width = target_width * self.question.epsilon_width(self.saddle)
+        width = target_width * self.question.epsilon_scale(self.saddle)
         accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
         return IntegrationSettings(math.log(accuracy), 0.0, _WORK_THOROUGH)
 
     def _smoothed_settings(self, target_width: float) -> IntegrationSettings:
-        """Return line-integral settings with as much smoothing as the target width allows."""
-        width = target_width * self.question.epsilon_width(self.saddle)
+        """Return line-integral settings with all the smoothing that the target allows."""
+        width = target_width * self.question.epsilon_scale(self.saddle)
         smoothing = self.smoothing_factor * math.sqrt(
             _SMOOTHING_SHARE * width / (0.5 + self.saddle.tilt)
         )
@@ -473,23 +473,23 @@ class _DirectionSearch:
         )
 
     def _first_lattice(self, target_width: float, best_lower: float) -> RefinedLattice:
-        """Return the lattice that narrowing starts with.
+        """Return the coarsest lattice, from which `narrow_by_lattice` starts.
 
         It is coarse if the other direction may be the worse one.
         """
         share = _LATTICE_SHARE if best_lower <= self.lower else _OTHER_SHARE
-        width = share * target_width * self.question.epsilon_width(self.saddle)
+        width = share * target_width * self.question.epsilon_scale(self.saddle)
         return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
 
     def _width_ratio(self, best_lower: float, width: float) -> float:
-        """Return the remaining interval's relative width, divided by `width`.
+        """Return the interval's relative width, as a multiple of `width`.
 
         The interval reaches from the best lower bound to this direction's upper bound.
         """
         return self.question.relative_width(Bounds(best_lower, max(best_lower, self.upper))) / width
 
     def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:
-        """Narrow the bounds by an FFT lattice, which is made finer at every call.
+        """Narrow the bounds on the answer by an FFT lattice, finer at every call.
 
         Args:
             best_lower: the best lower bound of either direction. If the upper bound is below it,
@@ -503,7 +503,7 @@ class _DirectionSearch:
             self.lattice = self._first_lattice(target_width, best_lower)
         else:
             self.lattice.refine(math.sqrt(1 / self._width_ratio(best_lower, target_width)))
-        read = self.question.read_profile
+        read = self.question.bound_from_profile
         upper, lower = self.lattice.profiles(lambda profile: read(profile) > best_lower)
         if upper is not None:
             self.upper = min(self.upper, read(upper))

@@ -75,7 +75,7 @@ _TILTS: Final = 8  # at which log-moments are compared for a guess
 
 
 def dominates(larger: Composition, smaller: Composition, slack: float) -> bool:
-    """Return whether one composition is proved to dominate another, up to a slack in δ.
+    """Return whether one composition provably dominates another, with δ allowed to rise by `slack`.
 
     Args:
         larger: the composition that may dominate: each release with its count.
@@ -100,7 +100,7 @@ def dominates(larger: Composition, smaller: Composition, slack: float) -> bool:
 def fewest_repetitions(
     block: Composition, step: Composition, slack: float, most: int
 ) -> int | None:
-    """Find how few repetitions of a step dominate a block of releases, up to a slack in δ.
+    """Find how few repetitions of a step dominate a block of releases, if δ may rise by `slack`.
 
     Args:
         block: the composition to be dominated.
@@ -139,7 +139,7 @@ def fewest_repetitions(
 
 
 def most_repetitions(step: Composition, larger: Composition, slack: float, most: int) -> int:
-    """Find how many repetitions of a step a larger composition dominates, up to a slack in δ.
+    """Find how many repetitions of a step a composition dominates, if δ may rise by `slack`.
 
     Args:
         step: the composition that is repeated.
@@ -171,7 +171,7 @@ def most_repetitions(step: Composition, larger: Composition, slack: float, most:
 
 
 def _repeat(releases: Composition, repetitions: int) -> list[tuple[ReleaseLaw, int]]:
-    """Return the composition of this many repetitions of the releases."""
+    """Return the releases with each count multiplied by `repetitions`."""
     return [(release, count * repetitions) for release, count in releases]
 
 
@@ -185,14 +185,14 @@ def _merge_counts(releases: Composition) -> dict[ReleaseLaw, int]:
 
 
 def _is_multiple(whole: Composition, step: Composition) -> bool:
-    """Return whether a composition only repeats the single release that a step consists of."""
+    """Return whether a composition consists only of repetitions of the step's single release."""
     return (
         len(_merge_counts(step)) == 1 and _merge_counts(whole).keys() == _merge_counts(step).keys()
     )
 
 
 def _largest_satisfying(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` that has the property `holds`, or 0 if none has.
+    """Return the largest integer up to `most` for which `holds` is true; 0 if there is none.
 
     The property holds for all numbers below one for which it holds.
     """
@@ -210,7 +210,7 @@ def _largest_satisfying(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool:
-    """Return whether domination follows from the releases alone, without bounds on δ(ε).
+    """Return whether domination follows from comparing releases, without bounds on δ(ε).
 
     Each release of the smaller composition takes one of the larger one that can imitate it; or all
     that the smaller one releases is within the slack: H(x) ≤ H(0), its total variation, at x ≥ 0.
@@ -236,7 +236,7 @@ def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool
 
 
 def _has_enough_gaussian_noise(left: dict[ReleaseLaw, int], missing: dict[ReleaseLaw, int]) -> bool:
-    """Return whether the unsampled Gaussian releases `left` dominate the releases `missing`.
+    """Return whether the Gaussian releases `left` dominate the releases `missing`.
 
     Unsampled Gaussian releases compose to one, whose μ² is the sum. False if others are missing.
     """
@@ -252,14 +252,14 @@ def _has_enough_gaussian_noise(left: dict[ReleaseLaw, int], missing: dict[Releas
 
 
 def _unsampled_gaussian_mu(release: ReleaseLaw) -> float | None:
-    """Return μ of a Gaussian release without sampling, or None for any other release."""
+    """Return μ (sensitivity over noise) of an unsampled Gaussian release; None for any other."""
     if not isinstance(release, Release) or release.sample_rate < 1.0:
         return None
     return release.base_pair.mu if isinstance(release.base_pair, GaussianPair) else None
 
 
 def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
-    """Return whether post-processing turns one release's dominating pair into the other's.
+    """Return whether post-processing can turn one dominating pair into the other.
 
     With the same noise law this holds if the other has at least the noise and at most the sample
     rate. *Noise:* N(0, 1) and N(μ, 1), scaled by r = μ′/μ ≤ 1 and with N(0, 1 − r²) added, become
@@ -290,7 +290,7 @@ def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
 
 
 class _RepeatedComposition:
-    """A composition repeated several numbers of times, with the privacy profile of each."""
+    """A composition after several numbers of repetitions: bounds on each privacy profile."""
 
     def __init__(self, releases: Composition, numbers: Array | None = None) -> None:
         self.profiles = {
@@ -300,7 +300,7 @@ class _RepeatedComposition:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Bounds on two compositions' privacy profiles at increasing ε, in one direction.
+    """Bounds on δ(ε) of two compositions at increasing ε, for a removed or an added record.
 
     Attributes:
         x: increasing, from 0.
@@ -320,7 +320,7 @@ class _Bounds:
 def _bound_excess(
     larger: _RepeatedComposition, smaller: _RepeatedComposition, slack: float
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Return upper bounds on smaller's δ(ε) − larger's δ(ε) − slack, and which of them are tight.
+    """Return upper bounds on max over ε of δ_smaller − δ_larger − slack; and which are tight.
 
     There is one for each number of repetitions, valid at every ε. It is tight where the bounds on
     both δ(ε) behind it are narrow.
@@ -336,7 +336,7 @@ def _bound_excess(
 
 
 def _bound_profiles(larger: PrivacyProfile, smaller: PrivacyProfile, slack: float) -> _Bounds:
-    """Return bounds on both compositions' privacy profiles at increasing ε, in one direction."""
+    """Return bounds on δ(ε) of both compositions at increasing ε, narrow enough to compare."""
     saddle = saddle_point.find_at_delta(smaller.largest, smaller.direction, math.log(slack))
     last = min(max(saddle.bound, 1e-3) * (1 + 1e-9), _LAST_MAX)
     near = min(saddle.epsilon, last)
@@ -362,12 +362,12 @@ def _bound_profiles(larger: PrivacyProfile, smaller: PrivacyProfile, slack: floa
 
 
 def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_]:
-    """Return, for each row, whether the bounds are narrow enough to decide domination."""
+    """Return whether the bounds are narrow enough to decide, for each number of repetitions."""
     return np.asarray((upper - lower <= _COARSE * upper + 10 * absolute).all(axis=1))
 
 
 def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
-    """Return upper bounds on the profiles' largest difference less the slack, one per row."""
+    """Return upper bounds on max over ε of δ_smaller − δ_larger − slack, per repetition number."""
     left, right = _prolonged_lines(this, other)
     near, far = this.smaller_upper[:, :-1] - slack, this.smaller_upper[:, 1:] - slack
     at_near, at_far = this.larger_lower[:, :-1], this.larger_lower[:, 1:]
@@ -412,7 +412,7 @@ def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
 
 
 def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[float]:
-    """Return ratios of the log-moments of two compositions, for a guess of the repetitions.
+    """Return ratios of two compositions' log-moments, which suggest a number of repetitions.
 
     The ratio is 1 where more than the slack is revealed for certain.
     """
@@ -437,7 +437,7 @@ def _search_proved_number(
     unproved: int,
     proved: int,
 ) -> int:
-    """Search for the proved number of repetitions nearest to `unproved`, many at once.
+    """Find the proved number of repetitions closest to `unproved`, testing many at once.
 
     Args:
         excess: returns upper bounds for many numbers, each proving its number if it is at most 0,

@@ -48,7 +48,7 @@ _SETTINGS: Final = (
 def epsilon_curve(
     releases: Composition, repetitions: Sequence[int], delta: float, tolerance: float
 ) -> list[Bounds]:
-    """Return proved intervals around a composition's ε after each number of its repetitions.
+    """Return a proved interval around ε after each number of repetitions of a composition.
 
     Args:
         releases: the repeated composition: each release with its count, at least one.
@@ -78,7 +78,7 @@ def epsilon_curve(
 
 
 def _enforce_monotone(bounds: list[Bounds]) -> list[Bounds]:
-    """Tighten bounds on ε by the fact that ε increases with the number of repetitions.
+    """Tighten bounds on ε, which never decreases as the number of repetitions grows.
 
     Fewer repetitions never cost more (post-processing).
     """
@@ -88,7 +88,7 @@ def _enforce_monotone(bounds: list[Bounds]) -> list[Bounds]:
 
 
 def _group_counts(repetitions: Sequence[int]) -> list[Array]:
-    """Group neighbouring numbers of repetitions that can share a line integral."""
+    """Group neighbouring numbers of repetitions that can share one line integral."""
     groups: list[list[int]] = []
     for each in repetitions:
         if groups and each <= _RATIO_MAX * groups[-1][0] and len(groups[-1]) < _TOGETHER_MAX:
@@ -99,7 +99,7 @@ def _group_counts(repetitions: Sequence[int]) -> list[Array]:
 
 
 def _repeat(releases: Composition, repetitions: int) -> Composition:
-    """Return the composition in which everything is repeated this many times."""
+    """Return the composition with each count multiplied by `repetitions`."""
     return [(release, count * repetitions) for release, count in releases]
 
 
@@ -129,7 +129,7 @@ def _bounds_of_direction(
     direction: Direction,
     other_lower_bounds: Array,
 ) -> tuple[Array, Array]:
-    """Return bounds on ε in one direction after each number of repetitions.
+    """Return bounds on ε, after each number of repetitions, for a removed or an added record.
 
     `other_lower_bounds` are lower bounds on ε in the other direction.
     """

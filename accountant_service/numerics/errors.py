@@ -18,7 +18,7 @@ class ContradictionError(ArithmeticError):
 
 
 class SlowDecayError(ValueError):
-    """No line integral of bounded work exists: its integrand decays too slowly, or not at all."""
+    """A line integral would cost too much, since its integrand decays too slowly."""
 
 
 class LatticeTooLargeError(ValueError):

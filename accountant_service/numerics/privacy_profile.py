@@ -42,7 +42,7 @@ _RETREAT: Final = 0.6  # of an ε where no engine gives narrow bounds: where to 
 
 
 class ProfileBounds(Protocol):
-    """Bounds on δ(ε) and on attacks' error rates in one direction, from any engine.
+    """Interface of bounds on δ(ε) and on the error rates of attacks, from any engine.
 
     An attack is a test whether the record is in the data, which accuses if a loss is large.
     """
@@ -52,11 +52,11 @@ class ProfileBounds(Protocol):
         ...
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds on δ as tables: a row per number of repetitions."""
+        """Return lower and upper bounds on δ: a row per number of repetitions, a column per ε."""
         ...
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return bounds on the false-positive and the true-positive rates of some attacks.
+        """Return attacks' false-positive rates, bounded above, true-positive rates, below.
 
         An attack accuses if the privacy loss is at least its threshold. The first array has upper
         bounds on false-positive rates, the second lower bounds on true-positive rates.
@@ -66,7 +66,7 @@ class ProfileBounds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LatticeProfileBounds:
-    """Bounds on δ(ε) and on attacks' error rates from an upper and a lower lattice profile."""
+    """Bounds on δ(ε) and on attacks' error rates, from two profiles on a lattice of losses."""
 
     upper: LatticeProfile
     lower: LatticeProfile
@@ -76,12 +76,12 @@ class LatticeProfileBounds:
         return self.lower.deltas(epsilons), self.upper.deltas(epsilons)
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return the bounds on δ at each ε as a single row."""
+        """Return lower and upper bounds on δ at each ε, as tables with a single row."""
         lower, upper = self.delta(epsilons)
         return lower[np.newaxis], upper[np.newaxis]
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds on false-positive and lower bounds on true-positive rates of attacks.
+        """Return attacks' false-positive rates, bounded above, true-positive rates, below.
 
         The attacks are those that prove the lower profile; only the number of thresholds matters.
         """
@@ -94,7 +94,7 @@ class LatticeProfileBounds:
 def bounds_near(
     releases: Composition, direction: Direction, epsilon: float
 ) -> ProfileBounds | None:
-    """Return bounds that are accurate around this ε, or None if no engine can give them."""
+    """Return bounds on δ(ε) that are tight near a given ε; None if no engine can compute them."""
     exact = enumeration.profile(releases, direction)
     if exact is not None:
         return exact
@@ -106,7 +106,7 @@ def bounds_near(
 def _line_near(
     releases: Composition, saddle: SaddlePoint, repetitions: Array
 ) -> EvaluatedIntegral | None:
-    """Return a line integral near a saddle point; None if its integrand decays too slowly."""
+    """Compute a line integral near a saddle point; None if its integrand decays too slowly."""
     for settings in _SETTINGS:
         with contextlib.suppress(SlowDecayError):
             return integrate_composition(releases, saddle, settings, repetitions)
@@ -114,7 +114,7 @@ def _line_near(
 
 
 def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileBounds | None:
-    """Return bounds from two FFT lattices near a saddle point; None if they do not fit."""
+    """Compute bounds on δ(ε) near a saddle point by two FFT lattices; None if too large."""
     upper, lower = lattice_refinement.lattice_profiles(
         releases, saddle, _LATTICE_WIDTH, _LATTICE_POINTS_MAX
     )
@@ -122,7 +122,7 @@ def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileB
 
 
 class PrivacyProfile:
-    """Bounds on a composition's δ(ε) in one direction, after several numbers of repetitions.
+    """Bounds on δ(ε) of a composition after several numbers of repetitions.
 
     Each call of `cover` adds line integrals; all of them bound δ everywhere.
     """
@@ -147,7 +147,7 @@ class PrivacyProfile:
         self._hopeless = math.inf  # the least ε near which no engine gives bounds
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds on δ at each ε, a row for each number of repetitions.
+        """Return lower and upper bounds on δ: a row per number of repetitions, a column per ε.
 
         They are widened by the margin of floating-point errors.
         """
@@ -158,7 +158,7 @@ class PrivacyProfile:
         return lower, upper
 
     def renyi_bound(self, epsilons: Array) -> Array:
-        """Return the Rényi upper bound on δ at each ε, a row for each number of repetitions."""
+        """Return Rényi upper bounds on δ: a row per number of repetitions, a column per ε."""
         middle = float(epsilons[len(epsilons) // 2])
         saddle = saddle_point.find_at_epsilon(self.largest, self.direction, middle)
         shares = self.repetitions / self.repetitions.max()
@@ -169,7 +169,7 @@ class PrivacyProfile:
     def cover(
         self, epsilons: Array, relative_width: float, absolute_width: float
     ) -> tuple[Array, Array]:
-        """Add bounds until those on δ are narrow enough at every ε, as far as engines can.
+        """Return bounds on δ at every ε, refined until they are narrow enough if possible.
 
         Where an FFT lattice is needed, its own width is enough.
 
@@ -206,7 +206,7 @@ class PrivacyProfile:
         return lower, upper
 
     def _add_near(self, epsilon: float) -> ProfileBounds | None:
-        """Add bounds that are accurate around this ε, if an engine gives them."""
+        """Compute and store bounds on δ(ε) that are tight near a given ε, if an engine can."""
         check_time()
         saddle = saddle_point.find_at_epsilon(self.largest, self.direction, epsilon)
         found: ProfileBounds | None = None
@@ -226,7 +226,7 @@ class PrivacyProfile:
 def _intersect(
     lower: Array, upper: Array, found: ProfileBounds, epsilons: Array
 ) -> tuple[Array, Array]:
-    """Return bounds on δ narrowed by those found, with a margin for floating-point errors.
+    """Narrow bounds on δ by new ones, which first get a margin for floating-point errors.
 
     Raises:
         ContradictionError: a lower bound is above an upper one.

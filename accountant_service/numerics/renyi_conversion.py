@@ -20,17 +20,17 @@ TIGHTEST: Final = (
 
 
 def classical_epsilons(orders: Array, log_moments: Array, delta: float) -> Array:
-    """Return ε at δ by the classical Rényi conversion, (m(α) + log(1/δ))/(α − 1), per order."""
+    """Return, per order α, ε at δ by the classical Rényi conversion (m(α) + log(1/δ))/(α − 1)."""
     return (log_moments - math.log(delta)) / (orders - 1)
 
 
 def classical_log_deltas(orders: Array, log_moments: Array, epsilon: float) -> Array:
-    """Return log δ at ε by the classical Rényi conversion, m(α) − (α − 1)·ε, per order."""
+    """Return, per order α, log δ at ε by the classical Rényi conversion m(α) − (α − 1)·ε."""
     return log_moments - (orders - 1) * epsilon
 
 
 def _tight_conversion_gain(orders: Array) -> Array:
-    """Return how much less log δ is by the tight Rényi conversion than by the classical one.
+    """Return, per order, how much smaller log δ is by the tight conversion than by the classical.
 
     It is log α − (α − 1)·log(1 − 1/α) > 0.
     """
@@ -54,7 +54,7 @@ def tight_log_deltas(orders: Array, log_moments: Array, epsilon: float) -> Array
 
 
 def has_zero_epsilon(orders: Array, log_moments: Array, delta: float) -> bool:
-    """Return whether log-moments prove that the mechanism is (0, δ)-DP.
+    """Return whether the log-moments prove that the mechanism is (0, δ)-DP.
 
     By Bretagnolle–Huber the total variation is at most √(1 − e^{−KL}), and KL ≤ D_α for α > 1.
     """

@@ -18,7 +18,7 @@ _DEADLINE: Final[ContextVar[float]] = ContextVar("deadline", default=math.inf)
 
 @contextmanager
 def limit_time(seconds: float) -> Iterator[None]:
-    """Context manager that limits the CPU time of the code inside; an outer limit still holds."""
+    """Context manager that limits the CPU time of the code inside; nested limits all apply."""
     token = _DEADLINE.set(min(_DEADLINE.get(), time.process_time() + seconds))
     try:
         yield
@@ -27,7 +27,7 @@ def limit_time(seconds: float) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Raise TimeoutError if the CPU time of the computation is up."""
+    """Raise TimeoutError if the CPU time that `limit_time` allows is used up."""
     deadline = _DEADLINE.get()
     if deadline < math.inf and time.process_time() > deadline:
         raise TimeoutError("the computation ran out of CPU time")

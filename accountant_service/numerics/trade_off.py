@@ -39,7 +39,7 @@ _PROBITS: Final = np.linspace(-8.0, 8.0, 16001)  # where the Gaussian trade-off 
 
 @dataclass(frozen=True, slots=True)
 class DirectionCurve:
-    """Bounds on δ(ε) at increasing ε, and error rates of attacks, in one direction.
+    """Bounds on δ(ε) and attacks' error rates, for a removed or an added record.
 
     An attack is a hypothesis test whether the record is in the data. Its false-positive rate is an
     upper bound, its true-positive rate a lower bound.
@@ -53,7 +53,7 @@ class DirectionCurve:
 
 
 def direction_curve(releases: Composition, direction: Direction, epsilons: Array) -> DirectionCurve:
-    """Bound δ(ε) in one direction at many ε, with as few line integrals as possible.
+    """Compute bounds on δ(ε) at many ε, with as few line integrals as possible.
 
     Args:
         releases: with their counts.
@@ -89,7 +89,7 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """Bounds on attacks' trade-off function, and μ of the Gaussian mechanism nearest to it.
+    """Bounds on attacks' trade-off function, and μ of the closest Gaussian mechanism.
 
     Attributes:
         lower, upper: bounds on the least false-negative rate at each.
@@ -106,7 +106,7 @@ class TradeOff:
 def trade_off(
     removing: DirectionCurve, adding: DirectionCurve, rates: Array, *, attained: bool = True
 ) -> TradeOff:
-    """Bound the trade-off function f at some false-positive rates of attacks.
+    """Bound the trade-off function: the least false-negative rate at false-positive rates.
 
     Args:
         removing: δ and attacks of the direction "removing".
@@ -140,7 +140,7 @@ def trade_off(
 
 
 def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
-    """Return the lower convex hull of all attacks' (false-positive, false-negative) rates."""
+    """Return the lower convex hull of the attacks' (false-positive, false-negative) rates."""
     # the event of "adding" clears the record: its Q is a false negative, its P a true one
     points = np.concatenate(
         [
@@ -154,7 +154,7 @@ def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
 def true_positive_rate(
     removing: DirectionCurve, adding: DirectionCurve, false_positive_rate: float
 ) -> tuple[float, float, float]:
-    """Bound the largest true-positive rate of attacks with a false-positive rate.
+    """Bound the largest true-positive rate of attacks with a given false-positive rate.
 
     Args:
         removing: δ and attacks of the direction "removing".
@@ -177,7 +177,7 @@ def true_positive_rate(
 
 
 def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> tuple[float, float]:
-    """Bound the least μ with which μ-Gaussian DP holds, up to a slack in δ, in both directions.
+    """Bound the smallest μ for which μ-Gaussian DP holds, with δ allowed to rise by `slack`.
 
     δ and δ_μ are convex functions of x = e^ε, and δ is decreasing. Between two points of the grid δ
     is below the chord of its upper bounds, and δ_μ above its tangents; after the last point δ must
@@ -208,7 +208,7 @@ def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> 
 
 
 def _least_satisfying(holds: Callable[[float], bool], largest: float) -> tuple[float, float]:
-    """Return a bracket of the least μ that `holds`, as all larger ones do, by bisection."""
+    """Return an interval around the smallest μ for which `holds` is true, by bisection."""
     low, high = 0.0, largest
     while high - low > _MU_WIDTH * high and high > _MU_MIN:
         middle = 0.5 * (low + high)
@@ -217,7 +217,7 @@ def _least_satisfying(holds: Callable[[float], bool], largest: float) -> tuple[f
 
 
 def _is_below_gaussian(curve: DirectionCurve, mu: float, slack: float) -> bool:
-    """Return whether a curve's δ(ε) is at most a Gaussian mechanism's plus a slack, at every ε."""
+    """Return whether a curve's δ(ε) is at most that of μ-Gaussian DP plus `slack`, at every ε."""
     x, most = np.exp(curve.epsilons), np.minimum.accumulate(curve.upper) * (1 + _SLACK)
     least = np.exp(gaussian.log_delta(curve.epsilons, mu)) * (1 - rounding.MARGIN) + slack
     slope = -special.ndtr(-0.5 * mu - curve.epsilons / mu)  # of δ_μ as a function of x
@@ -256,7 +256,7 @@ def _is_right_turn(a: Array, b: Array, c: Array) -> bool:
 def _nearest_gaussian(
     lower: Callable[[Array], Array], upper: Callable[[Array], Array]
 ) -> tuple[float, float]:
-    """Return the μ of the Gaussian trade-off nearest to f, and an upper bound on its distance.
+    """Return μ of the Gaussian trade-off function closest to f, and a bound on the distance.
 
     That trade-off is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
 

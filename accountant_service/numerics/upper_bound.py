@@ -25,7 +25,7 @@ _SLOPE_STEP: Final = 0.02  # relative step in ε over which the slope is measure
 
 @dataclass(frozen=True, slots=True)
 class DirectionBound:
-    """A proved upper bound on ε in one direction of the neighbouring relation.
+    """A proved upper bound on ε for a removed or for an added record.
 
     Attributes:
         epsilon: the bound; infinite if the lattice proves none.
@@ -40,7 +40,7 @@ def bound_direction(
     releases: Composition, direction: Direction, delta: float, epsilon: float, tilt: float,
     width: float,
 ) -> DirectionBound:  # fmt: skip
-    """Return a proved upper bound on a composition's ε at δ, in one direction.
+    """Compute a proved upper bound on ε at δ, for a removed or for an added record.
 
     Args:
         releases: each release with its count (≥ 1), at least one.

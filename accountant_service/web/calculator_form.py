@@ -101,7 +101,7 @@ class CalculatorForm:
 
     @property
     def mechanism(self) -> Json:
-        """The form's run, as a mechanism of the API."""
+        """The form's run, as the JSON of a `dp_sgd` mechanism."""
         noise = self._select_values("noise_multiplier")
         return {"kind": "dp_sgd"} | noise | self.batches | self.duration
 
@@ -131,7 +131,7 @@ class CalculatorForm:
         return self.texts[choice] == option
 
     def _select_values(self, *names: str) -> Json:
-        """Return the values of the named fields, without fields that have no value."""
+        """Return the values of the named fields that have one."""
         return {name: self.values[name] for name in names if name in self.values}
 
 

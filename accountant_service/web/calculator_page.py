@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems
-from accountant_service.api.computation_cache import ENDPOINTS, ComputationCache
+from accountant_service.api.computation_cache import ComputationCache
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.api.routes import StrictRoute, client_address
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import AccountingError
@@ -55,7 +56,7 @@ def _template_context(request: Request, form: CalculatorForm, answers: Json) -> 
 
 
 def _check_with_api(form: CalculatorForm) -> CalculatorForm:
-    """Return the form with the problems that the API finds in it."""
+    """Validate the form with the API's models; return it with the problems found."""
     found = calculator_form.problem_sentences(
         problem
         for path, body in form.bodies.items()

@@ -60,24 +60,24 @@ def _compute_budget_shares(dataset: Json) -> Json:
 
 
 def _describe_reference(dataset: Json) -> str | None:
-    """Return a dataset's reference step in words; None if it has none."""
+    """Describe in words the mechanism in whose steps a budget is counted; None without one."""
     reference = dataset["accounting"].get("reference")
     return None if reference is None else describe_step(mechanisms.from_json(reference))
 
 
 def _describe_steps_left(left: StepsLeft | None, *, is_complete: bool) -> Json:
-    """Return the template's variables that tell how many more steps fit.
+    """Return the template variables that say how many more steps fit the budget.
 
     Args:
         left: the steps that fit; None before the first run.
-        is_complete: whether an exchange was tried; otherwise the browser asks for it.
+        is_complete: whether all was computed; otherwise the browser asks again.
     """
     step = None if left is None else describe_step(left.step)
     return {"left": left, "left_step": step, "is_complete": is_complete}
 
 
 def _describe_entry(entry: Json) -> Json:
-    """Return an entry for display, with spent and held amounts as lists in the filter's unit."""
+    """Add the spent and held amounts to an entry as lists, for display."""
     spent, held = (
         entry.get(f"{part}_reference_steps", entry.get(f"{part}_micronats"))
         for part in ("spent", "held")

@@ -39,14 +39,14 @@ async def planner(request: Request) -> Response:
         "choices": plan_form.CHOICES,
         "plan": plan,
         "names": _NAMES,
-        "plot": None if plan is None or "code" in plan else _plot(plan),
+        "plot": None if plan is None or "code" in plan else _build_plot(plan),
         "calculator_link": lambda run: _calculator_link(form, run),
     }
     return await run_in_threadpool(render_page, request, "plan.html", form=form, **context)
 
 
 def _check_with_api(form: PlanForm) -> PlanForm:
-    """Return the form with the problems that the API finds in it."""
+    """Validate the form with the API's model; return it with the problems found."""
     try:
         PlanRequest.model_validate(form.body)
     except ValidationError as error:
@@ -61,8 +61,8 @@ def _check_with_api(form: PlanForm) -> PlanForm:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plot:
-    """The table that the plot is drawn from: signal-to-noise in per cent of its limit.
+class _PlotData:
+    """The data of the plan's plot: signal-to-noise ratio, in per cent of its limit, by batch size.
 
     Attributes:
         lines: labels of the lines, one for each sampling.
@@ -75,8 +75,8 @@ class _Plot:
     rows: tuple[tuple[float, tuple[float | None, ...]], ...]
 
 
-def _plot(plan: Json) -> _Plot:
-    """Return the table of a plan's plot."""
+def _build_plot(plan: Json) -> _PlotData:
+    """Return the data of the plot of a plan's runs."""
     samplings = list(dict.fromkeys(run["sampling"] for run in plan["runs"]))
     marked = {"recommended": plan["recommended"], "today": plan["current"]}
     marks = [name for name, run in marked.items() if run]
@@ -87,11 +87,13 @@ def _plot(plan: Json) -> _Plot:
         row = rows.setdefault(run["batch_size"], [None] * (len(samplings) + len(marks)))
         row[at] = math.floor(1000 * run["signal_to_noise"] / plan["signal_to_noise_limit"]) / 10
     lines = tuple(_NAMES[name] for name in samplings)
-    return _Plot(lines, tuple(marks), tuple((at, tuple(row)) for at, row in sorted(rows.items())))
+    return _PlotData(
+        lines, tuple(marks), tuple((at, tuple(row)) for at, row in sorted(rows.items()))
+    )
 
 
 def _calculator_link(form: PlanForm, run: Json) -> str:
-    """Return the address of the calculator with a planned run."""
+    """Return a link to the calculator, filled in with a planned run."""
     fields = {
         "batches": "rate",
         "sample_rate": run["sample_rate"],

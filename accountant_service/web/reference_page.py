@@ -92,7 +92,7 @@ def _build_operation(document: Node, method: str, path: str, operation: Node) ->
 
 
 def _describe_response(answer: Node) -> str:
-    """Return a response's description without markup, or an own text for FastAPI's default."""
+    """Return a response's description as plain text, with FastAPI's default replaced."""
     text = str(answer["description"])
     return "The answer" if text == "Successful Response" else text.replace("`", "")
 

@@ -26,10 +26,9 @@ from tests.support.small_models import batch, model, per_example, unbudgeted
 from training_client.errors import DataError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer
-from training_client.plan import AdaptiveClipping
+from training_client.plan import AdaptiveClipping, Schedule
 from training_client.private_step import Clipper, Transform
 from training_client.private_step.private_sum import NoisyMean, PrivateSum
-from training_client.schedule import Schedule
 
 WHOLE = [case for case in STATES if case not in BOXED]
 SCHEDULED = replace(

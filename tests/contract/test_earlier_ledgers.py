@@ -23,7 +23,7 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter, RenyiMixtureFilter
-from accountant_service.ledger.filters.reference import ExchangeCharge
+from accountant_service.ledger.filters.reference import ReferenceCharge
 from accountant_service.ledger.repository import KeyRecord, Repository
 from accountant_service.ledger.rules import NewDataset, State
 from accountant_service.ledger.service import Ledger, WriteRequest
@@ -154,7 +154,7 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
     for name, planned in (("first", False), ("planned", True)):
         policy: Any = datasets[name].policy
         assert policy.is_planned == planned
-        charges = [run.charge for run in runs[name] if isinstance(run.charge, ExchangeCharge)]
+        charges = [run.charge for run in runs[name] if isinstance(run.charge, ReferenceCharge)]
         assert {charge.is_reference for charge in charges} == {False, True}
         early = [
             run

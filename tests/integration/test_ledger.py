@@ -27,7 +27,7 @@ from accountant_service.ledger import certificate, hash_chain, plans
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.api_keys import Keys, Scope
-from accountant_service.ledger.errors import DatabaseAwayError, ExchangeUndecidedError
+from accountant_service.ledger.errors import ChargeUndecidedError, DatabaseAwayError
 from accountant_service.ledger.filters import reference
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import Dataset, Reservation
@@ -628,7 +628,7 @@ def test_an_exchange_that_is_not_decided_in_time_is_refused_and_costs_nothing(
     plan = mechanisms.from_json(RUN | {"sample_rate": 0.02, "noise_multiplier": 1.4})
     ledger = Ledger(repository, encode_answer)
     monkeypatch.setattr(reference, "_SECONDS_MAX", 0.0)
-    with pytest.raises(ExchangeUndecidedError, match="nothing was charged") as refused:
+    with pytest.raises(ChargeUndecidedError, match="nothing was charged") as refused:
         ledger.reserve(write, "undecided", plan, 60.0, "")
     assert (refused.value.code, refused.value.status) == ("exchange-undecided", 422)
     assert admin.get("/v1/datasets/undecided")[1] == before

@@ -17,9 +17,8 @@ from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer
 from training_client.phased_budget import PhasedLedgerBudget
-from training_client.plan import AdaptiveClipping, Plan
+from training_client.plan import AdaptiveClipping, Plan, Schedule
 from training_client.run_report import settle
-from training_client.schedule import Schedule
 
 PLAN = Plan(
     dataset_size=1000, sample_rate=0.01, clip_norm=1.0, noise_multiplier=4.0,

@@ -13,7 +13,7 @@ from accountant_service.ledger import rules
 from accountant_service.ledger.errors import BudgetExhaustedError
 from accountant_service.ledger.filters.reference import (
     SLACK_UNITS,
-    ExchangeCharge,
+    ReferenceCharge,
 )
 from accountant_service.ledger.filters.reference import ReferenceFilter as LedgerFilter
 from accountant_service.ledger.rules import Balance, Dataset, Reservation, State
@@ -25,7 +25,7 @@ class Run(NamedTuple):
     """An open reservation: the mechanism's index on the menu, its charge and its grants."""
 
     mechanism: int
-    charge: ExchangeCharge
+    charge: ReferenceCharge
     granted: int
 
     @property
@@ -85,7 +85,7 @@ class LedgerRules(ReferenceFilter):
         dataset = Dataset("d", "d", 1, "record", self._policy, state.balance, 1, "", 0)
         found = []
         for price in self._prices[mechanism, steps]:
-            charge = ExchangeCharge(
+            charge = ReferenceCharge(
                 steps, price.copies, price.slack * self._scale, price.slack_back * self._scale,
                 mechanism == self.reference,
             )  # fmt: skip

@@ -65,6 +65,7 @@ def test_holds_the_closed_form_without_sampling() -> None:
         assert bounds.upper - bounds.lower <= 1e-3 * max(bounds.upper, 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("engine")
 def test_holds_the_closed_form_of_a_single_step_in_both_directions() -> None:
     rng = random.Random(12)
@@ -77,6 +78,7 @@ def test_holds_the_closed_form_of_a_single_step_in_both_directions() -> None:
         assert bounds.upper >= exact * (1 - 1e-9), (q, sigma, delta)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("engine")
 def test_the_delta_interval_holds_the_closed_form() -> None:
     rng = random.Random(13)
@@ -159,10 +161,10 @@ def test_giving_the_attacker_too_much_would_be_caught(monkeypatch: pytest.Monkey
     exact = float(gaussian.epsilon(delta, mu))
     genuine = fft_lattice._compose
 
-    def shifted(steps, spacing, tilt, outward, window=None):  # type: ignore[no-untyped-def]
+    def shifted(steps, spacing, tilt, rounding_sign, window=None):  # type: ignore[no-untyped-def]
         if window is None:
             steps = [replace(step, first=step.first + 1) for step in steps]
-        return genuine(steps, spacing, tilt, outward, window)
+        return genuine(steps, spacing, tilt, rounding_sign, window)
 
     assert certified_interval.epsilon_bounds(releases, delta, 1e-2).lower <= exact
     monkeypatch.setattr(fft_lattice, "_compose", shifted)

@@ -17,7 +17,7 @@ from accountant_service import calculator
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import certificate, hash_chain
 from accountant_service.ledger.filters import ReferenceFilter
-from accountant_service.ledger.filters.reference import ExchangeCharge
+from accountant_service.ledger.filters.reference import ReferenceCharge
 from accountant_service.ledger.rules import Balance, Dataset, Reservation, State
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import from_json
@@ -66,7 +66,7 @@ def certified(granted: int) -> certificate.Document:
     plan = StepPlan.of(from_json(PLAN))
     relation, balance = NeighbouringRelation.ADD_OR_REMOVE_ONE, Balance((0, 0), (0, 0))
     policy = ReferenceFilter(8.0, DELTA, relation, plan.step_mechanism, plan.steps)
-    charge = ExchangeCharge(plan.steps, plan.steps, is_reference=True)
+    charge = ReferenceCharge(plan.steps, plan.steps, is_reference=True)
     dataset = Dataset("d", "d", 100, "record", policy, balance, 1, hash_chain.GENESIS, 0)
     run = Reservation(
         "r", "d", State.COMMITTED, PLAN, plan.canonical.hash, charge, plan.steps, granted, 0, "",

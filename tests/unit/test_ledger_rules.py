@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -35,7 +35,7 @@ from accountant_service.ledger.errors import (
 )
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter, renyi
 from accountant_service.ledger.filters.base import Amounts, Charge, add, negate
-from accountant_service.ledger.filters.reference import SLACK_UNITS, ExchangeCharge
+from accountant_service.ledger.filters.reference import SLACK_UNITS, ReferenceCharge
 from accountant_service.ledger.filters.renyi import RenyiCharge, compute_cost
 from accountant_service.ledger.rules import Balance, Change, Dataset, Reservation, State
 from accountant_service.ledger.step_plan import StepPlan
@@ -78,6 +78,24 @@ def plan(charge: Charge) -> Reservation:
     )
 
 
+def try_grant(
+    run: Reservation, steps: int, slip: int, apply: Callable[[Change | None], None]
+) -> bool:
+    """Grant steps, the sequence off by `slip`; return whether they were, else check the reason."""
+    try:
+        apply(rules.grant(run, steps, run.steps_granted + slip))
+    except StaleSequenceError:
+        assert slip
+    except ReservationClosedError:
+        assert run.state is not State.OPEN
+    except BudgetExhaustedError:
+        assert run.steps_granted + steps > run.steps_reserved
+    else:
+        assert not slip
+        return True
+    return False
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Any sequence of requests, granted or refused: never more than the budget."""
 
@@ -118,19 +136,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(which=made, steps=st.integers(1, 3000), slip=st.sampled_from([0, 0, 0, 1]))
     def grant(self, which: str, steps: int, slip: int) -> None:
-        if not which:
-            return
-        run = self.runs[which]
-        try:
-            self.apply(rules.grant(run, steps, run.steps_granted + slip))
-        except StaleSequenceError:
-            assert slip
-        except ReservationClosedError:
-            assert run.state is not State.OPEN
-        except BudgetExhaustedError:
-            assert run.steps_granted + steps > run.steps_reserved
-        else:
-            assert not slip
+        if which and try_grant(self.runs[which], steps, slip, self.apply):
             self.granted[which] += steps
 
     @rule(which=made, state=st.sampled_from([State.COMMITTED, State.RELEASED, State.EXPIRED]))
@@ -167,7 +173,7 @@ def sum_of_held(runs: Iterable[Reservation], policy: PrivacyFilter) -> Amounts:
 class Exchanged:
     """The amounts that a run took of a stack, counted apart from the ledger's own arithmetic."""
 
-    charge: ExchangeCharge
+    charge: ReferenceCharge
     granted: int = 0
     spent: Amounts = (0, 0)
 
@@ -196,7 +202,8 @@ class ReferenceMachine(RuleBasedStateMachine):
         self.counted: dict[str, Exchanged] = {}
         self.spent_before = REFERENCE.nothing
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Change | None) -> None:
+        assert change is not None
         balance = self.dataset.balance.plus(change.balance)
         self.dataset = replace(self.dataset, balance=balance)
         self.runs[change.reservation.identifier] = change.reservation
@@ -212,9 +219,9 @@ class ReferenceMachine(RuleBasedStateMachine):
     def reserve(
         self, steps: int, reference_steps: int, slack: int, return_slack: int, is_reference: bool
     ) -> str:
-        charge = ExchangeCharge(steps, reference_steps, slack, return_slack)
+        charge = ReferenceCharge(steps, reference_steps, slack, return_slack)
         if is_reference:
-            charge = ExchangeCharge(steps, steps, is_reference=True)
+            charge = ReferenceCharge(steps, steps, is_reference=True)
         asked, before = plan(charge), self.dataset.balance
         taken = add(before.taken, Exchanged(charge).held)
         try:
@@ -228,19 +235,7 @@ class ReferenceMachine(RuleBasedStateMachine):
 
     @rule(which=made, steps=st.integers(1, 300), slip=st.sampled_from([0, 0, 0, 1]))
     def grant(self, which: str, steps: int, slip: int) -> None:
-        if not which:
-            return
-        run = self.runs[which]
-        try:
-            self.apply(rules.grant(run, steps, run.steps_granted + slip))
-        except StaleSequenceError:
-            assert slip
-        except ReservationClosedError:
-            assert run.state is not State.OPEN
-        except BudgetExhaustedError:
-            assert run.steps_granted + steps > run.steps_reserved
-        else:
-            assert not slip
+        if which and try_grant(self.runs[which], steps, slip, self.apply):
             self.counted[which].grant(steps)
 
     @rule(
@@ -473,23 +468,23 @@ def test_returning_more_than_is_held_would_be_caught(monkeypatch: pytest.MonkeyP
 def test_returning_everything_after_a_grant_would_be_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ExchangeCharge, "refund", lambda charge, granted: charge.held(granted))
+    monkeypatch.setattr(ReferenceCharge, "refund", lambda charge, granted: charge.held(granted))
     assert fails(ReferenceMachine)
 
 
 def test_forgetting_the_slack_of_an_exchange_would_be_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    genuine = ExchangeCharge.spent
+    genuine = ReferenceCharge.spent
     monkeypatch.setattr(
-        ExchangeCharge, "spent", lambda charge, granted: (genuine(charge, granted)[0], 0)
+        ReferenceCharge, "spent", lambda charge, granted: (genuine(charge, granted)[0], 0)
     )
     assert fails(ReferenceMachine)
 
 
 def test_reserving_without_slack_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        ExchangeCharge, "reserved", property(lambda charge: (charge.reference_steps, charge.slack))
+        ReferenceCharge, "reserved", property(lambda charge: (charge.reference_steps, charge.slack))
     )
     assert fails(ReferenceMachine)
 
@@ -500,12 +495,12 @@ def test_admitting_any_slack_would_be_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_charging_pro_rata_down_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spent(charge: ExchangeCharge, granted: int) -> Amounts:
+    def spent(charge: ReferenceCharge, granted: int) -> Amounts:
         if granted == 0:
             return 0, 0
         return charge.reference_steps * granted // charge.steps, charge.slack
 
-    monkeypatch.setattr(ExchangeCharge, "spent", spent)
+    monkeypatch.setattr(ReferenceCharge, "spent", spent)
     assert fails(ReferenceMachine)
 
 
@@ -529,11 +524,11 @@ def test_no_rule_grants_or_reserves_less_than_a_step(steps: int) -> None:
     [
         (POLICY, {"charge": RenyiCharge(10, (-(10**12),))}),
         (POLICY, {"expires_at": -1}),
-        (REFERENCE, {"charge": ExchangeCharge(10, -1)}),
-        (REFERENCE, {"charge": ExchangeCharge(10, 1, -1)}),
-        (REFERENCE, {"charge": ExchangeCharge(10, 1, 5, -6)}),
-        (REFERENCE, {"charge": ExchangeCharge(10, 1, -5, 6)}),
-        (REFERENCE, {"charge": ExchangeCharge(10, 1, 6, -5)}),
+        (REFERENCE, {"charge": ReferenceCharge(10, -1)}),
+        (REFERENCE, {"charge": ReferenceCharge(10, 1, -1)}),
+        (REFERENCE, {"charge": ReferenceCharge(10, 1, 5, -6)}),
+        (REFERENCE, {"charge": ReferenceCharge(10, 1, -5, 6)}),
+        (REFERENCE, {"charge": ReferenceCharge(10, 1, 6, -5)}),
     ],
 )
 def test_no_rule_reserves_at_a_negative_price_or_before_1970(
@@ -550,14 +545,14 @@ def test_only_an_untouched_dataset_takes_another_reference() -> None:
     """A reservation that lost the race for the reference is charged again, never admitted."""
     other = replace(REFERENCE, reference=Gaussian(30.0), steps=50, is_planned=False)
     fixed = replace(REFERENCE, is_planned=False)
-    asked = plan(ExchangeCharge(20, 20, is_reference=True))
+    asked = plan(ReferenceCharge(20, 20, is_reference=True))
     change = rules.reserve(dataset(fixed), asked, other)
     assert change.policy == other
     for balance in (Balance((0, 0), (1, 0)), Balance((1, 0), (0, 0)), Balance((0, 1), (0, 0))):
         with pytest.raises(ChargeOutdatedError):
             rules.reserve(dataset(fixed, balance), asked, other)
     with pytest.raises(BudgetExhaustedError):  # the new filter counts, not the old one
-        rules.reserve(dataset(fixed), plan(ExchangeCharge(51, 51, is_reference=True)), other)
+        rules.reserve(dataset(fixed), plan(ReferenceCharge(51, 51, is_reference=True)), other)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 3e-7, 0.013, 5e-324, 1e-300])

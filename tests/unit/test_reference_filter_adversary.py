@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from accountant_service.ledger.filters.base import Amounts
-from accountant_service.ledger.filters.reference import ExchangeCharge
+from accountant_service.ledger.filters.reference import ReferenceCharge
 from accountant_service.ledger.rules import Balance, RuleError, State, close
 from tests.support.discrete_mechanisms import (
     ADDING,
@@ -271,6 +271,7 @@ def test_a_broken_rule_is_found_by_the_adversary(kind: type, seed: int) -> None:
     assert at(play(game.filtered(kind), game), game.epsilon) > game.total_delta + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{}, {"open_runs": 2, "grants": 3, "withdrawals": 1}])
 def test_the_ledgers_own_rules_hold_against_the_best_adversary(limits: dict[str, int]) -> None:
     """The rules attain what the model attains: no more than δ and the slack."""
@@ -281,7 +282,7 @@ def test_the_ledgers_own_rules_hold_against_the_best_adversary(limits: dict[str,
         assert (attained <= model.promise(model.start()) + ROUNDING).all(), f"game {seed}"
 
 
-def give_back_what_is_held(charge: ExchangeCharge, granted: int) -> Amounts:
+def give_back_what_is_held(charge: ReferenceCharge, granted: int) -> Amounts:
     """Return what is held, as if no exchange back were needed."""
     return charge.held(granted)
 
@@ -291,14 +292,14 @@ def test_giving_back_what_is_held_is_found_by_the_adversary(
 ) -> None:
     games = [random_game(seed) for seed in (1257, 5536, 6244)]
     before = [at(play(each.filtered(LedgerRules), each), each.epsilon) for each in games]
-    monkeypatch.setattr(ExchangeCharge, "refund", give_back_what_is_held)
+    monkeypatch.setattr(ReferenceCharge, "refund", give_back_what_is_held)
     after = [at(play(each.filtered(LedgerRules), each), each.epsilon) for each in games]
     assert all(found <= game.total_delta for found, game in zip(before, games, strict=True))
     assert all(found > game.total_delta + 1e-6 for found, game in zip(after, games, strict=True))
 
 
 def test_the_rules_refuse_to_give_back_spent_slack() -> None:
-    charge = ExchangeCharge(4, 8, 10, 10)
+    charge = ReferenceCharge(4, 8, 10, 10)
     run = Run(1, charge, 4).reservation
     with pytest.raises(RuleError, match="can be returned"):
         close(replace(run, charge=replace(charge, steps=5)), State.COMMITTED, (0, 20))

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from training_client.plan import AdaptiveClipping, Plan
-from training_client.schedule import Schedule
+from training_client.plan import AdaptiveClipping, Plan, Schedule
 
 PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=2.0, noise_multiplier=4.0)
 

@@ -27,7 +27,7 @@ from training_client.optimizers import PrivateOptimizer, make_optimizer, private
 from training_client.optimizers.private_batches import _DrawnIndices
 from training_client.plan import Plan
 from training_client.private_step.sampling import PoissonSampler
-from training_client.shared_budget import SharedBudget, share_budget
+from training_client.private_step.shared_budget import SharedBudget, share_budget
 
 RECORDS = 48
 STEPS = 4

@@ -131,7 +131,7 @@ def encloses(sigma: float = 0.2) -> bool:
 
 
 def test_the_term_of_ambiguous_releases_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (LOOSE | {"_SLACKS": (9.0,)}).items():
+    for name, value in (LOOSE | {"_MARGINS": (9.0,)}).items():
         monkeypatch.setattr(small_noise, name, value)
     assert encloses()
     monkeypatch.setattr(small_noise._SampledReleases, "expected_ambiguous", lambda *_: 0.0)
@@ -140,10 +140,10 @@ def test_the_term_of_ambiguous_releases_is_needed(monkeypatch: pytest.MonkeyPatc
 
 def test_the_slack_of_the_approximate_loss_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a wide middle left out of account, l is above its approximation by up to log 2."""
-    for name, value in (LOOSE | {"_SLACKS": (-0.6,)}).items():
+    for name, value in (LOOSE | {"_MARGINS": (-0.6,)}).items():
         monkeypatch.setattr(small_noise, name, value)
     assert encloses()
-    monkeypatch.setattr(small_noise._SmallNoiseProfile, "_loss_slack", property(lambda _: 0.0))
+    monkeypatch.setattr(small_noise._SmallNoiseProfile, "_loss_error", property(lambda _: 0.0))
     assert not encloses()
 
 

@@ -28,7 +28,7 @@ from training_client.private_step.sampling import draw_epoch
 
 
 class BallsInBinsBatches(Sampler[list[int]]):
-    """A loader's batch sampler: each pass puts every record into one of the batches.
+    """A batch sampler that puts each record into one random batch of every epoch.
 
     Attributes:
         sampling: its name in a plan.
@@ -68,7 +68,7 @@ class BallsInBinsBatches(Sampler[list[int]]):
         return _count_epoch(self)
 
     def draw_batches(self) -> Iterator[list[int]]:
-        """Draw the batches of an epoch."""
+        """Draw all batches of one epoch, as lists of record indices."""
         self.epochs += 1
         epoch = self.epochs
         generator = find_generator(self.generator, torch.device("cpu"))

@@ -29,7 +29,7 @@ from training_client.integrations.secret_generators import find_generator
 
 
 class BatchCounter:
-    """Counts the batches that a loader draws, and those that steps have used.
+    """Counts the batches that a loader draws and the batches that steps use.
 
     The count is kept in the sampler: loaders that split or prefetch its batches share it, and so do
     several optimizers. Workers draw batches before the loop uses them, so up to that many further
@@ -48,7 +48,7 @@ class BatchCounter:
 
     @property
     def epoch(self) -> tuple[object, int]:
-        """The epoch whose batches are drawn now; always the same if batches have no epochs."""
+        """An identifier of the epoch whose batches are drawn now; constant without epochs."""
         return self._sampler, getattr(self._sampler, "epochs", 0)
 
     def require_unused_batch(self) -> None:
@@ -65,22 +65,22 @@ class BatchCounter:
             )
 
     def use_batch(self) -> None:
-        """Count a batch as used: by a step, or by a refusal not caused by private data."""
+        """Count a batch as used by a step, or as refused for a reason that is public."""
         self._sampler.unused -= 1
 
     def stop(self) -> None:
-        """Stop requiring a step for each batch, since the run is over."""
+        """Allow batches without steps from now on, since the run is over."""
         self._sampler.requires_steps = False
 
 
 def _draw_batches(sampler: Any) -> Iterator[list[int]]:
-    """Draw batches as Opacus does, from a secret generator."""
+    """Draw Poisson batches as Opacus' sampler does, but from a secret random generator."""
     for _ in range(sampler.steps):
         yield _draw_mask(sampler, sampler.num_samples).nonzero().flatten().tolist()
 
 
 def _draw_mask(sampler: Any, records: int) -> torch.Tensor:
-    """Draw for each record whether it is in the batch."""
+    """Draw for each record, with the sample rate as probability, whether it is in the batch."""
     # one generator for all samplers, and not an attribute of them: accelerate would copy its state
     # to all ranks, and checkpoints could contain it
     generator = find_generator(sampler.generator, torch.device("cpu"))
@@ -89,7 +89,7 @@ def _draw_mask(sampler: Any, records: int) -> torch.Tensor:
 
 
 def _draw_with_empty_batches(sampler: Any) -> Iterator[torch.Tensor]:
-    """Draw one rank's batches as Opacus does, but keep the empty ones."""
+    """Draw one rank's Poisson batches as Opacus' sampler does, but keep empty batches."""
     order = torch.arange(sampler.total_size)
     if sampler.shuffle:
         shared = torch.Generator().manual_seed(sampler.shuffle_seed + sampler.epoch)

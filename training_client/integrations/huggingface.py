@@ -26,7 +26,7 @@ warn_if_untested("opacus", "torch", "transformers", "accelerate")
 
 
 class PrivacyCallback(TrainerCallback):
-    """A `Trainer` callback that ends training before the step that the budget does not cover.
+    """A `Trainer` callback that ends training before a step that the budget does not cover.
 
     A `Trainer` can be asked to stop only after a step, so the callback checks each step at the end
     of the one before, and the first when training begins. When a batch is drawn, one step of it is
@@ -52,7 +52,7 @@ class PrivacyCallback(TrainerCallback):
         control: TrainerControl,
         **running: Any,
     ) -> None:
-        """Check the training's options, optimizer and loader, and that one step fits the budget.
+        """Check options, optimizer and loader, and that the budget covers one step.
 
         Raises:
             NoGuaranteeError: they do not run the allowance's plan.
@@ -105,7 +105,7 @@ class PrivacyCallback(TrainerCallback):
             control.should_training_stop = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Commit the run, and write its guarantee.
+        """Commit the run to the ledger, and write its guarantee to a file.
 
         Raises:
             ServiceError: the service gave no usable answer.

@@ -29,7 +29,7 @@ _PRECISIONS: Final = ("32-true", "64-true", "bf16-mixed")
 
 
 class PrivacyCallback(Callback):
-    """A `Trainer` callback that ends a fit before the step that the budget does not cover.
+    """A `Trainer` callback that ends training before a step that the budget does not cover.
 
     It asks before a batch is used, when nothing has been computed from it. That permits one step,
     with manual optimization too: a second step of the batch raises before parameters change. A fit
@@ -48,7 +48,7 @@ class PrivacyCallback(Callback):
         self._output = output
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the trainer's options, optimizer and loader, and that one step fits the budget.
+        """Check options, optimizer and loader, and that the budget covers one step.
 
         Raises:
             NoGuaranteeError: they do not run the allowance's plan.
@@ -59,7 +59,7 @@ class PrivacyCallback(Callback):
         self.gate.check_next_step()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the optimizer and loader again: each epoch may have its own loader.
+        """Check optimizer and loader again, because each epoch may have its own loader.
 
         Raises:
             NoGuaranteeError: the trainer does not run the allowance's plan.
@@ -73,7 +73,7 @@ class PrivacyCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Permit one step on the batch, or end the fit before the batch is used.
+        """Permit one step on the batch, or end training before the batch is used.
 
         Raises:
             BudgetExhaustedError: min_steps or min_epochs makes the fit go on although it was asked
@@ -89,7 +89,7 @@ class PrivacyCallback(Callback):
             raise StopIteration from None  # ends the loop over batches
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Commit the run, and write its guarantee.
+        """Commit the run to the ledger, and write its guarantee to a file.
 
         Raises:
             ServiceError: the service gave no usable answer.
@@ -97,7 +97,7 @@ class PrivacyCallback(Callback):
         self.gate.settle(self._output)
 
     def _guard_optimizer(self, trainer: Trainer, steps_made: int = 0) -> None:
-        """Make the fit's only optimizer ask before every step, after `steps_made` earlier ones."""
+        """Make the optimizer check the budget before each step; `steps_made` were made before."""
         require_no_accumulation(trainer.accumulate_grad_batches)
         limited = trainer.max_steps != -1 or trainer.limit_train_batches != 1.0
         limit = "max_steps or limit_train_batches" if limited else None

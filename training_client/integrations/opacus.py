@@ -56,7 +56,7 @@ from training_client.integrations.skipped_steps import (
     require_full_precision,
 )
 from training_client.plan import POISSON, Plan
-from training_client.process_group import run_on_rank_zero
+from training_client.private_step.process_group import run_on_rank_zero
 
 warn_if_untested("opacus", "torch")
 
@@ -69,7 +69,7 @@ Parameters = tuple[Any, ...]  # the same without the number
 
 @dataclass
 class _Connection:
-    """The service that new accountants ask, and the budget that they may spend."""
+    """The accounting service and the budget that new Opacus accountants use."""
 
     service: AccountingService
     epsilon: float | None
@@ -90,7 +90,7 @@ def connect(
     block: int = 50,
     transport: httpx.BaseTransport | None = None,
 ) -> None:
-    """Set the service that `PrivacyEngine(accountant="remote")` asks.
+    """Choose the service that `PrivacyEngine(accountant="remote")` asks.
 
     Args:
         url: the service's address.
@@ -106,7 +106,7 @@ def connect(
 
 
 def connect_ledger(budget: LedgerBudget) -> None:
-    """Set the ledger's reservation that `PrivacyEngine(accountant="remote")` uses.
+    """Choose the ledger reservation that `PrivacyEngine(accountant="remote")` charges.
 
     The engine continues after the steps granted before, whatever a checkpoint says. One engine uses
     a reservation at a time: a second may start after the first has ended. At the end
@@ -120,7 +120,7 @@ def connect_ledger(budget: LedgerBudget) -> None:
 
 
 class RemoteAccountant(IAccountant):  # type: ignore[misc]
-    """An accountant of Opacus whose answers come from the accounting service.
+    """An Opacus accountant that gets its answers from the accounting service.
 
     Attributes:
         history: a row (noise multiplier, sample rate, steps) for each run of equal steps; of balls
@@ -153,7 +153,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         sample_rate: float,
         data_loader: Any = None,
     ) -> Callable[[DPOptimizer], None]:
-        """Return the hook that an optimizer calls before each step, to check and charge it.
+        """Return the hook that checks and charges each step before the optimizer makes it.
 
         Args:
             sample_rate: Opacus' 1/len(loader). It is not used: rounding may shorten the loader by a
@@ -193,7 +193,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self._take((noise_multiplier, sample_rate), 1)
 
     def _take(self, parameters: Parameters, steps: int) -> None:
-        """Charge a step, or at its first step an epoch whose steps are charged together."""
+        """Charge one step; with balls-in-bins sampling, charge a whole epoch at its first step."""
         if self._connection.budget is not None:
             self._take_from_ledger(self._connection.budget, parameters)
         else:
@@ -204,7 +204,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self.history = _append_steps(self.history, parameters, steps)
 
     def _take_from_ledger(self, budget: LedgerBudget, parameters: Parameters) -> None:
-        """Take the next step, with these parameters, from the ledger's reservation."""
+        """Take the next step from the ledger's reservation; raise if its parameters differ."""
         if parameters != _parameters(budget.plan):
             raise NoGuaranteeError(
                 f"the step has σ, q = {parameters}, but the ledger's plan is "
@@ -214,7 +214,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         run_on_rank_zero(partial(budget.take, self.made + 1))
 
     def _request_block(self, parameters: Parameters, steps: int) -> int:
-        """Return how many more charges of `steps` such steps fit ε, at most one block."""
+        """Return how many charges of `steps` more steps each fit ε, at most one block."""
         limit, block = self._connection.epsilon, -(-self._connection.block // steps)
         while block > 0:
             longer = _append_steps(self.history, parameters, block * steps)
@@ -236,7 +236,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return self._epsilon(self.history, delta) if self.history else 0.0
 
     def _epsilon(self, history: list[Run], delta: float) -> float:
-        """Ask the service for ε of a history of steps."""
+        """Ask the service for ε at δ of all steps in a history."""
         runs = [
             {"kind": "dp_sgd", "noise_multiplier": sigma, "sample_rate": rate, "steps": steps}
             | ({"sampling": sampling[0]} if sampling else {})
@@ -251,11 +251,11 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
     @classmethod
     def mechanism(cls) -> str:
-        """Return the name under which Opacus knows this accountant."""
+        """Return the name under which Opacus registers this accountant."""
         return NAME
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a checkpoint's step history, unless it lacks steps that are counted already.
+        """Load a checkpoint's step history, unless it lacks steps that were already charged.
 
         With a ledger, the ledger's count is kept.
         """
@@ -267,7 +267,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
 
 def _find_callers_loader() -> Any:
-    """Return the loader of the `make_private` call that asks for a hook, from its stack frame.
+    """Find, in the caller's stack frame, the loader that was passed to `make_private`.
 
     The charge depends on the sampler, but Opacus tells its accountant only a rate. Batch sizes
     would reveal the sampler only after private steps were made, and not reliably.
@@ -285,14 +285,14 @@ def _find_callers_loader() -> Any:
 
 
 class _ChargedEpoch:
-    """The last charged epoch of balls-in-bins sampling, whose steps are charged together."""
+    """Remembers the epoch of balls-in-bins sampling that was charged last."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._epoch: tuple[object, int] | None = None
 
     def must_charge(self, plan: Plan, epoch: tuple[object, int]) -> bool:
-        """Return whether to charge a step: each Poisson-sampled one, and the first of each epoch.
+        """Return whether a step needs a charge: any Poisson-sampled step, or an epoch's first.
 
         Args:
             plan: the plan of the step.
@@ -313,19 +313,19 @@ class _ChargedEpoch:
 
 
 def _parameters(plan: Plan) -> Parameters:
-    """Return the parameters that all steps of a plan share, as in Opacus' history."""
+    """Return a plan's noise multiplier, sample rate and sampling, as in Opacus' history."""
     parameters = plan.noise_multiplier, plan.sample_rate
     return parameters if plan.sampling == POISSON else (*parameters, plan.sampling)
 
 
 def _parameters_of_run(run: Run) -> Parameters:
-    """Return the parameters of a history's run of equal steps, without its number of steps."""
+    """Return the parameters of equal steps in a history, without the number of steps."""
     sigma, rate, _, *sampling = run
     return (sigma, rate, *sampling)
 
 
 def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
-    """Return whether the history `longer` must_charge with all steps of `history`."""
+    """Return whether the history `longer` starts with all steps of `history`."""
     if not history:
         return True
     last = len(history) - 1
@@ -339,7 +339,7 @@ def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
 
 
 def _append_steps(history: list[Run], parameters: Parameters, steps: int) -> list[Run]:
-    """Return the history with `steps` more steps of these parameters."""
+    """Return a history with `steps` more steps that have these parameters."""
     sigma, rate, *sampling = parameters
     if history and _parameters_of_run(history[-1]) == parameters:
         return [*history[:-1], (sigma, rate, history[-1][2] + steps, *sampling)]

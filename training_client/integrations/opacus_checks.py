@@ -28,7 +28,7 @@ from training_client.integrations.patches import replace_sample_rate
 from training_client.integrations.secret_generators import require_secret_generators
 from training_client.integrations.split_batches import find_skip_queue
 from training_client.plan import POISSON, Plan
-from training_client.process_group import world_size
+from training_client.private_step.process_group import world_size
 
 _SAMPLERS: Final = (
     UniformWithReplacementSampler,
@@ -41,7 +41,7 @@ _RATES: Final = "charged_and_drawn_rate"  # attribute of a sampler whose rate wa
 
 
 def plan_of(optimizer: Any, loader: Any) -> Plan:
-    """Return the DP-SGD plan that an Opacus optimizer and its loader carry out.
+    """Return the DP-SGD plan (sampling, clip norm, noise) of an Opacus optimizer and its loader.
 
     From then on the loader's sampler draws no record more often than the plan charges.
 
@@ -66,7 +66,7 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
 
 
 def _require_empty_batches(loader: Any) -> None:
-    """Refuse a loader that puts a random record into an empty batch.
+    """Raise if the loader fills an empty batch with a random record.
 
     With one record more the batch is that record's: both sums are clipped to C, so they may differ
     by 2C, and C is charged.
@@ -111,7 +111,7 @@ def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
 
 
 def find_sampler(loader: Any) -> Any:
-    """Return a loader's sampler: a Poisson sampler of Opacus', or one of balls in bins.
+    """Return a loader's sampler; raise unless it is Opacus' Poisson sampler or balls-in-bins.
 
     Raises:
         NoGuaranteeError: it is another sampler, or each of several processes would draw from all
@@ -141,7 +141,7 @@ def find_sampler(loader: Any) -> Any:
 
 
 def round_down_sample_rate(sampler: Any) -> float:
-    """Round a sampler's rate down to one it draws with exactly; return the rate that is charged.
+    """Round a sampler's rate down to a multiple of 2⁻²⁴; return the rate that is charged.
 
     Opacus draws a record if one of 2²⁴ equally likely numbers is below q, which rounds q up: at
     q = 1e-4 it draws 0.017 % more than is charged. It draws exactly with multiples of 2⁻²⁴, so its
@@ -170,7 +170,7 @@ def round_down_sample_rate(sampler: Any) -> float:
 
 
 def require_private_optimizer(optimizer: Any) -> None:
-    """Refuse an optimizer that adds no noise, or that does not clip to a fixed norm itself.
+    """Raise if an optimizer adds no noise, or does not clip to a fixed norm itself.
 
     Raises:
         NoGuaranteeError: it is not an Opacus optimizer; σ or C is zero, infinite or NaN; C adapts
@@ -202,7 +202,7 @@ def require_private_optimizer(optimizer: Any) -> None:
 
 
 def require_one_batch(optimizer: DPOptimizer) -> None:
-    """Refuse a step over several batches: a record in each of them could exceed the clip norm.
+    """Raise if a step adds up several batches, in which a record could exceed the clip norm.
 
     Raises:
         NoGuaranteeError: gradients of several batches were accumulated.
@@ -215,7 +215,7 @@ def require_one_batch(optimizer: DPOptimizer) -> None:
 
 
 def require_no_skipped_steps(optimizer: DPOptimizer) -> None:
-    """Refuse a step that adds up several batches by `signal_skip_step`; parts of one are allowed.
+    """Raise if a step adds up several batches by `signal_skip_step`; parts of one are allowed.
 
     Opacus does not count skipped steps; it knows only whether the last one was skipped.
 
@@ -232,7 +232,7 @@ def require_no_skipped_steps(optimizer: DPOptimizer) -> None:
 
 
 def require_no_accumulation(batches: int) -> None:
-    """Refuse a framework's option to accumulate gradients over batches.
+    """Raise if a framework's option accumulates gradients over several batches.
 
     Args:
         batches: the number of batches for one step.
@@ -248,7 +248,7 @@ def require_no_accumulation(batches: int) -> None:
 
 
 def _require_batch_size(optimizer: DPOptimizer, plan: Plan) -> None:
-    """Raise if an optimizer averages by a divisor other than the expected batch size qN."""
+    """Raise unless the optimizer divides its sums by the plan's expected batch size."""
     if optimizer.loss_reduction != "mean":
         return
     divisor = float(optimizer.expected_batch_size) * world_size()

@@ -33,7 +33,7 @@ _HEAP_ALLOCATION_BYTES_MAX: Final = 1 << 25  # the most that glibc accepts
 
 @dataclass(frozen=True, slots=True)
 class VersionRange:
-    """The versions from `first` up to, but not including, `end`."""
+    """A range of versions from `first` up to, but not including, `end`."""
 
     first: str
     end: str
@@ -56,7 +56,7 @@ TESTED_VERSIONS: Final = {
 
 
 def warn_if_untested(*libraries: str) -> None:
-    """Warn about each library whose installed version is not in `TESTED_VERSIONS`, once."""
+    """Warn, once per library, if the installed version was not tested with this package."""
     for library in libraries:
         _warn_once_if_untested(library)
 
@@ -70,7 +70,7 @@ def _warn_once_if_untested(library: str) -> None:
 
 
 def describe_untested(library: str) -> str | None:
-    """Return a warning if a library's version is untested; None if tested or not installed."""
+    """Return a warning if a library's installed version is untested, else None."""
     version, tested = installed_version(library), TESTED_VERSIONS[library]
     if version is None or version in tested:
         return None
@@ -101,7 +101,7 @@ def _parse_version(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A function that changes another library at run time, and the objects that it changes.
+    """The record of a function that changes another library, and of the objects it changes.
 
     Attributes:
         function: the name of the function in this module that makes it.
@@ -118,7 +118,7 @@ PATCHES: Final = list[Patch]()
 
 
 def _register_patch(library: str, *targets: str) -> Callable[[_F], _F]:
-    """Return a decorator that records a function, and what it patches, in `PATCHES`."""
+    """Return a decorator that adds a function, and what it changes, to the list `PATCHES`."""
 
     def register(function: _F) -> _F:
         """Record the function as a patch, and return it unchanged."""
@@ -136,7 +136,7 @@ def _register_patch(library: str, *targets: str) -> Callable[[_F], _F]:
 def replace_sampler_iteration(
     sampler_class: Any, iterate: Callable[[Any], Iterator[Any]], **counters: int | bool
 ) -> None:
-    """Replace a Poisson sampler's `__iter__`, and add counters to its class.
+    """Replace a Poisson sampler class's `__iter__`, and add counters to the class.
 
     A step is charged as one of a batch drawn for it alone, and a batch without a step can reveal a
     record: the sampler is the only object that knows how many batches were drawn. Opacus also drops
@@ -178,7 +178,7 @@ def replace_noise_draws(
 
 @_register_patch("opacus", "opacus.utils.uniform_sampler:UniformWithReplacementSampler.sample_rate")
 def replace_sample_rate(sampler: Any, rate: float) -> None:
-    """Replace a sampler's rate by one that its float32 random numbers can represent.
+    """Set a sampler's rate to one that its float32 random numbers can represent.
 
     Opacus draws a record if a multiple of 2⁻²⁴ is below q. Without this change the effective rate
     is q rounded up, more than is charged.
@@ -194,7 +194,7 @@ def replace_sample_rate(sampler: Any, rate: float) -> None:
 def replace_split_passes(
     iterate: Callable[[Any], Iterator[Any]], length: Callable[[Any], int]
 ) -> None:
-    """Replace the iteration and length of the sampler that splits batches into physical batches.
+    """Replace `__iter__` and `__len__` of Opacus' sampler that splits batches to save memory.
 
     Its own `__len__` is an estimate after which frameworks end an epoch, perhaps in the middle of a
     batch, and its own iteration lets the next pass add to the sum that was left there.
@@ -215,7 +215,7 @@ def replace_split_passes(
     "opacus.optimizers:DPOptimizer.summed_grad",
 )
 def reset_accumulation(optimizer: Any, skip_queue: list[bool]) -> None:
-    """Discard the sum of an unfinished batch, and replace the queue of skip signals.
+    """Discard the gradient sum of an unfinished batch, and replace the queue of skip signals.
 
     What an earlier pass over split batches left would be added to the next batch. The new queue
     counts the signals that the optimizer takes from it, so that a missing step is noticed.
@@ -231,7 +231,7 @@ def reset_accumulation(optimizer: Any, skip_queue: list[bool]) -> None:
 
 @_register_patch("opacus", "opacus.optimizers:DPOptimizer.attach_step_hook")
 def replace_step_hook(optimizer: Any, hook: Callable[[Any], None]) -> Any:
-    """Replace an optimizer's step hook, and return the old one, which the new one must call.
+    """Replace an optimizer's step hook; return the old hook, which the new one must call.
 
     Only this hook is called once for every step really made, after the noise is drawn and before
     gradients are reduced over ranks or parameters change. There is one slot for it, and Opacus'
@@ -269,7 +269,7 @@ def check_before_grad_scaler(check: Callable[[Any, Any], None]) -> None:
 
 @contextmanager
 def tune_process() -> Iterator[None]:
-    """Keep freed memory, and flush denormal numbers to zero inside the `with` block."""
+    """Inside the `with` block, flush denormal numbers to zero; keep freed memory for reuse."""
     keep_freed_memory()
     with flush_denormals():
         yield

@@ -26,7 +26,7 @@ _OF_DEVICES: Final = dict[torch.device, FreshGenerator]()
 
 
 def find_generator(given: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """Return the given generator, or without one this process's own generator for the device."""
+    """Return the given generator; without one, the process's own secret one for the device."""
     if given is not None:
         return given
     if device not in _OF_DEVICES:
@@ -35,7 +35,7 @@ def find_generator(given: torch.Generator | None, device: torch.device) -> torch
 
 
 def require_secret_generators(optimizer: DPOptimizer, sampler: Any) -> None:
-    """Refuse noise or batches from a generator whose state somebody may know.
+    """Raise if noise or batches come from a generator whose seed others may know.
 
     A `FreshGenerator` is accepted, and so is the generator that `secure_mode` gave to both.
 
@@ -61,12 +61,12 @@ def require_secret_generators(optimizer: DPOptimizer, sampler: Any) -> None:
 
 
 def _is_fresh(generator: Any) -> bool:
-    """Return whether a generator was seeded by the operating system."""
+    """Return whether a generator is one that the operating system seeded."""
     return isinstance(generator, FreshGenerator)
 
 
 def _draw_secretly(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap Opacus' function that draws noise: its default generator becomes a secret one."""
+    """Wrap Opacus' noise function so that its default generator is a secret one."""
 
     def draw_noise(
         std: float,

@@ -22,7 +22,7 @@ _FULL_PRECISION: Final = (torch.float32, torch.float64)
 
 
 def require_no_grad_scaler(scaler: Any, option: str) -> None:
-    """Refuse a framework's gradient scaler, which skips steps whose gradient overflows.
+    """Raise if a framework uses a gradient scaler, which skips steps on overflow.
 
     Args:
         scaler: the framework's scaler; None if it has none.
@@ -39,7 +39,7 @@ def require_no_grad_scaler(scaler: Any, option: str) -> None:
 
 
 def require_full_precision(optimizer: DPOptimizer) -> None:
-    """Refuse parameters in half precision, where rounding removes noise.
+    """Raise if parameters have half precision, in which rounding would remove noise.
 
     Raises:
         NoGuaranteeError: a parameter is neither float32 nor float64.
@@ -53,7 +53,7 @@ def require_full_precision(optimizer: DPOptimizer) -> None:
 
 
 def require_finite_gradients(optimizer: DPOptimizer) -> None:
-    """Raise before a step with a NaN or infinite gradient, which would destroy all parameters.
+    """Raise if the gradient has a NaN or infinite entry, which would ruin all parameters.
 
     Raises:
         NoGuaranteeError: a gradient is infinite or NaN.
@@ -66,7 +66,7 @@ def require_finite_gradients(optimizer: DPOptimizer) -> None:
 
 
 def _refuse_private_optimizer(scaler: Any, optimizer: Any) -> None:
-    """Refuse an optimizer of Opacus that a `GradScaler` is about to step."""
+    """Raise if a `GradScaler` is about to step an Opacus optimizer."""
     wrapped = getattr(optimizer, "optimizer", optimizer)  # a framework's wrapper
     if scaler.is_enabled() and isinstance(wrapped, DPOptimizer):
         require_no_grad_scaler(scaler, "this loop")

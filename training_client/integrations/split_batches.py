@@ -33,7 +33,7 @@ _MISSING_STEP: Final = (
 
 
 class SkipQueue(list[bool]):
-    """A queue of signals, one per physical batch: True if its step is skipped to accumulate.
+    """Opacus' skip signals, one per physical batch: True to accumulate, False to make a step.
 
     Attributes:
         taken: the number of signals that the optimizer has taken.
@@ -44,20 +44,20 @@ class SkipQueue(list[bool]):
     last: bool | None = None
 
     def pop(self, at: SupportsIndex = -1) -> bool:
-        """Remove and return a signal; the optimizer calls it in each step."""
+        """Remove and return a signal, and count it; the optimizer calls this in each step."""
         self.taken += 1
         self.last = super().pop(at)
         return self.last
 
 
 def find_skip_queue(optimizer: DPOptimizer) -> SkipQueue | None:
-    """Return the skip queue of the current pass; None if no pass over split batches has begun."""
+    """Return the optimizer's skip queue; None if no pass over split batches has begun."""
     queue = optimizer._step_skip_queue
     return queue if isinstance(queue, SkipQueue) else None
 
 
 def is_end_of_batch(optimizer: DPOptimizer, loader: Any) -> bool:
-    """Return whether the loader's last output completes a batch, so that a step may be made.
+    """Return whether the physical batch just loaded completes a batch, so that a step is due.
 
     A loader that does not split gives whole batches. One that does signals the end of a batch; a
     physical batch without a signal is not known to be the last.
@@ -66,7 +66,7 @@ def is_end_of_batch(optimizer: DPOptimizer, loader: Any) -> bool:
 
 
 class PhysicalBatchTracker:
-    """Checks that a framework makes one optimizer call for each physical batch.
+    """Checks that the optimizer is called once for each physical batch.
 
     A physical batch without a step leaves its signal in the queue for the next one, and from then
     on steps would end in the middle of batches.
@@ -77,7 +77,7 @@ class PhysicalBatchTracker:
         self._given = 0
 
     def require_last_used(self, optimizer: DPOptimizer, loader: Any) -> None:
-        """Raise if the previous physical batch had no step; call this before each step.
+        """Raise if the optimizer was not called for the previous physical batch.
 
         Raises:
             NoGuaranteeError: the one before had no step.
@@ -93,7 +93,7 @@ class PhysicalBatchTracker:
 
 
 def require_finished_batch(optimizer: DPOptimizer) -> None:
-    """Raise if some physical batches of the last batch were left without a step.
+    """Raise if the optimizer was not called for all physical batches of the last batch.
 
     Raises:
         NoGuaranteeError: the last physical batch used was not the last of its batch.
@@ -107,7 +107,7 @@ def require_finished_batch(optimizer: DPOptimizer) -> None:
 
 
 def require_no_batch_limit(loader: Any, limit: str | None) -> None:
-    """Refuse a framework's limit of steps or batches if the loader splits batches.
+    """Raise if a framework limits steps or batches while the loader splits batches.
 
     Args:
         loader: the training loader.
@@ -129,7 +129,7 @@ def _is_splitting(loader: Any) -> bool:
 
 
 def _iterate_pass(sampler: Any) -> Iterator[Any]:
-    """Iterate over physical batches as Opacus' `BatchSplittingSampler` does, and check each."""
+    """Iterate over physical batches as Opacus does, and check that each one was used."""
     require_finished_batch(sampler.optimizer)
     queue, prefetched = SkipQueue(), count_prefetched_batches()
     reset_accumulation(sampler.optimizer, queue)

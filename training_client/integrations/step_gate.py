@@ -27,12 +27,12 @@ from training_client.integrations.split_batches import (
     is_end_of_batch,
     require_finished_batch,
 )
-from training_client.process_group import run_on_rank_zero
+from training_client.private_step.process_group import run_on_rank_zero
 from training_client.run_report import settle
 
 
 class StepGate:
-    """Lets an Opacus optimizer make only the steps that an allowance covers.
+    """Lets an Opacus optimizer make only the steps that the run's budget covers.
 
     A framework asks before it uses a batch, and so before noise is drawn, when it can still end the
     run cleanly. The optimizer's step hook asks again: after the noise is drawn, but before
@@ -61,7 +61,7 @@ class StepGate:
         self._next_hook: Callable[[DPOptimizer], None] | None = None
 
     def guard(self, optimizer: Any, loader: Any, steps_made: int = 0) -> None:
-        """Attach the gate to an Opacus optimizer, so that every step is checked before it is made.
+        """Attach to an Opacus optimizer, so that each step is checked before it is made.
 
         Args:
             optimizer: an optimizer of Opacus.
@@ -81,7 +81,7 @@ class StepGate:
             self._next_hook = replace_step_hook(optimizer, self._check_step)
 
     def permit_step(self) -> None:
-        """Permit one step on the batch just drawn; call it once for each batch or physical batch.
+        """Permit one step on the batch just drawn; call it once per batch or physical batch.
 
         Raises:
             BudgetExhaustedError: the allowance covers no further step.
@@ -101,7 +101,7 @@ class StepGate:
             self._is_permitted = is_end_of_batch(self._optimizer, self._loader)
 
     def check_next_step(self) -> None:
-        """Raise unless the allowance covers one more step; do not permit it.
+        """Raise unless the budget covers one more step; only check, without permitting it.
 
         Raises:
             BudgetExhaustedError: it does not.
@@ -111,7 +111,7 @@ class StepGate:
         run_on_rank_zero(partial(self._allowance.allow, self.steps + 1))
 
     def settle(self, folder: str | Path) -> None:
-        """End the run: commit it, and write its guarantee.
+        """End the run: commit it to the ledger, and write its guarantee to a folder.
 
         Args:
             folder: the folder for `privacy.json` and `certificate.json`.
@@ -128,7 +128,7 @@ class StepGate:
         run_on_rank_zero(partial(settle, self._allowance, self.steps, folder))
 
     def _check_step(self, optimizer: DPOptimizer) -> None:
-        """Check the step that the optimizer is about to make, and take it from the allowance."""
+        """Check the step that the optimizer is about to make, and take it from the budget."""
         require_one_batch(optimizer)
         require_plan(optimizer, self._loader, self._allowance.plan)
         self._require_permission()
@@ -143,18 +143,18 @@ class StepGate:
             self._next_hook(optimizer)
 
     def _leave_last_epoch(self) -> None:
-        """Skip the steps left of a balls-in-bins epoch once the loader draws the next one."""
+        """Skip the remaining steps of a balls-in-bins epoch once the loader has left it."""
         if self._batches is not None and self._batches.epoch != self._epoch:
             self._epoch = self._batches.epoch
             self.steps = self._allowance.plan.whole_charges(self.steps)
 
     def _stop_counting(self) -> None:
-        """Allow the loader to draw batches without steps: the run is over."""
+        """Allow the loader to draw batches without steps, since the run is over."""
         if self._batches is not None:
             self._batches.stop()
 
     def _require_no_pending_step(self) -> None:
-        """Raise if a permitted step has not been made yet."""
+        """Raise if a step was permitted but has not been made."""
         if self._is_permitted:
             raise NoGuaranteeError(
                 f"step {self.steps + 1} was left out after its batch was drawn. A record in the "
@@ -163,7 +163,7 @@ class StepGate:
             )
 
     def _require_permission(self) -> None:
-        """Raise if `permit_step` was not called for this step."""
+        """Raise if `permit_step` was not called before this step."""
         if not self._is_permitted:
             raise NoGuaranteeError(
                 f"step {self.steps + 1} has no batch of its own, but it is charged as a step on "

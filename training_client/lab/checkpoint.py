@@ -33,7 +33,7 @@ _UNREADABLE: Final = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run between two steps.
+    """The state of a run between two steps, from which it can be resumed.
 
     Attributes:
         recipe: the run's configuration, as in `Recipe.document`.
@@ -56,7 +56,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write the checkpoint to a folder; an older one is replaced atomically."""
+        """Write the checkpoint to a folder; replace an older one atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{CHECKPOINT}.part"
         stored = {**vars(self), "plan": asdict(self.plan)}
@@ -69,7 +69,7 @@ class Checkpoint:
 
     @staticmethod
     def require_none(folder: Path) -> None:
-        """Raise if a folder holds a checkpoint: a new run must not begin there.
+        """Raise if a folder already holds a checkpoint, so that a new run must not begin there.
 
         Raises:
             DataError: the folder holds a run that can still be resumed.
@@ -82,7 +82,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Read the checkpoint of a folder; its tensors are loaded to the CPU.
+        """Read the checkpoint in a folder, with its tensors on the CPU.
 
         Raises:
             DataError: there is no checkpoint, or it cannot be read.
@@ -103,7 +103,7 @@ class Checkpoint:
 
 @contextmanager
 def report_unreadable(folder: Path) -> Iterator[None]:
-    """Turn any error from using a folder's checkpoint into a DataError that names the file.
+    """Turn any error raised while using a folder's checkpoint into a DataError with its file.
 
     Raises:
         DataError: the checkpoint does not have the expected content.
@@ -112,13 +112,13 @@ def report_unreadable(folder: Path) -> Iterator[None]:
         yield
     except _UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}"
-        raise _unreadable(
+        raise _unreadable_error(
             folder, f"its content is not as this version writes it ({reason})"
         ) from None
 
 
 def _load(folder: Path) -> Any:
-    """Return the content of a folder's checkpoint file, with tensors on the CPU."""
+    """Return the content of a folder's checkpoint file, with its tensors on the CPU."""
     try:
         file = (folder / CHECKPOINT).open("rb")
     except OSError as error:
@@ -130,11 +130,11 @@ def _load(folder: Path) -> Any:
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
         except (*_UNREADABLE, OSError):  # PyTorch's own message advises to run code from the file
-            raise _unreadable(folder, "the file is cut short or not a checkpoint") from None
+            raise _unreadable_error(folder, "the file is cut short or not a checkpoint") from None
 
 
-def _unreadable(folder: Path, reason: str) -> DataError:
-    """Return the error for a checkpoint that cannot be used, with the reason."""
+def _unreadable_error(folder: Path, reason: str) -> DataError:
+    """Make the error for a checkpoint that cannot be used, with the reason."""
     return DataError(
         f"no checkpoint to resume in {folder}: {reason}. Restore a copy of {folder / CHECKPOINT}, "
         "or remove it and start a new run without --resume; granted steps stay spent"

@@ -9,7 +9,7 @@ _EXTRA: Final = frozenset({"torch", "httpx", "numba"})
 
 
 def main() -> None:
-    """Run the command line, or say what to install if a package is missing.
+    """Run the command line; if a package is missing, say what to install.
 
     Raises:
         SystemExit: with code 2 if the extra `train` is not installed.

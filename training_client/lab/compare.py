@@ -26,7 +26,7 @@ _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Test scores of one optimizer along its steps.
+    """Test scores of one optimizer during training, with the steps, epochs and ε of each.
 
     Attributes:
         name: the optimizer, as NAME or NAME:STATE.
@@ -54,22 +54,22 @@ class LearningCurve:
 
     @property
     def final(self) -> float:
-        """The mean score at the end."""
+        """The mean over seeds of the score at the end of training."""
         return statistics.mean(self.finals)
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of the score at the end; None with a single seed."""
+        """The standard deviation over seeds of the final score; None with a single seed."""
         return statistics.stdev(self.finals) if len(self.finals) > 1 else None
 
     @property
     def rank(self) -> float:
-        """A sort key: the lower, the better the final score."""
+        """A sort key by the final score: lower is better."""
         return self.final if self.measure == RECONSTRUCTION.measure else -self.final
 
     @property
     def document(self) -> dict[str, Any]:
-        """The learning curve as JSON values."""
+        """The learning curve as a JSON document."""
         return asdict(self) | {"final": self.final, "deviation": self.deviation}
 
 
@@ -85,7 +85,7 @@ def train_seeds(
     objective: Objective = CLASSES,
     report: Callable[[int, Progress], None] = lambda *_: None,
 ) -> LearningCurve:
-    """Train one optimizer once per seed and return its learning curve.
+    """Train one optimizer once per seed; return its learning curve, averaged over seeds.
 
     Args:
         name: the name of the curve.
@@ -143,7 +143,7 @@ def import_figure_class() -> type[Any]:
 
 
 def plot(curves: Sequence[LearningCurve], file: Path, title: str = "") -> None:
-    """Plot the curves against ε and against epochs, side by side, and write the file.
+    """Plot curves against ε and against epochs, side by side, and write the image to a file.
 
     Raises:
         DataError: matplotlib is missing.

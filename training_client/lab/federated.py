@@ -70,7 +70,7 @@ class Participant:
 
     @property
     def steps(self) -> int:
-        """The number of rounds that the participant contributed to."""
+        """The number of rounds to which the participant contributed."""
         return self._private_sum.steps
 
     def contribute(
@@ -100,13 +100,13 @@ class Participant:
         ).to_tensors()
 
     def guarantee(self) -> Guarantee:
-        """Return the privacy claim, which covers all contributions that were planned."""
+        """Return the privacy claim, which covers all planned contributions."""
         return self.budget.guarantee(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A completed round of federated training.
+    """A completed round of federated training, and who took part in it.
 
     Attributes:
         number: the number of the round, from 1.

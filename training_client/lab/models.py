@@ -24,7 +24,7 @@ _CODE_SIZE: Final = 30  # of the autoencoder's bottleneck
 
 
 def cross_entropy(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of each example."""
+    """Return the cross-entropy loss of each example."""
     return functional.cross_entropy(predictions, labels, reduction="none")
 
 
@@ -46,7 +46,7 @@ def squared_error(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A training objective: the loss, and the measure on test data.
+    """A training objective: a loss, and a measure of quality on test data.
 
     Attributes:
         loss: returns one value per example.
@@ -61,7 +61,7 @@ class Objective:
     reconstructs: bool = False
 
     def with_targets(self, data: Dataset) -> Dataset:
-        """Return the data set with this objective's targets in place of its labels."""
+        """Return the data set with its labels replaced by the targets of this objective."""
         if not self.reconstructs:
             return data
         return replace(data, train_labels=data.train_examples, test_labels=data.test_examples)
@@ -82,7 +82,7 @@ def mlp(inputs: int, hidden: int, classes: int) -> nn.Module:
 
 
 def autoencoder(inputs: int, hidden: int) -> nn.Module:
-    """Make an autoencoder with a code of 30 units and mirrored encoder and decoder layers.
+    """Make an autoencoder with a code of 30 units, and a decoder that mirrors the encoder.
 
     With 1 000 hidden units it has the 2.8 million parameters of papers/004, Appendix B.
     """
@@ -110,7 +110,7 @@ def cnn(images: ImageShape, classes: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A registered model.
+    """A registered model: how to build it, and its objective.
 
     Attributes:
         make: makes the model, given the data set and the width of its (first) hidden layer.
@@ -152,7 +152,7 @@ MODELS: Final[dict[str, ModelInfo]] = {
 
 
 def side_information(model: nn.Module, frequencies: torch.Tensor) -> list[torch.Tensor]:
-    """Return AdaDPS's per-parameter divisors from public input frequencies (papers/004, §6.1.2).
+    """Return AdaDPS's divisors per parameter from public input frequencies (papers/004, §6.1.2).
 
     Args:
         model: a model whose first Linear layer takes the inputs.
@@ -169,7 +169,7 @@ def side_information(model: nn.Module, frequencies: torch.Tensor) -> list[torch.
 
 
 def require_compatible(name: str, data: Dataset) -> None:
-    """Check that the named model exists and can be trained on the data.
+    """Raise unless the named model exists and can be trained on the data.
 
     Raises:
         DataError: the name is unknown, or the model does not support the classes or inputs.

@@ -10,7 +10,7 @@ _FIXED_MIN: Final = 1e-4  # smaller numbers are written with an exponent
 
 
 def format_upper_bound(value: float) -> str:
-    """Return a number that is not less than the value, such as spent ε or required noise."""
+    """Format a number such as spent ε or required noise, rounded up to a few digits."""
     number = Context(prec=DIGITS, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
     if number and not _FIXED_MIN <= abs(number) < 10**DIGITS:
         return f"{number:e}"
@@ -19,5 +19,5 @@ def format_upper_bound(value: float) -> str:
 
 
 def format_score(measure: str, score: float) -> str:
-    """Return a test score as text: an accuracy in percent, anything else in four digits."""
+    """Format a test score: an accuracy in percent, anything else with four digits."""
     return f"{score:.2%}" if measure == "accuracy" else f"{score:.4g}"

@@ -32,7 +32,7 @@ _ROUNDING: Final = 1 + 1e-12  # a norm may be rounded down; scaled examples must
 
 @dataclass(frozen=True, slots=True)
 class PrivatePca:
-    """The parameters of a DP-PCA: both its computation and its privacy cost follow from them.
+    """The parameters of a private PCA, which determine its computation and its privacy cost.
 
     Attributes:
         components: k, the number of principal components to keep.
@@ -49,11 +49,11 @@ class PrivatePca:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
 
     def mechanism(self) -> dict[str, Any]:
-        """Return the privacy mechanism of one `fit`, as JSON for the accounting service."""
+        """Return the privacy mechanism of one call of `fit`, as JSON for the accounting service."""
         return {"kind": "gaussian", "noise_multiplier": self.noise_multiplier}
 
     def require_fits(self, inputs: int) -> None:
-        """Raise unless examples with this number of inputs can be projected.
+        """Raise unless examples with `inputs` features can be projected to that many dimensions.
 
         Raises:
             DataError: there are too many inputs, or fewer than components.
@@ -65,7 +65,7 @@ class PrivatePca:
             )
 
     def fit(self, examples: torch.Tensor, generator: torch.Generator | None = None) -> Projection:
-        """Release noisy principal components. Every call is a release of its own.
+        """Release noisy principal components; each call has its own privacy cost.
 
         Args:
             examples: private, one example per row.
@@ -87,7 +87,7 @@ class PrivatePca:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A projection on released principal components; using it is post-processing.
+    """A projection onto released principal components; applying it costs no privacy.
 
     Attributes:
         directions: a matrix of inputs by components with orthonormal columns, strongest first.
@@ -100,7 +100,7 @@ class Projection:
         return examples @ self.directions.to(examples.device)
 
     def project_dataset(self, data: Dataset) -> Dataset:
-        """Return the data set with projected training and test examples."""
+        """Return the data set with its training and test examples projected."""
         return replace(
             data,
             train_examples=self(data.train_examples),
@@ -131,7 +131,7 @@ def second_moments(examples: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_to_unit_ball(examples: torch.Tensor) -> torch.Tensor:
-    """Scale examples to norm at most 1, and replace those of non-finite norm by 0."""
+    """Scale examples to norm at most 1; replace those with a non-finite norm by 0."""
     norms = examples.norm(dim=1, keepdim=True)
     inside = examples / (norms * _ROUNDING).clamp_min(1.0)
     return torch.where(norms.isfinite(), inside, 0.0)

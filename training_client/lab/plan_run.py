@@ -65,7 +65,7 @@ class RunSpec:
         steps: int,
         sampling: str = POISSON,
     ) -> RunSpec:
-        """Make the spec of a recipe's run with an expected batch size.
+        """Make the specification of a configured run with an expected batch size.
 
         Balls-in-bins sampling has ⌈N/B⌉ batches in an epoch; `steps` are rounded up to epochs.
         """
@@ -99,7 +99,7 @@ def plan_budget(
     notify: Notify,
     noise: float | None = None,
 ) -> Budget:
-    """Plan a run within its own (ε, δ), without a ledger.
+    """Choose a run's noise for a budget (ε, δ) of its own, without a ledger.
 
     Args:
         accounting: the accounting service.
@@ -157,7 +157,7 @@ def plan_budget(
 def _find_noise(
     accounting: AccountingService, spec: RunSpec, epsilon: float, delta: float
 ) -> float:
-    """Return the smallest noise multiplier with which all steps and initial releases fit (ε, δ)."""
+    """Return the smallest noise multiplier with which the whole run fits (ε, δ)."""
     alone = accounting.noise_multiplier(
         sample_rate=spec.sample_rate,
         steps=spec.steps,
@@ -193,7 +193,7 @@ def reserve_budget(
     notify: Notify,
     noise: float | None = None,
 ) -> LedgerBudget:
-    """Reserve a run's initial releases and steps from a dataset's budget in the ledger.
+    """Reserve budget in a dataset's ledger for a run's initial releases and its steps.
 
     Args:
         accounting: the ledger.
@@ -241,7 +241,7 @@ def reserve_budget(
 def _reserve_release(
     accounting: AccountingService, dataset: str, release: Mechanism
 ) -> Reservation:
-    """Reserve budget for one initial release."""
+    """Reserve budget for one release that precedes training."""
     try:
         return accounting.reserve(dataset, release, _PURPOSE)
     except BudgetExhaustedError as error:
@@ -254,7 +254,7 @@ def _reserve_release(
 def _find_fitting_plan(
     accounting: AccountingService, spec: RunSpec, dataset: str, noise: float | None
 ) -> tuple[Plan, Quote]:
-    """Return a run's plan and quote if it fits what is left of a dataset's budget; else raise."""
+    """Return a plan that fits the dataset's remaining budget, with its quote; raise if none."""
     if noise is None:
         noise = accounting.affordable_noise(dataset, spec.plan(1.0).mechanism(spec.steps))
     plan = spec.plan(noise)
@@ -271,7 +271,7 @@ def _find_fitting_plan(
 
 
 def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
-    """Convert the ledger's quote from charges to training steps; a charge may pay for an epoch."""
+    """Return the quote with its numbers of charges converted to numbers of training steps."""
     fitting, alone = (
         None if charges is None else charges * plan.steps_per_charge
         for charges in (quote.steps, quote.steps_alone)
@@ -280,14 +280,14 @@ def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
 
 
 def _describe_whole_budget(quote: Quote) -> str:
-    """Return a sentence about how many steps the whole budget allows, if more than its rest."""
+    """Describe how many steps the whole budget, unspent, would allow; "" if no more than now."""
     if quote.steps is None or quote.steps_alone is None or quote.steps_alone <= quote.steps:
         return ""
     return f". As the only run of the whole budget, {quote.steps_alone} would"
 
 
 def _describe_rest(share: float, affordable: int | None, steps: int) -> str:
-    """Return a sentence about the share of the budget that a run takes, and what it leaves."""
+    """Describe which share of the budget a run takes, and how many steps fit after it."""
     taken = f"It takes {format_upper_bound(100 * share)} % of the dataset's budget"
     if affordable is None:
         return taken
@@ -303,7 +303,7 @@ def resume_budget(
     initial_releases: tuple[Mechanism, ...],
     notify: Notify,
 ) -> LedgerBudget:
-    """Return the rest of an interrupted run's reservation: the steps that were not granted yet.
+    """Return the reservation of an interrupted run, with the steps not yet granted.
 
     If the reservation has ended, no step is left and the run only gets its certificate.
 

@@ -37,7 +37,7 @@ PublicExamples = tuple[torch.Tensor, torch.Tensor] | None
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The data of a run, with its public examples split off.
+    """The private training and test data of a run, and its public examples.
 
     Attributes:
         private: the private training set, and the test set.
@@ -48,14 +48,14 @@ class TrainingData:
     public: PublicExamples
 
     def project(self, projection: Projection | None) -> TrainingData:
-        """Return the data projected on released components; unchanged without a projection."""
+        """Return the data projected onto principal components; unchanged without a projection."""
         if projection is None:
             return self
         public = self.public and (projection(self.public[0]), self.public[1])
         return TrainingData(projection.project_dataset(self.private), public)
 
     def with_targets(self, objective: Objective) -> TrainingData:
-        """Return the data with labels replaced by the objective's targets."""
+        """Return the data with labels replaced by the targets of the objective."""
         public = self.public
         if public is not None and objective.reconstructs:
             public = (public[0], public[0])
@@ -105,18 +105,18 @@ class Recipe:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Recipe:
-        """Read a recipe from the plain values that `document` returns."""
+        """Make a configuration from the plain values that `document` returns."""
         pca = document.get("pca")
         return cls(**(document | {"pca": pca and PrivatePca(**pca)}))
 
     @property
     def document(self) -> dict[str, Any]:
-        """The recipe as plain values, for a checkpoint."""
+        """The configuration as plain values, for a checkpoint."""
         return asdict(self)
 
     @property
     def objection(self) -> str | None:
-        """The reason why no privacy guarantee holds for the run; None if one does."""
+        """The reason why the run has no privacy guarantee; None if it has one."""
         if self.state != "raw":
             return None
         return (
@@ -126,7 +126,7 @@ class Recipe:
 
     @property
     def declared_public(self) -> str | None:
-        """The data that no guarantee covers: public examples and statistics without noise."""
+        """A text that names the data that no guarantee covers; None if all are covered."""
         parts = [declared_public(self.data)]
         if self.uses_public_examples:
             parts.append(f"{self.public_examples} records of the training set (--public-examples)")
@@ -134,7 +134,7 @@ class Recipe:
 
     @property
     def uses_public_examples(self) -> bool:
-        """Return whether some training examples are declared public, and so not protected."""
+        """Return whether some training examples are declared public and have no guarantee."""
         return self.state == "public" or self.warm_start > 0
 
     @property
@@ -144,7 +144,7 @@ class Recipe:
 
     @property
     def initial_releases(self) -> tuple[Mechanism, ...]:
-        """The mechanisms, such as a private PCA, that are released before the first step."""
+        """The mechanisms that are released before the first step, such as a private PCA."""
         return () if self.pca is None else (self.pca.mechanism(),)
 
     @property
@@ -153,7 +153,7 @@ class Recipe:
         return MODELS[self.model].objective
 
     def load_data(self, folder: Path, device: str) -> TrainingData:
-        """Load the run's data; nothing reads them earlier.
+        """Load the run's data; this is the first time that they are read.
 
         Raises:
             DataError: the data cannot be loaded, or do not fit the recipe.
@@ -171,7 +171,7 @@ class Recipe:
         return TrainingData(*data.split_public(self.public_examples))
 
     def require_buildable(self, plan: Plan, data: TrainingData) -> None:
-        """Raise unless the model and optimizer can be built; nothing private is released.
+        """Raise unless the model and optimizer can be built on these data; release nothing.
 
         Args:
             plan: what each step does and costs.
@@ -191,7 +191,7 @@ class Recipe:
         )
 
     def build(self, allowance: Allowance, data: TrainingData) -> tuple[nn.Module, PrivateOptimizer]:
-        """Return the model, warm-started if the recipe says so, and its optimizer.
+        """Return the model, trained on public data first if configured, and its optimizer.
 
         Args:
             allowance: the budget that the optimizer's steps draw on.
@@ -213,7 +213,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """A user's choices for a recipe; None stands for the optimizer's own default.
+    """A user's choices for a configuration; None means the optimizer's own default.
 
     Attributes:
         data, model, hidden, public_examples, warm_start, pca, side_information: as in `Recipe`.
@@ -247,7 +247,7 @@ class RecipeOptions:
 
 
 def make_recipe(chosen: RecipeOptions) -> Recipe:
-    """Make a recipe from a user's choices and the optimizer's defaults.
+    """Make a configuration from a user's choices and the optimizer's defaults.
 
     Raises:
         DataError: a name is unknown, or an option does not belong to the optimizer.

@@ -40,7 +40,7 @@ from training_client.run_report import (
 
 @dataclass
 class RunFolder:
-    """Writes the model, the claim and the checkpoints of one run to its folder.
+    """Writes the model, the privacy claim and the checkpoints of one run to its folder.
 
     Attributes:
         recipe: the run's configuration.
@@ -67,7 +67,7 @@ class RunFolder:
         self.steps = self.budget.made
 
     def with_checkpoints(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
-        """Return a progress callback that calls `show` and writes the periodic checkpoints."""
+        """Return a progress callback that calls `show` and writes a checkpoint when one is due."""
 
         def report(now: Progress) -> None:
             """Show the progress, and write a checkpoint if one is due."""
@@ -79,7 +79,7 @@ class RunFolder:
         return report
 
     def write_checkpoint(self, steps: int) -> None:
-        """Write a checkpoint if the run has a reservation that it could be resumed with."""
+        """Write a checkpoint if the run has a ledger reservation with which it can be resumed."""
         budget = self.budget
         if isinstance(budget, LedgerBudget):
             Checkpoint(
@@ -95,7 +95,7 @@ class RunFolder:
 
     @contextmanager
     def save_on_error(self) -> Iterator[None]:
-        """Save the model and a checkpoint if an error stops the run: its steps are charged."""
+        """Save the model and a checkpoint if an error stops the `with` block."""
         try:
             yield
         except TrainingStoppedError as error:
@@ -107,7 +107,7 @@ class RunFolder:
             raise
 
     def save_model(self) -> None:
-        """Save the parameters and the projection, with a privacy.json that claims nothing yet."""
+        """Save the parameters, the projection and a privacy.json that claims nothing yet."""
         (self.folder / CERTIFICATE).unlink(missing_ok=True)
         write_json(
             self.folder / PRIVACY, describe_missing_guarantee(self.steps)
@@ -120,7 +120,7 @@ class RunFolder:
         )
 
     def finish(self, result: Result) -> None:
-        """Write the claim, commit the reservation and remove the checkpoint."""
+        """Write the privacy claim, commit the reservation and remove the checkpoint."""
         # if the commit gets no answer, a resumed run has no step left to make and commits again
         self.write_checkpoint(result.steps)
         claim = self._bind_to_model(result.guarantee.document)
@@ -128,5 +128,5 @@ class RunFolder:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def _bind_to_model(self, claim: Json) -> Json:
-        """Return a privacy claim with the hash of the saved model added."""
+        """Return a privacy claim with the saved model's hash added."""
         return bind_to_model(claim, self.folder, self.recipe.declared_public)

@@ -33,7 +33,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a finished run.
+    """The result of a run: why it ended, its steps, scores and guarantee.
 
     Attributes:
         steps: the number of steps made.
@@ -55,7 +55,7 @@ class Result:
 
     @property
     def test_accuracy(self) -> float | None:
-        """Accuracy on the test set; None if the model does not classify."""
+        """The accuracy on the test set; None if the model does not classify."""
         return self.test_score if self.measure == CLASSES.measure else None
 
 

@@ -17,7 +17,7 @@ def warm_start(
     batch_size: int = 64,
     learning_rate: float = 1e-3,
 ) -> None:
-    """Train a model with Adam on public examples: no noise, and no privacy cost.
+    """Train a model with Adam on public examples, without noise and at no privacy cost.
 
     Args:
         model: the model to train, in place.

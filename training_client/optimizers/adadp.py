@@ -31,7 +31,7 @@ _NOISE_DEVIATIONS: Final = 2.0  # standard deviations of E′[g²] by noise; sma
 
 
 class AdaDp(PrivateOptimizer):
-    """AdaDP: adapts noise and step size of each coordinate to its past gradients' mean square.
+    """AdaDP: adapts the noise and step size of each coordinate to its mean squared gradient.
 
     Once √E′[g²] varies enough over the coordinates (its variance exceeds G), an example's gradient
     is kept within half axes sᵢ = β·√E′[g²]ᵢ, and the noise on it has standard deviation σ√m·sᵢ
@@ -112,7 +112,7 @@ class AdaDp(PrivateOptimizer):
         self.half_axes: float | None = None  # ‖s‖₂ of the current step; None for a ball
 
     def transform(self) -> Transform:
-        """Return the next step's clipping region: an ellipsoid or a box, at first a ball."""
+        """Return how the next step clips: to a ball at first, then to an ellipsoid or a box."""
         self.half_axes = None
         if not self.adaptive_noise:
             return super().transform()
@@ -135,12 +135,12 @@ class AdaDp(PrivateOptimizer):
         return Transform(math.sqrt(self.size), scale, box=self.box)
 
     def _root_moments(self, least: float) -> tuple[float, float]:
-        """Return the means of √max(s, least) and of max(s, least) over all mean squares s."""
+        """Return the means, over all mean squares s, of √max(s, least) and of max(s, least)."""
         root, square = sum_square_roots(self.prior_squares, least)
         return root / self.size, square / self.size
 
     def update(self, step: StepContext) -> None:
-        """Update the running mean squares of gradients, then the parameters.
+        """Update the running mean squares of gradients, and then the parameters.
 
         This is Algorithm 1, lines 21 to 26.
         """
@@ -158,7 +158,7 @@ class AdaDp(PrivateOptimizer):
         return self.source.gradients(step)
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the running mean squares and the parameters on one block."""
+        """Update the running mean squares and the parameters on one block of coordinates."""
         gradient, square = noisy.gradient_moments()
         if self.adaptive_noise:
             is_noisy = isinstance(estimate, NoisyEstimate)
@@ -171,7 +171,7 @@ class AdaDp(PrivateOptimizer):
         self.descend(noisy.block, gradient, self.learning_rate)
 
     def _update_uncertainty(self, variance: float) -> None:
-        """Update the uncertainty: the variance of the mean squares due to the steps' noise.
+        """Update the variance of the running mean squares that is due to the steps' noise.
 
         `variance` is that of the noise on a coordinate of this step's mean.
         """

@@ -21,7 +21,7 @@ _SIDE_INFORMATION_MIN: Final = 1e-18  # and 1/_SIDE_INFORMATION_MIN is the large
 
 
 class SquareStatistic:
-    """A running mean or sum of squared gradients, usually public, used as a preconditioner.
+    """A running mean or sum of squared gradients, from which a preconditioner is computed.
 
     Args:
         zeros: a vector of zeros, for the squares.
@@ -53,7 +53,7 @@ class SquareStatistic:
         self.steps = state["steps"]
 
     def update_block(self, block: Block, square: torch.Tensor) -> None:
-        """Add one more gradient's square on a block.
+        """Add one more squared gradient, on a block of coordinates, to the running squares.
 
         The caller increases `steps` after all blocks.
         """
@@ -64,7 +64,7 @@ class SquareStatistic:
             total.mul_(self._decay).add_(square, alpha=1 - self._decay)
 
     def inverse(self, block: Block, steps: int) -> torch.Tensor:
-        """Return the inverse preconditioner 1/(√E[g²] + ε) on a block; ones at the first step."""
+        """Return 1/(√E[g²] + ε) on a block, the inverse preconditioner; ones at the first step."""
         if steps == 0:
             return torch.ones_like(block.view_in(self.squares))
         bias = 1 - self._decay**steps if self._statistic == "adam" else 1.0
@@ -73,12 +73,12 @@ class SquareStatistic:
 
 
 class _StatisticOptimizer(PrivateOptimizer):
-    """Base of optimizers whose state includes a statistic of squared gradients."""
+    """Base of optimizers whose state includes running squares of gradients."""
 
     statistics: SquareStatistic
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, including the statistic of squared gradients."""
+        """Return the optimizer's state, including the running squares, for a checkpoint."""
         return super().state_dict() | {"statistics": self.statistics.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -148,17 +148,17 @@ class AdaDps(_StatisticOptimizer):
         self.velocities = self.zeros() if momentum else None
 
     def transform(self) -> Transform:
-        """Return the next step's clipping: gradients are first scaled by the preconditioner."""
+        """Return how the next step scales gradients by the preconditioner and then clips them."""
         return Transform(self.clip_norm, partial(self._scale, self.statistics.steps))
 
     def _scale(self, steps: int, block: Block) -> torch.Tensor:
-        """Return the inverse preconditioner of a step on a block."""
+        """Return the inverse preconditioner on a block, by which gradients are multiplied."""
         if self.side_information is not None:
             return block.view_in(self.side_information).reciprocal()
         return self.statistics.inverse(block, steps)
 
     def update(self, step: StepContext) -> None:
-        """Descend along the noisy mean of scaled gradients, with momentum; update the statistic."""
+        """Update the parameters by the noisy mean of scaled gradients, and the running squares."""
         if self.side_information is not None:
             step.noisy_mean.for_each_block(self._descend_with_momentum)
             return
@@ -166,12 +166,12 @@ class AdaDps(_StatisticOptimizer):
         self.statistics.steps += 1
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the statistic of squared gradients and the parameters on one block."""
+        """Update the running squares and the parameters on one block of coordinates."""
         self.statistics.update_block(noisy.block, estimate.moments(noisy)[1])
         self._descend_with_momentum(noisy)
 
     def _descend_with_momentum(self, noisy: NoisyBlock) -> None:
-        """Update the momentum and descend along it on one block."""
+        """Update the momentum, and subtract it from the parameters, on one block."""
         mean = noisy.mean
         if self.velocities is not None:
             mean = noisy.block.view_in(self.velocities).mul_(self.momentum).add_(mean)
@@ -218,7 +218,7 @@ class PublicPreconditioner(_StatisticOptimizer):
         self.statistics.steps += 1
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the statistic of squared gradients and the parameters on one block."""
+        """Update the running squares and the parameters on one block of coordinates."""
         block, mean, steps = noisy.block, noisy.mean, self.statistics.steps + 1
         self.statistics.update_block(block, estimate.moments(noisy)[1])
         if self.firsts is not None:

@@ -21,15 +21,14 @@ from torch import nn
 from training_client.budget import Allowance, NoBudget
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.optimizers.state_source import NoisySource, StateSource, StepContext
-from training_client.plan import AdaptiveClipping, Plan
+from training_client.plan import AdaptiveClipping, Plan, Schedule
 from training_client.private_step import Block, Loss, Transform
 from training_client.private_step.batches import Examples
 from training_client.private_step.private_sum import PrivateSum
-from training_client.schedule import Schedule
 
 
 class PrivateOptimizer(ABC):
-    """Base class of private optimizers: clip, add noise, descend, within a privacy budget.
+    """Base of private optimizers: clip per-example gradients, add noise, update parameters.
 
     Each step is taken from the budget before anything is computed from its batch.
 
@@ -110,7 +109,7 @@ class PrivateOptimizer(ABC):
 
     @property
     def param_groups(self) -> NoReturn:
-        """Raise: tools for ordinary optimizers, such as a GradScaler, must not handle this one.
+        """Raise: tools for PyTorch optimizers, such as GradScaler, must not handle this one.
 
         Raises:
             NoGuaranteeError: always.
@@ -122,7 +121,9 @@ class PrivateOptimizer(ABC):
         )
 
     def take(self) -> None:
-        """Charge the next step to the budget before its batch is drawn; otherwise `step` does it.
+        """Charge the next step to the budget; call it before the batch is drawn.
+
+        `step` charges it otherwise.
 
         Raises:
             BudgetExhaustedError: the budget covers no further step.
@@ -138,7 +139,7 @@ class PrivateOptimizer(ABC):
         self.private_sum.expect_examples(count)
 
     def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; at 0, begin one and drop steps left of the last.
+        """Resume an epoch at batch `position`; at 0, begin one and skip steps left of the last.
 
         Raises:
             NoGuaranteeError: the place is not that of the steps made.
@@ -146,7 +147,7 @@ class PrivateOptimizer(ABC):
         self.private_sum.continue_epoch(position)
 
     def step(self, examples: Examples, targets: torch.Tensor, loss: Loss) -> float:
-        """Make one step on one sampled batch; return its mean loss.
+        """Make one private step on a sampled batch; return the batch's mean loss.
 
         An empty batch gets noise all the same.
 
@@ -212,11 +213,11 @@ class PrivateOptimizer(ABC):
             self.clip_factor = clipping.next_factor(self.clip_factor, unclipped)
 
     def zeros(self) -> torch.Tensor:
-        """Return a vector of zeros for state, one for each trained coordinate."""
+        """Return a vector of zeros, one for each trained coordinate, for use as state."""
         return self.private_sum.clipper.zeros()
 
     def descend(self, block: Block, direction: torch.Tensor, rate: float) -> None:
-        """Subtract `rate` times a direction from the parameters on a block.
+        """Subtract rate·direction from the parameters on a block of coordinates.
 
         Args:
             block: the block.
@@ -227,7 +228,7 @@ class PrivateOptimizer(ABC):
             piece.select_rows(self.parameters).sub_(piece.view_in(direction), alpha=rate)
 
     def transform(self) -> Transform:
-        """Return how the next step scales and clips gradients; by default to the clip norm only."""
+        """Return how the next step scales and clips gradients; by default it only clips."""
         return Transform(self.clip_norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -276,7 +277,7 @@ class PrivateOptimizer(ABC):
 
     @abstractmethod
     def update(self, step: StepContext) -> None:
-        """Update the parameters from the step's noisy mean gradient, and the optimizer's state."""
+        """Update the parameters and the optimizer's state from the step's noisy mean gradient."""
 
 
 def _check_automatic_clipping(stability: float | None, adaptive: AdaptiveClipping | None) -> None:
@@ -310,7 +311,7 @@ def require_same_kind(name: str, given: Any, own: Any) -> None:
 
 
 def _kind(value: Any) -> tuple[Any, ...]:
-    """Return a value's type, and also its shape and dtype if it is a tensor."""
+    """Return a value's type; for a tensor also its shape and dtype."""
     if torch.is_tensor(value):
         return torch.Tensor, value.shape, value.dtype
     return (type(value),)

@@ -19,7 +19,7 @@ Rule = Literal["adam", "rmsprop", "adagrad"]
 
 
 class PiGdo(PrivateOptimizer):
-    """PIGDO: applies an adaptive rule to each example's gradient, clips the result and descends.
+    """PIGDO: applies Adam, RMSprop or Adagrad to each example's gradient, then clips and sums.
 
     The rule is Adam, RMSprop or Adagrad.
 
@@ -80,7 +80,7 @@ class PiGdo(PrivateOptimizer):
         self.squares = self.zeros()  # s
 
     def transform(self) -> Transform:
-        """Return the adaptive rule as an affine map of the gradient, then the clipping.
+        """Return the adaptive rule as a shift and scale of each gradient, followed by clipping.
 
         D = k/(√(p·s₋) + ε), and for Adam b = β₁/(1 − β₁)·f₋, so that k·b is f₋'s part of f.
 
@@ -106,7 +106,7 @@ class PiGdo(PrivateOptimizer):
         return Transform(self.clip_norm, scale, shifted, damping=own**0.5 / factor)
 
     def _gradient_factor(self) -> float:
-        """Return the weight with which an example's gradient enters the momentum."""
+        """Return the factor by which the rule multiplies a gradient; 1 except for Adam."""
         first = self.betas[0]
         return (1 - first) / (1 - first ** (self.steps + 1)) if self.rule == "adam" else 1.0
 
@@ -116,7 +116,7 @@ class PiGdo(PrivateOptimizer):
         return 1 / seen if self.rule == "adam" else 1.0
 
     def _square_weights(self) -> tuple[float, float]:
-        """Return the weights of the old mean squares and of an example's squared gradient."""
+        """Return the weights of the old mean squares and of an example's own squared gradient."""
         second = self.betas[1]
         if self.rule == "adagrad":
             return 1.0, 1.0
@@ -124,12 +124,12 @@ class PiGdo(PrivateOptimizer):
         return second / seen, (1 - second) / seen
 
     def update(self, step: StepContext) -> None:
-        """Descend along the noisy mean, and update the momentum and the running mean squares."""
+        """Update the parameters by the noisy mean, and the momentum and mean squares."""
         step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.steps += 1
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the parameters, the momentum and the running mean squares on one block."""
+        """Update parameters, momentum and running mean squares on one block of coordinates."""
         mean, square = estimate.moments(noisy)
         first, second = self.betas
         if self.firsts is not None:

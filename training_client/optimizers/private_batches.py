@@ -28,7 +28,7 @@ def private_batches(
     sampler: Sampler | None = None,
     workers: int = 0,
 ) -> Iterator[Any]:
-    """Yield batches until the optimizer's budget is spent; each is charged before it is loaded.
+    """Yield batches until the budget is spent; each is charged before its records are loaded.
 
     Make exactly one `optimizer.step` with each batch, also with an empty one: a step that is taken
     but not made ends the run.
@@ -87,7 +87,7 @@ def private_batches(
 
 
 class _DrawnIndices:
-    """An endless sequence of drawn batches, as lists of indices; of one process, its share.
+    """An endless sequence of sampled batches, each a list of one process's record indices.
 
     Attributes:
         sizes: the numbers of records in the batches that were drawn and not used yet.
@@ -111,7 +111,7 @@ class _DrawnIndices:
 
 
 class _CollateOrEmpty:
-    """Makes a batch of records; without any, an empty batch shaped like the first record's."""
+    """Collates a batch of records; without records, makes an empty batch of the same shape."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate

@@ -29,7 +29,7 @@ MakeOptimizer = Callable[..., PrivateOptimizer]
 
 @dataclass(frozen=True, slots=True)
 class RegisteredOptimizer:
-    """An optimizer's constructor, with its description for users.
+    """An optimizer's constructor, default options and description.
 
     Attributes:
         make: called with model, allowance, learning_rate, and options.
@@ -52,7 +52,7 @@ class RegisteredOptimizer:
 def _register_torch(
     optimizer: Callable[..., torch.optim.Optimizer], title: str, source: str, rate: float
 ) -> RegisteredOptimizer:
-    """Return the registry's entry of a PyTorch optimizer."""
+    """Return the registry's entry for a PyTorch optimizer that gets noisy gradients."""
 
     def make(
         model: nn.Module, allowance: Allowance, *, learning_rate: float, **options: Any
@@ -67,7 +67,7 @@ def _register_torch(
 
 
 def _register_pigdo(rule: Rule, title: str) -> RegisteredOptimizer:
-    """Return the registry's entry of PIGDO with an adaptive rule."""
+    """Return the registry's entry for PIGDO with one of its adaptive rules."""
 
     def make(model: nn.Module, allowance: Allowance, **options: Any) -> PiGdo:
         """Return a PIGDO optimizer with this rule."""
@@ -120,7 +120,7 @@ def make_source(
     public: tuple[torch.Tensor, torch.Tensor] | None = None,
     public_batch_size: int = PUBLIC_BATCH_SIZE,
 ) -> StateSource:
-    """Return a source of gradients for optimizer state by its name.
+    """Return the named source of the gradients from which an optimizer updates its state.
 
     Args:
         state: privatised, public or raw.
@@ -148,7 +148,7 @@ def make_optimizer(
     public_batch_size: int = PUBLIC_BATCH_SIZE,
     **options: Any,
 ) -> PrivateOptimizer:
-    """Return a private optimizer by its name.
+    """Make the private optimizer of this name for a model and a budget.
 
     Args:
         name: one of `OPTIMIZERS`.

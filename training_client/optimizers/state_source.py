@@ -27,10 +27,10 @@ NO_EXAMPLE_SQUARES: Final = (
 
 
 class GradientEstimate(Protocol):
-    """An estimate of a step's mean gradient and its elementwise square, one block at a time."""
+    """Interface of an estimate of a step's mean gradient and its square, read block by block."""
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the estimated mean gradient on a block, and its elementwise square without noise.
+        """Return estimates of the mean gradient and of its elementwise square on a block.
 
         The variance of the noise is subtracted from the square.
 
@@ -41,7 +41,7 @@ class GradientEstimate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactEstimate:
-    """A mean gradient without clipping and noise, used as the exact estimate of itself.
+    """A mean gradient computed without clipping and noise, used as its own estimate.
 
     Attributes:
         mean: the mean gradient, as a blockwise sum.
@@ -50,7 +50,7 @@ class ExactEstimate:
     mean: BlockwiseSum
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean gradient on a block, and its elementwise square."""
+        """Return the exact mean gradient and its elementwise square on the block of `noisy`."""
         mean = torch.empty_like(noisy.mean)
         self.mean.write_block(noisy.block, AffineMap(None), mean)
         return mean, mean * mean
@@ -72,10 +72,10 @@ class ExampleSquares:
 
 
 class NoisyEstimate:
-    """The noisy mean that a step releases, used as the estimate of the mean gradient."""
+    """The noisy mean that a step releases, used as an estimate of the mean gradient."""
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the noisy mean on a block, and its square less the noise variance, maybe negative.
+        """Return the noisy mean, and its square minus the noise variance, which may be negative.
 
         The affine map before clipping is undone in both.
         """
@@ -84,7 +84,7 @@ class NoisyEstimate:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """The data of one step that a state source may use: its noisy mean and its private batch.
+    """The data of one step from which state may be updated: noisy mean and private batch.
 
     The affine map of a block may depend on the optimizer's state there, so that state must change
     only after the block was read from `noisy_mean`.
@@ -108,7 +108,7 @@ class StepContext:
 
 
 class StateSource(Protocol):
-    """A source of the gradients from which an optimizer updates its state.
+    """Interface of a source of the gradients from which an optimizer updates its state.
 
     Attributes:
         state: its name.
@@ -119,7 +119,7 @@ class StateSource(Protocol):
     proven: ClassVar[bool]
 
     def gradients(self, step: StepContext, /) -> GradientEstimate:
-        """Return the gradients from which the optimizer updates its state in one step."""
+        """Return the gradient estimate from which the state is updated in this step."""
         ...
 
     def example_squares(self, step: StepContext, /) -> GradientEstimate:
@@ -128,13 +128,13 @@ class StateSource(Protocol):
 
 
 class NoisySource:
-    """Updates an optimizer's state from released noisy means, at no further privacy cost."""
+    """Updates state from the released noisy means, at no further privacy cost."""
 
     state: ClassVar[str] = "privatised"
     proven: ClassVar[bool] = True
 
     def gradients(self, _: StepContext, /) -> GradientEstimate:
-        """Return the step's noisy mean as an estimate of its gradient."""
+        """Return the step's noisy mean as its estimate of the gradient."""
         return NoisyEstimate()
 
     def example_squares(self, _: StepContext, /) -> GradientEstimate:
@@ -147,7 +147,7 @@ class NoisySource:
 
 
 class PublicSource:
-    """Updates an optimizer's state from public data, a random batch of it in each step.
+    """Updates state from gradients of public data: a random batch of them in each step.
 
     Args:
         examples, targets: public, on the model's device.
@@ -170,7 +170,7 @@ class PublicSource:
         self._examples, self._targets, self._batch_size = examples, targets, batch_size
 
     def gradients(self, step: StepContext) -> GradientEstimate:
-        """Return the mean gradient of a public batch, without noise.
+        """Return the mean gradient of a random public batch, without noise.
 
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
@@ -198,7 +198,7 @@ class PublicSource:
 
 
 class RawSource:
-    """Updates an optimizer's state from private gradients without noise: no guarantee holds.
+    """Updates state from private gradients without noise, so that no guarantee holds.
 
     The papers do so.
     """
@@ -207,7 +207,7 @@ class RawSource:
     proven: ClassVar[bool] = False
 
     def gradients(self, step: StepContext) -> GradientEstimate:
-        """Return the private batch's mean gradient without clipping or noise: NOT private.
+        """Return the private batch's mean gradient, unclipped and without noise: NOT private.
 
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
@@ -230,7 +230,7 @@ class RawSource:
 
 
 def _make_exact_estimate(mean: BlockwiseSum, kind: str) -> GradientEstimate:
-    """Return a mean gradient as an exact estimate; raise if its mean loss is not finite."""
+    """Wrap a mean gradient as an exact estimate; raise if its mean loss is not finite."""
     _require_finite(mean.mean_loss, kind)
     return ExactEstimate(mean)
 

@@ -46,7 +46,9 @@ def run_attention(
         UnsupportedModelError: the inputs are not one sequence per example.
     """
     if query.dim() != 3:
-        raise recorder.refuse(layer, "must be given one sequence per example, in a batch")
+        raise recorder.unsupported_error(
+            layer, "must be given one sequence per example, in a batch"
+        )
     queries, keys, values = (
         _split_heads(each, layer.num_heads)
         for each in _project_inputs(recorder, layer, query, key, value)
@@ -74,7 +76,7 @@ def _project_inputs(
     key: torch.Tensor,
     value: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """Apply the linear maps of query, key and value; equal inputs are mapped together."""
+    """Apply the linear maps of query, key and value; map identical inputs only once."""
     weight, bias, width = layer.in_proj_weight, layer.in_proj_bias, layer.embed_dim
     if weight is None:  # keys or values of another width
         weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
@@ -101,7 +103,7 @@ def _project_with_part_of_bias(
     weight: torch.Tensor,
     part: slice,
 ) -> torch.Tensor:
-    """Apply a linear map whose bias is the part `part` of the layer's bias."""
+    """Apply a linear map whose bias is the slice `part` of the layer's `in_proj_bias`."""
     found, bias = recorder.project(layer, rows, weight, None), layer.in_proj_bias
     if bias is None:
         return found
@@ -113,12 +115,12 @@ def _project_with_part_of_bias(
         held[:, part] = gradients[0].sum(1)
         return {bias: MaterializedGradients(held)} if bias.requires_grad else {}
 
-    recorder.record_edge(layer, (), shifted, differentiate)
+    recorder.record_use(layer, (), shifted, differentiate)
     return shifted
 
 
 def _split_heads(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return rows of shape (examples, positions, width) as (examples, heads, positions, part)."""
+    """Reshape (examples, positions, width) to (examples, heads, positions, width per head)."""
     width = rows.shape[-1] // heads
     return rows.reshape(*rows.shape[:-1], heads, width).transpose(1, 2)
 
@@ -129,7 +131,7 @@ def _join_masks(
     attention: torch.Tensor | None,
     like: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Return both masks as numbers to add to attention scores; None without masks.
+    """Return both masks as one tensor to add to attention scores; None without masks.
 
     A boolean mask is true where attention is not allowed.
     """
@@ -145,7 +147,7 @@ def _join_masks(
 
 
 def _as_numbers(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a mask as numbers to add: −∞ where a boolean mask is true."""
+    """Convert a mask to numbers that are added to scores: −∞ where a boolean mask is true."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)

@@ -19,14 +19,14 @@ Rows = slice | torch.Tensor  # a range, or a mask, or indices
 
 
 def tensors_of(examples: Examples) -> list[torch.Tensor]:
-    """Return the tensors of a batch."""
+    """Return the tensors of a batch, which is a tensor or a dictionary of tensors."""
     if isinstance(examples, torch.Tensor):
         return [examples]
     return [each for each in examples.values() if isinstance(each, torch.Tensor)]
 
 
 def count_examples(examples: Examples) -> int:
-    """Return the number of examples of a batch.
+    """Return the number of examples in a batch.
 
     Raises:
         DataError: the batch has no tensor with examples, or its tensors have different numbers.
@@ -46,7 +46,7 @@ def count_examples(examples: Examples) -> int:
 
 
 def select_examples(examples: Examples, rows: Rows) -> Examples:
-    """Return some examples of a batch."""
+    """Return a batch with only some examples of a batch."""
     if isinstance(examples, torch.Tensor):
         return examples[rows]
     return {
@@ -68,5 +68,5 @@ def device_of(examples: Examples) -> torch.device:
 
 
 def call_model(model: nn.Module, examples: Examples) -> Any:
-    """Call a model with a batch: with the tensor, or with the dictionary's keyword arguments."""
+    """Call a model on a batch: on the tensor, or with the dictionary as keyword arguments."""
     return model(examples) if isinstance(examples, torch.Tensor) else model(**examples)

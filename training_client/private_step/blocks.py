@@ -21,7 +21,7 @@ _ROW_MULTIPLE: Final = 64  # rows of a piece: matrix products are faster for mul
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a block that belongs to one parameter: some of its consecutive rows.
+    """Consecutive rows of one parameter that lie in one block of coordinates.
 
     Attributes:
         index: the parameter's index among the trained parameters.
@@ -36,11 +36,11 @@ class Piece:
     coordinates: slice
 
     def select_rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return a view of the piece's rows, given one tensor per parameter."""
+        """Return a view of these rows, given one tensor per parameter."""
         return tensors[self.index][self.rows]
 
     def view_in(self, block_values: torch.Tensor) -> torch.Tensor:
-        """Return a view of the piece, in its shape, given the values of its block."""
+        """Return a view of these rows, in their own shape, given a vector of the block's values."""
         return block_values[self.coordinates].view(self.shape)
 
 
@@ -57,7 +57,7 @@ class Block:
     pieces: tuple[Piece, ...]
 
     def view_in(self, vector: torch.Tensor) -> torch.Tensor:
-        """Return a view of the block, given a vector of all coordinates."""
+        """Return a view of the block's values, given a vector of all coordinates."""
         return vector[self.coordinates]
 
     @property
@@ -72,14 +72,14 @@ def flatten_tensors(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def unflatten_vector(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return views of a vector of all coordinates, shaped like the parameters."""
+    """Return views of a vector of all coordinates, one shaped like each parameter."""
     sizes = [each.numel() for each in like]
     parts = zip(torch.split(vector, sizes), like, strict=True)
     return [part.view(each.shape) for part, each in parts]
 
 
 def cut_into_blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
-    """Cut all trained coordinates into blocks; on an accelerator no parameter is divided."""
+    """Divide all trained coordinates into blocks; on a GPU no parameter is divided."""
     blocks: list[Block] = []
     pieces: list[Piece] = []
     start = size = 0
@@ -94,7 +94,7 @@ def cut_into_blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
 
 
 def _cut_rows(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[int, slice, tuple[int, ...]]]:
-    """Yield groups of rows that fit into a block: the parameter's index, the rows, their shape."""
+    """Yield groups of rows that fit into a block: parameter index, slice of rows and shape."""
     for index, parameter in enumerate(parameters):
         step = _rows_per_block(parameter)
         for start in range(0, len(parameter), step):

@@ -46,25 +46,25 @@ _ACCELERATOR_CHUNK_SIZE: Final = 1 << 26
 
 
 class ChunkedGradients(ABC):
-    """Base class of per-example gradients of which a few examples' are computed at a time."""
+    """Base of per-example gradients that are computed for only a few examples at a time."""
 
     @property
     @abstractmethod
     def element_count(self) -> int:
-        """The number of elements of the tensors that represent the gradients."""
+        """The number of elements of the tensors in which the gradients are stored."""
 
     @property
     @abstractmethod
     def terms(self) -> int:
-        """The number of terms that an example's gradient is the sum of."""
+        """The number of terms that are added up to one example's gradient."""
 
     @abstractmethod
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on some rows: one tensor of the rows per example."""
+        """Compute some rows of some examples' gradients: one tensor of rows per example."""
 
     @abstractmethod
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return bounds on each example's squared terms: on their sum, and on their largest factor.
+        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor.
 
         Returns:
             M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper
@@ -74,11 +74,11 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖D∘m‖² of each example on some rows, m an upper bound on the sum of |terms|."""
+        """Return ‖scale∘m‖² per example on some rows, where m bounds the sum of |terms|."""
 
     @abstractmethod
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
+        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
 
     @abstractmethod
     def select(self, kept: torch.Tensor) -> ExampleGradients:
@@ -97,17 +97,17 @@ class ChunkedGradients(ABC):
     @property
     @abstractmethod
     def sample(self) -> torch.Tensor:
-        """A tensor of the gradients' dtype, on their device."""
+        """Any tensor with the gradients' dtype and device."""
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms; ∞ for examples to exclude because of underflow."""
+        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
         found = self._zeros()
         for part, each in self._chunks(slice(0, self.shape[0])):
             found[part] = squared_norms(each)
         return self._upper_bounds(found, 2, bound)
 
     def _upper_bounds(self, computed: torch.Tensor, products: int, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms without a map, given the computed ones.
+        """Increase computed squared norms to upper bounds on the exact ones.
 
         Args:
             computed: the squared norms of the gradients.
@@ -124,7 +124,7 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after maps of `pieces`; ∞ excludes an example."""
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
         found, mapped = self._zeros(), self._zeros()
         scale_norm: Scalar = 0.0
         shift_norm: Scalar = 0.0
@@ -150,14 +150,14 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum Σ clamp(D∘∇ᵢ, ±1) of the gradients' rows, scaled by D; NaN counts as 0."""
+        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         total, row = torch.zeros_like(scale), scale.reshape(1, -1)
         for _, each in self._chunks(rows):
             total += clamp_in_place(each.mul_(row)).sum(0).view_as(total)
         return total
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return each example's squared norm after the pieces' affine maps and damping."""
+        """Return squared norms after affine maps and a soft limit per coordinate (damping)."""
         found = self._zeros()
         for piece, affine in pieces:
             for part, each in self._chunks(piece.rows):
@@ -168,7 +168,7 @@ class ChunkedGradients(ABC):
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of the gradients' rows after an affine map and damping."""
+        """Return the weighted sum of some rows after an affine map and a soft limit (damping)."""
         row = affine.as_row()
         assert row.scale is not None
         total = torch.zeros_like(row.scale)
@@ -177,7 +177,7 @@ class ChunkedGradients(ABC):
         return total
 
     def _chunks(self, rows: slice) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield a few examples' gradients on some rows, as a matrix, with the examples' slice."""
+        """Yield the slice of a few examples, with their gradients on some rows as a matrix."""
         size = max(1, (rows.stop - rows.start) * (self.shape.numel() // max(1, self.shape[0])))
         limit = _CHUNK_SIZE if self.sample.is_cpu else _ACCELERATOR_CHUNK_SIZE
         step = max(1, limit // size)
@@ -186,5 +186,5 @@ class ChunkedGradients(ABC):
             yield part, self.dense(part, rows).flatten(1)
 
     def _zeros(self) -> torch.Tensor:
-        """Return a zero for each example, in double precision."""
+        """Return a vector of one zero per example, in double precision."""
         return self.sample.new_zeros(self.example_count, dtype=torch.float64)

@@ -26,7 +26,7 @@ GradSampler = Callable[
 
 
 def find_trained_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model that have parameters to train.
+    """Return the layers of a model that have parameters to train; raise if one is unsupported.
 
     Raises:
         UnsupportedModelError: a layer cannot be clipped, mixes examples, keeps statistics of them,
@@ -84,7 +84,7 @@ def _find_problem(module: nn.Module) -> str | None:
 
 
 def _find_clipping_problem(module: nn.Module) -> str | None:
-    """Return why the gradients of a module's own parameters cannot be clipped; None if they can."""
+    """Return why a module's own gradients cannot be clipped per example; None if they can."""
     if isinstance(module, nn.Embedding) and module.scale_grad_by_freq:
         return (
             "divides gradients by how often a token occurs in the batch, so that one example "
@@ -100,7 +100,7 @@ def _find_clipping_problem(module: nn.Module) -> str | None:
 
 
 def _find_bag_problem(module: nn.EmbeddingBag) -> str | None:
-    """Return why an `EmbeddingBag` cannot be clipped; None if it can."""
+    """Return why the gradients of an `EmbeddingBag` cannot be clipped; None if they can."""
     if module.mode == "max":
         return "takes a maximum over tokens, which cannot be clipped: use mode='sum' or 'mean'"
     if module.scale_grad_by_freq or module.sparse:
@@ -112,14 +112,14 @@ def _find_bag_problem(module: nn.EmbeddingBag) -> str | None:
 
 
 def _find_attention_problem(module: nn.MultiheadAttention) -> str | None:
-    """Return why attention cannot be clipped; None if it can."""
+    """Return why the gradients of an attention layer cannot be clipped; None if they can."""
     if not module.batch_first:
         return "has examples along the second dimension: use batch_first=True"
     return None
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that belong to a module itself, not to its layers, by their names.
+    """Return the parameters that a module holds itself, not through its layers, by name.
 
     They include those in its lists and dictionaries of parameters, and those of the last linear map
     of attention, which attention uses without calling that layer.
@@ -131,12 +131,12 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trained parameters that belong to a module itself, by their names."""
+    """Return the trained parameters that a module holds itself, not through its layers, by name."""
     return {name: each for name, each in own_parameters(module).items() if each.requires_grad}
 
 
 def _children_without_calls(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the children of a module that only hold parameters for it, with their names."""
+    """Return the children, with names, that only hold parameters and are never called."""
     return [
         (name, child)
         for name, child in module.named_children()
@@ -146,7 +146,7 @@ def _children_without_calls(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def keeps_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return whether a module computes what a PyTorch layer does, with parameters of its own."""
+    """Return whether a module is of this layer type (or a subclass) with its original `forward`."""
     own = type(module)
     if not isinstance(module, kind) or own.forward is not kind.forward:
         return False
@@ -154,20 +154,20 @@ def keeps_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """Return whether a module is the `Conv1D` of Transformers: a linear map, weight transposed."""
+    """Return whether a module is `Conv1D` of Transformers: a linear layer, weight transposed."""
     kind = type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def opacus_grad_sampler(module: nn.Module) -> GradSampler | None:
-    """Return Opacus' function for a layer's per-example gradients; None if it has none."""
+    """Return Opacus' function for a layer's per-example gradients; None if there is none."""
     if getattr(module, "padding_mode", "zeros") != "zeros":
         return None  # it would leave the padding out
     return _opacus_grad_samplers().get(type(module))
 
 
 def _opacus_grad_samplers() -> dict[type[nn.Module], GradSampler]:
-    """Return Opacus' per-example gradient function for each layer type; empty without Opacus."""
+    """Return Opacus' per-example gradient functions by layer type; empty without Opacus."""
     try:
         from opacus.grad_sample import GradSampleModule
     except ImportError:

@@ -17,7 +17,7 @@ _MEMORY_RATIO: Final = 4  # of factors to sum, from which on a sum is computed e
 
 
 class BlockwiseSum(Protocol):
-    """A sum of gradients over a batch that is computed block by block.
+    """Interface of a batch's gradient sum that is computed one block of coordinates at a time.
 
     Of private data it is clipped but has no noise, so only `PrivateSum` may read it.
     """
@@ -33,13 +33,13 @@ class BlockwiseSum(Protocol):
         ...
 
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on a block into `out`, each gradient mapped by the block's affine map."""
+        """Write the sum on a block into `out`, after the block's affine map of each gradient."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedSum:
-    """The clipped gradient sum of a batch; each block is computed when it is read.
+    """The clipped gradient sum of a batch; each block of coordinates is computed when read.
 
     It is Σᵢ wᵢ·D∘(∇ᵢ + b); in a box Σᵢ clamp(D∘∇ᵢ, ±1); with damping Σᵢ wᵢuᵢ (see `transform`).
 
@@ -67,7 +67,7 @@ class ClippedSum:
         parameters: Sequence[torch.Tensor],
         unclipped: int = 0,
     ) -> ClippedSum:
-        """Build a clipped sum, and compute now those parts that take less memory than gradients.
+        """Build a clipped sum; compute at once those sums that need less memory than gradients.
 
         Args:
             gradients: per-example gradients of the examples that count, for each parameter.
@@ -99,7 +99,7 @@ class ClippedSum:
                 affine.map_sum(out, self.weights)
 
     def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on a piece into `out`, after the affine map only for a box or damping."""
+        """Write the sum on some rows into `out`; apply the affine map only for a box or damping."""
         gradients = self.gradients[piece.index]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])
@@ -116,7 +116,7 @@ class ClippedSum:
 def _sum_if_smaller(
     gradients: ExampleGradients, weights: torch.Tensor, parameter: torch.Tensor
 ) -> ExampleGradients | torch.Tensor:
-    """Return the weighted gradient sum if it takes far less memory, else the gradients."""
+    """Return the weighted gradient sum if it needs far less memory, else the gradients."""
     if _MEMORY_RATIO * parameter.numel() > gradients.element_count:
         return gradients
     total = torch.empty_like(parameter, memory_format=torch.contiguous_format)
@@ -126,7 +126,7 @@ def _sum_if_smaller(
 
 @dataclass(frozen=True, slots=True)
 class AccumulatedSum:
-    """A gradient sum over several physical batches, held as a vector of all coordinates.
+    """A gradient sum over several physical batches, stored as a vector of all coordinates.
 
     Attributes:
         sums: the vector; already mapped.

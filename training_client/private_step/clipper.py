@@ -137,7 +137,7 @@ class Clipper:
     def sum_unclipped(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, size: float
     ) -> BlockwiseSum:
-        """Return the sum of a batch's unclipped gradients, divided by `size`.
+        """Return the sum of a batch's unclipped gradients, divided by `size`: not private.
 
         It is for public data, and for runs without a privacy guarantee.
         """
@@ -199,7 +199,7 @@ class Clipper:
         sum_physical_batch: Callable[[Examples, torch.Tensor], ClippedSum],
         map_for_block: Callable[[Block], AffineMap],
     ) -> BlockwiseSum:
-        """Return the sum over all examples, computed one physical batch at a time."""
+        """Return a gradient sum over all examples, computed one physical batch at a time."""
         count = count_examples(examples)
         if len(targets) != count:
             raise DataError(f"there are {count} examples and {len(targets)} targets")
@@ -222,7 +222,7 @@ class Clipper:
         return AccumulatedSum(sums, losses / count, unclipped)
 
     def _require_safe_bound(self, bound: float) -> None:
-        """Raise if sums of gradients clipped to this bound may overflow or underflow."""
+        """Raise if sums of gradients clipped to this bound could overflow or underflow."""
         dtype = self.parameters[0].dtype
         smallest, largest = safe_bound_range(dtype, self.size)
         if not smallest <= bound <= largest:
@@ -246,7 +246,7 @@ class Clipper:
     def _check_model_periodically(
         self, examples: Examples, targets: torch.Tensor, loss: Loss
     ) -> None:
-        """Check at the first, 16th, 256th … batch that the model can be clipped.
+        """Check on the first, 16th, 256th … batch that the model's gradients can be clipped.
 
         Once is not enough: a model may begin to mix examples later, or do so only at random.
         """
@@ -266,7 +266,7 @@ class Clipper:
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform
     ) -> torch.Tensor:
-        """Return each example's clipping weight, min(1, clipping bound / (norm + stability)).
+        """Return the weight of each example's gradient: min(1, bound / (norm + stability)).
 
         It is 0 for an example whose gradient is not finite, or so large that the weighted gradient
         would underflow.
@@ -282,7 +282,7 @@ class Clipper:
     def _squared_norms(
         self, gradients: list[ExampleGradients], transform: Transform
     ) -> list[torch.Tensor]:
-        """Return upper bounds on each parameter's part of each example's squared gradient norm."""
+        """Return, for each parameter, upper bounds on its share of each squared gradient norm."""
         if transform.scale is None:
             return [each.squared_norms(transform.bound) for each in gradients]
         by_parameter = groupby(self._mapped_pieces(transform), key=lambda pair: pair[0].index)
@@ -297,7 +297,7 @@ class Clipper:
         ]
 
     def _mapped_pieces(self, transform: Transform) -> Iterator[tuple[Piece, AffineMap]]:
-        """Yield each piece with its affine map; maps are computed one block at a time."""
+        """Yield groups of rows of the parameters, each with its affine map."""
         for block in self.blocks:
             affine = transform.for_block(block)
             for piece in block.pieces:

@@ -52,7 +52,7 @@ MappedPieces = Iterable[tuple[Piece, AffineMap]]
 
 
 class ExampleGradients(Protocol):
-    """The per-example gradients of one parameter, whatever their representation.
+    """Interface of the per-example gradients of one parameter, in any representation.
 
     A piece is a range of the parameter's rows with an affine map D∘(∇ + b) of the gradient. Damping
     and boxes limit each coordinate; see `Transform`.
@@ -63,15 +63,15 @@ class ExampleGradients(Protocol):
 
     @property
     def element_count(self) -> int:
-        """The number of elements of the tensors that represent the gradients."""
+        """The number of elements of the tensors in which the gradients are stored."""
         ...
 
     def squared_norms(self, bound: float, /) -> torch.Tensor:
-        """Return upper bounds on squared norms; ∞ for examples to exclude because of underflow."""
+        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
         ...
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared gradient norms after each piece's affine map D∘(∇ + b).
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example.
 
         Args:
             pieces: all pieces of the parameter, each with its map.
@@ -82,21 +82,25 @@ class ExampleGradients(Protocol):
         ...
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
+        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(D∘∇ᵢ, ±1), the sum of the scaled gradients' rows; NaN counts as 0."""
+        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         ...
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared norms after affine maps u = D∘(∇ + b) and damping u/√(1 + (c·D∘∇)²)."""
+        """Return squared norms after affine maps and a soft limit per coordinate (damping).
+
+        The affine map gives v = D∘(∇ + b), and damping by c limits it to v/√(1 +
+        (c·D∘∇)²).
+        """
         ...
 
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of the gradients' rows after an affine map and damping."""
+        """Return the weighted sum of some rows after an affine map and a soft limit (damping)."""
         ...
 
     def select(self, kept: torch.Tensor) -> ExampleGradients:
@@ -106,7 +110,7 @@ class ExampleGradients(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _SquaredMap:
-    """The squares D² and D²∘b of a piece's affine map D∘(∇ + b), for squared norms.
+    """The squares D² and D²∘b of an affine map D∘(∇ + b), with which squared norms are computed.
 
     Attributes:
         squares: D².
@@ -122,7 +126,7 @@ class _SquaredMap:
 
     @classmethod
     def from_map(cls, affine: AffineMap) -> _SquaredMap:
-        """Compute the squares of an affine map, which must have a scale."""
+        """Compute the squares of an affine map that has a scale."""
         assert affine.scale is not None
         squares, shift = affine.scale.square(), affine.shift
         scale_norm = squared_norm(affine.scale)
@@ -138,17 +142,17 @@ class _SquaredMap:
 
 @dataclass(slots=True)
 class _NormTerms:
-    """The three terms that add up to squared norms after an affine map, summed over pieces.
+    """The terms that add up to squared norms after affine maps, summed over all rows.
 
     Attributes:
-        widths: ‖a‖², for each example.
+        input_squares: ‖a‖², for each example.
         square: Σₒ g²ₒ·[D²(a²)]ₒ over ‖a‖², for each example.
         linear: gᵀ(D²∘b)a, for each example.
         scale_norm: ‖D‖².
         shift_norm: an upper bound on ‖D∘b‖².
     """
 
-    widths: torch.Tensor
+    input_squares: torch.Tensor
     square: torch.Tensor
     linear: torch.Tensor
     scale_norm: Scalar = 0.0
@@ -157,7 +161,7 @@ class _NormTerms:
 
 @dataclass(frozen=True)
 class OuterProducts:
-    """Per-example gradients of a Linear layer's weight, held as factors gᵢ and aᵢ of gᵢaᵢᵀ.
+    """Per-example gradients of a Linear layer's weight, stored as factors gᵢ and aᵢ of gᵢaᵢᵀ.
 
     gᵢ is the gradient of the layer's output, and aᵢ its input.
 
@@ -177,27 +181,32 @@ class OuterProducts:
         return self.gradients.numel() + self.inputs.numel()
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms; ∞ for examples to exclude because of underflow."""
-        heights = squared_norm_upper_bounds(self.gradients)
-        widths = squared_norm_upper_bounds(self.inputs, self._input_factor.squared_norms())
+        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
+        gradient_squares = squared_norm_upper_bounds(self.gradients)
+        input_squares = squared_norm_upper_bounds(self.inputs, self._input_factor.squared_norms())
         return self._exclude_underflowing(
-            heights * widths, torch.maximum(heights, widths), 1.0, bound
+            gradient_squares * input_squares,
+            torch.maximum(gradient_squares, input_squares),
+            1.0,
+            bound,
         )
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after maps of `pieces`; ∞ excludes an example."""
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
         terms, dtype = self._norm_terms(pieces), self.inputs.dtype
-        heights = squared_norm_upper_bounds(self.gradients)
-        widths = squared_norm_upper_bounds(self.inputs, terms.widths)
-        positive = terms.square.mul_(widths).add_(terms.shift_norm)
+        gradient_squares = squared_norm_upper_bounds(self.gradients)
+        input_squares = squared_norm_upper_bounds(self.inputs, terms.input_squares)
+        positive = terms.square.mul_(input_squares).add_(terms.shift_norm)
         linear = terms.linear.mul_(2)
         found = (positive + linear).clamp_min_(0.0)
         sizes = positive.add_(linear.abs_())
         found.add_(sizes, alpha=rounding_error(dtype, self.inputs.shape[1]))
-        found += norm_underflow(heights, widths, terms.scale_norm, self._gradient_size, dtype)
-        found.addcmul_(heights, widths, value=overflow_guard(bound, dtype))
+        found += norm_underflow(
+            gradient_squares, input_squares, terms.scale_norm, self._gradient_size, dtype
+        )
+        found.addcmul_(gradient_squares, input_squares, value=overflow_guard(bound, dtype))
         return self._exclude_underflowing(
-            found, torch.maximum(heights, widths), terms.scale_norm, bound
+            found, torch.maximum(gradient_squares, input_squares), terms.scale_norm, bound
         )
 
     @property
@@ -215,15 +224,17 @@ class OuterProducts:
         return norms.masked_fill_(excluded, torch.inf)
 
     def _norm_terms(self, pieces: MappedPieces) -> _NormTerms:
-        """Return the terms of the squared norms after the affine maps, summed over the pieces."""
-        unit, widths = self._input_factor.normalized_squares()
-        terms = _NormTerms(widths, torch.zeros_like(widths), torch.zeros_like(widths))
+        """Return the terms of the squared norms after the affine maps, summed over all rows."""
+        unit, input_squares = self._input_factor.normalized_squares()
+        terms = _NormTerms(
+            input_squares, torch.zeros_like(input_squares), torch.zeros_like(input_squares)
+        )
         for piece, affine in pieces:
             self._add_terms(piece.rows.start, _SquaredMap.from_map(affine), unit, terms)
         return terms
 
     def _add_terms(self, start: int, squared: _SquaredMap, unit: Factor, terms: _NormTerms) -> None:
-        """Add one piece's part of the terms of the squared norms to `terms`.
+        """Add the terms of the squared norms that come from rows `start` and following to `terms`.
 
         `start` is the piece's first row, and `unit` holds the squares of a/‖a‖, a the layer's
         input.
@@ -246,18 +257,18 @@ class OuterProducts:
         return make_factor(self.inputs, self.gradients.shape[1], sparse=self.sparse)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢgᵢaᵢᵀ of the gradients' rows into `out`.
+        """Write the weighted sum Σ wᵢgᵢaᵢᵀ of some rows of the gradients into `out`.
 
         It takes one matrix product.
         """
         self._input_factor.weighted_product(self.gradients[:, rows], weights, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(D∘(gᵢaᵢᵀ), ±1), the sum of the scaled gradients' rows."""
+        """Return Σ clamp(scale∘(gᵢaᵢᵀ), ±1) over examples i on some rows."""
         return clamped_sum(self.gradients[:, rows], self.inputs, scale)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return each example's squared norm after the affine maps and damping."""
+        """Return squared norms after affine maps and a soft limit per coordinate (damping)."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         for piece, affine in pieces:
             gradients = self.gradients[:, piece.rows]
@@ -267,7 +278,7 @@ class OuterProducts:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of the gradients' rows after an affine map and damping."""
+        """Return the weighted sum of some rows after an affine map and a soft limit (damping)."""
         return damped_sum(self.gradients[:, rows], self.inputs, affine, damping, weights)
 
     def select(self, kept: torch.Tensor) -> OuterProducts:
@@ -277,7 +288,7 @@ class OuterProducts:
 
 @dataclass(frozen=True, slots=True)
 class MaterializedGradients:
-    """Per-example gradients of a parameter held in memory whole, one tensor per example.
+    """Per-example gradients of a parameter, stored in full: one tensor per example.
 
     Attributes:
         gradients: one per example, shaped like the parameter.
@@ -291,11 +302,11 @@ class MaterializedGradients:
         return self.gradients.numel()
 
     def squared_norms(self, _: float) -> torch.Tensor:
-        """Return each example's squared norm; its underflow is negligible at allowed clip norms."""
+        """Return each example's squared norm; underflow in it is negligible."""
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after maps of `pieces`; ∞ excludes an example."""
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
         dtype = self.gradients.dtype
         found = squared_norms(self.gradients.flatten(1)).mul_(overflow_guard(bound, dtype))
         scale_norm: Scalar = 0.0
@@ -315,15 +326,15 @@ class MaterializedGradients:
         return found.masked_fill_(excluded, torch.inf)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
+        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
         torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(D∘∇ᵢ, ±1), the sum of the scaled gradients' rows."""
+        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows."""
         return clamp_in_place(self.gradients[:, rows] * scale).sum(0)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return each example's squared norm after the affine maps and damping."""
+        """Return squared norms after affine maps and a soft limit per coordinate (damping)."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         for piece, affine in pieces:
             factors = self._as_outer_products(piece.rows)
@@ -333,11 +344,11 @@ class MaterializedGradients:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of the gradients' rows after an affine map and damping."""
+        """Return the weighted sum of some rows after an affine map and a soft limit (damping)."""
         return damped_sum(*self._as_outer_products(rows), affine.as_row(), damping, weights)
 
     def _as_outer_products(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients' rows as outer products 1·∇: a factor of ones, and the gradients."""
+        """Return two factors of some rows of the gradients: ones, and the gradients themselves."""
         return self.gradients.new_ones(len(self.gradients), 1), self.gradients[:, rows].flatten(1)
 
     def select(self, kept: torch.Tensor) -> MaterializedGradients:
@@ -346,7 +357,7 @@ class MaterializedGradients:
 
 
 def as_scalar(tensor: torch.Tensor) -> Scalar:
-    """Return a one-element tensor as a float; on an accelerator unchanged, to avoid a wait."""
+    """Convert a one-element tensor to a float; on a GPU return it unchanged, to avoid waiting."""
     return float(tensor) if is_on_cpu(tensor) else tensor
 
 

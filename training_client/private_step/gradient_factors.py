@@ -21,18 +21,18 @@ _SPARSE_COLUMNS_MIN: Final = 16  # columns of the other matrix, likewise
 
 
 class Factor(Protocol):
-    """A matrix with one row per example, a factor of per-example gradients."""
+    """Interface of a factor of per-example gradients: a matrix with one row per example."""
 
     def squared_norms(self) -> torch.Tensor:
         """Return each row's squared norm, in double precision."""
         ...
 
     def normalized_squares(self) -> tuple[Factor, torch.Tensor]:
-        """Return the squares of rows scaled to norm 1, without underflow, and the squared norms."""
+        """Return the squared entries of rows scaled to norm 1, and the rows' squared norms."""
         ...
 
     def products(self, right: torch.Tensor, /) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield the product with another matrix in parts that fit into the cache.
+        """Yield self @ right in parts that fit into the cache, each with its row and column slices.
 
         Each comes with the slices of its rows and columns.
 
@@ -55,7 +55,7 @@ class Factor(Protocol):
 
 
 def make_factor(rows: torch.Tensor, columns: int, *, sparse: bool) -> Factor:
-    """Return a matrix as a factor: sparse if that is declared and saves time, else dense.
+    """Wrap a matrix of one row per example: sparse if so declared and faster, else dense.
 
     The choice depends neither on the examples nor on their number: the two kinds add up in another
     order, and one record must not change how the others are rounded.
@@ -73,7 +73,7 @@ def make_factor(rows: torch.Tensor, columns: int, *, sparse: bool) -> Factor:
 
 @dataclass(frozen=True, slots=True)
 class DenseFactor:
-    """A factor stored as a dense matrix, zeros included.
+    """A matrix with one row per example, stored densely.
 
     Attributes:
         rows: the matrix, one row per example.
@@ -86,12 +86,12 @@ class DenseFactor:
         return squared_norms(self.rows)
 
     def normalized_squares(self) -> tuple[DenseFactor, torch.Tensor]:
-        """Return the squares of rows scaled to norm 1, without underflow, and the squared norms."""
+        """Return the squared entries of rows scaled to norm 1, and the rows' squared norms."""
         unit, norms = normalized_squares(self.rows)
         return DenseFactor(unit), norms
 
     def products(self, right: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield the product with another matrix, some rows at a time."""
+        """Yield self @ right for some rows at a time, with the row and column slices."""
         for rows in cache_sized_slices(self.rows, right):
             yield rows, slice(0, right.shape[1]), multiply(self.rows[rows], right)
 

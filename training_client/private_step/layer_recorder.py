@@ -48,7 +48,7 @@ Gradients = dict[torch.Tensor, ExampleGradients]
 
 @dataclass
 class LayerRecorder:
-    """Records the uses of trained layers in one forward pass; a `UseRecorder`.
+    """Records each call of a trained layer in one forward pass; implements `UseRecorder`.
 
     Attributes:
         model: the model.
@@ -71,7 +71,7 @@ class LayerRecorder:
 
     @contextmanager
     def recording(self, layers: Sequence[nn.Module]) -> Iterator[None]:
-        """Record the uses of layers inside the `with` block."""
+        """Record the calls of these layers inside the `with` block."""
         hooks, replaced = [], []
         try:
             for layer in layers:
@@ -100,18 +100,18 @@ class LayerRecorder:
         bias: torch.Tensor | None,
         rows: slice | None = None,
     ) -> torch.Tensor:
-        """Apply a linear map, or some rows of one, and record that use of its parameters."""
+        """Apply a linear map, or only some of its rows, and record that use of its parameters."""
         part = slice(None) if rows is None else rows
         used = weight if rows is None else weight[part]
         output = linear(inputs, used, bias if bias is None or rows is None else bias[part])
         differentiate = partial(self._project_back, weight, bias, rows, False)
-        self.record_edge(layer, (inputs,), output, differentiate)
+        self.record_use(layer, (inputs,), output, differentiate)
         return output
 
-    def record_edge(
+    def record_use(
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
-        """Record a use of a layer, whose per-example gradients `differentiate` computes later."""
+        """Record one use of a layer: inputs, output, and how to get per-example gradients later."""
         for each in (*inputs, output):
             self._require_rows(layer, each)
         if not output.requires_grad:
@@ -126,7 +126,7 @@ class LayerRecorder:
             self.uses.append(use)
 
     def _differentiate_early(self, use: LayerUse, output: torch.Tensor) -> None:
-        """Compute a use's per-example gradients as soon as the gradient of its output is known."""
+        """Compute a use's per-example gradients as soon as its output's gradient is known."""
         inputs, without_inputs = list(use.inputs), replace(use, inputs=(), edges=())
         parts = self.parts  # the hook must not refer to `self`, which refers to the graph
 
@@ -138,31 +138,31 @@ class LayerRecorder:
 
         output.register_hook(add_parts)  # type: ignore[no-untyped-call]
 
-    def refuse(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
-        """Return the error for a layer that cannot be clipped, with its name and the problem."""
+    def unsupported_error(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
+        """Make the error for a layer that cannot be clipped: its name and the problem."""
         names = (name for name, each in self.model.named_modules() if each is layer)
         return UnsupportedModelError(f"layer {next(names, '') or '(root)'} ({layer}) {problem}")
 
     def _observe(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """Record one call of a layer; a forward hook that returns the output to use."""
+        """Record one call of a layer, as a forward hook, and return the output to use."""
         differentiate = None if self.path == "replay" else self._differentiator(layer)
         if differentiate is None:
             return self._record_replayed(layer, args, kwargs, output)
         given = [*args, *kwargs.values()]
         is_bag = isinstance(layer, nn.EmbeddingBag)
         if not isinstance(output, torch.Tensor) or (len(given) != 1 and not is_bag):
-            raise self.refuse(
+            raise self.unsupported_error(
                 layer, "must be called with one tensor and return one: wrap it, or freeze it"
             )
         if is_bag:
             given = self._bag_inputs(layer, *args, **kwargs)
-        self.record_edge(layer, given, output, differentiate)
+        self.record_use(layer, given, output, differentiate)
         return output
 
     def _differentiator(self, layer: nn.Module) -> Differentiate | None:
-        """Return the function for a layer's per-example gradients; None if it must be run again."""
+        """Return the layer's per-example gradient function; None if it must be run again."""
         found: Any = layer  # of the type that is asked for
         if keeps_forward_of(layer, nn.Linear):
             return partial(self._project_back, found.weight, found.bias, None, False)
@@ -188,7 +188,7 @@ class LayerRecorder:
         inputs: Tensors,
         gradients: Tensors,
     ) -> Gradients:
-        """Return the per-example gradients of a linear map."""
+        """Return a linear map's per-example gradients, from inputs and output gradients."""
         is_sparse = self.sparse is not None and inputs[0].data_ptr() == self.sparse.data_ptr()
         return projection_gradients(
             weight, bias, inputs[0], gradients[0],
@@ -198,7 +198,7 @@ class LayerRecorder:
     def _record_replayed(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """Record one call of a layer that is run again for its gradients; return its output.
+        """Record a call of a layer that is run again to get its gradients; return its output.
 
         One output may be computed from another, as an LSTM's hidden state is from its cell state.
         So outputs are returned as views, whose gradients do not include each other.
@@ -210,7 +210,7 @@ class LayerRecorder:
             layer, trained_parameters(layer), (args, kwargs), self.examples, wanted
         )
         if not inputs:
-            raise self.refuse(
+            raise self.unsupported_error(
                 layer, f"is given no tensor with one row for each of the {self.examples} examples: "
                 "give it one row or sequence per example, along the first dimension"
             )  # fmt: skip
@@ -233,9 +233,9 @@ class LayerRecorder:
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """Return the inputs of an `EmbeddingBag`, given as its arguments."""
+        """Return the tensors among an `EmbeddingBag`'s arguments: tokens, and weights if given."""
         if offsets is not None or tokens.dim() != 2:
-            raise self.refuse(
+            raise self.unsupported_error(
                 layer, "must be given one row of tokens per example: pad the bags, with padding_idx"
             )
         return [tokens] if per_sample_weights is None else [tokens, per_sample_weights]
@@ -244,7 +244,7 @@ class LayerRecorder:
         """Raise unless a tensor has one row for each example."""
         rows = len(tensor) if tensor.dim() else 1
         if rows != self.examples:
-            raise self.refuse(
+            raise self.unsupported_error(
                 layer,
                 f"is applied to {rows} rows, of {self.examples} examples: give it one row or "
                 "sequence per example, along the first dimension; expand inputs that all examples "
@@ -252,7 +252,7 @@ class LayerRecorder:
             )
 
     def _expand_shared(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Give an embedding one row of tokens per example where all examples share one.
+        """Copy a row of tokens that all examples share, so that each example has its own.
 
         Otherwise its output gradient would be summed over the examples.
         """
@@ -264,7 +264,7 @@ class LayerRecorder:
 def _sample_gradients(
     layer: nn.Module, sampler: GradSampler, inputs: Tensors, gradients: Tensors
 ) -> Gradients:
-    """Return the per-example gradients of a layer by its grad sampler of Opacus."""
+    """Return the per-example gradients of a layer, computed by Opacus' grad sampler."""
     # contiguous: Opacus misreads convolutions in channels_last
     gradient = gradients[0].contiguous()
     with full_precision(gradient.device):
@@ -273,7 +273,7 @@ def _sample_gradients(
 
 
 def _own_forward(layer: nn.Module) -> Callable[..., Any] | None:
-    """Return this package's forward pass of a recurrent or attention layer; None for others."""
+    """Return this package's forward function for a recurrent or attention layer, else None."""
     if keeps_forward_of(layer, nn.MultiheadAttention):
         assert isinstance(layer, nn.MultiheadAttention)
         is_plain = layer.bias_k is None and not layer.add_zero_attn

@@ -33,7 +33,7 @@ EnginePath = Literal["gram", "product", "held", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """One use of a layer in a forward pass.
+    """One call of a layer in a forward pass, and how to compute its per-example gradients.
 
     Attributes:
         layer: the layer.
@@ -54,7 +54,7 @@ class LayerUse:
     is_bilinear: bool = True
 
     def example_gradients(self, inputs: Tensors, gradients: Tensors) -> Parts:
-        """Return the per-example gradients of the layer's parameters, in their precision.
+        """Return the layer's per-example gradients, in the precision of its parameters.
 
         Args:
             inputs: the layer's inputs.
@@ -79,17 +79,17 @@ class UseRecorder(Protocol):
         bias: torch.Tensor | None,
         rows: slice | None = None,
     ) -> torch.Tensor:
-        """Apply a linear map, or some rows of one, and record that use of its parameters."""
+        """Apply a linear map, or only some of its rows, and record that use of its parameters."""
         ...
 
-    def record_edge(
+    def record_use(
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
-        """Record a use of a layer, whose per-example gradients `differentiate` computes later."""
+        """Record one use of a layer: inputs, output, and how to get per-example gradients later."""
         ...
 
-    def refuse(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
-        """Return the error for a layer that cannot be clipped, with its name and the problem."""
+    def unsupported_error(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
+        """Make the error for a layer that cannot be clipped: its name and the problem."""
         ...
 
 
@@ -104,7 +104,7 @@ def projection_gradients(
     rows: slice | None = None,
     is_transposed: bool = False,
 ) -> dict[torch.Tensor, ExampleGradients]:
-    """Return the per-example gradients of a weight and a bias of a linear map.
+    """Return the per-example gradients of a linear map's weight and bias.
 
     Args:
         weight: of shape (outputs, inputs).
@@ -138,7 +138,7 @@ def projection_gradients(
 
 
 def _as_sequence(factor: torch.Tensor) -> torch.Tensor:
-    """Return a factor of shape (examples, ..., width) with one dimension of positions."""
+    """Reshape a factor of shape (examples, ..., width) to (examples, positions, width)."""
     return factor.flatten(1, -2) if factor.dim() > 2 else factor[:, None]
 
 
@@ -161,7 +161,7 @@ def bag_gradients(
     weights: torch.Tensor | None,
     gradient: torch.Tensor,
 ) -> dict[torch.Tensor, ExampleGradients]:
-    """Return the per-example gradients of a table whose rows are added up or averaged in bags.
+    """Return the per-example gradients of an embedding table used through bags of tokens.
 
     Args:
         layer: the layer, of mode sum or mean.
@@ -184,7 +184,7 @@ def bag_gradients(
 def normalization_gradients(
     layer: nn.LayerNorm | nn.RMSNorm, inputs: torch.Tensor, gradient: torch.Tensor
 ) -> dict[torch.Tensor, ExampleGradients]:
-    """Return the per-example gradients of scale and shift after a layer normalises its input."""
+    """Return the per-example gradients of a normalization layer's scale and shift."""
     shape, eps = tuple(layer.normalized_shape), layer.eps
     found: dict[torch.Tensor, ExampleGradients] = {}
     positions = tuple(range(1, inputs.dim() - len(shape)))
@@ -203,7 +203,7 @@ def normalization_gradients(
 
 
 def merge_parts(parts: Sequence[ExampleGradients], path: EnginePath | None) -> ExampleGradients:
-    """Return the sum of the parts that several uses give to one parameter's gradients.
+    """Return the sum of one parameter's gradients from several uses.
 
     Args:
         parts: at least one.
@@ -220,7 +220,7 @@ def merge_parts(parts: Sequence[ExampleGradients], path: EnginePath | None) -> E
 
 
 def _merge(parts: Sequence[ExampleGradients]) -> ExampleGradients:
-    """Return the sum of two or more parts."""
+    """Return the sum of two or more sets of per-example gradients of one parameter."""
     held = [each for each in parts if isinstance(each, MaterializedGradients)]
     tokens = [each for each in parts if isinstance(each, TokenGradients)]
     products = [
@@ -239,7 +239,7 @@ def _merge(parts: Sequence[ExampleGradients]) -> ExampleGradients:
 
 
 def _add(parts: Sequence[MaterializedGradients]) -> torch.Tensor:
-    """Return the sum of gradients that are held in memory."""
+    """Return the sum of per-example gradients that are stored in full."""
     total = parts[0].gradients.clone()
     for each in parts[1:]:
         total += each.gradients

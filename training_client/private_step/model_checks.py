@@ -37,7 +37,7 @@ Batch = tuple[Examples, torch.Tensor]
 
 
 def is_checked(batch: int) -> bool:
-    """Return whether a batch is checked: the first, and each power of 16.
+    """Return whether the model is checked at this batch number: at 1, 16, 256, ….
 
     Args:
         batch: the number of the batch, from 1.
@@ -119,7 +119,7 @@ def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Pa
         size = 0.0 if is_exact else replayed_size
         is_sum = expected is not None and _is_sum(found, expected[piece.rows], tolerance, size)
         if not is_sum and expected is not None and is_exact:  # the terms may have cancelled
-            sizes = sizes or _sums_of_magnitudes(uses)
+            sizes = sizes or _gradients_of_magnitudes(uses)
             size = _largest_sum(sizes[parameter], piece, weights)
             is_sum = _is_sum(found, expected[piece.rows], tolerance, size)
         if not is_sum:
@@ -132,7 +132,7 @@ def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Pa
 
 
 def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size: float) -> bool:
-    """Return whether sums are equal up to a tolerance of their size; NaN equals NaN."""
+    """Return whether two sums are equal up to a relative tolerance; NaN equals NaN."""
     limit = tolerance * (size + 2 * _largest_magnitude(expected))
     difference = found - expected
     largest = max((abs(float(each)) for each in difference.aminmax()), default=0.0)
@@ -142,8 +142,12 @@ def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size:
     return bool((are_equal | (found.isnan() & expected.isnan())).all())
 
 
-def _sums_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[ExampleGradients]]:
-    """Return gradients of absolute values, whose sum over examples is the sum of |terms|."""
+def _gradients_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[ExampleGradients]]:
+    """Return per-example gradients computed from the absolute values of all factors.
+
+    They bound the sum of the magnitudes of the true gradients' terms, to which rounding errors
+    are relative.
+    """
     found: dict[torch.Tensor, list[ExampleGradients]] = defaultdict(list)
     for each in uses:
         if each.use.is_bilinear:
@@ -156,7 +160,7 @@ def _sums_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[Exam
 
 
 def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch.Tensor) -> float:
-    """Return the largest coordinate, on a piece, of the parts' sum over weighted examples."""
+    """Return the largest coordinate, on some rows, of a weighted sum over examples."""
     total = weights.new_empty(piece.shape)
     merge_parts(parts, None).weighted_sum(piece.rows, weights, total)
     return _largest_magnitude(total)
@@ -164,13 +168,13 @@ def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch
 
 @contextmanager
 def _restored_random_state(device: torch.device) -> Iterator[None]:
-    """Restore the random state afterwards, so that the next run draws the same numbers."""
+    """Restore PyTorch's random state after the `with` block."""
     with torch.random.fork_rng([] if device.type == "cpu" else [device]):
         yield
 
 
 def _random_state(device: torch.device) -> torch.Tensor:
-    """Return the state of PyTorch's default generators, of the CPU and of a device."""
+    """Return the state of PyTorch's default generators of the CPU and a device."""
     state = torch.get_rng_state()
     if device.type != "cuda":
         return state
@@ -178,7 +182,7 @@ def _random_state(device: torch.device) -> torch.Tensor:
 
 
 def _replace_others(examples: Examples, kept: torch.Tensor) -> Examples:
-    """Return examples of which those not in `kept` are replaced."""
+    """Return the batch with the examples outside `kept` replaced by other values."""
     if isinstance(examples, torch.Tensor):
         return _replace_rows(examples, kept)
     return {
@@ -188,7 +192,7 @@ def _replace_others(examples: Examples, kept: torch.Tensor) -> Examples:
 
 
 def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Return rows in which those not in `kept` are replaced by scaled neighbouring rows."""
+    """Return the rows with those outside `kept` replaced by a multiple of a neighbouring row."""
     others = rows.roll(1, 0)
     others = others * _REPLACEMENT_FACTOR if others.is_floating_point() else others
     return torch.where(kept.view(-1, *(1,) * (rows.dim() - 1)), rows, others)
@@ -197,7 +201,7 @@ def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 def _require_equal_passes(
     first: ModelPass, first_rows: torch.Tensor, second: ModelPass, second_rows: torch.Tensor
 ) -> None:
-    """Raise unless each use of a layer saw the same inputs and gradients in both passes."""
+    """Raise unless each call of a layer got the same inputs and gradients in both passes."""
     for one, other in _paired_uses(first, second):
         pairs = zip((*one.inputs, *one.gradients), (*other.inputs, *other.gradients), strict=True)
         if not all(_is_close(a[first_rows], b[second_rows]) for a, b in pairs):
@@ -205,7 +209,7 @@ def _require_equal_passes(
 
 
 def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass, UsePass]]:
-    """Yield the uses of two passes in pairs; raise if their layers differ."""
+    """Yield the layer calls of two passes in pairs; raise if the layers differ."""
     for at, one in enumerate(first.uses):
         if at >= len(second.uses) or second.uses[at].use.layer is not one.use.layer:
             raise _mixing_error(one.use.layer)
@@ -213,7 +217,7 @@ def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass,
 
 
 def _mixing_error(layer: nn.Module) -> UnsupportedModelError:
-    """Return the error for a layer that mixes several examples into one."""
+    """Make the error for a layer whose values for one example depend on other examples."""
     return UnsupportedModelError(
         f"the inputs or gradients that {layer} gets for one example depend on other examples: "
         "model and loss must keep examples apart, along the first dimension of every tensor, and "
@@ -222,7 +226,7 @@ def _mixing_error(layer: nn.Module) -> UnsupportedModelError:
 
 
 def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors are equal up to rounding; NaN equals NaN."""
+    """Return whether two tensors are equal up to rounding; NaN equals NaN."""
     if not one.is_floating_point():
         return torch.equal(one, other)
     tolerance = _relative_tolerance(one)
@@ -236,7 +240,7 @@ def _relative_tolerance(tensor: torch.Tensor) -> float:
 
 
 def _sum_tolerances(model_pass: ModelPass) -> dict[torch.Tensor, tuple[float, bool]]:
-    """Return the tolerance for each parameter's gradient sums, and whether Σ|terms| is known.
+    """Return, by parameter, the tolerance of its gradient sums and if Σ|terms| is computable.
 
     Half precision loses more in a term than in the sum, and so does an accelerator, where
     convolutions are in TF32 by default.
@@ -261,7 +265,7 @@ def _term_count(gradient: torch.Tensor) -> int:
 
 
 def _absolute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return absolute values of floats, so that nothing cancels; integers stay as they are."""
+    """Return the absolute values of floating-point tensors; leave integers unchanged."""
     return [each.abs() if each.is_floating_point() else each for each in tensors]
 
 

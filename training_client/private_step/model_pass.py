@@ -28,7 +28,7 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]  # one value per example
 
 @dataclass(frozen=True, slots=True)
 class UsePass:
-    """One use of a layer in a pass, with the loss gradients of its outputs.
+    """One call of a layer in a forward and backward pass, with the gradients of its outputs.
 
     Attributes:
         use: the use.
@@ -41,13 +41,13 @@ class UsePass:
     gradients: Tensors
 
     def example_gradients(self) -> dict[torch.Tensor, ExampleGradients]:
-        """Return the per-example gradients of the layer's parameters from this use."""
+        """Return the per-example gradients of the layer's parameters from this call."""
         return dict(self.use.example_gradients(self.inputs, self.gradients))
 
 
 @dataclass(slots=True)
 class ModelPass:
-    """The losses of a model's forward pass, and the uses of its trained layers.
+    """The losses of a model's forward pass, and the calls of its trained layers.
 
     Attributes:
         losses: one per example.
@@ -64,7 +64,7 @@ class ModelPass:
     full_gradients: Sequence[torch.Tensor | None] = ()
 
     def take_example_gradients(self, parameters: Sequence[nn.Parameter]) -> list[ExampleGradients]:
-        """Return each parameter's per-example gradients, and free the pass's memory; call it once.
+        """Return each parameter's per-example gradients, and free the memory; call it once.
 
         Args:
             parameters: the layers' parameters.
@@ -102,7 +102,7 @@ def run_model_pass(
     sparse: torch.Tensor | None = None,
     keep_all: bool = True,
 ) -> ModelPass:
-    """Run examples through a model, and return how its layers were used and differentiated.
+    """Run a batch through a model forward and backward; return the recorded layer calls.
 
     Args:
         model: called with `examples`.
@@ -153,13 +153,13 @@ def run_model_pass(
 
 
 def _copy_if_shared(tensor: torch.Tensor, owned: set[int]) -> torch.Tensor:
-    """Return a copy of a tensor that shares the model's memory, which an update would change."""
+    """Return a copy of a tensor if it shares memory with the model, else the tensor itself."""
     return tensor.clone() if tensor.untyped_storage().data_ptr() in owned else tensor
 
 
 @contextmanager
 def _require_unchanged_state(model: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Yield parameters and buffers; raise if the pass changes them, as that has no noise."""
+    """Yield the parameters and buffers; raise afterwards if the `with` block changed them."""
     before = _parameters_and_buffers(model)
     versions = [tensor._version for tensor in before]
     yield before

@@ -17,7 +17,7 @@ _HEADER_BYTES: Final = 24  # before the words: the seed, two counters and a flag
 
 
 class FreshGenerator(torch.Generator):
-    """A random generator seeded by the operating system, whose copies get new seeds.
+    """A random generator seeded by the operating system; its copies get new seeds.
 
     Two generators in the same state would add the same noise to two sums, whose difference would
     have none. So a copy, pickled or not, is seeded anew, and so is the generator itself in a forked
@@ -47,7 +47,7 @@ class FreshGenerator(torch.Generator):
 
 
 def _replace_state_words(state: torch.Tensor, words: bytes) -> torch.Tensor:
-    """Return a generator's state with new random words, each in the lower half of 64 bits."""
+    """Return a generator's state with its words replaced by new random 32-bit words."""
     found = state.clone()
     table = found[_HEADER_BYTES : _HEADER_BYTES + 8 * _STATE_WORDS].view(torch.int64)
     table.copy_(torch.frombuffer(bytearray(words), dtype=torch.uint32).to(torch.int64))
@@ -73,7 +73,7 @@ def gaussian_like(
 
 
 def _reseed_all() -> None:
-    """Reseed every generator in a forked process, which must not repeat its parent's noise."""
+    """Reseed every generator after a fork, so that the noise of the parent is not repeated."""
     for generator in _GENERATORS:
         if generator.device.type == "cpu":  # nothing else can be used in a forked process
             generator.reseed()

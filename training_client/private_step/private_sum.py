@@ -20,18 +20,18 @@ from training_client.private_step import AffineMap, Block, BlockwiseSum, Clipper
 from training_client.private_step.batches import Examples, count_examples, device_of
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, gaussian_like
+from training_client.private_step.shared_budget import SharedBudget
 from training_client.private_step.step_processes import (
     OneProcess,
     SharedStep,
     StepProcesses,
     StepTerms,
 )
-from training_client.shared_budget import SharedBudget
 
 
 @dataclass(frozen=True, slots=True)
 class NoisyBlock:
-    """The noisy mean gradient that a step releases, on one block of coordinates.
+    """One block of coordinates of the noisy mean gradient that a step releases.
 
     Attributes:
         block: the block.
@@ -46,7 +46,7 @@ class NoisyBlock:
     noise_deviation: float
 
     def gradient_moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return estimates of the mean gradient and of its square, which may be negative."""
+        """Return estimates of the mean gradient and of its square; the latter may be negative."""
         return self.affine.gradient_moments(self.mean, self.noise_deviation)
 
 
@@ -64,7 +64,7 @@ class _StepSum:
 
 
 class NoisyMean:
-    """The noisy mean gradient that a step releases, one block at a time; it can be read once.
+    """The noisy mean gradient that a step releases, readable once, block by block.
 
     The noise of a block is drawn when the block is read.
 
@@ -99,7 +99,7 @@ class NoisyMean:
         self._parameters, self._make_block = parameters, make_block
 
     def for_each_block(self, process: Callable[[NoisyBlock], None]) -> None:
-        """Call `process` with one noisy block after another; each may be freed before the next.
+        """Compute one noisy block after another, and call `process` with each.
 
         Raises:
             RuntimeError: the mean has been read already.
@@ -120,7 +120,7 @@ class NoisyMean:
         return unflatten_vector(means, self._parameters)
 
     def _take_blocks(self) -> Sequence[Block]:
-        """Return the blocks, once; raise if the noisy mean was read before."""
+        """Return the blocks; raise if the noisy mean was read before."""
         blocks, self._blocks = self._blocks, None
         if blocks is None:
             raise RuntimeError(
@@ -131,7 +131,7 @@ class NoisyMean:
 
 
 class PrivateSum:
-    """Releases noisy means of clipped gradients, one for each step that a budget covers.
+    """Releases the noisy mean of clipped gradients, once for each step that a budget covers.
 
     Attributes:
         allowance: the budget that covers the steps.
@@ -193,7 +193,7 @@ class PrivateSum:
         return self.steps if self._is_step_open else self.steps + 1
 
     def take(self) -> None:
-        """Charge the next step to the budget, or raise if it does not fit or a step is unfinished.
+        """Charge the next step to the budget; raise if it does not fit or a step is unfinished.
 
         Call it before the batch is drawn: the batch is then charged, whatever becomes of it.
         Otherwise `release` takes the step.
@@ -226,7 +226,7 @@ class PrivateSum:
         self._examples_drawn, self._needs_drawn_examples = count, True
 
     def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; at 0, begin one and drop steps left of the last.
+        """Resume an epoch at batch `position`; at 0, begin one and skip the steps left of the last.
 
         An epoch of balls-in-bins sampling is charged as one draw of its bins. After others are
         drawn, the steps left of it cover nothing.
@@ -248,7 +248,7 @@ class PrivateSum:
     def release(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> NoisyMean:
-        """Release the noisy mean of one sampled batch; an empty batch gets noise all the same.
+        """Return the noisy mean of one sampled batch; an empty batch gets the same noise.
 
         Raises:
             BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
@@ -307,7 +307,7 @@ class PrivateSum:
     def _noisy_block(
         self, step: _StepSum, transform: Transform, block: Block, mean: torch.Tensor
     ) -> NoisyBlock:
-        """Write (clipped sum + noise) / expected batch size on a block into `mean`."""
+        """Write (clipped sum + noise) / expected batch size into `mean`, for one block."""
         affine, deviation = transform.for_block(block), step.noise_deviation
         factor = transform.gain / self.plan.expected_batch_size
         step.total.write_block(block, affine, mean)
@@ -351,7 +351,7 @@ class PrivateSum:
     def clipped_sum(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> BlockwiseSum:
-        """Return a batch's clipped sum without noise: private data, for `release` only."""
+        """Return a batch's clipped sum without noise: still private, for `release` only."""
         return self.clipper.clip(examples, targets, loss, transform)
 
 

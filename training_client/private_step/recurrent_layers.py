@@ -25,7 +25,7 @@ State = tuple[torch.Tensor, ...]  # hidden state; LSTM: and cell state
 
 @dataclass(slots=True)
 class _RecordedProduct:
-    """A matrix product made once at every position, whose uses are recorded together.
+    """A linear map applied at every position of a sequence and recorded as a single use.
 
     Attributes:
         weight, bias: of the product.
@@ -44,7 +44,7 @@ class _RecordedProduct:
     def over(
         cls, weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor
     ) -> _RecordedProduct:
-        """Return a product for sequences like `rows`, of shape (examples, positions, width)."""
+        """Make the product for sequences of the shape of `rows`: (examples, positions, width)."""
         whole = weight.new_zeros(*rows.shape[:2], len(weight), requires_grad=True)
         return cls(weight, bias, whole, whole.unbind(1), [None] * rows.shape[1])
 
@@ -54,16 +54,16 @@ class _RecordedProduct:
         return linear(inputs, self.weight, self.bias) + self.offsets[position]
 
     def record(self, recorder: UseRecorder, layer: nn.Module) -> None:
-        """Record the product's uses at all positions."""
+        """Record the inputs and outputs of all positions as one use of the layer."""
         inputs = torch.stack([each for each in self.inputs if each is not None], 1)
         differentiate = partial(_product_gradients, self.weight, self.bias)
-        recorder.record_edge(layer, (inputs,), self.whole, differentiate)
+        recorder.record_use(layer, (inputs,), self.whole, differentiate)
 
 
 def _product_gradients(
     weight: torch.Tensor, bias: torch.Tensor | None, inputs: Tensors, gradients: Tensors
 ) -> dict[torch.Tensor, ExampleGradients]:
-    """Return the per-example gradients of a product's weight and bias."""
+    """Return the per-example gradients of the weight and bias of a linear map."""
     return projection_gradients(weight, bias, inputs[0], gradients[0])
 
 
@@ -73,19 +73,19 @@ def _rnn_step(
     of_hidden: torch.Tensor,
     _: State,
 ) -> State:
-    """Return a plain RNN's next state from the products with its input and hidden state."""
+    """Return a plain RNN's next state from its mapped input and mapped hidden state."""
     return (activation(of_input + of_hidden),)
 
 
 def _lstm_step(of_input: torch.Tensor, of_hidden: torch.Tensor, state: State) -> State:
-    """Return an LSTM's next hidden and cell state from the products with input and state."""
+    """Return an LSTM's next hidden and cell state from its mapped input and hidden state."""
     first, forget, cell, last = (of_input + of_hidden).chunk(4, -1)
     cells = forget.sigmoid() * state[1] + first.sigmoid() * cell.tanh()
     return last.sigmoid() * cells.tanh(), cells
 
 
 def _gru_step(of_input: torch.Tensor, of_hidden: torch.Tensor, state: State) -> State:
-    """Return a GRU's next state from the products with its input and hidden state."""
+    """Return a GRU's next state from its mapped input and mapped hidden state."""
     reset_in, update_in, new_in = of_input.chunk(3, -1)
     reset_hidden, update_hidden, new_hidden = of_hidden.chunk(3, -1)
     reset, update = (reset_in + reset_hidden).sigmoid(), (update_in + update_hidden).sigmoid()
@@ -97,7 +97,7 @@ Step = Callable[[torch.Tensor, torch.Tensor, State], State]
 
 
 def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> Step:
-    """Return the function that computes a recurrent layer's next state."""
+    """Return the function that computes this layer's next state."""
     if isinstance(layer, nn.LSTM | nn.LSTMCell):
         return _lstm_step
     if isinstance(layer, nn.GRU | nn.GRUCell):
@@ -109,13 +109,13 @@ def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> Step:
 def run_recurrent_cell(
     recorder: UseRecorder, layer: nn.RNNCellBase, inputs: torch.Tensor, state: Any = None
 ) -> Any:
-    """Run `RNNCell`, `LSTMCell` or `GRUCell` on one row per example, and record its uses.
+    """Run `RNNCell`, `LSTMCell` or `GRUCell` on one row per example; record its linear maps.
 
     Raises:
         UnsupportedModelError: the inputs are not one row per example.
     """
     if inputs.dim() != 2:
-        raise recorder.refuse(layer, "must be given one row per example")
+        raise recorder.unsupported_error(layer, "must be given one row per example")
     is_lstm = isinstance(layer, nn.LSTMCell)
     if state is None:
         zeros = inputs.new_zeros(len(inputs), layer.hidden_size)
@@ -130,7 +130,7 @@ def run_recurrent_cell(
 def run_recurrent_layer(
     recorder: UseRecorder, layer: nn.RNNBase, inputs: Any, state: Any = None
 ) -> tuple[Any, Any]:
-    """Run `RNN`, `LSTM` or `GRU` on one sequence per example, and record its uses.
+    """Run `RNN`, `LSTM` or `GRU` on one sequence per example; record its linear maps.
 
     Args:
         recorder: records the uses.
@@ -146,7 +146,9 @@ def run_recurrent_layer(
         rows, lengths = pad_packed_sequence(inputs, batch_first=True)
     else:
         if inputs.dim() != 3:
-            raise recorder.refuse(layer, "must be given one sequence per example, in a batch")
+            raise recorder.unsupported_error(
+                layer, "must be given one sequence per example, in a batch"
+            )
         rows = inputs if layer.batch_first else inputs.transpose(0, 1)
     valid = None
     if lengths is not None:
@@ -172,7 +174,7 @@ def run_recurrent_layer(
 
 
 def _first_state(layer: nn.RNNBase, rows: torch.Tensor, state: Any, index: int) -> State:
-    """Return the state before the first position, of one direction of one layer of the stack."""
+    """Return the initial state of one direction of one stacked layer."""
     if state is not None:
         return (
             tuple(each[index] for each in state) if isinstance(layer, nn.LSTM) else (state[index],)
@@ -192,7 +194,7 @@ def _run_direction(
     depth: int,
     direction: int,
 ) -> tuple[torch.Tensor, State]:
-    """Run one direction of one layer of the stack; return its outputs and its last state."""
+    """Run one stacked layer forwards or backwards; return its outputs and its final state."""
     suffix = f"_l{depth}" + ("_reverse" if direction else "")
     of_inputs = recorder.project(
         layer, rows, getattr(layer, f"weight_ih{suffix}"), _bias(layer, f"bias_ih{suffix}")
@@ -223,6 +225,6 @@ def _run_direction(
 
 
 def _bias(layer: nn.Module, name: str) -> torch.Tensor | None:
-    """Return a bias of a recurrent layer; None if it has none."""
+    """Return the bias of this name of a recurrent layer; None if it has none."""
     found: torch.Tensor | None = getattr(layer, name, None)
     return found

@@ -27,7 +27,7 @@ Values = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """The arguments of one call of a layer.
+    """The arguments of one call of a layer, kept so that the call can be repeated.
 
     Attributes:
         layer: the layer.
@@ -54,7 +54,7 @@ class LayerCall:
         examples: int,
         wanted: tuple[int, ...],
     ) -> tuple[LayerCall, Values]:
-        """Return a call, and those of its arguments that are tensors with one example per row."""
+        """Return the call, and separately its tensor arguments with one example per row."""
         leaves, structure = tree_flatten(arguments)
         places = tuple(
             place
@@ -69,7 +69,7 @@ class LayerCall:
         return cls(layer, parameters, rest, structure, places, wanted), inputs
 
     def run(self, parameters: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> Values:
-        """Run the layer on inputs with one row each; return the outputs that have gradients."""
+        """Repeat the call with other inputs; return those outputs that need gradients."""
         leaves = list(self.leaves)
         for place, each in zip(self.places, inputs, strict=True):
             leaves[place] = each
@@ -81,7 +81,7 @@ class LayerCall:
     def example_gradients(
         self, inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
     ) -> dict[torch.Tensor, ExampleGradients]:
-        """Return the per-example gradients of the layer's own trained parameters.
+        """Return the per-example gradients of the trained parameters that the layer itself holds.
 
         Args:
             inputs: the tensors with one example per row.
@@ -108,7 +108,7 @@ class LayerCall:
     def _differentiate(
         self, inputs: list[torch.Tensor], gradients: list[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients of a few examples, one per row, by `vmap` or one after the other."""
+        """Return the gradients of a few examples, one per row, by `vmap` if it can."""
         values = {name: each.detach() for name, each in self.parameters.items()}
 
         def differentiate_one(
@@ -133,7 +133,7 @@ class LayerCall:
     def _differentiate_one_by_one(
         self, inputs: list[torch.Tensor], gradients: list[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients of a few examples, one per row, without `vmap`."""
+        """Return the gradients of a few examples, one per row, by a loop over the examples."""
         names, rows = list(self.parameters), []
         before = torch.get_rng_state()
         for at in range(len(gradients[0])):
@@ -166,7 +166,7 @@ class LayerCall:
 
 
 def floating_outputs(output: Any) -> Values:
-    """Return the floating-point tensors of a layer's output, in order."""
+    """Return the floating-point tensors in a layer's (possibly nested) output, in order."""
     leaves, _ = tree_flatten(output)
     return tuple(
         leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()

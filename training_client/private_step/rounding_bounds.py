@@ -43,12 +43,12 @@ Scalar = float | torch.Tensor  # a one-element tensor on an accelerator
 
 
 def weight_rounding(dtype: torch.dtype) -> float:
-    """Return the share of the bound that rounding of weights and weighted gradients may add."""
+    """Return by which share of the clipping bound rounding may raise a weighted gradient's norm."""
     return _WEIGHT_ROUNDING[dtype]
 
 
 def negligible_share(dtype: torch.dtype) -> float:
-    """Return the share of the bound that underflow may take from one example unnoticed."""
+    """Return the share of the clipping bound that one example may lose by underflow."""
     return _NEGLIGIBLE_PART * weight_rounding(dtype)
 
 
@@ -59,7 +59,7 @@ def safe_bound_range(dtype: torch.dtype, size: int) -> tuple[float, float]:
 
 
 def smallest_safe_factor(dtype: torch.dtype) -> float:
-    """Return the smallest weight or noise scale whose products keep all their digits.
+    """Return the smallest weight or noise scale with which products do not underflow.
 
     Products with anything smaller may underflow.
     """
@@ -67,7 +67,7 @@ def smallest_safe_factor(dtype: torch.dtype) -> float:
 
 
 def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
-    """Return an upper bound on a sum's rounding error in any order, relative to Σ|terms|.
+    """Return an upper bound on a sum's rounding error, relative to the sum of |terms|.
 
     Args:
         dtype: the precision in which the terms are computed.
@@ -77,7 +77,7 @@ def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
 
 
 def sequence_rounding(dtype: torch.dtype, terms: int) -> float:
-    """Return an upper bound on the rounding error of a matrix product, relative to Σ|terms|.
+    """Return an upper bound on a matrix product's rounding error, relative to the sum of |terms|.
 
     Each of the additions, in any order, and each rounding of a term or of its weight takes at most
     half an epsilon of the sum of magnitudes, and 1 % more pays for products of roundings.
@@ -92,7 +92,7 @@ def sequence_rounding(dtype: torch.dtype, terms: int) -> float:
 def sequence_underflow(
     scale_norm: Scalar, coordinates: int, terms: int, dtype: torch.dtype
 ) -> Scalar:
-    """Return an upper bound on the norm of the underflow error of a product over a sequence.
+    """Return an upper bound on the norm of the underflow error of a matrix product.
 
     Every product and every partial sum may lose the smallest normal number, which D multiplies.
 
@@ -106,40 +106,44 @@ def sequence_underflow(
 
 
 def gram_underflow(
-    heights: torch.Tensor, widths: torch.Tensor, rows: int, columns: int, terms: int
+    gradient_squares: torch.Tensor, input_squares: torch.Tensor, rows: int, columns: int, terms: int
 ) -> torch.Tensor:
-    """Return upper bounds on the underflow error of squared norms computed by Gram matrices.
+    """Return upper bounds on the underflow errors of squared norms computed by Gram matrices.
 
     The Gram matrices G of g and A of a are computed in double precision; an entry of G loses at
     most the smallest normal number t for each of its terms, which an entry of A multiplies, and
     conversely. The sum of |entries| of A is at most T‖a‖², for T terms.
 
     Args:
-        heights: ‖g‖² of each example, over its whole sequence.
-        widths: ‖a‖², likewise.
+        gradient_squares: ‖g‖² of each example, over its whole sequence.
+        input_squares: ‖a‖², likewise.
         rows: the number of terms in an entry of G.
         columns: the number of terms in an entry of A.
         terms: T, the length of the sequence.
     """
     least = 4 * _smallest_normal(torch.float64)
-    return (widths * (rows * terms) + heights * (columns * terms) + terms * terms) * least
+    return (
+        input_squares * (rows * terms) + gradient_squares * (columns * terms) + terms * terms
+    ) * least
 
 
 def mapped_magnitude_underflow(
-    heights: torch.Tensor, widths: torch.Tensor, coordinates: int
+    gradient_squares: torch.Tensor, input_squares: torch.Tensor, coordinates: int
 ) -> torch.Tensor:
-    """Return upper bounds on the underflow error of Σₒᵢ g²ₒ·D²ₒᵢ·a²ᵢ in double precision.
+    """Return upper bounds on the underflow errors of Σ g²·D²·a² for products gaᵀ scaled by D.
 
     Args:
-        heights: Σₒ g²ₒ of each example.
-        widths: Σᵢ a²ᵢ of each example.
+        gradient_squares: Σₒ g²ₒ of each example.
+        input_squares: Σᵢ a²ᵢ of each example.
         coordinates: the number of coordinates of the gradient.
     """
-    return (heights * widths + heights + 1) * (4 * coordinates * _smallest_normal(torch.float64))
+    return (gradient_squares * input_squares + gradient_squares + 1) * (
+        4 * coordinates * _smallest_normal(torch.float64)
+    )
 
 
 def overflow_guard(bound: float, dtype: torch.dtype) -> float:
-    """Return the share of ‖∇‖² to add to squared norms, so that weighted sums do not overflow.
+    """Return the multiple of ‖gradient‖² that, added to a squared norm, prevents overflow of sums.
 
     It is (B/m)², where m is the largest norm that a weighted gradient may have: with ‖∇‖²(B/m)² in
     ‖u‖², the weight w = B/‖u‖ makes w‖∇‖ ≤ m.
@@ -154,7 +158,7 @@ def overflow_guard(bound: float, dtype: torch.dtype) -> float:
 def squared_norm_upper_bounds(
     rows: torch.Tensor, norms: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return upper bounds on the rows' squared norms, even if entries or squares underflow.
+    """Return upper bounds on the rows' squared norms, valid even if squares underflow.
 
     Args:
         rows: in the precision that they are multiplied in.
@@ -167,7 +171,7 @@ def squared_norm_upper_bounds(
 def shift_norm_upper_bound(
     computed: Scalar, scale_norm: Scalar, shift_norm: Scalar, dtype: torch.dtype
 ) -> Scalar:
-    """Return an upper bound on a scaled shift's squared norm, even if its squares underflow.
+    """Return an upper bound on ‖D∘b‖² for scale D and shift b, even if squares underflow.
 
     Args:
         computed: the computed Σ D²b², with D² in the precision of `dtype`.
@@ -179,13 +183,13 @@ def shift_norm_upper_bound(
 
 
 def norm_underflow(
-    heights: torch.Tensor,
-    widths: torch.Tensor,
+    gradient_squares: torch.Tensor,
+    input_squares: torch.Tensor,
     scale_norm: Scalar,
     coordinates: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return upper bounds on the underflow error in each example's mapped squared norm.
+    """Return upper bounds on underflow errors in squared norms of affinely mapped gradients.
 
     Each underflow takes at most the smallest normal number t, once per coordinate: where D² or a
     product with it underflows, t is multiplied by ‖g‖²‖a‖²; where a square does, by D²; where a
@@ -193,8 +197,8 @@ def norm_underflow(
     D² in 2·D²·g·a·b underflows, the loss is at most that of the squares of ga and of b.)
 
     Args:
-        heights: ‖g‖² of each example.
-        widths: ‖a‖² of each example.
+        gradient_squares: ‖g‖² of each example.
+        input_squares: ‖a‖² of each example.
         scale_norm: ‖D‖².
         coordinates: the number of coordinates of the gradient.
         dtype: the precision of g, a and D.
@@ -202,12 +206,12 @@ def norm_underflow(
     least = 4 * coordinates * _smallest_normal(dtype)
     of_squares = scale_norm * (coordinates * _underflow_square(dtype))
     of_weighted = of_squares + 2 * coordinates * _smallest_normal(torch.float64)
-    found = heights.mul(1.5 * least).add_(of_weighted).mul_(widths)
-    return found.add_(heights * (of_squares + least / 2)).add_(least / 2)
+    found = gradient_squares.mul(1.5 * least).add_(of_weighted).mul_(input_squares)
+    return found.add_(gradient_squares * (of_squares + least / 2)).add_(least / 2)
 
 
 def weighted_underflow(coordinates: int, scale_norm: Scalar, dtype: torch.dtype) -> Scalar:
-    """Return an upper bound on the norm of the underflow error in a weighted gradient.
+    """Return an upper bound on the norm of the underflow error of one weighted gradient.
 
     The smallest numbers are rounded up or to 0, and D multiplies the error. A shift is weighted
     separately, so it no longer cancels what has underflowed.
@@ -229,7 +233,7 @@ def has_excessive_underflow(
     dtype: torch.dtype,
     terms: int = 1,
 ) -> torch.Tensor:
-    """Return for each example whether underflow would change its weighted gradient too much.
+    """Return, per example, whether underflow would change its weighted gradient too much.
 
     That happens where one factor is so large that the other, weighted, underflows. The other is
     multiplied by the first, or by the 1 of a shift, and by D: the error has at most the norm
@@ -251,7 +255,7 @@ def has_excessive_underflow(
 
 
 def _smallest_normal(dtype: torch.dtype) -> float:
-    """Return the smallest normal number of a dtype; smaller ones may underflow to 0."""
+    """Return the smallest positive normal number of a dtype; smaller ones lose digits."""
     return float(torch.finfo(dtype).tiny)
 
 
@@ -261,5 +265,5 @@ def _largest_finite(dtype: torch.dtype) -> float:
 
 
 def _underflow_square(dtype: torch.dtype) -> float:
-    """Return an upper bound on x² for entries x that underflow, or whose square underflows."""
+    """Return an upper bound on x² for numbers x that underflow, or whose square does."""
     return max(_smallest_normal(dtype) ** 2, 2 * _smallest_normal(torch.float64))

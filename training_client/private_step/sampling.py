@@ -21,7 +21,7 @@ _WORDS: Final = 2**53  # PyTorch draws integers below a power of two equally oft
 
 
 class Sampler(Protocol):
-    """Draws the batches of a run.
+    """Interface of samplers, which draw the batches of a run.
 
     Attributes:
         sampling: its name in a plan.
@@ -36,11 +36,11 @@ class Sampler(Protocol):
     position: int
 
     def draw(self) -> torch.Tensor:
-        """Draw one batch: the indices of its records, ascending."""
+        """Draw one batch; return the indices of its records in ascending order."""
 
 
 def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -> Sampler:
-    """Return a sampler that draws what a plan is charged for.
+    """Return a sampler that draws batches in the way that the plan is charged for.
 
     Args:
         plan: the plan.
@@ -70,7 +70,7 @@ def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -
 
 
 class PoissonSampler:
-    """Draws Poisson batches of indices; their size varies, and may be zero.
+    """Draws each record independently into each batch; batch sizes vary, and may be zero.
 
     Attributes:
         dataset_size: N, the number of records.
@@ -92,7 +92,7 @@ class PoissonSampler:
         self._generator = generator or FreshGenerator(torch.device("cpu"))
 
     def draw(self) -> torch.Tensor:
-        """Draw one batch: the indices of its records, ascending."""
+        """Draw one batch; return the indices of its records in ascending order."""
         # double precision: a float32 uniform takes 2^24 values and would shift small rates
         draws = torch.rand(self.dataset_size, generator=self._generator, dtype=torch.float64)
         # accept ⌊q·2^53⌋ of the 2^53 values: `draws < q` would accept one more where q·2^53 is not
@@ -101,7 +101,7 @@ class PoissonSampler:
 
 
 class BallsInBinsSampler:
-    """Puts each record into one of an epoch's batches; their sizes vary, and may be zero.
+    """Puts each record into one random batch of each epoch; batch sizes vary, and may be zero.
 
     An epoch is charged as a whole, as one noisy sum of each of its batches. A copy of the sampler,
     pickled or not, begins an epoch of its own, so that no batch is summed twice.
@@ -133,7 +133,7 @@ class BallsInBinsSampler:
         return type(self), (self.dataset_size, self.bins, self._generator)
 
     def draw(self) -> torch.Tensor:
-        """Draw one batch: the indices of its records, ascending."""
+        """Return the indices of the next batch's records in ascending order."""
         if self.position == 0:
             self._batches = draw_epoch(self.dataset_size, self.bins, self._generator)
         batch = self._batches[self.position]
@@ -141,7 +141,7 @@ class BallsInBinsSampler:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batches of the current epoch that are left, as secret as the records.
+        """Return the remaining batches of the current epoch; keep them as secret as the records.
 
         Going on from them is safe only if none of them was drawn after the state was saved: a batch
         that has two noisy sums costs more than is charged. `accountant-train` therefore saves no
@@ -155,7 +155,7 @@ class BallsInBinsSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the epoch that `state_dict` saved.
+        """Continue with the remaining batches that `state_dict` returned.
 
         Raises:
             DataError: the state is of other records, or of another number of batches.
@@ -173,14 +173,14 @@ class BallsInBinsSampler:
 def draw_epoch(
     dataset_size: int, bins: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """Put each record into one of `bins` batches; return the indices in each, ascending."""
+    """Put each record into one random batch of `bins`; return each batch's indices, ascending."""
     drawn = _draw_uniform(dataset_size, bins, generator)
     sizes = torch.bincount(drawn, minlength=bins)
     return torch.split(torch.argsort(drawn, stable=True), sizes.tolist())
 
 
 def _draw_uniform(count: int, values: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw integers below `values`, each equally often: a remainder alone would favour small ones.
+    """Draw integers from 0 to values − 1, each with exactly the same probability.
 
     2⁵³ is rarely a multiple of `values`, so the draws above its largest multiple are drawn again.
     """

@@ -41,7 +41,7 @@ NormMethod = Literal["gram", "product"]
 
 @dataclass(frozen=True)
 class SequenceProducts(ChunkedGradients):
-    """Per-example gradients Σₜ gₜaₜᵀ of a weight, held as their factors.
+    """Per-example gradients Σₜ gₜaₜᵀ of a weight used at positions t, stored as factors g and a.
 
     Attributes:
         gradients: g, of shape (examples, positions, rows of the weight).
@@ -55,12 +55,12 @@ class SequenceProducts(ChunkedGradients):
 
     @classmethod
     def from_outer_products(cls, products: OuterProducts) -> SequenceProducts:
-        """Return gradients of rows as those of sequences of length 1."""
+        """Convert outer products to sequences of length 1."""
         return cls(products.gradients[:, None], products.inputs[:, None])
 
     @classmethod
     def merge(cls, parts: Sequence[SequenceProducts]) -> SequenceProducts:
-        """Return the sum of several uses of one weight: a longer sequence."""
+        """Return the sum over several uses of one weight, as one longer sequence."""
         gradients = torch.cat([each.gradients for each in parts], 1)
         return cls(gradients, torch.cat([each.inputs for each in parts], 1), parts[0].method)
 
@@ -71,7 +71,7 @@ class SequenceProducts(ChunkedGradients):
 
     @property
     def terms(self) -> int:
-        """The length of the sequence."""
+        """The length of the sequence: the number of products added to one gradient."""
         return self.gradients.shape[1]
 
     @property
@@ -86,12 +86,12 @@ class SequenceProducts(ChunkedGradients):
 
     @property
     def sample(self) -> torch.Tensor:
-        """A tensor of the gradients' dtype, on their device."""
+        """Any tensor with the gradients' dtype and device."""
         return self.gradients
 
     @property
     def uses_gram_matrices(self) -> bool:
-        """True if norms are computed by Gram matrices; it depends on sizes only."""
+        """Return whether norms are computed by Gram matrices; only sizes decide."""
         if self.method is not None:
             return self.method == "gram"
         rows, columns = self.shape
@@ -99,11 +99,11 @@ class SequenceProducts(ChunkedGradients):
         return by_gram < rows * columns * (self.terms + _READING_COST)
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on some rows: one matrix per example."""
+        """Compute some rows of some examples' gradients: one matrix per example."""
         return torch.bmm(self.gradients[examples, :, rows].mT, self.inputs[examples])
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms; ∞ for examples to exclude because of underflow."""
+        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
         if not self.uses_gram_matrices:
             return super().squared_norms(bound)
         rows, columns = self.shape
@@ -113,26 +113,26 @@ class SequenceProducts(ChunkedGradients):
             part = slice(start, start + step)
             g, a = self.gradients[part].double(), self.inputs[part].double()
             found[part] = torch.bmm(g, g.mT).mul_(torch.bmm(a, a.mT)).flatten(1).sum(1)
-        heights, widths = self._squared_sizes
+        gradient_squares, input_squares = self._squared_sizes
         # each of the terms is at most (Σₜ‖gₜ‖‖aₜ‖)² ≤ ‖g‖²‖a‖² in total
         error = rounding_error(torch.float64, rows + columns + terms * terms)
-        found.add_(heights * widths, alpha=error)
-        found += gram_underflow(heights, widths, rows, columns, terms)
+        found.add_(gradient_squares * input_squares, alpha=error)
+        found += gram_underflow(gradient_squares, input_squares, rows, columns, terms)
         return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ‖g‖²‖a‖² ≥ (Σₜ‖gₜ‖‖aₜ‖)² of each example, and the larger of ‖g‖² and ‖a‖²."""
-        heights, widths = self._squared_sizes
-        return heights * widths, torch.maximum(heights, widths)
+        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor."""
+        gradient_squares, input_squares = self._squared_sizes
+        return gradient_squares * input_squares, torch.maximum(gradient_squares, input_squares)
 
     @cached_property
     def _squared_sizes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Upper bounds on ‖g‖² and ‖a‖² of each example, over its whole sequence."""
-        heights = squared_norm_upper_bounds(self.gradients.flatten(1))
-        return heights, squared_norm_upper_bounds(self.inputs.flatten(1))
+        gradient_squares = squared_norm_upper_bounds(self.gradients.flatten(1))
+        return gradient_squares, squared_norm_upper_bounds(self.inputs.flatten(1))
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖D∘m‖² = Σₒᵢ G²ₒ·D²ₒᵢ·A²ᵢ of each example on some rows, rounded up."""
+        """Return ‖scale∘m‖² per example on some rows, rounded up; m bounds the sum of |terms|."""
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()
@@ -141,11 +141,11 @@ class SequenceProducts(ChunkedGradients):
 
     @cached_property
     def _column_squares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """G² and A²: the squares of each example's columns of g and of a, summed over positions."""
+        """The squared norm of each column of g and of a over positions, for each example."""
         return _sum_squares(self.gradients), _sum_squares(self.inputs)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ·Σₜ gₜaₜᵀ of the gradients' rows into `out`."""
+        """Write the weighted sum Σ wᵢ·Σₜ gₜaₜᵀ of some rows of the gradients into `out`."""
         left, right = self.gradients[:, :, rows].flatten(0, 1), self.inputs.flatten(0, 1)
         weighted_product(left, right, weights.repeat_interleave(self.terms), out)
 
@@ -155,7 +155,7 @@ class SequenceProducts(ChunkedGradients):
 
 
 def _sum_squares(factor: torch.Tensor) -> torch.Tensor:
-    """Return Σₜ f²ₜⱼ in double precision, without a copy of the whole factor."""
+    """Return Σₜ f²ₜⱼ of each example's factor f, in double precision, without a copy of it."""
     found = factor.new_zeros((len(factor), factor.shape[2]), dtype=torch.float64)
     for each in factor.unbind(1):
         found += each.double().square()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from training_client.errors import NoGuaranteeError
-from training_client.process_group import world_size
+from training_client.private_step.process_group import world_size
 
 
 def count_launched() -> int:

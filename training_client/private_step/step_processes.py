@@ -17,15 +17,15 @@ import torch
 from training_client.errors import NoGuaranteeError, ProcessLostError
 from training_client.private_step.clipped_sum import BlockwiseSum
 from training_client.private_step.model_checks import is_checked
+from training_client.private_step.process_group import ProcessGroup
 from training_client.private_step.single_process import require_all_processes, require_one_process
-from training_client.process_group import ProcessGroup
 
 _PARAMETER_TOLERANCE: Final = 1e-5  # of the sum of magnitudes: other hardware rounds otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class StepTerms:
-    """What all processes must agree on before a step.
+    """The terms of a step that all processes must agree on.
 
     Attributes:
         step: the step's number.

@@ -20,7 +20,7 @@ Part = MaterializedGradients | TokenGradients | SequenceProducts
 
 @dataclass(frozen=True)
 class SummedGradients(ChunkedGradients):
-    """Per-example gradients that are the sum of parts of different forms.
+    """Per-example gradients that are the sum of parts in different representations.
 
     Attributes:
         parts: two or more, each of all examples.
@@ -35,7 +35,7 @@ class SummedGradients(ChunkedGradients):
 
     @property
     def terms(self) -> int:
-        """The number of terms that an example's gradient is the sum of."""
+        """The number of terms that are added up to one example's gradient."""
         longest = max(each.terms for each in self.parts if isinstance(each, ChunkedGradients))
         return longest + len(self.parts)
 
@@ -51,11 +51,11 @@ class SummedGradients(ChunkedGradients):
 
     @property
     def sample(self) -> torch.Tensor:
-        """A tensor of the gradients' dtype, on their device."""
+        """Any tensor with the gradients' dtype and device."""
         return next(each.sample for each in self.parts if isinstance(each, ChunkedGradients))
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on some rows: the sum of the parts'."""
+        """Compute some rows of some examples' gradients, summed over the parts."""
         total = self._dense_of(self.parts[0], examples, rows).clone()
         for each in self.parts[1:]:
             total += self._dense_of(each, examples, rows)
@@ -63,24 +63,24 @@ class SummedGradients(ChunkedGradients):
 
     @staticmethod
     def _dense_of(part: Part, examples: slice, rows: slice) -> torch.Tensor:
-        """Return some examples' gradients of one part on some rows."""
+        """Compute some rows of some examples' gradients, of one part."""
         if isinstance(part, MaterializedGradients):
             return part.gradients[examples, rows]
         return part.dense(examples, rows)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each example's (Σ M)² over the parts' bounds M, and the largest factor of any."""
+        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor."""
         pairs = [_magnitudes_of(each) for each in self.parts]
         total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return (Σ ‖D∘m‖)² of each example over the parts' bounds m, on some rows scaled by D."""
+        """Return an upper bound on ‖scale∘m‖² per example on some rows; m bounds Σ|terms|."""
         found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
+        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
         self.parts[0].weighted_sum(rows, weights, out)
         other = torch.empty_like(out, memory_format=torch.contiguous_format)
         for each in self.parts[1:]:
@@ -93,7 +93,7 @@ class SummedGradients(ChunkedGradients):
 
 
 def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a part's `magnitudes`; gradients held in memory have their squared norms as both."""
+    """Return a part's bounds per example on squared norms: of Σ|terms|, and of a larger factor."""
     if isinstance(part, MaterializedGradients):
         found = squared_norms(part.gradients.flatten(1))
         return found, found
@@ -101,7 +101,7 @@ def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mapped_magnitudes_of(part: Part, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-    """Return ‖D∘m‖² of each example for a part's bound m, on some rows scaled by D."""
+    """Return ‖scale∘m‖² per example on some rows of one part; m bounds the sum of |terms|."""
     if isinstance(part, MaterializedGradients):
         held = part.gradients[:, rows].flatten(1).contiguous()
         return mapped_squared_norms(held, scale.reshape(1, -1))

@@ -31,7 +31,7 @@ _ROWS: Final = 4096  # rows that are mapped at a time
 
 @dataclass(frozen=True)
 class TokenGradients(ChunkedGradients):
-    """Per-example gradients of an embedding table, as rows of pairs of an example and a token.
+    """Per-example gradients of an embedding table: one row per example and token in it.
 
     Attributes:
         rows: one row for each pair, of the width of the table.
@@ -55,7 +55,7 @@ class TokenGradients(ChunkedGradients):
         vocabulary: int,
         padding: int | None = None,
     ) -> TokenGradients:
-        """Add up the output gradients of each example's equal tokens.
+        """Add up the output gradients of equal tokens within each example.
 
         Args:
             tokens: of shape (examples, positions).
@@ -76,7 +76,7 @@ class TokenGradients(ChunkedGradients):
         vocabulary: int,
         padding: int | None = None,
     ) -> TokenGradients:
-        """Add up the rows of equal keys, token * count + example, in their given order."""
+        """Add up gradients with equal keys token·count + example, where `count` counts examples."""
         if padding is not None:
             kept = keys.div(count, rounding_mode="floor") != padding
             keys, gradients = keys[kept], gradients[kept]
@@ -90,7 +90,7 @@ class TokenGradients(ChunkedGradients):
 
     @classmethod
     def merge(cls, parts: list[TokenGradients]) -> TokenGradients:
-        """Return the sum of gradients of several uses of one table."""
+        """Return the sum of the gradients from several uses of one table."""
         count = parts[0].count
         keys = torch.cat([each.tokens * count + each.examples for each in parts])
         rows = torch.cat([each.rows for each in parts])
@@ -98,12 +98,12 @@ class TokenGradients(ChunkedGradients):
 
     @property
     def element_count(self) -> int:
-        """The number of elements of the rows."""
+        """The number of elements of all stored rows."""
         return self.rows.numel()
 
     @property
     def terms(self) -> int:
-        """The number of terms of a sum: 1, because equal tokens were added before."""
+        """Return 1: equal tokens were added up before, so no sum is left to round."""
         return 1
 
     @property
@@ -118,11 +118,11 @@ class TokenGradients(ChunkedGradients):
 
     @property
     def sample(self) -> torch.Tensor:
-        """A tensor of the gradients' dtype, on their device."""
+        """Any tensor with the gradients' dtype and device."""
         return self.rows
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on some rows, with the zeros of absent tokens."""
+        """Compute some rows of some examples' gradients; rows of absent tokens are zero."""
         found = self.rows.new_zeros(
             examples.stop - examples.start, rows.stop - rows.start, self.rows.shape[1]
         )
@@ -134,20 +134,20 @@ class TokenGradients(ChunkedGradients):
         return found
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each example's squared norm, for both bounds: its only term is the gradient."""
+        """Return two equal bounds per example: the squared norm of its gradient, the only term."""
         found = self._add_up(squared_norms(self.rows), self.examples)
         return found, found
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖D∘∇‖² of each example on some rows."""
+        """Return ‖scale∘∇ᵢ‖² of each example's gradient ∇ᵢ on some rows."""
         return self._mapped_squares(rows, AffineMap(scale))
 
     def squared_norms(self, _: float) -> torch.Tensor:
-        """Return each example's squared norm; its underflow is negligible at allowed clip norms."""
+        """Return each example's squared norm; underflow in it is negligible."""
         return self.magnitudes()[0]
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after the affine maps; ∞ for examples to exclude.
+        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example.
 
         Tokens that do not occur add ‖D∘b‖² on their row.
         """
@@ -173,7 +173,7 @@ class TokenGradients(ChunkedGradients):
         return found.masked_fill_(excluded, torch.inf)
 
     def _mapped_squares(self, rows: slice, affine: AffineMap) -> torch.Tensor:
-        """Return ‖D∘(∇ + b)‖² of each example on some rows of the table."""
+        """Return each example's squared norm on some rows of the table, after the affine map."""
         assert affine.scale is not None
         found, pairs = self._zeros(), self._pairs(rows)
         if affine.shift is not None:
@@ -192,13 +192,13 @@ class TokenGradients(ChunkedGradients):
         return found
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of the gradients' rows into `out`."""
+        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
         part = self._pairs(rows)
         weighted = self.rows[part] * weights[self.examples[part]][:, None]
         out.zero_().index_add_(0, self.tokens[part] - rows.start, weighted)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum Σ clamp(D∘∇ᵢ, ±1) of the gradients' rows, scaled by D; NaN counts as 0."""
+        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         part = self._pairs(rows)
         token = self.tokens[part] - rows.start
         clamped = clamp_in_place(self.rows[part] * scale[token])
@@ -214,16 +214,16 @@ class TokenGradients(ChunkedGradients):
         )
 
     def _pairs(self, rows: slice) -> slice:
-        """Return the range of the pairs whose token is one of some rows of the table."""
+        """Return the slice of the (token, example) pairs whose token is in a range of rows."""
         ends = torch.tensor([rows.start, rows.stop], device=self.tokens.device)
         start, stop = torch.searchsorted(self.tokens, ends).tolist()
         return slice(start, stop)
 
     def _add_up(self, values: torch.Tensor, examples: torch.Tensor) -> torch.Tensor:
-        """Return the sum of each example's values, given one value for each pair."""
+        """Return each example's sum of values, given one value per (token, example) pair."""
         return self._zeros().index_add_(0, examples, values)
 
 
 def _rows(shift: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a shift and a scale as matrices of one row."""
+    """Reshape a shift and a scale to matrices of one row each."""
     return shift.reshape(1, -1), scale.reshape(1, -1)

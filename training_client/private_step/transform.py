@@ -30,7 +30,7 @@ Shift = Callable[[Block], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AffineMap:
-    """A shift, then a scale, of each coordinate of a gradient, on a block or a piece of one.
+    """A shift b, then a scale D, of a gradient's coordinates: D∘(∇ + b), on some coordinates.
 
     Attributes:
         scale: D; None for 1.
@@ -41,17 +41,17 @@ class AffineMap:
     shift: torch.Tensor | None = None
 
     def for_piece(self, piece: Piece) -> AffineMap:
-        """Return the part of a block's map that belongs to one piece, in the piece's shape."""
+        """Return the part of a block's map on one parameter's rows, in the shape of these rows."""
         scale = None if self.scale is None else piece.view_in(self.scale)
         return AffineMap(scale, None if self.shift is None else piece.view_in(self.shift))
 
     def as_row(self) -> AffineMap:
-        """Return the map with scale and shift as matrices of one row."""
+        """Return the map with scale and shift reshaped to matrices of one row."""
         scale = None if self.scale is None else self.scale.reshape(1, -1)
         return AffineMap(scale, None if self.shift is None else self.shift.reshape(1, -1))
 
     def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Map a weighted gradient sum in place, as if each gradient had been mapped before.
+        """Map a weighted gradient sum in place, as if each gradient had been mapped before summing.
 
         Args:
             total: Σ wᵢ∇ᵢ; values that are not finite, or become so, are set to 0.
@@ -81,7 +81,7 @@ class AffineMap:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The clipping of one step: coordinates are shifted and scaled, then a norm or box limits them.
+    """The clipping of one step: shift and scale gradients, then limit the norm or each coordinate.
 
     The tensors that `scale` and `shift` return must not be changed. They may depend on an
     optimizer's state and parameters on their block, since that block is updated only afterwards.
@@ -152,7 +152,7 @@ class Transform:
         box: bool = False,
         damping: float = 0.0,
     ) -> Transform:
-        """Return a transform with given scales and shifts, one tensor per parameter.
+        """Return a transform whose scale and shift are given tensors, one per parameter.
 
         Args:
             bound: B.
@@ -171,5 +171,5 @@ class Transform:
         return cls(bound, by_block(scales), shift, box, damping)
 
     def for_block(self, block: Block) -> AffineMap:
-        """Return the affine map (shift and scale) on a block."""
+        """Return the shift and scale on a block of coordinates."""
         return AffineMap(self.scale and self.scale(block), self.shift and self.shift(block))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from accountant_service import mechanisms
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.base import Charge, Json, PrivacyFilter
-from accountant_service.ledger.filters.reference import ExchangeCharge, ReferenceFilter
+from accountant_service.ledger.filters.reference import ReferenceCharge, ReferenceFilter
 from accountant_service.ledger.filters.renyi import RenyiCharge, RenyiFilter
 from accountant_service.ledger.filters.renyi_mixture import RenyiMixtureFilter
 
@@ -29,7 +29,7 @@ def read_charge(stored: Json, steps: int) -> Charge:
     """Return the charge stored in a reservation's row, for a plan with this many steps."""
     if "unit_attonats" in stored:
         return RenyiCharge.from_json(stored, steps)
-    return ExchangeCharge(
+    return ReferenceCharge(
         steps,
         stored["charged_reference_steps"],
         stored["slack"],

@@ -20,12 +20,12 @@ Json = dict[str, Any]
 
 
 def add(one: Amounts, other: Amounts) -> Amounts:
-    """Return the sum of two amounts of a filter, element by element."""
+    """Return the sum of two tuples of amounts, element by element."""
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def subtract(one: Amounts, other: Amounts) -> Amounts:
-    """Return the first amounts of a filter less the second, element by element."""
+    """Return the first tuple of amounts minus the second, element by element."""
     return tuple(a - b for a, b in zip(one, other, strict=True))
 
 
@@ -35,7 +35,7 @@ def negate(amounts: Amounts) -> Amounts:
 
 
 def count_units_within(share: float, whole: int) -> int:
-    """Return the largest whole number of units that is at most a share of `whole` units."""
+    """Return the largest integer that is at most `share` times `whole`."""
     if not whole:
         return 0
     count = min(math.floor(share * whole) + 1, whole)
@@ -69,13 +69,13 @@ class Charge(ABC):
 
     @abstractmethod
     def refund(self, granted: int) -> Amounts | None:
-        """Return the amounts freed if the reservation ends after `granted` steps, if known.
+        """Return the amounts freed by ending after `granted` steps; None if not known at once.
 
-        None if that takes a computation: see `PrivacyFilter.compute_refund`.
+        Then `PrivacyFilter.compute_refund` computes them.
         """
 
     def least_refund(self, granted: int) -> Amounts:
-        """Return a quick lower bound on the amounts that `refund` returns."""
+        """Return a quick lower bound on the amounts freed by ending after `granted` steps."""
         return self.held(granted)
 
     @abstractmethod
@@ -110,7 +110,7 @@ class PrivacyFilter(ABC):
     @property
     @abstractmethod
     def nothing(self) -> Amounts:
-        """The zero amounts: those of a dataset from which nothing was released."""
+        """Zero amounts, of a dataset from which nothing was released."""
 
     @property
     @abstractmethod
@@ -131,20 +131,20 @@ class PrivacyFilter(ABC):
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Return the amounts taken, raised until the rest of the budget is what a cap allows.
+        """Raise the amounts spent or held, so that only what the cap's holder may use remains.
 
-        They only tell what would fit. A filter without `has_scalar_caps` returns what is taken.
+        The result only tells what would fit. A filter without `has_scalar_caps` returns `taken`.
 
         Args:
-            taken: of the whole budget.
-            share: of the budget that the holder may take.
-            holder_taken: by the holder of the cap.
+            taken: amounts of the whole budget that are spent or held.
+            share: the share of the budget that the cap allows its holder.
+            holder_taken: the amounts that the holder has spent or held.
         """
         return taken
 
     @abstractmethod
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return the ε of these amounts at the budget's δ, rounded up.
+        """Return an upper bound on ε, at the budget's δ, of releases that cost these amounts.
 
         It is 0 for nothing, and at most the budget's ε within the budget. It informs; the budget is
         the claim.
@@ -152,10 +152,10 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def after_reserving(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
-        """Return the filter that applies once a plan is reserved; a first plan may fix its units.
+        """Return the filter after a plan is reserved; the first plan may set the filter's units.
 
-        A `ReferenceFilter` counts the budget in steps of a reference, which the first plan may
-        choose.
+        A `ReferenceFilter` counts the budget in steps of a reference mechanism, which the first
+        plan may set.
         """
 
     @abstractmethod
@@ -180,7 +180,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Return the most steps of a plan that still fit; None if its steps cost nothing."""
+        """Return the most steps of a plan that fit what remains; None if they cost nothing."""
 
     @abstractmethod
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
@@ -188,13 +188,13 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether a recorded charge is at least its plan's cost, for `verify`."""
+        """Return whether a recorded charge is at least the cost of its plan, computed again."""
 
     @abstractmethod
     def is_refund_allowed(
         self, plan: StepPlan, charge: Charge, granted: int, refund: Amounts
     ) -> bool:
-        """Return whether an ended reservation was allowed to free these amounts, for `verify`."""
+        """Return whether the rules allow a reservation that ended to free these amounts."""
 
     @abstractmethod
     def read_charge(self, plan: StepPlan, fields: Json) -> Charge:
@@ -205,11 +205,11 @@ class PrivacyFilter(ABC):
         """
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether a plan's reservation may replace this filter by `other`, for `verify`."""
+        """Return whether the rules allow reserving a plan to change this filter to `other`."""
         return False
 
     def is_sound(self) -> bool:
-        """Return whether the filter's own parameters guarantee (ε, δ)-DP, for `verify`."""
+        """Return whether a filter with these parameters guarantees (ε, δ)-DP."""
         return True
 
     @abstractmethod
@@ -222,7 +222,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the changes of the amounts spent and held that a ledger entry records."""
+        """Return the changes of the spent and held amounts that a ledger entry records."""
 
     @abstractmethod
     def to_json(self) -> Json:

@@ -29,7 +29,7 @@ from accountant_service.errors import (
     NoFiniteEpsilonError,
 )
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.errors import ExchangeUndecidedError, UnsuitableReferenceError
+from accountant_service.ledger.errors import ChargeUndecidedError, UnsuitableReferenceError
 from accountant_service.ledger.filters import renyi
 from accountant_service.ledger.filters.base import (
     Amounts,
@@ -61,15 +61,15 @@ _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of i
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeCharge(Charge):
-    """A plan's cost: steps of the reference mechanism that dominate it, and slack (part of δ).
+class ReferenceCharge(Charge):
+    """The cost of a plan: steps of the reference mechanism, and a part of δ (slack).
 
     Attributes:
         steps: the number of steps of the plan.
-        reference_steps: that dominate the whole plan.
-        slack: that the exchange may lose, in units.
-        return_slack: that exchanging the rest back may lose, in units.
-        is_reference: whether the plan's step is the reference step.
+        reference_steps: the number of steps of the reference mechanism that dominates the plan.
+        slack: the part of δ for the comparison that sets the charge, in units.
+        return_slack: the part of δ for the comparison that sets the refund, in units.
+        is_reference: whether the plan's step is a step of the reference mechanism.
     """
 
     reference_steps: int
@@ -79,21 +79,21 @@ class ExchangeCharge(Charge):
 
     @property
     def reserved(self) -> Amounts:
-        """The reference mechanism's steps held at first, and the slack for charge and refund."""
+        """The steps of the reference mechanism, and the part of δ, held before the first grant."""
         return self.reference_steps, self.slack + self.return_slack
 
     def spent(self, granted: int) -> Amounts:
-        """Return the steps of the reference mechanism, and the slack, spent after `granted` steps.
+        """Return the steps of the reference mechanism, and the part of δ, spent so far.
 
-        The first grant makes the exchange, and so spends its slack.
+        The first grant spends the part of δ for the comparison that sets the charge.
         """
         if granted == 0:
             return 0, 0
         return -(-self.reference_steps * granted // self.steps), self.slack
 
     def refund(self, granted: int) -> Amounts | None:
-        """Return the amounts freed if the reservation ends now; None if they must be computed."""
-        if granted == 0:  # no exchange was made
+        """Return the amounts freed by ending after `granted` steps; None if not known at once."""
+        if granted == 0:  # nothing was spent
             return self.reserved
         if granted == self.steps or not self.reference_steps:
             return 0, self.return_slack
@@ -102,12 +102,12 @@ class ExchangeCharge(Charge):
         return None
 
     def least_refund(self, granted: int) -> Amounts:
-        """Return a quick lower bound on the amounts freed if the reservation ends now."""
+        """Return a quick lower bound on the amounts freed by ending after `granted` steps."""
         known = self.refund(granted)
         return (0, self.return_slack) if known is None else known
 
     def entry_fields(self) -> Json:
-        """Return ledger-entry fields: the price in reference steps, and slack (part of δ)."""
+        """Return ledger-entry fields: the steps of the reference mechanism, and parts of δ."""
         return {
             "charged_reference_steps": self.reference_steps,
             "slack": self.slack,
@@ -121,9 +121,10 @@ class ExchangeCharge(Charge):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFilter(PrivacyFilter):
-    """A filter that counts a budget in equal steps of one mechanism, the reference steps.
+    """A filter that counts a budget as a number of equal steps of one reference mechanism.
 
-    A plan of other steps costs the least number found of reference steps that dominates it.
+    A plan of other steps costs the least number of these reference steps that is found to dominate
+    it. A comparison of mechanisms may use up a part of δ, called slack.
 
     Attributes:
         epsilon: ε of the budget.
@@ -133,7 +134,7 @@ class ReferenceFilter(PrivacyFilter):
         steps: the number of reference steps that the budget is; 0 without a reference.
         is_planned: whether the reference was given when the dataset was created. Otherwise a
             reservation replaces it as long as nothing is spent or held.
-        slack_share: the share of δ that exchanges may lose.
+        slack_share: the share of δ that all comparisons together may use up.
         epsilons: ε of increasing numbers of reference steps, tabulated for display; empty until the
             reference is reserved.
     """
@@ -150,7 +151,7 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def nothing(self) -> Amounts:
-        """The zero amounts: no reference step, and no slack (part of δ)."""
+        """Zero amounts: no step of the reference mechanism, and no part of δ."""
         return 0, 0
 
     @property
@@ -165,22 +166,25 @@ class ReferenceFilter(PrivacyFilter):
         )
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether the budget has at least this many reference steps, and this much slack."""
+        """Return whether the budget covers these reference-mechanism steps and part of δ."""
         return taken[0] <= self.steps and taken[1] <= SLACK_UNITS
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the amounts' reference steps over all steps of the budget; 1 if it has none."""
+        """Return the share of the budget's reference-mechanism steps that is spent or held.
+
+        It is 0 without a reference mechanism, and 1 if the budget has no steps.
+        """
         if self.reference is None:
             return 0.0
         return taken[0] / self.steps if self.steps else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the amounts taken, raised until the steps left are those that a cap allows."""
+        """Raise the steps spent or held, so that only those the cap's holder may use remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return an upper bound on the ε of some reference steps at the budget's δ."""
+        """Return an upper bound on ε, at the budget's δ, of these reference-mechanism steps."""
         if taken[0] <= 0 or self.reference is None:
             return 0.0
         if taken[0] > self.steps:
@@ -192,7 +196,7 @@ class ReferenceFilter(PrivacyFilter):
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
 
     def tabulated(self) -> ReferenceFilter:
-        """Return the filter with a table of ε, from which a balance is shown without computing."""
+        """Return a copy with a table of ε by number of reference-mechanism steps, for display."""
         if self.reference is None or self.steps == 0 or self.epsilons:
             return self
         step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
@@ -209,15 +213,15 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def _steps_delta(self) -> float:
-        """The δ of all reference steps together: the budget's δ less the part for slack."""
+        """The part of the budget's δ that belongs to all steps of the reference mechanism."""
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
-        """Return a number of units of slack as a part of δ, rounded down."""
+        """Convert units of slack, the part of δ for comparisons, to a δ, rounded down."""
         return rounding.down(rounding.down(self.delta * self.slack_share) * (units / SLACK_UNITS))
 
     def _composition(self, step: CanonicalForm, times: int = 1) -> Composition:
-        """Return the dominating pairs of a step repeated `times` times.
+        """Return the dominating pairs, with counts, of a step that is repeated `times` times.
 
         Raises:
             AccountingError: no pair is proved for one of its releases.
@@ -227,25 +231,25 @@ class ReferenceFilter(PrivacyFilter):
         return [(release, count * times) for release, count in dominating_pairs(question)]
 
     def _reference_composition(self, times: int = 1) -> Composition:
-        """Return the dominating pairs of `times` reference steps."""
+        """Return the dominating pairs, with counts, of `times` reference-mechanism steps."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
         return self._composition(canonical_form(self.reference), times)
 
     def _is_reference(self, plan: StepPlan) -> bool:
-        """Return whether a plan's step is the reference step."""
+        """Return whether a plan's step is a step of the reference mechanism."""
         reference = self.reference
         return reference is not None and canonical_form(reference).hash == plan.step.hash
 
-    def _is_exact(self, plan: StepPlan) -> bool:
-        """Return whether a plan's comparison costs no δ: every release is unsampled Gaussian."""
+    def _is_comparison_exact(self, plan: StepPlan) -> bool:
+        """Return whether comparing a plan needs no δ: all its releases are unsampled Gaussian."""
         reference = self.reference
         return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
 
     # --- the reference
 
     def after_reserving(self, plan: StepPlan, taken: Amounts) -> ReferenceFilter:
-        """Return the filter with the plan's step as reference step, if none is fixed yet.
+        """Return the filter with a reference mechanism set from the plan, if none is fixed yet.
 
         Nothing was released then, so the choice of the reference tells nothing.
         """
@@ -254,11 +258,11 @@ class ReferenceFilter(PrivacyFilter):
         return self.with_reference(plan, is_planned=False)
 
     def _may_choose_reference(self, taken: Amounts) -> bool:
-        """Return whether the next reservation may still choose the reference step."""
+        """Return whether the next reservation may still set the reference mechanism."""
         return not self.is_planned and not any(taken)
 
     def with_reference(self, plan: StepPlan, *, is_planned: bool) -> ReferenceFilter:
-        """Return a copy that counts the budget in steps like a plan's, and how many there are.
+        """Return a copy whose reference mechanism is derived from a plan, and count its steps.
 
         The budget is counted in reference steps from then on. If `is_planned`, the dataset's
         creator chose the reference, and no reservation may replace it.
@@ -284,7 +288,7 @@ class ReferenceFilter(PrivacyFilter):
         return replace(self, reference=step, steps=steps, is_planned=is_planned)
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
-        """Return the most repetitions of a step within the budget's ε, at δ less the slack part."""
+        """Return the most repetitions of a step that together keep within the budget's ε."""
         question = Question(step, self.relation, adds_curves=False)
 
         def log_ratio(count: int) -> float:
@@ -300,7 +304,7 @@ class ReferenceFilter(PrivacyFilter):
         return COUNT_MAX if found is None else found
 
     def _guess_reference_steps(self, step: CanonicalForm) -> float:
-        """Return about how many repetitions of a step use up the budget's ε."""
+        """Estimate how many repetitions of a step use up the budget's ε."""
         found = 2 * self._count_by_renyi(step)
         if found or self.epsilon <= 0:
             return found
@@ -308,7 +312,7 @@ class ReferenceFilter(PrivacyFilter):
         return 1.2 * count_by_renyi(pairs, self.epsilon, math.log(self._steps_delta))
 
     def _count_by_renyi(self, step: CanonicalForm) -> int:
-        """Return how many steps a Rényi filter admits: a quick lower bound."""
+        """Return a quick lower bound on the steps that fit: those that a Rényi filter admits."""
         try:
             policy = renyi.choose_filter(self.epsilon, self.delta, self.relation, step)
             return policy.count_steps(policy.step_costs(step), policy.nothing) or 0
@@ -316,7 +320,7 @@ class ReferenceFilter(PrivacyFilter):
             return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
-        """Return a composition's ε at δ less the slack part; infinite if no ε is finite.
+        """Return an upper bound on a composition's ε at `_steps_delta`; infinite if none is finite.
 
         Raises:
             AccountingError: `pld` cannot account for it.
@@ -329,9 +333,9 @@ class ReferenceFilter(PrivacyFilter):
             return math.inf
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether `other` differs only in the reference step, and keeps within the budget.
+        """Return whether `other` is this filter with another reference mechanism within budget.
 
-        Any reference is sound as long as nothing was released.
+        That is allowed as long as nothing was released and the reference was not planned.
         """
         return (
             self._may_choose_reference(taken)
@@ -341,7 +345,7 @@ class ReferenceFilter(PrivacyFilter):
         )
 
     def is_sound(self) -> bool:
-        """Return whether all reference steps together have at most the budget's ε; for `verify`."""
+        """Return whether all steps of the reference mechanism keep within the budget's ε."""
         if self.reference is None or self.steps == 0:
             return self.steps == 0
         question = Question(canonical_form(self.reference), self.relation, adds_curves=False)
@@ -350,41 +354,41 @@ class ReferenceFilter(PrivacyFilter):
 
     # --- charges
 
-    def compute_charge(self, plan: StepPlan, taken: Amounts) -> ExchangeCharge:
-        """Find the least number of reference steps that dominates the plan: its charge.
+    def compute_charge(self, plan: StepPlan, taken: Amounts) -> ReferenceCharge:
+        """Find the least number of reference-mechanism steps that dominates the plan: its charge.
 
         A plan that no number of free steps dominates is charged one step more than the budget has,
         which is never admitted.
 
         Raises:
-            ExchangeUndecidedError: the time limit ended the computation.
+            ChargeUndecidedError: the time limit ended the computation.
         """
         if not plan.step.atom_counts:
-            return ExchangeCharge(plan.steps, 0)
+            return ReferenceCharge(plan.steps, 0)
         if self._is_reference(plan):
-            return ExchangeCharge(plan.steps, plan.steps, is_reference=True)
+            return ReferenceCharge(plan.steps, plan.steps, is_reference=True)
         free, slack = self._remaining(taken)
-        if self._is_exact(plan):
+        if self._is_comparison_exact(plan):
             slack = 0
         block, reference = self._composition(plan.canonical), self._reference_composition()
         with _limit_comparison_time(plan, self.relation):
             found = domination.fewest_repetitions(block, reference, self._slack_delta(slack), free)
             if found is None:
-                return ExchangeCharge(plan.steps, self.steps + 1, slack, slack)
+                return ReferenceCharge(plan.steps, self.steps + 1, slack, slack)
             needs_slack = not domination.dominates(self._reference_composition(found), block, 0.0)
         return_slack = slack if plan.steps > 1 else 0  # a single step leaves nothing to give back
-        return ExchangeCharge(plan.steps, found, slack if needs_slack else 0, return_slack)
+        return ReferenceCharge(plan.steps, found, slack if needs_slack else 0, return_slack)
 
     def _remaining(self, taken: Amounts) -> tuple[int, int]:
-        """Return the reference steps that remain, and the slack (part of δ) for one comparison."""
+        """Return the reference-mechanism steps that remain, and the slack for one comparison."""
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Find how many reference steps the steps not granted dominate: these are freed.
+        """Find how many reference-mechanism steps the steps not granted dominate: the refund.
 
-        They are at most what is held. An exchange that is not decided in time gives nothing back.
+        It is at most what is held. A comparison that is not decided in time frees nothing.
         """
-        assert isinstance(charge, ExchangeCharge)
+        assert isinstance(charge, ReferenceCharge)
         known = charge.refund(granted)
         if known is not None:
             return known
@@ -397,12 +401,12 @@ class ReferenceFilter(PrivacyFilter):
                     self._slack_delta(charge.return_slack),
                     held,
                 )
-        except ExchangeUndecidedError:
+        except ChargeUndecidedError:
             found = 0
         return (found, 0) if found else charge.least_refund(granted)
 
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Find how many steps of a plan the remaining reference steps dominate.
+        """Find how many steps of a plan the remaining reference-mechanism steps dominate.
 
         None if the steps cost nothing.
         """
@@ -422,7 +426,7 @@ class ReferenceFilter(PrivacyFilter):
             )
 
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether the remaining reference steps dominate the whole plan."""
+        """Return whether the remaining reference-mechanism steps dominate the whole plan."""
         if not plan.step.atom_counts:
             return True
         if self._may_choose_reference(taken):
@@ -443,8 +447,8 @@ class ReferenceFilter(PrivacyFilter):
     # --- the record
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether the recorded reference steps dominate the plan, within their part of δ."""
-        assert isinstance(charge, ExchangeCharge)
+        """Return whether the recorded reference-mechanism steps dominate the plan."""
+        assert isinstance(charge, ReferenceCharge)
         if charge.is_reference:
             return self._is_reference(plan) and charge.reference_steps >= plan.steps
         if not plan.step.atom_counts:
@@ -459,8 +463,8 @@ class ReferenceFilter(PrivacyFilter):
     def is_refund_allowed(
         self, plan: StepPlan, charge: Charge, granted: int, refund: Amounts
     ) -> bool:
-        """Return whether the steps not granted dominate the reference steps that were freed."""
-        assert isinstance(charge, ExchangeCharge)
+        """Return whether the steps not granted dominate the reference-mechanism steps freed."""
+        assert isinstance(charge, ReferenceCharge)
         known = charge.refund(granted)
         steps, slack = refund
         if known is not None or not steps:
@@ -474,17 +478,17 @@ class ReferenceFilter(PrivacyFilter):
                 self._slack_delta(charge.return_slack),
             )
 
-    def read_charge(self, plan: StepPlan, fields: Json) -> ExchangeCharge:
+    def read_charge(self, plan: StepPlan, fields: Json) -> ReferenceCharge:
         """Return the charge that a ledger entry or a stored row records."""
         amounts = [fields[name] for name in ("charged_reference_steps", "slack", "return_slack")]
         if any(type(each) is not int or each < 0 for each in amounts):
             raise TypeError(f"a charge has three whole numbers, not {amounts}")
         steps, slack, return_slack = amounts
         is_reference = self._is_reference(plan) and not slack and not return_slack
-        return ExchangeCharge(plan.steps, steps, slack, return_slack, is_reference)
+        return ReferenceCharge(plan.steps, steps, slack, return_slack, is_reference)
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return changes of reference steps and slack (part of δ) as ledger-entry fields."""
+        """Return the changes of the spent and held amounts as ledger-entry fields."""
         return {
             "spent_reference_steps": spent[0],
             "held_reference_steps": held[0],
@@ -493,7 +497,7 @@ class ReferenceFilter(PrivacyFilter):
         }
 
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the changes of the amounts spent and held that a ledger entry records."""
+        """Return the changes of the spent and held amounts that a ledger entry records."""
         names = ("spent_reference_steps", "spent_slack", "held_reference_steps", "held_slack")
         values = [entry[name] for name in names]
         if any(type(each) is not int for each in values):
@@ -501,11 +505,11 @@ class ReferenceFilter(PrivacyFilter):
         return (values[0], values[1]), (values[2], values[3])
 
     def to_json(self) -> Json:
-        """Return the reference step, its number and the table of ε as JSON, for storage."""
+        """Return the reference mechanism, its step count and table of ε as JSON, for storage."""
         return self.entry_fields() | {"epsilons": list(self.epsilons)}
 
     def entry_fields(self) -> Json:
-        """Return the reference step, its number and the slack's share as ledger-entry fields.
+        """Return the reference mechanism, its step count and slack share as ledger-entry fields.
 
         Raises:
             ValueError: a number is outside its range; the stack would have more than δ.
@@ -548,10 +552,10 @@ def json_of(mechanism: Mechanism) -> Json:
 
 @contextmanager
 def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[None]:
-    """Context manager that limits the CPU time of a comparison; a timeout becomes a refusal.
+    """Context manager that limits the CPU time of a comparison; a timeout is a refusal.
 
     Raises:
-        ExchangeUndecidedError: the time has passed without a decision.
+        ChargeUndecidedError: the time has passed without a decision.
         BoundsContradictError: two bounds on one δ contradict each other.
     """
     try:
@@ -561,7 +565,7 @@ def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> It
         ):
             yield
     except TimeoutError:
-        raise ExchangeUndecidedError(
+        raise ChargeUndecidedError(
             f"it could not be decided within {_SECONDS_MAX:g} s how many reference steps this plan "
             "takes; nothing was charged. Use fewer different releases, or a mechanism more like "
             "the reference"
@@ -569,6 +573,6 @@ def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> It
 
 
 def _tabulated_counts(steps: int, points: int) -> np.ndarray:
-    """Return the numbers of reference steps at which ε is tabulated, about evenly in ε."""
+    """Return the step counts at which ε is tabulated, spaced about evenly in ε."""
     fractions = (np.arange(1, points + 1) / points) ** 2  # ε grows like the square root
     return np.minimum(np.ceil(steps * fractions).astype(np.int64), steps)

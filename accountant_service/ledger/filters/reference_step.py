@@ -18,7 +18,7 @@ _ROUNDING: Final = 1e-14  # relative: the parts of a Gaussian release together h
 
 
 def choose_reference_step(plan: StepPlan) -> Mechanism:
-    """Return a small step like a plan's, in which to count a budget in whole steps.
+    """Derive from a plan the reference mechanism, in whose steps a budget is counted.
 
     It is the plan's own step; the one Gaussian release that is equivalent to it; or, for a plan of
     several mechanisms, the same part of each of them.
@@ -52,7 +52,7 @@ def _divide_composition(composed: Composed) -> Mechanism:
 
 
 def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
-    """Return the Gaussian release of which `parts` together are as private as all of these.
+    """Return a Gaussian release that is, `parts` times, as private as all these releases.
 
     It may be a little less private, by rounding, never more.
     """

@@ -99,7 +99,7 @@ class DivergenceFilter(PrivacyFilter):
 
     @abstractmethod
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return how many more steps of these costs fit after `taken`; None if they are free."""
+        """Return how many more steps of these costs fit; None if they cost nothing."""
 
     @property
     def nothing(self) -> Amounts:
@@ -119,7 +119,7 @@ class DivergenceFilter(PrivacyFilter):
         return self
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> RenyiCharge:
-        """Return the charge of a plan; it does not depend on `taken`."""
+        """Return the charge of a plan: the Rényi divergence of its steps."""
         return RenyiCharge(plan.steps, self.step_costs(plan.step))
 
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
@@ -170,7 +170,7 @@ class DivergenceFilter(PrivacyFilter):
         }
 
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the changes of the amounts spent and held that a ledger entry records."""
+        """Return the changes of the spent and held amounts that a ledger entry records."""
         spent, held = (
             read_amounts(entry, name, len(self.orders))
             for name in ("spent_micronats", "held_micronats")
@@ -225,12 +225,12 @@ class RenyiFilter(DivergenceFilter):
         return taken[0] / self.budget if self.budget else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the divergence taken, raised until the rest of the budget is what a cap allows."""
+        """Raise the divergence spent or held, so that only what the holder may use remains."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return the ε of a Rényi divergence, at the budget's δ, rounded up."""
+        """Convert the Rényi divergence to ε at the budget's δ, rounded up."""
         micronats = taken[0]
         if micronats <= 0:
             return 0.0
@@ -238,7 +238,7 @@ class RenyiFilter(DivergenceFilter):
         return min(value, self.epsilon) if micronats <= self.budget else value
 
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return how many more steps of this cost fit after `taken`; None if they are free."""
+        """Return how many more steps of this cost fit; None if they cost nothing."""
         return count_affordable_steps(step_costs[0], self.budget - taken[0])
 
     def entry_fields(self) -> Json:
@@ -297,7 +297,7 @@ def compute_step_costs(
 
 
 def _round_up_to_attonats(divergence: float) -> int:
-    """Return a divergence in whole atto-nats, rounded up; beyond any budget if not finite."""
+    """Convert a divergence from nats to whole atto-nats, rounded up, with a finite maximum."""
     nats = rounding.up(divergence) if math.isfinite(divergence) else math.inf
     return math.ceil(_ATTO * min(nats, STEP_COST_NATS_MAX))
 
@@ -320,7 +320,7 @@ def choose_filter(
     relation: NeighbouringRelation,
     planned: CanonicalForm | None = None,
 ) -> RenyiFilter:
-    """Return the filter of the one order that admits the most steps of typical runs.
+    """Return a Rényi filter of the one order that admits the most steps of typical runs.
 
     For each reference run, the steps admitted at an order are divided by the steps admitted at the
     run's best order. The chosen order has the largest geometric mean of these ratios. With a
@@ -357,7 +357,7 @@ def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) ->
 
 @lru_cache(maxsize=4)
 def compute_reference_step_costs(relation: NeighbouringRelation) -> Array:
-    """Return the Rényi divergence of one step, in nats: rows typical runs, columns orders."""
+    """Return one step's Rényi divergence, in nats, by typical run (rows) and order (columns)."""
     return np.array(
         [
             _step_costs_by_order(canonical_form(DpSgd(sigma, sample_rate=rate, steps=1)), relation)

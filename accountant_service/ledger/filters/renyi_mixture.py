@@ -173,7 +173,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return lower bounds on the weighted terms of the mixture at the loss ε, one per order.
+        """Return a lower bound on each order's term of the supermartingale W at privacy loss ε.
 
         The term of the order α is w·e^{(α−1)ε−R}, with the order's weight w, and R = (α − 1) times
         the divergence taken.
@@ -192,7 +192,7 @@ class RenyiMixtureFilter(DivergenceFilter):
 
 @lru_cache(maxsize=4096)  # a balance is shown far more often than it changes
 def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
-    """Find, by bisection, the least ε that is proved for divergences, rounded up."""
+    """Find by bisection the least ε that is proved for these divergences, rounded up."""
     if policy._has_guarantee(taken, 0.0):
         return 0.0
     low, high = 0.0, policy.epsilon
@@ -207,12 +207,12 @@ def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
 
 
 def _scale(taken: Amounts, units: int) -> Amounts:
-    """Return the amounts multiplied by units/_SHARE_UNITS, rounded up."""
+    """Multiply each amount by `units` / `_SHARE_UNITS`, rounded up."""
     return tuple(-(-each * units // _SHARE_UNITS) for each in taken)
 
 
 def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
-    """Return the amounts after further steps, rounded up once for all of them."""
+    """Add the cost of further steps to the amounts, rounded up once for all these steps."""
     return tuple(
         amount + renyi.compute_cost(cost, steps)
         for amount, cost in zip(taken, step_costs, strict=True)
@@ -221,9 +221,9 @@ def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
 
 @lru_cache(maxsize=256)
 def _compute_cell_bounds(orders: tuple[float, ...]) -> Array:
-    """Return coefficients of lower bounds on the mixture: two rows per cell of privacy losses.
+    """Return a matrix that maps the terms of W to lower bounds on W/(1 − e^{−x}), x > 0.
 
-    The least row is a lower bound on W/(1 − e^{−x}) for all x > 0.
+    It has two rows per cell of privacy losses. The least product bounds the ratio for all x.
 
     Here x = L − ε, and a row's value is its product with the terms of W at L = ε. All coefficients
     are at least 0, so that a row's value never falls when a term grows.
@@ -276,7 +276,7 @@ def choose_mixture(
 
 @lru_cache(maxsize=256)
 def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFilter:
-    """Return the best mixture of orders found for typical runs, or the single order if best."""
+    """Return the best mixture of orders for typical runs; the single order if none is better."""
     candidates = renyi.CANDIDATE_ORDERS
     moments = renyi.compute_reference_step_costs(single_order.relation) * (candidates - 1)
     place = int(np.searchsorted(candidates, single_order.orders[0]))
@@ -289,12 +289,14 @@ def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFil
         value, weights = fit.maximise()
         if value > best_value:
             best_value = value
-            best = _freeze(single_order, candidates[chosen], weights)
+            best = _build_filter(single_order, candidates[chosen], weights)
     return best
 
 
-def _freeze(single_order: RenyiMixtureFilter, orders: Array, weights: Array) -> RenyiMixtureFilter:
-    """Return the filter with these orders and rounded weights, without negligible weights."""
+def _build_filter(
+    single_order: RenyiMixtureFilter, orders: Array, weights: Array
+) -> RenyiMixtureFilter:
+    """Build the filter from fitted weights: drop negligible weights, and round the rest down."""
     kept = weights >= min(_SMALLEST_WEIGHT, float(weights.max()))
     shares = weights[kept] / weights[kept].sum()
     units = np.floor(shares * (1 - 1e-12) / _WEIGHT_UNIT) * _WEIGHT_UNIT
@@ -353,7 +355,7 @@ class _MixtureWeightsFit:
         return -float(np.log1p(steps).mean()), -gradient
 
     def _count_steps(self, log_weights: Array) -> tuple[Array, Array]:
-        """Return how many steps of each run fit, as real numbers, and each order's share there.
+        """Return the steps of each run that fit, as real numbers, and each order's share of W.
 
         At each loss, log W falls with the steps and is convex. Newton's method starts where one
         order suffices, left of the solution, and approaches it from there.

@@ -40,7 +40,7 @@ _UNDERFLOW: Final = 1e-290  # more than all masses that are computed as zero
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """A composition's finite privacy losses in one direction, in increasing order, with masses.
+    """The finite privacy losses of a composition in increasing order, with their probabilities.
 
     Attributes:
         losses: different ones.
@@ -55,7 +55,7 @@ class Outcomes:
     loss_error: float
 
     def joined(self, other: Outcomes) -> Outcomes | None:
-        """Return the joint outcomes of two independent releases, or None if they are too many."""
+        """Return the outcomes of two independent releases together; None if there are too many."""
         if len(self.losses) * len(other.losses) > _PRODUCTS_MAX:
             return None
         losses = np.add.outer(self.losses, other.losses).ravel()
@@ -77,7 +77,7 @@ class Outcomes:
 
 
 class EnumeratedProfile:
-    """Bounds on δ(ε) and on attacks' error rates in one direction, from a list of all outcomes."""
+    """Bounds on δ(ε) and on attacks' error rates, computed from a list of all outcomes."""
 
     def __init__(self, outcomes: Outcomes, infinite: float) -> None:
         self._outcomes, self._infinite = outcomes, infinite
@@ -103,12 +103,12 @@ class EnumeratedProfile:
         )
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return the bounds on δ at each ε as a single row."""
+        """Return lower and upper bounds on δ at each ε, as tables with a single row."""
         lower, upper = self.delta(epsilons)
         return lower[np.newaxis], upper[np.newaxis]
 
     def _delta_from_finite_losses(self, epsilons: Array) -> Array:
-        """Return the part of δ(ε) from finite losses l > ε, Σ p·(1 − e^{ε−l}), at each ε."""
+        """Return the part of δ(ε) due to finite losses l > ε, Σ p·(1 − e^{ε−l}), per ε."""
         losses, mass = self._outcomes.losses, self._outcomes.mass
         found = np.empty_like(epsilons)
         for i, epsilon in enumerate(epsilons):
@@ -117,7 +117,7 @@ class EnumeratedProfile:
         return found
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        """Return a lower and an upper bound on ε at δ."""
+        """Return a lower and an upper bound on the smallest ε at δ."""
         error, shift = self._outcomes.mass_error, self._outcomes.loss_error
         lower = self._epsilon_at((delta - self._infinite * (1 - 1e-9)) / (1 - error))
         upper = self._epsilon_at((delta - self._infinite - _UNDERFLOW) / (1 + error))
@@ -133,7 +133,7 @@ class EnumeratedProfile:
         return float((np.log(self._p[useful] - delta) - self._log_q[useful]).max())
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds on false-positive, lower bounds on true-positive rates of attacks."""
+        """Return attacks' false-positive rates, bounded above, true-positive rates, below."""
         chosen = np.linspace(0, len(self._p) - 1, min(len(self._p), 8 * len(thresholds)))
         at = np.unique(chosen.astype(int))
         error = self._outcomes.mass_error
@@ -143,13 +143,13 @@ class EnumeratedProfile:
 
 
 def profile(releases: Composition, direction: Direction) -> EnumeratedProfile | None:
-    """Return a composition's privacy profile; None if it has too many or infinite outcomes."""
+    """Return bounds on a composition's δ(ε) from all outcomes; None if it has too many to list."""
     return _profile(tuple(releases), direction)
 
 
 @lru_cache(maxsize=16)
 def _profile(releases: Composition, direction: Direction) -> EnumeratedProfile | None:
-    """Compute the result that `profile` returns; results are cached."""
+    """Compute and cache the result of `profile`."""
     total: Outcomes | None = Outcomes(np.zeros(1), np.ones(1), 0.0, 0.0)
     for release, count in releases:
         if not isinstance(release, Release) or not isinstance(release.base_pair, AtomicPair):
@@ -162,7 +162,7 @@ def _profile(releases: Composition, direction: Direction) -> EnumeratedProfile |
 
 
 def _outcomes(pair: AtomicPair, sample_rate: float, direction: Direction) -> Outcomes | None:
-    """Return the outcomes of one release, or None if they are too many."""
+    """Return the outcomes of one release, or None if there are too many."""
     losses, p, error = pair.outcomes(sample_rate, direction)
     if len(losses) > _OUTCOMES_MAX:
         return None
@@ -170,7 +170,7 @@ def _outcomes(pair: AtomicPair, sample_rate: float, direction: Direction) -> Out
 
 
 def _repeat(outcomes: Outcomes | None, count: int) -> Outcomes | None:
-    """Return the outcomes of `count` equal releases, by repeated doubling; None if too many."""
+    """Return the outcomes of `count` equal releases together; None if there are too many."""
     total, power = None, outcomes
     while power is not None:
         if count & 1:
@@ -185,27 +185,27 @@ def _repeat(outcomes: Outcomes | None, count: int) -> Outcomes | None:
 
 
 def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
-    """Return bounds on ε at δ from all outcomes, or None if they are too many."""
+    """Return bounds on ε at δ from a list of all outcomes; None if there are too many."""
     return _combine_directions(
         [_epsilon(releases, each, delta) for each in distinct_directions(releases)]
     )
 
 
 def delta_bounds(releases: Composition, epsilon: float) -> Bounds | None:
-    """Return bounds on δ(ε) from all outcomes, or None if they are too many."""
+    """Return bounds on δ(ε) from a list of all outcomes; None if there are too many."""
     return _combine_directions(
         [_delta(releases, each, epsilon) for each in distinct_directions(releases)]
     )
 
 
 def _epsilon(releases: Composition, direction: Direction, delta: float) -> Bounds | None:
-    """Return bounds on ε at δ in one direction, or None if there are too many outcomes."""
+    """Return bounds on ε at δ for a removed or an added record; None if too many outcomes."""
     found = profile(releases, direction)
     return Bounds(*found.epsilon(delta)) if found else None
 
 
 def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bounds | None:
-    """Return bounds on δ(ε) in one direction, or None if there are too many outcomes."""
+    """Return bounds on δ(ε) for a removed or an added record; None if too many outcomes."""
     found = profile(releases, direction)
     if found is None:
         return None
@@ -214,7 +214,7 @@ def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bound
 
 
 def _combine_directions(found: list[Bounds | None]) -> Bounds | None:
-    """Return bounds on the larger of two directions' values; None if one has no bounds."""
+    """Return bounds on the larger of two values; None if one of them has no bounds."""
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

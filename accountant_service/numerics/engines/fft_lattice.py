@@ -52,7 +52,7 @@ _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a f
 
 @dataclass(frozen=True, slots=True)
 class _ComposedMasses:
-    """A composition's exponentially tilted probability masses at consecutive lattice points.
+    """A composition's probabilities at equally spaced losses l, tilted: weighted by e^{tilt·l}.
 
     The mass at lattice point j is e^{log_scale − tilt·(l_j − centre)}·(mass_j ± error), and at
     most e^{log_above} (e^{log_below}) of the tilted mass lies above (below) the window.
@@ -69,22 +69,22 @@ class _ComposedMasses:
     log_below: float
 
     def weights(self) -> Array:
-        """Return e^{−tilt·(l − centre)} at each loss l: factors from tilted to true masses."""
+        """Return the factors e^{−tilt·(l − centre)} that turn tilted into true probabilities."""
         return np.exp(-self.tilt * (self.losses - self.centre))
 
     def without_overflow(self) -> _ComposedMasses:
-        """Return the masses without lattice points whose weight overflows."""
+        """Return the masses at those losses l whose factor from `weights` does not overflow."""
         first = int(np.searchsorted(self.losses, self.centre - 300.0 / (1.0 + self.tilt)))
         return self.keep_last(len(self.losses) - first)
 
     def keep_last(self, points: int) -> _ComposedMasses:
-        """Return only the `points` lattice points with the greatest loss."""
+        """Return the masses at the `points` greatest losses."""
         return replace(self, losses=self.losses[-points:], mass=self.mass[-points:])
 
 
 @dataclass(frozen=True, slots=True)
 class LatticeProfile:
-    """An upper or a lower bound on a privacy profile δ(ε), computed on a lattice of losses.
+    """An upper or a lower bound on δ(ε), computed at equally spaced privacy losses (a lattice).
 
     It consists of bounds on the P- and Q-mass of {loss ≥ t} for every t of a window.
 
@@ -107,7 +107,7 @@ class LatticeProfile:
         return self.floor > -math.inf
 
     def epsilon(self, delta: float) -> float:
-        """Return the bound on ε at δ: an upper bound if the profile is one, else a lower bound.
+        """Return an upper bound on ε at δ if the profile is an upper bound, else a lower bound.
 
         It is the largest log((P(A_t) − δ)/Q(A_t)) over t, at least 0.
 
@@ -127,11 +127,11 @@ class LatticeProfile:
         return max(0.0, best, self.floor)
 
     def delta(self, epsilon: float) -> float:
-        """Return the bound on δ(ε): an upper bound if the profile is one, else a lower bound."""
+        """Return an upper bound on δ(ε) if the profile is an upper bound, else a lower bound."""
         return float(self.deltas(np.array([epsilon]))[0])
 
     def deltas(self, epsilons: Array) -> Array:
-        """Return the bound on δ(ε) at each ε: upper if the profile is an upper bound, else lower.
+        """Return, at each ε, an upper bound on δ(ε) if the profile is one, else a lower bound.
 
         It is the largest P(A_t) − e^ε·Q(A_t) over t, plus the slack, between 0 and 1. Of an upper
         bound it rises with t up to the first loss above ε, and falls from there: every further
@@ -156,7 +156,7 @@ class LatticeProfile:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyTarget:
-    """The point at which a profile should be accurate; it affects the width, never the validity.
+    """The ε and tilt near which a bound on δ(ε) should be tight; the bound is valid everywhere.
 
     Attributes:
         direction: of add-or-remove.
@@ -175,7 +175,7 @@ SPACING_MAX: Final = 40.0  # so that e^loss of an edge beyond LOSS_MAX stays a d
 
 
 def standard_deviations_to_cover(steps: int, log_delta: float) -> float:
-    """Return how many standard deviations of a release's loss its cells must cover.
+    """Return how many standard deviations of a release's loss to include before cutting its tail.
 
     Beyond that reach `steps` releases lose at most e^_LOG_CUT of δ.
     """
@@ -185,7 +185,7 @@ def standard_deviations_to_cover(steps: int, log_delta: float) -> float:
 def upper_profile(
     releases: Composition, target: AccuracyTarget, spacing: float, log_delta: float
 ) -> LatticeProfile:
-    """Return an upper bound on δ(ε), accurate near the target and for δ of about e^`log_delta`."""
+    """Return an upper bound on δ(ε), tight near the target ε, where δ is about e^`log_delta`."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
     steps, log_finite = [], 0.0
     for release, count in releases:
@@ -197,7 +197,7 @@ def upper_profile(
             return LatticeProfile(np.zeros(1), np.zeros(1), 0.0, 0.0, slack=1.0, floor=0.0)
         steps.append(LatticeMasses(first, mass, count))
         log_finite += count * math.log1p(-beyond) if beyond < 1 else -math.inf
-    tilted = _compose(steps, spacing, target, outward=1).without_overflow()
+    tilted = _compose(steps, spacing, target, rounding_sign=1).without_overflow()
     mass = np.maximum(tilted.mass, 0.0) + tilted.error
     p = mass * tilted.weights()
     q = p * np.exp(-(tilted.losses - tilted.centre))
@@ -218,7 +218,7 @@ def upper_profile(
 def lower_profile(
     releases: Composition, target: AccuracyTarget, spacing: float, log_delta: float
 ) -> LatticeProfile:
-    """Return a lower bound on δ(ε), proved by attacks that see each privacy loss rounded.
+    """Return a lower bound on δ(ε), attained by attacks that see each privacy loss rounded.
 
     An attack accuses if the sum of rounded losses is at least a threshold in the window.
 
@@ -243,9 +243,9 @@ def lower_profile(
             return LatticeProfile(np.zeros(1), np.ones(1), 0.0, 0.0)
         p_steps.append(LatticeMasses(cells.first, p_mass, count))
         q_steps.append(LatticeMasses(cells.first, q_mass, count))
-    p = _compose(p_steps, spacing, target, outward=-1)
+    p = _compose(p_steps, spacing, target, rounding_sign=-1)
     q_target = replace(target, tilt=target.tilt + 1.0)
-    q = _compose(q_steps, spacing, q_target, outward=1, window=p)
+    q = _compose(q_steps, spacing, q_target, rounding_sign=1, window=p)
     points = min(len(p.without_overflow().losses), len(q.without_overflow().losses))
     p, q = p.keep_last(points), q.keep_last(points)
     aliases = math.exp(p.log_above) + math.exp(p.log_below)
@@ -259,14 +259,14 @@ def lower_profile(
 
 
 def _tail_sums(values: Array) -> Array:
-    """Return, for each value, the sum of it and all values after it."""
+    """Return for each value the sum of itself and all later values."""
     return np.cumsum(values[::-1])[::-1]
 
 
 def loss_window(
     release: ReleaseLaw, target: AccuracyTarget, tail_deviations: float
 ) -> tuple[float, float]:
-    """Return the least and the greatest privacy loss that a release's cells must cover.
+    """Return the range of privacy losses that the discretisation of a release must cover.
 
     Losses far below 0 hardly count once they are tilted: E_P[e^{sL}] ≥ e^{s·E_P[L]} ≥ 1, so the
     tilted mass below l is at most e^{sl}. An upper bound moves it up to l, and a lower bound counts
@@ -285,7 +285,7 @@ def _cut_into_cells(
     *,
     centred: bool = False,
 ) -> LossCells:
-    """Cut a release's losses into cells between lattice points, or around them if `centred`.
+    """Discretise a release's losses into cells between lattice points, or centred on them.
 
     Centred cells are what rounding to the nearest lattice point collects.
     """
@@ -299,7 +299,7 @@ def _cut_into_cells(
 
 
 def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, float]:
-    """Move each cell's mass to its two edges so that both its P- and its Q-mass are kept.
+    """Move each cell's mass to its two edges, keeping its probability under both P and Q.
 
     P and Q are the two laws of the dominating pair.
 
@@ -322,10 +322,10 @@ def _compose(
     steps: Sequence[LatticeMasses],
     spacing: float,
     target: AccuracyTarget,
-    outward: int,
+    rounding_sign: int,
     window: _ComposedMasses | None = None,
 ) -> _ComposedMasses:
-    """Convolve all releases' tilted masses on a window of lattice points.
+    """Convolve all releases' tilted probabilities on a common range of lattice points.
 
     Chernoff's bound chooses the window unless it is given.
 
@@ -333,7 +333,7 @@ def _compose(
         steps: the releases' masses.
         spacing: of the lattice.
         target: gives the tilt.
-        outward: 1 to round every tilted mass up by its rounding error, −1 to round it down.
+        rounding_sign: 1 to round every tilted mass up by its rounding error, −1 to round it down.
         window: a composition whose window and centre are reused; None to choose them.
     """
     tilt = target.tilt
@@ -346,7 +346,7 @@ def _compose(
         # each exponent is off by a few eps of its terms, log_moment taken as it was computed
         terms = np.abs(exponent - tilt * losses) + np.abs(tilt * losses) + abs(log_moment)
         exponent_error = np.where(np.isfinite(exponent), 4 * _EPS * (4 + terms), 0.0)
-        mass = np.exp(exponent - log_moment + outward * exponent_error)
+        mass = np.exp(exponent - log_moment + rounding_sign * exponent_error)
         tilted.append(replace(step, mass=mass))
         log_scale += step.count * log_moment
         rounding += step.count * 4 * _EPS * abs(log_moment)
@@ -379,17 +379,17 @@ def _compose(
 
 
 def max_cells(releases: int, target: AccuracyTarget) -> int:
-    """Return the largest number of cells per release, for this many different releases."""
+    """Return the limit on loss intervals per release, in a composition of `releases` releases."""
     return min(target.points_max, _CELLS_MAX // releases)
 
 
 def _max_window_points(releases: int, target: AccuracyTarget) -> int:
-    """Return the most lattice points that a window may have, for this many different releases."""
+    """Return the largest number of lattice points for a convolution of `releases` releases."""
     return min(target.points_max, _WORK_MAX // releases)
 
 
 class _ChernoffMoments:
-    """Log-moments of the composed tilted loss, for Chernoff bounds on its tails."""
+    """Log-moments of a composition's tilted privacy loss, for Chernoff bounds on its tails."""
 
     def __init__(self, steps: Sequence[LatticeMasses], spacing: float) -> None:
         coarse = [(*coarsen(step, spacing), step.count) for step in steps]
@@ -413,7 +413,7 @@ class _ChernoffMoments:
             self.lower += count * (log_sum_exp(log_mass - exponent) + moment_error)
 
     def window(self) -> tuple[float, float]:
-        """Return the lowest and highest loss of a window that holds nearly all tilted mass.
+        """Return a range of losses outside which Chernoff's bound leaves a negligible tilted mass.
 
         On either side at most e^_LOG_WRAP of the tilted mass lies outside.
         """
@@ -422,16 +422,16 @@ class _ChernoffMoments:
         return low, high
 
     def log_tail_above(self, edge: float) -> float:
-        """Return the log of Chernoff's upper bound on the tilted mass at losses above `edge`."""
+        """Return the log of Chernoff's bound on the tilted mass at losses above `edge`."""
         return min(0.0, float((self.upper - self.rates * edge).min()))
 
     def log_tail_below(self, edge: float) -> float:
-        """Return the log of Chernoff's upper bound on the tilted mass at losses below `edge`."""
+        """Return the log of Chernoff's bound on the tilted mass at losses below `edge`."""
         return min(0.0, float((self.lower + self.rates * edge).min()))
 
 
 def _moment_rounding(exponent: Array, log_mass: Array, points: int) -> Array:
-    """Return upper bounds on the rounding error of a release's log-moment at each order.
+    """Return upper bounds on the rounding error of one release's log-moment at each order.
 
     Every term is off by a few eps of its exponent. Blocks are sums of at most `points` / 4096 + 1
     positive masses, the moment is one of all blocks, and sums in any order are off by at most an

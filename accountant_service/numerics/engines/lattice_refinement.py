@@ -23,7 +23,7 @@ from accountant_service.numerics.laws.dominating_pair import Composition
 
 
 class RefinedLattice:
-    """An FFT lattice of privacy losses in one direction, which `refine` makes finer."""
+    """A lattice of equally spaced privacy losses for FFTs, which `refine` makes finer."""
 
     def __init__(
         self, releases: Composition, target: AccuracyTarget, log_delta: float, spacing: float
@@ -43,18 +43,18 @@ class RefinedLattice:
         width: float,
         points_max: int = POINTS_MAX,
     ) -> RefinedLattice:
-        """Return a lattice that is accurate around a saddle point, to about `width` in ε."""
+        """Return a lattice with which bounds on ε near a saddle point are `width` apart."""
         target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon, points_max)
         return cls(releases, target, log_delta, _first_spacing(releases, target, width))
 
     def refine(self, factor: float) -> None:
-        """Make the spacing finer by about `factor`, within the lattice limit."""
+        """Multiply the spacing by about `factor` < 1, but keep to the limit on lattice points."""
         self.spacing = max(self.finest, self.spacing * min(0.7, max(0.1, 0.85 * factor)))
 
     def profiles(
         self, lower_wanted: Callable[[LatticeProfile], bool] = lambda _: True
     ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
-        """Return the upper and the lower bound on the privacy profile, at the current spacing.
+        """Return the upper and the lower bound on δ(ε) that the current spacing gives.
 
         The spacing is made coarser if the lattice does not fit into the limit.
 
@@ -86,7 +86,7 @@ class RefinedLattice:
 def lattice_profiles(
     releases: Composition, saddle: SaddlePoint, tolerance: float, points_max: int
 ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
-    """Return an upper and a lower bound on δ(ε) in one direction, accurate near a saddle point.
+    """Return an upper and a lower bound on δ(ε), tight near a saddle point; None if too costly.
 
     Args:
         releases: with their counts.
@@ -100,7 +100,7 @@ def lattice_profiles(
 
 
 def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) -> float:
-    """Return the lattice spacing at which the bounds on ε are about `width` apart.
+    """Return the lattice spacing at which upper and lower bounds on ε are about `width` apart.
 
     It solves T·(s+1)·h²/8 ≈ width.
 
@@ -113,7 +113,7 @@ def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) 
 
 
 def _loss_range(releases: Composition, target: AccuracyTarget, log_delta: float) -> float:
-    """Return the widest range of privacy losses that the cells of any release must cover."""
+    """Return the length of the widest range of losses to discretise, over all releases."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
     limits = [loss_window(release, target, tail_deviations) for release, _ in releases]
     return max(high - low for low, high in limits)

@@ -75,7 +75,7 @@ class IntegrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class _FourierSum:
-    """A Fourier sum Σ Re(terms·e^{−ivε}) as a function of ε, with an upper bound on its error.
+    """A Fourier sum Σ Re(terms·e^{−ivε}) over frequencies v, and an upper bound on its error.
 
     It is off by at most `error`, and by `drift` more for each unit of ε. For several compositions,
     terms, error and drift have a row for each of them.
@@ -87,7 +87,7 @@ class _FourierSum:
     drift: Array
 
     def evaluate(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return the sum, and an upper bound on its absolute error, at each ε.
+        """Return the sum at each ε, and an upper bound on its absolute error.
 
         Several compositions each have their own ε.
         """
@@ -109,7 +109,7 @@ class _FourierSum:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedIntegral:
-    """The evaluated line integral of a composition, which bounds δ(ε) at any ε.
+    """A computed line integral of a composition, from which bounds on δ(ε) follow at any ε.
 
     All sums are relative to a scale that is known up to a factor e^{±log_scale_error}. Relative to
     e^{log_scale − sε}, δ(ε) is at most `above` and, less the aliases, at least `below`. Relative to
@@ -181,7 +181,7 @@ class EvaluatedIntegral:
         return lower, upper
 
     def epsilons(self, delta: float, guesses: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds on the smallest ε > 0 with δ(ε) ≤ `delta`, per composition.
+        """Return, per composition, lower and upper bounds on the ε > 0 with δ(ε) = `delta`.
 
         They are found by the secant method.
 
@@ -212,12 +212,12 @@ class EvaluatedIntegral:
         return lower, upper
 
     def _log_delta_ratio(self, epsilons: Array, delta: float) -> Array:
-        """Return log(upper bound on δ(ε) / `delta`) at each ε."""
+        """Return, at each ε, the log of the upper bound on δ(ε) divided by `delta`."""
         log_ratio: Array = np.log(self.delta(epsilons)[1]) - math.log(delta)
         return log_ratio
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds on false-positive and lower bounds on true-positive rates of attacks.
+        """Return attacks' false-positive rates, bounded above, true-positive rates, below.
 
         Each threshold t is one attack. The noisy loss is L + ηZ: the privacy loss plus normal noise
         of standard deviation `line.attack_noise_deviation`.
@@ -242,7 +242,7 @@ class EvaluatedIntegral:
         return np.minimum(false_positives, 1.0), np.clip(true_positives, 0.0, 1.0)
 
     def _aliasing_error(self, epsilons: Array, smoothing: float = 0.0) -> Array:
-        """Return upper bounds on the error of replacing the integral by a sum, one for each ε.
+        """Return, per ε, an upper bound on the error of replacing the integral by a sum.
 
         `smoothing` is the standard deviation of Gaussian noise added to the loss.
         """
@@ -257,7 +257,7 @@ class EvaluatedIntegral:
         return total * (1 + 1e-9)
 
     def _aliasing_error_table(self, epsilons: Array) -> Array:
-        """Return upper bounds on the aliasing error: a row per composition, a column per ε."""
+        """Return the aliasing error's upper bounds: a row per composition, a column per ε."""
         rows = np.atleast_2d(self.line.higher_moments)
         return np.stack(
             [
@@ -273,7 +273,7 @@ def integrate_composition(
     settings: IntegrationSettings,
     repetitions: Array = _ONCE,
 ) -> EvaluatedIntegral:
-    """Evaluate a composition's line integral, on a line through its saddle point.
+    """Compute a composition's line integral through its saddle point, which bounds δ(ε).
 
     Args:
         releases: with their counts.
@@ -296,7 +296,7 @@ def integrate_composition(
 
 @dataclass(frozen=True, slots=True)
 class OmittedOutcomes:
-    """An upper bound on what the outcomes that a line integral leaves out add to δ(ε).
+    """An upper bound on the part of δ(ε) due to outcomes that a line integral leaves out.
 
     Attributes:
         mass: the mass of outcomes that count as the worst.
@@ -309,7 +309,7 @@ class OmittedOutcomes:
     moments: Array = field(default_factory=lambda: np.zeros(0))
 
     def delta(self, epsilons: Array) -> Array:
-        """Return an upper bound on what the omitted outcomes add to δ(ε), at each ε."""
+        """Return, at each ε, an upper bound on the part of δ(ε) due to the omitted outcomes."""
         total = np.full_like(epsilons, self.mass)
         if len(self.tilts):
             chernoff = (self.moments - np.multiply.outer(epsilons, self.tilts)).min(axis=1)
@@ -319,7 +319,7 @@ class OmittedOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class IntegrandValues:
-    """Values of a line integral's integrand Φ(v) at some frequencies v, with error bounds.
+    """Values of a line integral's integrand Φ(v) at given frequencies v, with error bounds.
 
     They are known up to a factor e^{±log_scale_error}.
 
@@ -341,31 +341,31 @@ class IntegrandValues:
 
 
 class LineIntegrand(Protocol):
-    """The integrand Φ(v) = E[e^{(s + iv)L}] at frequency v; L is a privacy loss, s > 0 the tilt."""
+    """Interface of an integrand Φ(v) = E[e^{(s + iv)L}]: privacy loss L, tilt s, frequency v."""
 
     @property
     def standard_deviation(self) -> float:
-        """Return an estimate of the standard deviation of the privacy loss tilted by e^{sL}."""
+        """Return an estimate of the standard deviation of L once it is tilted by e^{sL}."""
         ...
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds on the integrand's log|Φ(v)/Φ(0)|, one per range of frequencies v.
+        """Return upper bounds on log|Φ(v)/Φ(0)|, one for each range of frequencies v.
 
         Each range starts at one of the edges and ends at the next; the last range has no end.
         """
         ...
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes that the integrand needs up to this frequency."""
+        """Return the number of quadrature nodes needed to compute Φ up to this frequency."""
         ...
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return the integrand at increasing frequencies, with upper bounds on its error."""
+        """Return Φ at increasing frequencies, with upper bounds on its error."""
         ...
 
 
 class CompositionIntegrand:
-    """The integrand of a composition: the product Φ = Π φᵢ^{Tᵢ} over its releases i.
+    """The integrand of a composition: Φ = Π φᵢ^{Tᵢ} over releases i, each made Tᵢ times.
 
     φᵢ is the characteristic function of a release's tilted privacy loss, Tᵢ its count. Several
     powers of the product may be computed at once.
@@ -391,7 +391,7 @@ class CompositionIntegrand:
         return math.sqrt(self._least * square)
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds on the integrand's log|Φ(v)|, one per range of frequencies v.
+        """Return upper bounds on log|Φ(v)|, one for each range of frequencies v.
 
         Each range starts at one of the edges and ends at the next; the last range has no end. The
         bounds hold for every number of repetitions.
@@ -407,7 +407,7 @@ class CompositionIntegrand:
         return math.fsum(loss.count_nodes(frequency) for loss, _ in self._tilted)
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return the integrand at increasing frequencies, with upper bounds on its error.
+        """Return Φ at increasing frequencies, with upper bounds on its error.
 
         The error follows from |(φ + e)^T − φ^T| ≤ (|φ| + |e|)^T − |φ|^T.
         """
@@ -438,7 +438,7 @@ class CompositionIntegrand:
 
 
 class KernelValues(NamedTuple):
-    """A kernel G(s + iv), which a line integral multiplies its integrand by, at frequencies v.
+    """Values of a kernel G(s + iv) at frequencies v; a line integral is ∫ Φ(v)·G(s + iv) dv.
 
     Attributes:
         values: G at each frequency.
@@ -450,7 +450,7 @@ class KernelValues(NamedTuple):
 
 
 class PerKernel(NamedTuple, Generic[T]):
-    """A value for each of the four kernels G that a line integral multiplies its integrand by.
+    """One value for each of the four kernels G with which a line integral ∫ Φ·G is computed.
 
     An attack is a hypothesis test of P against Q that accuses if L + ηZ ≥ t, Z standard normal.
 
@@ -469,7 +469,7 @@ class PerKernel(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class IntegrationLine:
-    """The line Re w = s in the complex plane along which to integrate, and how to sum along it.
+    """The line Re w = s in the complex plane along which to integrate, and the sum's settings.
 
     The integral is replaced by a sum over the frequencies v = Im w = 2πk/W. As a function of ε the
     sum repeats with period W: a longer period means a smaller error and more terms.
@@ -496,7 +496,7 @@ class IntegrationLine:
 
     @property
     def attack_noise_deviation(self) -> float:
-        """Return the standard deviation of the noise that smooths the attack "accuse if L ≥ t".
+        """Return the standard deviation of the noise that attacks add to the privacy loss.
 
         The attack's step at L = t has a kernel that decays too slowly to be summed. So the attack
         that is bounded adds normal noise of this standard deviation to L first. Without smoothing
@@ -505,7 +505,7 @@ class IntegrationLine:
         return max(self.smoothing, 1e-6 * self.period)
 
     def kernels(self, frequencies: Array) -> PerKernel[KernelValues]:
-        """Return the kernels G(s + iv), which multiply the integrand, at each frequency v.
+        """Return each of the four kernels G(s + iv) at each frequency v.
 
         Raises:
             SlowDecayError: the smoothing is so large that they overflow.
@@ -536,7 +536,7 @@ class IntegrationLine:
         )
 
     def log_kernel_tails(self, low: Array, high: Array) -> PerKernel[Array]:
-        """Return, per kernel G, upper bounds on the log of its integral over low ≤ v ≤ high.
+        """Return, for each kernel G, upper bounds on log ∫|G| dv over low ≤ v ≤ high.
 
         They bound log(e^{a²η²/2}·∫|G| dv) with a = low.
         """
@@ -562,7 +562,7 @@ class IntegrationLine:
 def choose_line(
     saddle: SaddlePoint, settings: IntegrationSettings, log_mass: float = 0.0
 ) -> IntegrationLine:
-    """Choose the tilt s of the line of integration Re w = s that needs the fewest frequencies.
+    """Choose the line Re w = s along which the integral needs the fewest frequencies.
 
     It is the tilt with the shortest period W of the sum, so with the widest spacing 2π/W of the
     frequencies. Tilts at which double precision would lose too many digits of δ are left out.
@@ -611,7 +611,7 @@ def integrate_along_line(
     work_limit: float,
     omitted: OmittedOutcomes | None = None,
 ) -> EvaluatedIntegral:
-    """Evaluate the line integral of an integrand along a given line.
+    """Compute the line integral of an integrand along a given line, which bounds δ(ε).
 
     Args:
         integrand: on this line.
@@ -651,7 +651,7 @@ def integrate_along_line(
 
 @dataclass(frozen=True, slots=True)
 class _FrequencyCutoff:
-    """The number of frequencies to sum, and upper bounds on the kernels' integrals beyond them."""
+    """The number of frequencies to sum, and an upper bound on what each kernel adds beyond them."""
 
     count: int
     tails: PerKernel[float]
@@ -660,7 +660,7 @@ class _FrequencyCutoff:
 def _choose_frequencies(
     integrand: LineIntegrand, line: IntegrationLine, work_limit: float
 ) -> _FrequencyCutoff:
-    """Choose the fewest frequencies to sum such that the tail left out is small enough.
+    """Choose the fewest frequencies to sum such that the omitted tail is small enough.
 
     It is at most e^`line.log_tail`.
     """
@@ -696,7 +696,7 @@ def _fourier_sum(
     kernel_error: Array,
     tail: float,
 ) -> _FourierSum:
-    """Return Σ integrand·kernel·e^{−ivε} as a function of ε, with an upper bound on its error.
+    """Return the Fourier sum Σ integrand·kernel·e^{−ivε}, with an upper bound on its error.
 
     |Φ'G' − ΦG| ≤ |Φ' − Φ|·|G'| + |Φ|·|G' − G| for computed Φ', G'.
     """

@@ -73,7 +73,7 @@ _APPROXIMATE_NODES: Final = 1500  # nodes on which a division is chosen
 def integrate_rare_events(
     releases: Composition, saddle: SaddlePoint, settings: IntegrationSettings
 ) -> EvaluatedIntegral:
-    """Bound δ(ε) by a line integral over rare outcomes, and bound what all others add to δ.
+    """Bound δ(ε): integrate over outcomes with rare losses, and bound the part due to all others.
 
     Args:
         releases: with their counts.
@@ -99,7 +99,7 @@ def integrate_rare_events(
 
 
 def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[SaddlePoint]:
-    """Return two guesses of the saddle point at δ: if one rare outcome decides δ, and if many do.
+    """Return the saddle points at two guesses of ε: if one rare loss causes δ, and if many do.
 
     `near` gives δ and the direction.
 
@@ -116,7 +116,7 @@ def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[Saddle
 
 
 def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_SampledGaussian]:
-    """Return sample rate, μ and count of each release; all must be sampled Gaussian releases.
+    """Return the sample rate, μ and count of each release; raise if one is not a sampled Gaussian.
 
     Raises:
         SlowDecayError: a record is added or replaced, or a release is not Gaussian.
@@ -132,7 +132,7 @@ def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_Sample
 
 
 def _log_delta_of_one_outcome(parts: list[_SampledGaussian], epsilons: Array) -> Array:
-    """Return an estimate of log δ(ε), at each ε, if one release alone has a loss above ε."""
+    """Estimate log δ(ε), at each ε, if δ is due to a single release whose loss exceeds ε."""
     total = np.full_like(epsilons, -np.inf)
     for part in parts:
         unsampled = np.log1p(np.expm1(np.minimum(epsilons, 500.0)) / part.sample_rate)
@@ -143,7 +143,7 @@ def _log_delta_of_one_outcome(parts: list[_SampledGaussian], epsilons: Array) ->
 
 @dataclass(frozen=True, slots=True)
 class _SampledGaussian:
-    """A Gaussian release with Poisson sampling, and how often it is repeated.
+    """A Poisson-sampled Gaussian release and its number of repetitions.
 
     Attributes:
         sample_rate: q.
@@ -158,7 +158,7 @@ class _SampledGaussian:
 
 @dataclass(frozen=True, slots=True)
 class _OutcomeDivision:
-    """A division of outcomes by privacy loss into common (low), rare (high) and extreme (highest).
+    """A division of a release's outcomes by loss: common (low), rare (high), extreme (highest).
 
     Each part is given by the smooth windows whose product is the weight with which an outcome of
     some loss belongs to it.
@@ -170,7 +170,7 @@ class _OutcomeDivision:
 
     @classmethod
     def at(cls, split: float, top: float) -> _OutcomeDivision:
-        """Return the division with rare losses above about `split` and extreme ones above `top`.
+        """Return the division in which losses above about `split` are rare, above `top` extreme.
 
         No outcomes are common if `split` is 0.
         """
@@ -188,28 +188,28 @@ class _ApproximateLaws:
         self._laws = [(*_approximate_law(part.sample_rate, part.mu), part.count) for part in parts]
 
     def log_mass(self, windows: tuple[Window, ...]) -> float:
-        """Return the log of the expected number of releases whose loss is in the windows."""
+        """Return the log of the expected number of releases whose loss the windows select."""
         counts = [
-            count * math.exp(float(log_sum_exp(log_mass + _log_windows(windows, loss))))
+            count * math.exp(float(log_sum_exp(log_mass + _log_window_weights(windows, loss))))
             for loss, log_mass, count in self._laws
         ]
         return math.log(max(math.fsum(counts), 1e-300))
 
     def log_chernoff(self, windows: tuple[Window, ...], epsilon: float) -> float:
-        """Estimate the log of Chernoff's upper bound on δ(ε), for losses in the windows only."""
+        """Estimate the log of Chernoff's bound on δ(ε), from the losses that the windows select."""
         tilts = _COMMON_TILTS / epsilon
         return float((self._log_moments(windows, tilts) - tilts * epsilon).min())
 
     def _log_moments(self, windows: tuple[Window, ...], tilts: Array) -> Array:
-        """Return the composition's log E[e^{sL}] at each tilt s, for losses in the windows only."""
+        """Return log E[e^{sL}] of the composition at each tilt s, over selected losses only."""
         total = np.zeros_like(tilts)
         for loss, log_mass, count in self._laws:
-            weighted = log_mass + _log_windows(windows, loss)
+            weighted = log_mass + _log_window_weights(windows, loss)
             total += count * log_sum_exp(weighted + tilts[:, None] * loss)
         return total
 
     def estimate_top(self, log_share: float) -> float:
-        """Estimate the least loss above which at most e^log_share outcomes are expected."""
+        """Estimate the loss above which at most e^log_share releases are expected to lie."""
 
         def is_negligible(top: float) -> bool:
             """Return whether few enough outcomes have a loss above `top`."""
@@ -221,7 +221,7 @@ class _ApproximateLaws:
         return float(_TOPS[at])
 
     def renyi_epsilon(self, log_delta: float) -> float:
-        """Estimate the Rényi upper bound on ε at δ, leaving out extreme outcomes."""
+        """Estimate the Rényi upper bound on ε at δ if extreme outcomes are ignored."""
         top = self.estimate_top(log_delta - 3.0)
         tilts = _RENYI_TILTS / top
         moments = self._log_moments(_OutcomeDivision.at(0.0, top).rare, tilts)
@@ -231,14 +231,14 @@ class _ApproximateLaws:
 
 @lru_cache(maxsize=16)
 def _approximate_law(sample_rate: float, mu: float) -> tuple[Array, Array]:
-    """Return a release's privacy losses at a few quadrature nodes, and their log masses."""
+    """Return a release's privacy losses at a few quadrature nodes, and their log probabilities."""
     z = np.linspace(-9.0, 13.0 + mu, _APPROXIMATE_NODES)
     loss = privacy_loss(mu * z - 0.5 * mu**2, sample_rate)
     return loss, loss - 0.5 * z * z - LOG_SQRT_TWO_PI + math.log(z[1] - z[0])
 
 
-def _log_windows(windows: tuple[Window, ...], loss: Array) -> Array:
-    """Return the log of the windows' product at each privacy loss."""
+def _log_window_weights(windows: tuple[Window, ...], loss: Array) -> Array:
+    """Return the log of the product of all windows' weights (0 to 1) at each privacy loss."""
     total = np.zeros_like(loss)
     for window in windows:
         total = total + window.log_weight(loss)
@@ -248,7 +248,7 @@ def _log_windows(windows: tuple[Window, ...], loss: Array) -> Array:
 def _candidate_divisions(
     parts: list[_SampledGaussian], epsilon: float, log_share: float
 ) -> Iterator[_OutcomeDivision]:
-    """Yield divisions of the outcomes to try; each leaves out a δ of at most about e^log_share.
+    """Yield divisions to try, in each of which the omitted outcomes add ≤ e^log_share to δ.
 
     Their top is the lowest possible. Their splits are the highest possible, none, and a very low
     one.
@@ -265,7 +265,7 @@ def _candidate_divisions(
 
 
 class DividedComposition:
-    """A composition's outcomes divided by privacy loss: common, rare and extreme ones.
+    """A composition whose outcomes are divided by privacy loss into common, rare and extreme ones.
 
     Integrated are the outcomes in which some release has a rare loss and none an extreme one;
     without common losses, all that have no extreme one. What is left out is bounded by `omitted`.
@@ -287,14 +287,14 @@ class DividedComposition:
         self._moments = self._integrated_log_moments(1.0 + self._tilts)
 
     def _laws(self, windows: tuple[Window, ...], order: float) -> list[WindowedLoss]:
-        """Return each release's privacy loss weighted by the windows, for orders up to `order`."""
+        """Return each release's loss distribution weighted by the windows, for orders ≤ `order`."""
         return [
             cached_windowed_loss(p.sample_rate, p.mu, windows, order)
             for p in self._sampled_gaussians
         ]
 
     def _integrated_log_moments(self, orders: Array) -> Array:
-        """Return upper bounds on the log-moments of the integrated outcomes, one per order."""
+        """Return upper bounds on the log-moments of the outcomes to integrate, one per order."""
         total, ratio = np.zeros_like(orders), np.zeros_like(orders)
         if not self._common:
             for rare, part in zip(self._rare, self._sampled_gaussians, strict=True):
@@ -311,17 +311,17 @@ class DividedComposition:
 
     @property
     def log_integrated_mass(self) -> float:
-        """Return an upper bound on the log probability of the integrated outcomes."""
+        """Return an upper bound on the log probability of the outcomes to integrate."""
         return min(float(self._moments[0]), 0.0)
 
     def own_saddle(self, near: SaddlePoint) -> SaddlePoint:
-        """Return the saddle point of the integrated outcomes alone, at the ε of `near`."""
+        """Return the saddle point of the integral over these outcomes, at the ε of `near`."""
         tilts, moments = self._tilts[1:], self._moments[1:]
         cost = moments - tilts * near.epsilon - np.log(tilts) - np.log1p(tilts)
         return replace(near, tilt=float(tilts[np.argmin(cost)]), tilts=tilts, moments=moments)
 
     def omitted(self) -> OmittedOutcomes:
-        """Return an upper bound on what the omitted outcomes add to δ.
+        """Return an upper bound on the part of δ(ε) due to the omitted outcomes.
 
         These are the outcomes with some extreme loss, and those with common losses only.
         """
@@ -341,7 +341,7 @@ class DividedComposition:
         return OmittedOutcomes(mass, tilts, moments)
 
     def integrand(self, tilt: float) -> _RareOutcomeIntegrand:
-        """Return the integrand Φ(v) = E[e^{(s + iv)L}] over these outcomes, at the tilt s."""
+        """Return Φ(v) = E[e^{(s + iv)L}] over the outcomes to integrate, with the tilt s."""
         log_scale = float(self._integrated_log_moments(np.array([1.0 + tilt]))[0])
         counts = [part.count for part in self._sampled_gaussians]
         return _RareOutcomeIntegrand(
@@ -357,7 +357,7 @@ class DividedComposition:
 
 @dataclass(frozen=True, slots=True)
 class _RareOutcomeIntegrand:
-    """The integrand Φ(v) = E[e^{(s + iv)L}] over the outcomes in which some loss is rare.
+    """The integrand Φ(v) = E[e^{(s + iv)L}] over outcomes in which some release's loss is rare.
 
     With a and b the transforms of a release's common and rare outcomes and T its count, Φ is Π(a +
     b)^T − Πa^T over the releases, or Πb^T without common outcomes.
@@ -376,11 +376,11 @@ class _RareOutcomeIntegrand:
 
     @property
     def standard_deviation(self) -> float:
-        """Return an upper estimate of the tilted privacy loss's standard deviation."""
+        """Return a generous estimate of the tilted privacy loss's standard deviation."""
         return 10.0 * self.epsilon
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds on the integrand's log|Φ(v)/Φ(0)|, one per range of frequencies v.
+        """Return upper bounds on log|Φ(v)/Φ(0)|, one for each range of frequencies v.
 
         |Φ(v)| ≤ Σ T·|b(v)|·Π(a + b)^T/(a + b), all factors at v = 0 but the first.
 
@@ -405,7 +405,7 @@ class _RareOutcomeIntegrand:
     def _log_decay_of_law(
         self, whole: WindowedLoss, slow: WindowedLoss, fast: WindowedLoss, edges: Array
     ) -> Array:
-        """Return upper bounds on log|K|, K one release's Laplace transform, per range of v.
+        """Return upper bounds on log|transform| of one release's loss, per frequency range.
 
         A range of frequencies v starts at one of the edges and ends at the next; the last has no
         end.
@@ -430,7 +430,7 @@ class _RareOutcomeIntegrand:
         return math.fsum(law.count_nodes(self.order, frequency) for law in laws)
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return the integrand at increasing frequencies, with upper bounds on its error."""
+        """Return Φ at increasing frequencies, with upper bounds on its error."""
         value, size, largest = (
             _LaplaceTransformProduct(len(frequencies), bool(self.common)) for _ in range(3)
         )
@@ -458,7 +458,7 @@ class _RareOutcomeIntegrand:
     def _transforms(
         self, at: int, frequencies: Array
     ) -> tuple[_LaplaceTransform, _LaplaceTransform | None]:
-        """Return the transforms of rare outcomes, b, and of common ones, a, of release number `at`.
+        """Return the Laplace transforms of one release's rare and of its common losses.
 
         a is None if no outcomes are common.
 
@@ -474,7 +474,7 @@ class _RareOutcomeIntegrand:
 
 @dataclass(frozen=True, slots=True)
 class _LaplaceTransform:
-    """The Laplace transform of a release's common or rare losses, with upper bounds on errors.
+    """The Laplace transform of one release's common or rare losses, with bounds on its error.
 
     It is e^{log_scale ± scale_error}·(1 + phi_minus_one ± error) at each frequency v of s + iv.
 
@@ -492,7 +492,7 @@ class _LaplaceTransform:
     def with_scale_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _LaplaceTransform:
-        """Return the transform, with the error of its constant factor e^log_scale kept apart.
+        """Compute the transform; keep the error of its constant factor e^log_scale separate.
 
         Otherwise it is made part of the absolute error, as in `with_absolute_error`.
         """
@@ -506,27 +506,27 @@ class _LaplaceTransform:
     def with_absolute_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _LaplaceTransform:
-        """Return the transform, with the error of its constant factor made part of `error`."""
+        """Compute the transform; include the error of its constant factor in `error`."""
         nodes = law.trapezoidal_rule(order, float(frequencies[-1]))
         phi_minus_one, error = nodes.unnormalised_characteristic(frequencies)
         return cls(nodes.log_moment, 0.0, phi_minus_one, error)
 
     def log(self) -> ComplexArray:
-        """Return the complex logarithm of the computed transform."""
+        """Return the complex logarithm of the computed transform at each frequency."""
         return np.asarray(self.log_scale + log1p_complex(self.phi_minus_one))
 
     def log_modulus(self) -> ComplexArray:
-        """Return log|transform| as computed: real numbers, held as complex ones for products."""
+        """Return log|computed transform|, as complex numbers with imaginary part 0."""
         return np.asarray(self.log().real, complex)
 
     def log_modulus_upper(self) -> ComplexArray:
-        """Return upper bounds on log|exact transform|: real numbers, held as complex ones."""
+        """Return upper bounds on log|exact transform| as complex numbers with imaginary part 0."""
         size = np.exp(log1p_complex(self.phi_minus_one).real)
         return self.log_modulus() + np.log1p(self.error / np.maximum(size, 1e-300))
 
 
 class _LaplaceTransformProduct:
-    """The integrand: the product of all releases' transforms, less that of common outcomes.
+    """The product of all releases' transforms, minus that of their common outcomes alone.
 
     That is Π(a + b)^T − Πa^T, or Πb^T alone without common outcomes, built release by release.
     """
@@ -536,7 +536,7 @@ class _LaplaceTransformProduct:
         self._differs = differs
 
     def multiply(self, log_b: ComplexArray, log_a: ComplexArray | None, count: int) -> Array:
-        """Multiply by one release's transforms, `count` times; return the relative error in eps.
+        """Multiply by `count` equal transforms; return the rounding error in units of eps.
 
         `log_b` and `log_a` are the logs of its transforms of rare and of common outcomes.
         """
@@ -550,7 +550,7 @@ class _LaplaceTransformProduct:
         return np.asarray(np.abs(log_a) + np.abs(log_ratio) * (1 + exponent))
 
     def value(self, log_scale: float) -> ComplexArray:
-        """Return the product divided by e^log_scale, without overflow.
+        """Return the product divided by e^log_scale at each frequency, without overflow.
 
         The product is e^whole·(1 − e^−ratio).
         """

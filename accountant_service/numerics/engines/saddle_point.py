@@ -53,7 +53,7 @@ _WORK_MAX: Final = 1 << 23  # nodes times tilts, of all releases
 
 @dataclass(frozen=True, slots=True)
 class SaddlePoint:
-    """The saddle point of a composition's line integral in one direction, with moments around it.
+    """The saddle point of a composition's line integral, and upper bounds on log-moments around it.
 
     Attributes:
         direction: of add-or-remove.
@@ -82,7 +82,7 @@ def find_at_delta(
     log_delta: float,
     other_lower_bound: float = -math.inf,
 ) -> SaddlePoint:
-    """Find the saddle point at the ε where δ(ε) = δ, and the Rényi upper bound on ε.
+    """Find the saddle point at the ε that corresponds to δ, and the Rényi upper bound on ε.
 
     Args:
         releases: with their counts.
@@ -145,7 +145,7 @@ def find_at_epsilon(
 
 
 def count_by_renyi(releases: Composition, epsilon: float, log_delta: float) -> float:
-    """Return about how many repetitions of a composition have at most ε at δ, by Rényi's bound.
+    """Estimate how many repetitions of a composition stay within ε at δ, by the Rényi bound.
 
     Args:
         releases: the repeated composition: each release with its count.
@@ -161,7 +161,7 @@ def count_by_renyi(releases: Composition, epsilon: float, log_delta: float) -> f
 
 
 def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:
-    """Return Rényi upper bounds on ε at δ after given shares (at most 1) of the repetitions."""
+    """Return Rényi upper bounds on ε at δ, after each given share (≤ 1) of the repetitions."""
     log_delta = math.log(math.exp(log_delta) - saddle.infinite) if saddle.infinite else log_delta
     moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
     least: Array = ((moments - log_delta) / saddle.tilts).min(axis=1)
@@ -169,7 +169,7 @@ def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:
 
 
 def renyi_log_deltas(saddle: SaddlePoint, shares: Array, epsilons: Array) -> Array:
-    """Return Rényi upper bounds on log δ: rows are shares of the repetitions, columns are ε."""
+    """Return Rényi upper bounds on log δ: a row per share of the repetitions, a column per ε."""
     moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
     least: Array = np.full((len(shares), len(epsilons)), math.inf)
     for tilt, moment in zip(saddle.tilts, moments.T, strict=True):
@@ -180,7 +180,7 @@ def renyi_log_deltas(saddle: SaddlePoint, shares: Array, epsilons: Array) -> Arr
 
 
 class _SaddlePointCurve:
-    """The ε and log δ of the saddle points at finely spaced tilts, by interpolation."""
+    """Saddle-point estimates of (ε, log δ) at finely spaced tilts, by interpolation."""
 
     def __init__(self, tilts: Array, moments: Array) -> None:
         from scipy import interpolate  # 25 MB that a server without questions does without
@@ -197,7 +197,7 @@ class _SaddlePointCurve:
         self.log_deltas = self.estimate_log_deltas(self.epsilons)
 
     def estimate_log_deltas(self, epsilons: Array | float) -> Array:
-        """Return the saddle-point estimate of log δ(ε) at each tilt."""
+        """Return the saddle-point estimate of log δ(ε), made at each tilt."""
         seen: Array = self.moments - self.tilts * epsilons - self._log_poles
         return seen
 
@@ -208,7 +208,7 @@ def _log_constant(tilts: Array) -> Array:
 
 
 def _range_moments(releases: Composition, direction: Direction, range_index: int) -> Array:
-    """Return upper bounds on a composition's log-moment at each tilt of a range of tilts."""
+    """Return upper bounds on a composition's log-moment at each tilt of one range of tilts."""
     total = np.zeros_like(_RANGES[range_index])
     for release, count in releases:
         total += count * _release_moments(release, direction, range_index)
@@ -217,7 +217,7 @@ def _range_moments(releases: Composition, direction: Direction, range_index: int
 
 @lru_cache(maxsize=128)
 def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int) -> Array:
-    """Return upper bounds on one release's log-moment at each tilt of a range of tilts.
+    """Return upper bounds on one release's log-moment, at each tilt of range number `range_index`.
 
     They do not depend on the count, so a search for the steps asks for them often.
     """
@@ -228,7 +228,7 @@ def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int
 def _minimise_cost(
     releases: Composition, direction: Direction, cost: Cost, other_lower_bound: float
 ) -> tuple[Array, Array, float]:
-    """Minimise a cost over tilts; return the tilts tried, their log-moments and the minimum.
+    """Minimise a function of tilt and log-moment; return tilts, log-moments and the minimum.
 
     Range after range of tilts is tried, until the least cost lies inside of one.
     """

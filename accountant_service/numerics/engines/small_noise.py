@@ -56,7 +56,7 @@ from accountant_service.numerics.laws import gaussian
 from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
 
 _TERMS_MAX: Final = 1 << 18  # of one sum
-_SLACKS: Final = (24.0, 18.0, 12.0)  # x less log ΣT: the least accurate one is good to 1e-5 in ε
+_MARGINS: Final = (24.0, 18.0, 12.0)  # x less log ΣT: the least accurate one is good to 1e-5 in ε
 _AMBIGUOUS_MAX: Final = 1e-2  # M beyond which the upper bound is too loose to be of use
 _AMBIGUOUS_FEW: Final = 1e-6  # M that costs no digits
 _AMBIGUOUS_RELEASES_MAX: Final = 12  # J
@@ -69,7 +69,7 @@ _RELATIVE_WIDTH: Final = 1e-12
 def is_useful(releases: Composition) -> bool:
     """Return whether the noise is so small that this engine bounds δ(ε) tightly."""
     sampled = _collect_sampled(releases)
-    return sampled is not None and _choose_slack(sampled) is not None
+    return sampled is not None and _choose_margin(sampled) is not None
 
 
 def epsilon_bounds(releases: Composition, delta: float) -> Bounds | None:
@@ -120,7 +120,7 @@ def delta_bounds(releases: Composition, epsilon: float) -> Bounds | None:
 
 
 def _find_smallest_epsilon(violation: Callable[[float], float], largest: float) -> float:
-    """Return the smallest ε whose violation is at most 0; ∞ if even `largest` has a positive one.
+    """Return the smallest ε with violation(ε) ≤ 0; ∞ if violation(largest) > 0.
 
     The violation decreases with ε.
     """
@@ -135,11 +135,11 @@ def _find_smallest_epsilon(violation: Callable[[float], float], largest: float) 
 
 @dataclass(frozen=True, slots=True)
 class _SampledReleases:
-    """The parameters of all sampled Gaussian releases, as arrays with one entry for each.
+    """Sampled Gaussian releases as arrays: the count, sample rate and μ of each.
 
     A release is ambiguous if its outcome does not show whether the record was in the sample: |Λ −
-    v| < x, Λ the log-likelihood ratio of presence, v = log((1 − q)/q), and x the `slack` that the
-    methods take. A larger slack leaves more releases ambiguous and bounds the others better.
+    v| < x, Λ the log-likelihood ratio of presence, v = log((1 − q)/q), and x the `margin` that the
+    methods take. A larger margin leaves more releases ambiguous and bounds the others better.
     """
 
     counts: Array
@@ -153,37 +153,37 @@ class _SampledReleases:
 
     @property
     def log_odds(self) -> Array:
-        """Return the log-odds log((1 − q)/q) of absence for each release with sample rate q."""
+        """Return log((1 − q)/q) per release: the log-odds that the record is not sampled."""
         return self.log_absent - np.log(self.rates)
 
-    def log_false_presence(self, slack: float) -> Array:
-        """Return, per release, log P(the outcome does not look absent | the record is absent).
+    def log_false_presence(self, margin: float) -> Array:
+        """Return, per release, log P(outcome does not show absence | record absent).
 
         This is N₀(Λ > v − x).
         """
-        return log_normal_tail((self.log_odds - slack) / self.mus + self.mus / 2)
+        return log_normal_tail((self.log_odds - margin) / self.mus + self.mus / 2)
 
-    def log_false_absence(self, slack: float) -> Array:
-        """Return, per release, log P(the outcome does not look present | the record is present).
+    def log_false_absence(self, margin: float) -> Array:
+        """Return, per release, log P(outcome does not show presence | record present).
 
         This is N₁(Λ < v + x).
         """
-        return log_normal_tail(self.mus / 2 - (self.log_odds + slack) / self.mus)
+        return log_normal_tail(self.mus / 2 - (self.log_odds + margin) / self.mus)
 
-    def expected_ambiguous(self, slack: float) -> float:
-        """Return an upper bound on the sum over releases of P(the outcome is ambiguous)/(1 − q).
+    def expected_ambiguous(self, margin: float) -> float:
+        """Return an upper bound on Σ P(outcome is ambiguous)/(1 − q) over all releases.
 
         This is M of the module docstring, rounded up.
         """
-        present = np.log(self.rates) + self.log_false_absence(slack)
-        absent = self.log_absent + self.log_false_presence(slack)
+        present = np.log(self.rates) + self.log_false_absence(margin)
+        absent = self.log_absent + self.log_false_presence(margin)
         mass = np.logaddexp(present, absent) - self.log_absent
         return rounding.up(float(self.counts @ np.exp(mass)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Participations:
-    """The distribution of how often the record is sampled in each of the releases.
+    """The distribution of how many times each release samples the record.
 
     It has P(k), o(k) and μ(k) for all likely combinations of numbers k of participations.
 
@@ -197,15 +197,15 @@ class _Participations:
     mus: Array
     log_outside: float
 
-    def log_mixture_delta(self, epsilon: float, outward: float) -> float:
-        """Return log δ(ε) of the mixture of Gaussian mechanisms over the participation counts.
+    def log_mixture_delta(self, epsilon: float, rounding_sign: float) -> float:
+        """Return the log of the mean δ(ε) of Gaussian mechanisms, one per participation count.
 
         This is log G(ε) of the module docstring.
 
-        The arguments are moved up by `outward` times their rounding.
+        The arguments are moved up by `rounding_sign` times their rounding.
         """
         size = abs(epsilon) + np.abs(self.offsets) + self.mus**2
-        at = epsilon - self.offsets + outward * _ARGUMENT_ROUNDING * size
+        at = epsilon - self.offsets + rounding_sign * _ARGUMENT_ROUNDING * size
         terms = self.log_weights + _log_gaussian_delta(at, self.mus)
         peak = float(terms.max())
         return peak + math.log(np.exp(terms - peak).sum()) if peak > -math.inf else peak
@@ -213,15 +213,15 @@ class _Participations:
 
 @dataclass(frozen=True, slots=True)
 class _SmallNoiseProfile:
-    """Bounds on log δ(ε) in closed form: the larger δ(ε) of the two directions."""
+    """Closed-form bounds on log δ(ε), valid for a removed and for an added record."""
 
     sampled: _SampledReleases
     participations: _Participations
     unsampled_mu: float
-    slack: float
+    margin: float
 
     def epsilon_max(self, delta: float) -> float:
-        """Return the ε at δ of the same releases without sampling: an upper bound on ε."""
+        """Return an upper bound on ε at δ: that of the same releases without sampling."""
         total = self.sampled.counts @ self.sampled.mus**2 + self.unsampled_mu**2
         return float(gaussian.epsilon(delta, math.sqrt(total)))
 
@@ -231,10 +231,10 @@ class _SmallNoiseProfile:
         Where δ hardly falls with ε, an error of δ would be a large one of ε.
         """
         removing = self.participations.log_mixture_delta(epsilon, 1.0)
-        taken = float(self.sampled.counts @ np.exp(self.sampled.log_false_presence(self.slack)))
+        taken = float(self.sampled.counts @ np.exp(self.sampled.log_false_presence(self.margin)))
         if taken >= 0.5:
             return removing - rounding.MARGIN
-        adding = self._log_delta_adding(epsilon + self._loss_slack, 1.0)
+        adding = self._log_delta_adding(epsilon + self._loss_error, 1.0)
         return max(removing, adding + math.log1p(-rounding.up(taken))) - rounding.MARGIN
 
     def log_upper(self, epsilon: float) -> float:
@@ -245,24 +245,29 @@ class _SmallNoiseProfile:
         return min(0.0, max(removing, self._log_delta_adding(epsilon, -1.0))) + rounding.MARGIN
 
     @property
-    def _loss_slack(self) -> float:
-        """Return an upper bound on the error of the approximated losses, summed over releases.
+    def _loss_error(self) -> float:
+        """Return an upper bound on the total error of the approximated privacy losses.
 
         Each release contributes e^{−x}.
         """
-        return float(self.sampled.counts.sum()) * math.exp(-self.slack)
+        return float(self.sampled.counts.sum()) * math.exp(-self.margin)
 
     def _log_delta_removing(self, epsilon: float) -> float:
-        """Return the log of an upper bound on δ(ε) in the direction of removing a record.
+        """Return the log of an upper bound on δ(ε) for a removed record.
 
         It sums over the number of ambiguous releases; the last number counts fully.
         """
-        expected_ambiguous, slack = self.sampled.expected_ambiguous(self.slack), self._loss_slack
+        expected_ambiguous, loss_error = (
+            self.sampled.expected_ambiguous(self.margin),
+            self._loss_error,
+        )
         terms, log_factor = [], 0.0
-        height = float(np.logaddexp(0.0, self.slack)) * (1 + 1e-14)
+        height = float(np.logaddexp(0.0, self.margin)) * (1 + 1e-14)
         for number in range(_AMBIGUOUS_RELEASES_MAX):
-            shifted = epsilon - slack - number * height
-            terms.append(slack + log_factor + self.participations.log_mixture_delta(shifted, -1.0))
+            shifted = epsilon - loss_error - number * height
+            terms.append(
+                loss_error + log_factor + self.participations.log_mixture_delta(shifted, -1.0)
+            )
             log_factor += (
                 math.log(expected_ambiguous / (number + 1)) if expected_ambiguous > 0 else -math.inf
             )
@@ -270,23 +275,23 @@ class _SmallNoiseProfile:
                 break
         return float(np.logaddexp.reduce([*terms, log_factor]))
 
-    def _log_delta_adding(self, epsilon: float, outward: float) -> float:
-        """Return log δ(ε) of the bound in the direction of adding a record, ε moved outward.
+    def _log_delta_adding(self, epsilon: float, rounding_sign: float) -> float:
+        """Return the log of a bound on δ(ε) for an added record: lower if `rounding_sign` is 1.
 
-        It is δ₀(ε − c) of the module docstring. The argument is moved up by `outward` times its
-        rounding error: −1 gives an upper bound.
+        It is δ₀(ε − c) of the module docstring. The argument is moved up by `rounding_sign` times
+        its rounding error: −1 gives an upper bound.
         """
         cost = -float(self.sampled.counts @ self.sampled.log_absent)
         size = abs(epsilon) + cost + self.unsampled_mu**2
-        at = epsilon - cost + outward * _ARGUMENT_ROUNDING * size
+        at = epsilon - cost + rounding_sign * _ARGUMENT_ROUNDING * size
         return float(_log_gaussian_delta(np.array([at]), np.array([self.unsampled_mu]))[0])
 
 
 def _build_profile(releases: Composition, log_tail: float) -> _SmallNoiseProfile | None:
-    """Return closed-form bounds on δ(ε), or None if they would be too wide or cost too much."""
+    """Return closed-form bounds on δ(ε); None if they would be too wide or too costly."""
     sampled = _collect_sampled(releases)
-    slack = _choose_slack(sampled) if sampled else None
-    if sampled is None or slack is None:
+    margin = _choose_margin(sampled) if sampled else None
+    if sampled is None or margin is None:
         return None
     unsampled = math.fsum(
         n * mu**2 for n, rate, mu in _gaussian_parameters(releases) if rate == 1.0
@@ -294,11 +299,11 @@ def _build_profile(releases: Composition, log_tail: float) -> _SmallNoiseProfile
     participations = _enumerate_participations(sampled, unsampled, log_tail)
     if participations is None:
         return None
-    return _SmallNoiseProfile(sampled, participations, math.sqrt(unsampled), slack)
+    return _SmallNoiseProfile(sampled, participations, math.sqrt(unsampled), margin)
 
 
 def _gaussian_parameters(releases: Composition) -> list[tuple[int, float, float]]:
-    """Return the count, sample rate and μ of each Gaussian release."""
+    """Return the count, sample rate and μ (sensitivity over noise) of each Gaussian release."""
     return [
         (count, each.sample_rate, each.base_pair.mu)
         for each, count in releases
@@ -307,7 +312,7 @@ def _gaussian_parameters(releases: Composition) -> list[tuple[int, float, float]
 
 
 def _collect_sampled(releases: Composition) -> _SampledReleases | None:
-    """Return the sampled releases, or None if there are none or a release is of another kind."""
+    """Return the sampled Gaussian releases; None without any, or if another kind is present."""
     gaussians = _gaussian_parameters(releases)
     table = np.array([each for each in gaussians if each[1] < 1.0], dtype=float)
     if len(gaussians) < len(releases) or not len(table):
@@ -315,21 +320,23 @@ def _collect_sampled(releases: Composition) -> _SampledReleases | None:
     return _SampledReleases(*table.T)
 
 
-def _choose_slack(sampled: _SampledReleases) -> float | None:
-    """Return the widest margin of loss that leaves few releases ambiguous; None if none does.
+def _choose_margin(sampled: _SampledReleases) -> float | None:
+    """Choose how clearly an outcome must show presence or absence; None if no margin will do.
 
-    It is one of `_SLACKS` plus log ΣT.
+    It is one of `_MARGINS` plus log ΣT.
     """
     log_count = math.log(float(sampled.counts.sum()))
-    slacks = [log_count + slack for slack in _SLACKS]
-    found = next((x for x in slacks if sampled.expected_ambiguous(x) <= _AMBIGUOUS_FEW), slacks[-1])
+    margins = [log_count + margin for margin in _MARGINS]
+    found = next(
+        (x for x in margins if sampled.expected_ambiguous(x) <= _AMBIGUOUS_FEW), margins[-1]
+    )
     return found if sampled.expected_ambiguous(found) <= _AMBIGUOUS_MAX else None
 
 
 def _enumerate_participations(
     sampled: _SampledReleases, unsampled: float, log_tail: float
 ) -> _Participations | None:
-    """Return the likely counts of how often the record is sampled; None if there are too many.
+    """List the likely participation counts, with probabilities; None if there are too many.
 
     `unsampled` is the sum of μ² of the unsampled releases.
     """
@@ -350,7 +357,7 @@ def _enumerate_participations(
 
 
 def _log_gaussian_delta(epsilon: Array, mu: Array) -> Array:
-    """Return log δ(ε) of a Gaussian mechanism at any ε, also negative; μ may be 0."""
+    """Return log δ(ε) of Gaussian mechanisms; ε may be negative and μ may be 0."""
     size = np.abs(epsilon)
     with np.errstate(divide="ignore"):
         of_size = np.where(mu > 0, gaussian.log_delta(size, np.where(mu > 0, mu, 1.0)), -np.inf)

@@ -22,7 +22,7 @@ class Bounds:
 
 
 def relative_width(bounds: Bounds) -> float:
-    """Return the width of an interval around ε, relative to max(ε, `EPSILON_NEGLIGIBLE`)."""
+    """Return the width of an interval around ε, divided by max(ε, `EPSILON_NEGLIGIBLE`)."""
     if math.isinf(bounds.upper):
         return math.inf
     return (bounds.upper - bounds.lower) / max(bounds.upper, EPSILON_NEGLIGIBLE)
@@ -42,7 +42,7 @@ def check_bounds(lower: float, upper: float) -> Bounds:
 
 
 def widen_bounds(bounds: Bounds, tolerance: float) -> Bounds:
-    """Widen an interval by a safety margin for floating-point errors; call it once.
+    """Widen an interval by a safety margin for floating-point errors; apply it only once.
 
     Raises:
         ContradictionError: the lower one is above the upper one by more than rounding explains.

@@ -74,7 +74,7 @@ class ComplexBalls:
 
 
 def transform_masses(mass: Array, size: int) -> ComplexBalls:
-    """Return the first half of the FFT of masses; indices wrap around at `size`."""
+    """Return the first half of the FFT of `mass`, wrapped around to the length `size`."""
     value = fft.rfft(fold_modulo(mass, size))
     folds = 1 + len(mass) // size
     error = (_transform_error(size) + folds * _EPS) * float(mass.sum()) * _ROOM + _UNDERFLOW
@@ -84,11 +84,11 @@ def transform_masses(mass: Array, size: int) -> ComplexBalls:
 
 
 def invert_transform(balls: ComplexBalls, size: int) -> tuple[Array, float]:
-    """Return the masses whose FFT this is, and an upper bound on the error of each."""
+    """Return the masses that have this FFT, and an upper bound on the error of each."""
     errors = balls.error + _transform_error(size) * balls.size
     return fft.irfft(balls.value, size), 2 * float(errors.sum()) / size * _ROOM + _UNDERFLOW
 
 
 def _transform_error(size: int) -> float:
-    """Return the relative error of an FFT of `size` points, a power of two."""
+    """Return an upper bound on the relative error of an FFT of `size` points, a power of two."""
     return 3 * _EPS * math.log2(size)

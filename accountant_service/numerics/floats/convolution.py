@@ -22,7 +22,7 @@ BLOCKS_MAX: Final = 4096  # of lattice points, for exponential moments
 
 @dataclass(frozen=True, slots=True)
 class LatticeMasses:
-    """A release's masses on consecutive lattice points, and how often the release is made.
+    """The probabilities of a release's loss at equally spaced values, and the release's count.
 
     Attributes:
         first: index of the first lattice point.
@@ -36,7 +36,7 @@ class LatticeMasses:
 
 
 def convolve(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Array, float]:
-    """Convolve masses by FFT; return them at `size` lattice points, and a bound on their error.
+    """Convolve repeated releases' masses by FFT; return the masses and an error bound.
 
     Mass outside the window is wrapped around into it.
 
@@ -64,7 +64,7 @@ def convolve(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Arr
 def _transform(
     steps: Sequence[LatticeMasses], size: int, *, keep: bool = True
 ) -> tuple[Array, list[Array | None], Array]:
-    """Return the log-modulus of the FFTs' product, each factor's log-modulus, and the angle.
+    """Return log-modulus and angle of the product of all FFTs, and each factor's log-modulus.
 
     The factors' are None if they need not be kept.
     """
@@ -82,14 +82,14 @@ def _transform(
 def _invert(
     log_size: Array, angle: Array, steps: Sequence[LatticeMasses], first: int, size: int
 ) -> Array:
-    """Return the masses whose FFT has these log-moduli and angles, from point `first` on."""
+    """Return the masses with this Fourier transform, starting at lattice point `first`."""
     shift = (sum(step.first * step.count for step in steps) - first) % size
     inverse: Array = np.roll(fft.irfft(np.exp(log_size + 1j * angle), size), shift)
     return inverse
 
 
 def coarsen(step: LatticeMasses, spacing: float) -> tuple[Array, Array]:
-    """Merge lattice points into a few, whose exponential moments are at least the release's.
+    """Merge neighbouring lattice points, such that no exponential moment decreases.
 
     Neighbouring points form at most `BLOCKS_MAX` blocks. A block's mass moves to its two ends with
     its mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.
@@ -112,7 +112,7 @@ def _norm_from_transform(transform: Array, size: int) -> float:
 
 
 def fold_modulo(mass: Array, size: int) -> Array:
-    """Return the masses wrapped around onto `size` points: indices equal modulo `size` add up."""
+    """Return `size` masses: each the sum of those whose indices are equal modulo `size`."""
     padded = np.pad(mass, (0, -len(mass) % size))
     folded: Array = padded.reshape(-1, size).sum(axis=0)
     return folded

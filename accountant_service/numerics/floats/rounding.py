@@ -19,17 +19,17 @@ MARGIN: Final = 1e-10
 
 
 def up(value: float) -> float:
-    """Round a non-negative upper bound up, past the floating-point error of its formula."""
+    """Return a non-negative upper bound plus the floating-point error of its computation."""
     return value * (1.0 + MARGIN)
 
 
 def down(value: float) -> float:
-    """Round a non-negative lower bound down, past the floating-point error of its formula."""
+    """Return a non-negative lower bound minus the floating-point error of its computation."""
     return value * (1.0 - MARGIN)
 
 
 def add_rounding_up(first: float, second: float) -> float:
-    """Return the sum of two upper bounds, rounded up past the error of both."""
+    """Return the sum of two upper bounds, plus the floating-point error of both and of the sum."""
     return first + second + MARGIN * (abs(first) + abs(second))
 
 
@@ -41,5 +41,5 @@ def subtract_rounding_down(first: float, second: float) -> float:
 
 
 def up_each(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round each non-negative upper bound in an array up, past its floating-point error."""
+    """Return non-negative upper bounds, each plus the floating-point error of its computation."""
     return values * (1.0 + MARGIN)

@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 
 
 def _next_trial_point(feasible: tuple[float, float], infeasible: tuple[float, float]) -> float:
-    """Return the next point to try between a feasible and an infeasible one, by the secant rule.
+    """Return the point to try next between a feasible and an infeasible one, by the secant rule.
 
     That is the middle of the bracket if a value is infinite.
     """
@@ -32,7 +32,7 @@ def _replace_end(
     point: tuple[Number, float],
     was_feasible: bool | None,
 ) -> tuple[tuple[Number, float], tuple[Number, float]]:
-    """Return a bracket with one end replaced by a new point, by the Illinois rule.
+    """Return a bracket of a root with one end replaced by a new point, by the Illinois rule.
 
     The value at the other end is halved if that is stale.
 
@@ -47,7 +47,7 @@ def _replace_end(
 def find_boundary(
     violation: Callable[[float], float], feasible: float, infeasible: float, relative_width: float
 ) -> float:
-    """Find the last feasible point before the boundary, where the violation becomes positive.
+    """Find the last feasible point, where violation ≤ 0, before the boundary to infeasible ones.
 
     Args:
         violation: ≤ 0 where the parameter is feasible; evaluated on positive numbers only.
@@ -96,7 +96,7 @@ def _bracket_integer(
 def find_largest_integer(
     violation: Callable[[int], float], limit: int, start: int = 1
 ) -> int | None:
-    """Return the largest feasible integer below `limit`; None if `limit` is feasible too.
+    """Return the largest integer with violation ≤ 0; None if that holds for `limit` itself.
 
     Args:
         violation: increasing, and ≤ 0 where n is feasible; 0 always is, and is never evaluated.

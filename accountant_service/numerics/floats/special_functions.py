@@ -17,7 +17,7 @@ _SMALL: Final = 0.02  # below this the series, above it the direct form: both go
 
 
 def log_sum_exp(exponents: Array, axis: int = -1) -> Array:
-    """Return log Σ e^x along an axis, without overflow; not all exponents may be −∞."""
+    """Return log Σ e^x along an axis, without overflow; at least one x must be finite."""
     peak = exponents.max(axis=axis, keepdims=True)
     total: Array = np.log(np.exp(exponents - peak).sum(axis=axis)) + peak.squeeze(axis)
     return total
@@ -35,7 +35,7 @@ def log1p_minus(x: Array) -> Array:
 
 
 def log1p_complex(x: ComplexArray) -> ComplexArray:
-    """Return log(1 + x) of complex x with full relative accuracy also near x = 0.
+    """Return log(1 + x) of complex x, with full relative accuracy even near x = 0.
 
     numpy's own loses digits there.
     """
@@ -47,7 +47,7 @@ def log1p_complex(x: ComplexArray) -> ComplexArray:
 
 
 def lattice_points(first: int, count: int, spacing: float, offset: float = 0.0) -> Array:
-    """Return `count` equally spaced numbers, from (first + offset)·spacing on.
+    """Return `count` numbers, `spacing` apart, of which the first is (first + offset)·spacing.
 
     The next one is (first + 1 + offset)·spacing.
     """
@@ -118,7 +118,7 @@ def log_binomial_pmf(successes: Array, trials: int, probability: float) -> Array
 
 
 def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[int, int]:
-    """Return the range of counts beyond which a binomial has at most e^`log_tail` on each side.
+    """Return the range of counts outside which each binomial tail is at most e^`log_tail`.
 
     From Chernoff's bound P(X ≥ x) ≤ exp(−D(x)) with D the relative entropy, solved by bisection.
 

@@ -28,7 +28,7 @@ _EPS: Final = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Atoms:
-    """The outcomes of a pair of discrete distributions, with the mass of each under both.
+    """The possible outcomes of two discrete distributions, with the probability of each under both.
 
     Attributes:
         log_ratios: Λ = log(dN₁/dN₀) of the outcomes that both laws have, increasing.
@@ -48,17 +48,17 @@ class Atoms:
 
 
 class AtomicPair(ABC):
-    """Base of pairs of discrete distributions without (N₀) and with (N₁) the record."""
+    """Base of pairs of discrete output distributions: N₀ without and N₁ with the record."""
 
     is_symmetric: ClassVar[bool] = True
 
     @abstractmethod
     def list_atoms(self) -> Atoms:
-        """Return the outcomes with their masses."""
+        """Return all outcomes with their probabilities under N₀ and N₁."""
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The mass of outcomes possible only without the record, and of those only with it."""
+        """The probability of outcomes possible only without the record, and only with it."""
         atoms = _atoms_of(self)
         return atoms.only_without, atoms.only_with
 
@@ -73,7 +73,7 @@ class AtomicPair(ABC):
         return IntervalMasses.with_relative_error(atoms.error, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of the log-likelihood ratio that leave out at most a normal tail."""
+        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
         atoms, tail = _atoms_of(self), float(special.ndtr(-tail_deviations))
         if not len(atoms.log_ratios):
             return -_RANGE_MIN, _RANGE_MIN
@@ -84,7 +84,7 @@ class AtomicPair(ABC):
         return low - _RANGE_MIN, high + _RANGE_MIN
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the sampled release's log-moments, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a."""
         loss, log_mass, error = _moment_atoms(self, sample_rate)
         exponent = np.multiply.outer(orders, loss) + log_mass
         largest = float(np.abs(exponent).max()) if exponent.size else 0.0
@@ -94,7 +94,7 @@ class AtomicPair(ABC):
         return upper
 
     def outcomes(self, sample_rate: float, direction: Direction) -> tuple[Array, Array, float]:
-        """Return the finite privacy losses in increasing order, their P-masses, and an error bound.
+        """Return the finite privacy losses, increasing, their probabilities and an error bound.
 
         The error of masses is relative, that of losses absolute.
         """
@@ -111,7 +111,7 @@ class AtomicPair(ABC):
         return sign * losses[order], p[order], error
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of terms that a moment sums."""
+        """Return the number of terms that are summed to compute one log-moment."""
         return float(min(len(_atoms_of(self).log_ratios), 2 * _MOMENT_ATOMS) + 1)
 
     def total_variation(self) -> float:
@@ -125,13 +125,13 @@ class AtomicPair(ABC):
 
 @lru_cache(maxsize=32)
 def _atoms_of(pair: AtomicPair) -> Atoms:
-    """Return the outcomes of a pair; they are listed once and then cached."""
+    """Return the outcomes of a pair; the list is cached."""
     return pair.list_atoms()
 
 
 @lru_cache(maxsize=32)
 def _moment_atoms(pair: AtomicPair, sample_rate: float) -> tuple[Array, Array, float]:
-    """Return few losses and log-masses whose exponential moments are at least the release's.
+    """Merge outcomes into a few that have at least the release's exponential moments.
 
     Neighbouring outcomes are merged if there are many. A block's mass moves to its two ends with
     its mean kept, which by convexity of e^{a·loss} can only raise a moment.

@@ -83,11 +83,11 @@ class BallsInBins:
         return min(GaussianPair(self.mu).total_variation(), 0.5 * math.sqrt(variance))
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
-        """Return 0: each of P and Q has mass wherever the other has."""
+        """Return 0: P and Q have the same possible outcomes, so no loss is infinite."""
         return 0.0
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and the greatest privacy loss that cells must cover.
+        """Return the range of privacy losses that the discretisation must cover.
 
         Outside lies about a normal tail of `tail_deviations`, or a little more. This affects the
         width of bounds, never their validity: what lies outside is counted outward.
@@ -99,7 +99,7 @@ class BallsInBins:
         return -math.log(high), -math.log(low)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of terms that a moment sums."""
+        """Return the number of terms that are summed to compute one log-moment."""
         return float(_MOMENT_POINTS)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
@@ -112,7 +112,7 @@ class BallsInBins:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into `count` cells of the privacy loss, and two end cells beyond.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         With an offset of 0 the masses are those of a pair that dominates the release; with an
         offset of ½ they are bounds of those of an attacker's rounded observation.
@@ -131,7 +131,7 @@ class BallsInBins:
     def _cells_above(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Return the cells of a dominating pair: its likelihood ratio is larger in convex order."""
+        """Return the cells of a pair that dominates this one, for upper bounds on δ."""
         law = _cached_sum_above(self.mu, self.bins, lattices)
         removing = direction == "removing"
         # sums outside of a window count at its end if that is the worse, else as infinite loss
@@ -152,7 +152,7 @@ class BallsInBins:
     def _cells_below(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Return the cells for an attacker who sees the likelihood ratio's summands rounded.
+        """Return the cells of an attacker who sees rounded summands, for lower bounds on δ.
 
         An outcome's loss is that of the bounds of its masses; any function of it would do.
         """
@@ -165,7 +165,7 @@ class BallsInBins:
 
 
 def _remove_top(mass: Array, share: float) -> Array:
-    """Return the masses after removing `share` of mass from the end of the array.
+    """Return the masses after removing `share` of probability from the end of the array.
 
     If any part of the mass, of at most that size, does not belong here, the tails of the rest are
     lower bounds.
@@ -177,7 +177,7 @@ def _remove_top(mass: Array, share: float) -> Array:
 
 
 def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
-    """Group lattice points, with masses p and q, into cells by their privacy loss."""
+    """Group lattice points, with probabilities p and q, into intervals of their privacy loss."""
     count = len(edges) - 1
     cell = np.searchsorted(edges, loss, side="right")
     inner = (cell > 0) & (cell <= count)
@@ -205,13 +205,13 @@ def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) ->
 
 @lru_cache(maxsize=8)  # both directions use the same law
 def _cached_sum_above(mu: float, bins: int, lattices: tuple[SumLattice, ...]) -> SumAbove:
-    """Return upper bounds on the distribution of the likelihood ratio's sum; cached."""
+    """Return upper bounds on the distribution of the sum in the likelihood ratio; cached."""
     return lognormal_sum.sum_above(mu, bins, lattices)
 
 
 @lru_cache(maxsize=64)
 def _law_for_moments(mu: float, bins: int) -> SumAbove:
-    """Return upper bounds on the distribution of the sum, on lattices coarse enough for moments."""
+    """Return upper bounds on that distribution, on coarse lattices that suffice for moments."""
     low, high = ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
     deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)) / bins)  # of R
     spacing = min(_MOMENT_SPACING, _MOMENT_SHARE * deviation)
@@ -220,7 +220,7 @@ def _law_for_moments(mu: float, bins: int) -> SumAbove:
 
 
 def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
-    """Return upper bounds on the log-moments of the loss of a removed record, per tilt."""
+    """Return upper bounds on the loss's log-moments for a removed record, one per tilt."""
     law, powers = _law_for_moments(mu, bins), tilts + 1
     points, mass = np.concatenate([law.points, law.lows]), np.concatenate([law.mass, law.below])
     useful = (points > 0) & (mass > 0)
@@ -244,7 +244,7 @@ def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
 
 
 def _moments_below(mu: float, bins: int, tilts: Array) -> Array:
-    """Return upper bounds on the log-moments of the loss of an added record, per tilt."""
+    """Return upper bounds on the loss's log-moments for an added record, one per tilt."""
     law, least = _law_for_moments(mu, bins), ratio_limits(mu, bins, _MOMENT_DEVIATIONS)[0]
     ratio = np.concatenate([law.points, law.ends, np.zeros(1)]) / bins
     log_mass = np.log(np.concatenate([law.mass, law.beyond, [law.below.sum()]]) + _LEAST)

@@ -33,7 +33,7 @@ _MOMENT_CELLS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class BoundedRangePair:
-    """The worst pair of an ε-bounded-range mechanism; its privacy loss lies in [−ε, ε]."""
+    """The worst pair of distributions of an ε-bounded-range mechanism; losses lie in [−ε, ε]."""
 
     is_symmetric: ClassVar[bool] = True
     infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
@@ -56,14 +56,14 @@ class BoundedRangePair:
         return -self.epsilon, self.epsilon
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the sampled release's log-moments, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a."""
         edges = np.linspace(-self.epsilon, self.epsilon, _MOMENT_CELLS + 1)
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of cells that a moment sums."""
+        """Return the number of loss intervals that are summed to compute one log-moment."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:
-        """Return the total variation distance of the pair, tanh(ε/4)."""
+        """Return the total variation distance of the two distributions, tanh(ε/4)."""
         return math.tanh(self.epsilon / 4)

@@ -61,7 +61,7 @@ _STRIP: Final = np.linspace(0.02, 0.98, 49)  # shares of the strip of analyticit
 
 @dataclass(frozen=True, slots=True)
 class CharacteristicValues:
-    """A characteristic function φ at some frequencies and a log-moment, with error bounds.
+    """Values of a characteristic function φ and a log-moment, with bounds on their errors.
 
     Attributes:
         log_value: log φ, complex, one for each frequency.
@@ -77,7 +77,7 @@ class CharacteristicValues:
 
 
 class TiltedLoss(Protocol):
-    """A release's privacy loss under a tilted law, and its characteristic function φ(v).
+    """Interface of a release's tilted privacy loss and of its characteristic function φ(v).
 
     The tilted law weights each outcome by e^{s·loss}, s the tilt, and divides by the mean weight.
     Decay is how |φ(v)| falls with the frequency v.
@@ -89,22 +89,22 @@ class TiltedLoss(Protocol):
         ...
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds on the characteristic function's log|φ(v)| for low ≤ v ≤ high.
+        """Return upper bounds on log|φ(v)| over the ranges low ≤ v ≤ high of frequencies.
 
         There is one for each range of frequencies v.
         """
         ...
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return an upper bound on the characteristic function's log|φ| beyond this frequency."""
+        """Return an upper bound on log|φ(v)| over all frequencies v ≥ `frequency`."""
         ...
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes that φ needs for frequencies up to this one."""
+        """Return the number of quadrature nodes needed to compute φ up to this frequency."""
         ...
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return the characteristic function φ at increasing frequencies, and the log-moment.
+        """Return φ at increasing frequencies, and the log-moment, with error bounds.
 
         The log-moment is log E[e^{s·loss}] without tilting.
         """
@@ -112,7 +112,7 @@ class TiltedLoss(Protocol):
 
 
 def has_characteristic_function(release: ReleaseLaw) -> bool:
-    """Return whether `tilted_loss` has the characteristic function of a release's loss."""
+    """Return whether the characteristic function of the release's loss can be computed."""
     if isinstance(release, Release):
         return isinstance(release.base_pair, GaussianPair)
     return isinstance(release, ReplacedRecord)
@@ -120,7 +120,7 @@ def has_characteristic_function(release: ReleaseLaw) -> bool:
 
 @lru_cache(maxsize=16)  # a solver for the steps, or a curve, asks for the same ones again
 def tilted_loss(release: ReleaseLaw, direction: Direction, tilt: float) -> TiltedLoss:
-    """Return a release's privacy loss under the law tilted by e^{s·loss}, s = `tilt` > 0.
+    """Return a release's privacy loss, its distribution tilted by e^{s·loss} with s = `tilt` > 0.
 
     Raises:
         SlowDecayError: its characteristic function does not decay.
@@ -137,7 +137,7 @@ def tilted_loss(release: ReleaseLaw, direction: Direction, tilt: float) -> Tilte
 
 @dataclass(frozen=True, slots=True)
 class TiltedGaussian:
-    """The tilted privacy loss of an unsampled Gaussian release; its law is N((s + ½)μ², μ²)."""
+    """The tilted privacy loss of an unsampled Gaussian release, distributed as N((s + ½)μ², μ²)."""
 
     mu: float
     tilt: float
@@ -148,7 +148,7 @@ class TiltedGaussian:
         return self.mu
 
     def log_decay(self, low: Array, high: Array) -> Array:  # noqa: ARG002
-        """Return the characteristic function's log|φ(low)|, which bounds low ≤ v ≤ high from above.
+        """Return log|φ(low)|, which is the largest log|φ(v)| over low ≤ v ≤ high.
 
         |φ(v)| decreases with the frequency v.
         """
@@ -156,7 +156,7 @@ class TiltedGaussian:
         return decay
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return the characteristic function's log|φ|, which bounds all higher frequencies.
+        """Return log|φ(frequency)|, which is the largest over all higher frequencies.
 
         |φ(v)| decreases with the frequency v.
         """
@@ -167,7 +167,7 @@ class TiltedGaussian:
         return 1.0
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return the characteristic function at increasing frequencies, and the log-moment.
+        """Return φ at increasing frequencies, and the log-moment, with error bounds.
 
         Both are in closed form.
         """
@@ -190,14 +190,14 @@ class QuadratureLoss(ABC):
     _variation_above: Array  # upper bounds on the variation of the loss's density there
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds on the characteristic function's log|φ(v)| for low ≤ v ≤ high.
+        """Return upper bounds on log|φ(v)| over the ranges low ≤ v ≤ high of frequencies.
 
         There is one for each range of frequencies v.
         """
         return np.minimum(self._pairs.log_decay(low, high), self._log_decay_by_variation(low))
 
     def _log_decay_by_variation(self, frequencies: Array) -> Array:
-        """Return upper bounds on log|φ| at each frequency from the variation of the loss's density.
+        """Return upper bounds on log|φ| from the total variation of the loss's density.
 
         A law of mass W whose density varies by B has |φ(v)| ≤ B/v; the rest adds at most 1 − W.
         """
@@ -206,17 +206,17 @@ class QuadratureLoss(ABC):
         return np.log1p(-np.clip(largest, 0.0, 1 - 1e-12))
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return an upper bound on the characteristic function's log|φ| beyond this frequency."""
+        """Return an upper bound on log|φ(v)| over all frequencies v ≥ `frequency`."""
         return float(self._log_decay_by_variation(np.array([frequency]))[0])
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes that φ needs for frequencies up to this one."""
+        """Return the number of quadrature nodes needed to compute φ up to this frequency."""
         low, high = self._limits()
         return (high - low) / self._spacing(frequency)
 
     @abstractmethod
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over the output z."""
+        """Return the limits of integration over the mechanism's output z."""
 
     @abstractmethod
     def _spacing(self, frequency: float) -> float:
@@ -230,7 +230,7 @@ class QuadratureLoss(ABC):
         """Return a trapezoidal rule that is accurate for frequencies up to this one."""
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return the characteristic function φ at increasing frequencies, and the log-moment.
+        """Return φ at increasing frequencies, and the log-moment, with error bounds.
 
         The sum is that of φ − 1, so that T factors keep their accuracy.
         """
@@ -262,14 +262,14 @@ class TiltedSampledGaussian(QuadratureLoss):
         self._prepare_decay_bounds()
 
     def _loss(self, z: Array) -> Array:
-        """Return the privacy loss l(z) = log(1 − q + q·e^Λ(z)) at each output z.
+        """Return the privacy loss log(1 − q + q·e^Λ(z)) at each output z; q is the sample rate.
 
         Λ(z) = μz − μ²/2 is the log-likelihood ratio without sampling.
         """
         return sampled_gaussian.privacy_loss(self._mu * z - 0.5 * self._mu**2, self._rate)
 
     def _log_share(self, z: Array) -> Array:
-        """Return the log posterior probability that the record was sampled, at each output z.
+        """Return log P(record was sampled | output z) at each output z.
 
         π = q·e^Λ/(1 − q + q·e^Λ); the slope of l is μπ.
         """
@@ -277,7 +277,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         return -np.logaddexp(0.0, math.log1p(-self._rate) - math.log(self._rate) - ratio)
 
     def _prepare_decay_bounds(self) -> None:
-        """Prepare bounds on the characteristic function: cells of z, their masses and densities.
+        """Compute what `log_decay` needs: bounds on masses and densities in cells of z.
 
         Stored are lower bounds on the cells' masses under the tilted law, and upper bounds on the
         total variation of the density of the tilted loss, which is n·e^{a·l}/(μπ). On a cell, each
@@ -324,7 +324,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         return 2 if lowest < 1e-9 and highest > -1e-9 else 1
 
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over the output z."""
+        """Return the limits of integration over the mechanism's output z."""
         low, high = sampled_gaussian.integration_limits(self._order, self._order, 1 / self._mu)
         return low * self._mu, high * self._mu
 
@@ -355,7 +355,7 @@ class TiltedSampledGaussian(QuadratureLoss):
 
 
 class TiltedReplacedRecord(QuadratureLoss):
-    """The tilted privacy loss of a Poisson-sampled Gaussian release if a record is replaced.
+    """The tilted privacy loss of a Poisson-sampled Gaussian release under replace-one.
 
     In the terms of `laws.replaced_record` the tilted law has the density n·A₊^{s+1}·A₋^{−s}/K. Both
     directions are the same.
@@ -376,14 +376,14 @@ class TiltedReplacedRecord(QuadratureLoss):
         self._prepare_decay_bounds()
 
     def _log_integrand_ratio(self, z: Array) -> Array:
-        """Return the log of the moment's integrand divided by the normal density, at each output z.
+        """Return log(integrand of the log-moment / normal density) at each output z.
 
         It is log(A₊^{s+1}·A₋^{−s}), which increases with z.
         """
         return self._release.log_ratio(z) + self._tilt * self._release.loss(z)
 
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over the output z."""
+        """Return the limits of integration over the mechanism's output z."""
         return -_TAIL_DEVIATIONS, self._release.largest_node(self._tilt)
 
     def _spacing(self, frequency: float) -> float:
@@ -391,7 +391,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return self._release.spacing(self._tilt, frequency)
 
     def _prepare_decay_bounds(self) -> None:
-        """Prepare bounds on the characteristic function: cells of z, their masses and densities.
+        """Compute what `log_decay` needs: bounds on masses and densities in cells of z.
 
         Stored are lower bounds on the cells' masses under the tilted law, and upper bounds on the
         total variation of the density of the tilted loss. As a function of z that is f =
@@ -428,7 +428,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         self._pairs = CellPairs(loss, mass)
 
     def _log_cell_mass_lower(self, z: Array) -> Array:
-        """Return logs of lower bounds on the tilted mass of each cell between points z.
+        """Return logs of lower bounds on the tilted mass between neighbouring points z.
 
         The mass is ∫ n·A₊^{s+1}·A₋^{−s} over the cell, without normalisation.
 
@@ -444,7 +444,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return log_mass - LOG_SQRT_TWO_PI
 
     def _steepness(self, left: Array, right: Array, plus: Array, minus: Array) -> Array:
-        """Return upper bounds on |(log f)′| in each cell, f the density of the tilted privacy loss.
+        """Return upper bounds on |(log f)′| in each cell; f is the tilted loss's density.
 
         (log f)′ = μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). π₊ and ρ
         increase with z, and π₋ decreases.
@@ -495,19 +495,19 @@ def loss_rounding(loss: Array, sample_rate: float, mu: float) -> Array:
 
 
 def exponent_error(order: float, loss: Array, loss_error: Array) -> Array:
-    """Return upper bounds on the error of exponents order·loss, from rounding and `loss_error`."""
+    """Return upper bounds on the errors of the products order·loss, given those of the losses."""
     rounding: Array = 4 * _EPS * np.abs(order * loss) + abs(order) * loss_error
     return rounding
 
 
 def round_spacing(spacing: float) -> float:
-    """Return the spacing rounded down to 24 bits, so that its multiples are exact doubles."""
+    """Return the spacing rounded down to 24 significant bits, so that its multiples are exact."""
     rounded = np.float32(spacing)
     return float(rounded if float(rounded) <= spacing else np.nextafter(rounded, np.float32(0)))
 
 
 def exact_multiples(spacing: float, low: float, high: float) -> Array:
-    """Return the multiples of a spacing that cover the interval [low, high].
+    """Return consecutive multiples of a spacing that cover the interval [low, high].
 
     They are exact: a trapezoidal rule whose nodes were rounded would be another rule.
     """
@@ -517,7 +517,7 @@ def exact_multiples(spacing: float, low: float, high: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class MomentIntegrand:
-    """A moment's integrand n(z)·e^{growth(z)} at the nodes z of a trapezoidal rule.
+    """Values of an integrand n(z)·e^{growth(z)} at equally spaced z; n is the normal density.
 
     n is the standard normal density.
 
@@ -535,7 +535,7 @@ class MomentIntegrand:
 
     @property
     def exponent(self) -> Array:
-        """Return the log of the integrand at each node, except for its constant factor 1/√(2π)."""
+        """Return the log of the integrand at each z, without its constant factor 1/√(2π)."""
         exponent: Array = self.growth - 0.5 * self.z * self.z
         return exponent
 
@@ -546,7 +546,7 @@ class MomentIntegrand:
         return error
 
     def moment_minus_one(self) -> tuple[float, float]:
-        """Return the moment less 1, ∫ n·(e^growth − 1), and an upper bound on its error.
+        """Return the integral minus 1, ∫ n·(e^growth − 1), and an upper bound on its error.
 
         Every error is one of the differences e^growth − 1, so a moment near 1 keeps the digits
         of its distance from 1. The rule integrates n itself up to 2e^{−2π²/κ²} (Poisson's
@@ -567,7 +567,7 @@ class MomentIntegrand:
 
 @dataclass(frozen=True, slots=True)
 class TrapezoidalRule:
-    """Nodes and weights of a trapezoidal rule for expectations under a tilted law.
+    """Losses and weights of a trapezoidal rule: E[f(loss)] ≈ Σ weight·f(loss), under a tilt.
 
     φ is the characteristic function of the tilted privacy loss, φ(v) = Σ weight·e^{iv·loss}.
 
@@ -591,11 +591,11 @@ class TrapezoidalRule:
 
     @property
     def moment_error(self) -> float:
-        """Return an upper bound on the error of the rule's log-moment."""
+        """Return an upper bound on the error of the computed log-moment."""
         return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
 
     def unnormalised_characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return the characteristic function less 1, its error including that of the weights' sum.
+        """Return φ − 1 per frequency; its error bound includes the total weight's error.
 
         1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
         errors of all weights count in full, and none is divided out. They count twice, because
@@ -605,13 +605,13 @@ class TrapezoidalRule:
         return phi_minus_one, error + 2 * (float(self._weight_errors().sum()) + 64 * _EPS)
 
     def _weight_errors(self) -> Array:
-        """Return upper bounds on the error of each weight, relative to the sum of all weights."""
+        """Return upper bounds on the errors of the weights, which sum to one."""
         summed = _CHUNK + len(self.weight) / _CHUNK + 8
         relative: Array = self.weight * (self.relative_error + _EPS * summed)
         return relative
 
     def phi_minus_one(self, frequencies: Array) -> ComplexArray:
-        """Return φ − 1 at each frequency, φ the characteristic function."""
+        """Return φ − 1 at each frequency, where φ is the loss's characteristic function."""
         half = np.multiply.outer(0.5 * frequencies, self.loss)
         sine = np.sin(half)
         real = -2 * _chunked_dot(sine * sine, self.weight)
@@ -619,7 +619,7 @@ class TrapezoidalRule:
         return np.asarray(real + 1j * imaginary)
 
     def characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return the characteristic function less 1 at each frequency, with upper error bounds."""
+        """Return φ − 1 per frequency, φ the characteristic function, and error bounds."""
         blocks = _frequency_blocks(frequencies, len(self.weight))
         phi_minus_one = np.concatenate([self.phi_minus_one(block) for block in blocks])
         # each term e^{ivl} − 1 is at most min(2, v|l|); its weight is off by its relative error,
@@ -636,7 +636,7 @@ class TrapezoidalRule:
 def trapezoidal_rule(
     integrand: MomentIntegrand, loss: Array, loss_error: Array, log_omitted: float
 ) -> TrapezoidalRule:
-    """Return the trapezoidal rule for a moment's integrand, with weights that sum to one.
+    """Return a trapezoidal rule for a moment's integrand, with weights that sum to one.
 
     Nodes of negligible weight are left out.
 
@@ -666,7 +666,7 @@ def trapezoidal_rule(
 
 
 def _log_moment_near_one(integrand: MomentIntegrand, estimate: float) -> tuple[float, float]:
-    """Return the log of a moment near 1, without cancellation, and an upper bound on its error.
+    """Return the log of a moment near 1, computed without cancellation, and an error bound.
 
     The bound is infinite where the moment is far from 1, by an estimate of its log.
     """
@@ -678,7 +678,7 @@ def _log_moment_near_one(integrand: MomentIntegrand, estimate: float) -> tuple[f
 
 
 def _chunked_dot(terms: Array, weight: Array) -> Array:
-    """Return Σ terms·weight, summed in chunks.
+    """Return the product terms @ weight, summed in chunks to limit the rounding error.
 
     It is off by an eps for each term of a chunk, and for each chunk.
     """
@@ -689,12 +689,12 @@ def _chunked_dot(terms: Array, weight: Array) -> Array:
 
 
 def _frequency_blocks(frequencies: Array, nodes: int) -> list[Array]:
-    """Split frequencies into blocks that bound the memory of a table of frequencies × nodes."""
+    """Split frequencies into blocks, such that a table of frequencies × nodes fits in memory."""
     return np.array_split(frequencies, max(1, len(frequencies) * nodes // _ELEMENTS_MAX))
 
 
 def log_cell_mass_lower(z: Array, loss: Array, middle_loss: Array, order: float) -> Array:
-    """Return logs of lower bounds on the tilted mass of each cell between neighbouring points z.
+    """Return logs of lower bounds on the tilted mass between neighbouring points z.
 
     The mass is the integral of n(z)·e^{a·l(z)} over the cell. `loss` holds l at the points z, and
     `middle_loss` at the middle of each cell.
@@ -709,7 +709,7 @@ def log_cell_mass_lower(z: Array, loss: Array, middle_loss: Array, order: float)
 
 
 class CellPairs:
-    """Upper bounds on a characteristic function |φ(v)|, from pairs of cells of its distribution.
+    """Upper bounds on |φ(v)|, computed from pairs of loss intervals (cells) with known masses.
 
     A cell is an interval of privacy losses with a lower bound on its probability.
 
@@ -740,7 +740,7 @@ class CellPairs:
         self._sums_by_least = _prefix_sums(weight[by_least])
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds on the characteristic function's log|φ(v)| for low ≤ v ≤ high.
+        """Return upper bounds on log|φ(v)| over the ranges low ≤ v ≤ high of frequencies.
 
         There is one for each range of frequencies v.
         """
@@ -759,5 +759,5 @@ class CellPairs:
 
 
 def _prefix_sums(values: Array) -> Array:
-    """Return the sums of the first 0, 1, 2, … values."""
+    """Return the sum of the first k values for k = 0, 1, 2, …."""
     return np.concatenate([[0.0], np.cumsum(values)])

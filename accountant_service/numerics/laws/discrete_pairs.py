@@ -38,13 +38,13 @@ _TAIL_DEVIATIONS: Final = 40.0  # of discrete Gaussian noise; less than the leas
 
 @dataclass(frozen=True)
 class RandomizedResponsePair(AtomicPair):
-    """Randomized response on k categories: with probability f the answer is drawn uniformly."""
+    """Randomized response on k categories: a uniform answer with probability f, else the truth."""
 
     categories: int
     flip_probability: float
 
     def list_atoms(self) -> Atoms:
-        """Return up to three outcomes: one record's true category, the other's, and any third."""
+        """Return up to three outcomes: the true category, the neighbour's, and any other."""
         k, f = self.categories, self.flip_probability
         likely, unlikely = math.log1p(-f * (1 - 1 / k)), math.log(f / k)
         ratio = likely - unlikely
@@ -62,7 +62,7 @@ class DiscreteLaplacePair(AtomicPair):
     sensitivity: int
 
     def list_atoms(self) -> Atoms:
-        """Return one outcome for each privacy loss: noise ≤ 0, each integer between, noise ≥ Δ."""
+        """Return one outcome for each possible privacy loss: outputs of equal loss are merged."""
         b, outcome = self.scale, np.arange(self.sensitivity + 1, dtype=float)
         log_ratios = (2 * outcome - self.sensitivity) / b
         log_without = math.log(math.tanh(0.5 / b)) - outcome / b
@@ -80,7 +80,7 @@ class DiscreteGaussianPair(AtomicPair):
     sensitivity: int
 
     def list_atoms(self) -> Atoms:
-        """Return every integer that the noise without or with the record can produce."""
+        """Return the integer outputs that are possible without or with the record."""
         reach = math.ceil(_TAIL_DEVIATIONS * self.noise_std) + 1
         noise = np.arange(-reach, reach + self.sensitivity + 1, dtype=float)
         exponent = -0.5 * (noise / self.noise_std) ** 2
@@ -96,7 +96,7 @@ class ApproximatePair(AtomicPair):
     delta: float
 
     def list_atoms(self) -> Atoms:
-        """Return the two answers of randomized response, and the mass δ of infinite loss."""
+        """Return the two answers of randomized response, and infinite losses of probability δ."""
         log_kept = math.log1p(-self.delta)
         likely = log_kept - math.log1p(math.exp(-self.epsilon))
         log_without = np.array([likely, likely - self.epsilon])
@@ -105,7 +105,7 @@ class ApproximatePair(AtomicPair):
 
 
 def _atoms(log_ratios: Array, log_without: Array, infinite: float = 0.0) -> Atoms:
-    """Return the outcomes of a pair that is its own mirror image, from one side's masses.
+    """Return the outcomes of a pair whose two distributions mirror each other.
 
     Every log is off by a few eps of its size, and the normalising constants by fewer than 16.
     """

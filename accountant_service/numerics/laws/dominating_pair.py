@@ -39,7 +39,7 @@ _EPS: Final = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True)
 class IntervalMasses:
-    """Probabilities of intervals without (N₀) and with the record (N₁), with rounding errors."""
+    """Probabilities of intervals without and with the record, with bounds on rounding errors."""
 
     without_record: Array
     with_record: Array
@@ -50,7 +50,7 @@ class IntervalMasses:
     def with_relative_error(
         cls, relative_error: float, without_record: Array, with_record: Array
     ) -> Self:
-        """Return masses whose rounding errors are at most a share of each mass."""
+        """Return masses whose rounding errors are bounded by a relative error."""
         return cls(
             without_record,
             with_record,
@@ -60,7 +60,7 @@ class IntervalMasses:
 
 
 class BasePair(Protocol):
-    """The noise laws without and with a record, and the log-likelihood ratio between them.
+    """Interface of a pair of output distributions without (N₀) and with (N₁) the record.
 
     They are N₀ and N₁, and the ratio is Λ = log(dN₁/dN₀).
     """
@@ -71,12 +71,12 @@ class BasePair(Protocol):
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether the log-likelihood ratio has mirrored laws without and with the record."""
+        """Return whether N₀ and N₁ mirror each other, so that adding costs as much as removing."""
         ...
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The mass of outcomes possible only without the record, and of those only with it."""
+        """The probability of outcomes possible only without the record, and only with it."""
         ...
 
     def masses(self, edges: Array) -> IntervalMasses:
@@ -87,7 +87,7 @@ class BasePair(Protocol):
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and greatest log-likelihood ratio Λ that cells must cover.
+        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail.
 
         Under both laws, at most the normal tail beyond `tail_deviations` standard deviations lies
         outside.
@@ -95,7 +95,7 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the sampled release's log-moments, one for each order.
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a.
 
         The log-moment of order a > 1 or a < 0 is log E_{N₀}[(1 − q + q·e^Λ)^a]. Outcomes
         at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
@@ -103,17 +103,17 @@ class BasePair(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a moment at this tilt needs."""
+        """Return the number of quadrature nodes that a log-moment at this tilt needs."""
         ...
 
     def total_variation(self) -> float:
-        """Return the total variation distance of the two noise laws."""
+        """Return the total variation distance of N₀ and N₁."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianPair:
-    """The Gaussian mechanism's noise without and with a record: normals that are μ apart.
+    """Gaussian noise without and with a record: normal distributions whose means are μ apart.
 
     μ is the sensitivity divided by the standard deviation of the noise. The log-likelihood ratio is
     N(∓μ²/2, μ²) without and with the record.
@@ -133,20 +133,20 @@ class GaussianPair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of the log-likelihood ratio that leave out at most a normal tail."""
+        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
         half = self.mu * self.mu / 2
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the sampled release's log-moments, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a."""
         return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a moment at this tilt needs."""
+        """Return the number of quadrature nodes that a log-moment at this tilt needs."""
         return sampled_gaussian.count_nodes(-tilt, tilt + 1, 1 / self.mu)
 
     def total_variation(self) -> float:
-        """Return the total variation distance of the two normal laws."""
+        """Return the total variation distance of the two normal distributions."""
         return math.erf(self.mu / math.sqrt(8.0))
 
 
@@ -169,7 +169,7 @@ def normal_masses(z: Array, mu: float) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class LaplacePair:
-    """The Laplace mechanism's noise without and with a record; the loss is within ±1/b."""
+    """Laplace noise of scale b without and with a record; the privacy loss is within ±1/b."""
 
     is_symmetric: ClassVar[bool] = True
     infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
@@ -193,7 +193,10 @@ class LaplacePair:
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the log-moments: each cell counts at the worse of its two ends."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a.
+
+        Each interval's mass counts at the worse of its two ends.
+        """
         edges = np.linspace(-self.inverse_scale, self.inverse_scale, _MOMENT_CELLS + 1)
         below = np.nextafter(edges[0], -np.inf)
         mass = self.masses(
@@ -205,18 +208,18 @@ class LaplacePair:
         return np.maximum(log_sum_exp(exponent), 0.0)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of cells that a moment sums."""
+        """Return the number of loss intervals that are summed to compute one log-moment."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:
-        """Return the total variation distance of the two Laplace laws."""
+        """Return the total variation distance of the two Laplace distributions."""
         return -math.expm1(-self.inverse_scale / 2)
 
 
 def moments_of_cells(
     edges: Array, masses: IntervalMasses, orders: Array, sample_rate: float
 ) -> Array:
-    """Return upper bounds on the sampled release's log-moments, from masses of cells of losses.
+    """Return upper bounds on log E[e^{a·loss}] per order a, given the masses of loss intervals.
 
     R^a is convex in R, so each cell's mass moves to its two ends with the mean of R kept. The share
     of the upper end does not depend on q.
@@ -245,7 +248,7 @@ def moments_of_cells(
 
 @dataclass(frozen=True, slots=True)
 class LossCells:
-    """A release's outcomes grouped into cells: intervals of the privacy loss, in increasing order.
+    """A release's outcomes, grouped into intervals (cells) of the privacy loss.
 
     Attributes:
         first: lattice index k of the lowest edge: finite edges are k·h, (k+1)·h, …
@@ -269,7 +272,7 @@ class LossCells:
     infinite: float = 0.0
 
     def reversed(self, infinite: float = 0.0) -> LossCells:
-        """Return the cells of the other direction: P and Q swapped, every loss negated.
+        """Return the cells with P and Q swapped and all losses negated: the opposite direction.
 
         `infinite` is the mass of infinite loss in that direction.
         """
@@ -288,7 +291,7 @@ class LossCells:
 
 
 class ReleaseLaw(Protocol):
-    """The dominating pair (P, Q) of one release in both directions: its moments and its cells."""
+    """Interface of the dominating pair (P, Q) of one release: moments and discretisation."""
 
     def __hash__(self) -> int:
         """Return a hash, so that results of equal releases are cached."""
@@ -296,7 +299,7 @@ class ReleaseLaw(Protocol):
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether the privacy loss has the same distribution in both directions."""
+        """Return whether removing and adding a record give the same privacy-loss distribution."""
         ...
 
     def total_variation(self) -> float:
@@ -304,7 +307,7 @@ class ReleaseLaw(Protocol):
         ...
 
     def infinite_mass(self, direction: Direction) -> float:
-        """Return the P-mass of outcomes that Q excludes, rounded up: no ε covers them."""
+        """Return the probability of an infinite privacy loss, rounded up."""
         ...
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
@@ -315,11 +318,11 @@ class ReleaseLaw(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a moment at this tilt needs."""
+        """Return the number of quadrature nodes that a log-moment at this tilt needs."""
         ...
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and the greatest privacy loss that cells must cover.
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
 
         Outside, P has at most the normal tail beyond `tail_deviations` standard deviations.
         """
@@ -328,7 +331,7 @@ class ReleaseLaw(Protocol):
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into `count` cells of the privacy loss, and two end cells beyond.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         With an offset of 0 the masses are for upper bounds of δ, and may be those of a pair that
         dominates the release. With an offset of ½ they are for lower bounds, and may be bounds of
@@ -339,7 +342,7 @@ class ReleaseLaw(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release: the noise laws, and the rate of the Poisson sampling in front of them.
+    """A release made on a Poisson sample: the pair of output distributions and the sample rate.
 
     Its two directions are the removal and the addition of a record.
     """
@@ -349,25 +352,25 @@ class Release:
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions.
+        """Return whether removing and adding a record give the same privacy-loss distribution.
 
         Sampling breaks the symmetry.
         """
         return self.sample_rate == 1.0 and self.base_pair.is_symmetric
 
     def total_variation(self) -> float:
-        """Return the total variation distance: the sample rate times that of the noise laws."""
+        """Return the total variation distance: the sample rate times that without sampling."""
         return self.sample_rate * self.base_pair.total_variation()
 
     def infinite_mass(self, direction: Direction) -> float:
-        """Return the P-mass of outcomes that Q excludes, rounded up.
+        """Return the probability of an infinite privacy loss, rounded up.
 
         When adding, the sample may leave the record out, so that Q excludes nothing.
         """
         return rounding.up(self._infinite_mass(direction))
 
     def _infinite_mass(self, direction: Direction) -> float:
-        """Return the P-mass of outcomes that Q excludes."""
+        """Return the probability of an infinite privacy loss, not rounded."""
         without_record, with_record = self.base_pair.infinite_masses
         if direction == "removing":
             return self.sample_rate * with_record
@@ -379,11 +382,11 @@ class Release:
         return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a moment at this tilt needs."""
+        """Return the number of quadrature nodes that a log-moment at this tilt needs."""
         return self.base_pair.count_nodes(tilt)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and the greatest privacy loss that cells must cover.
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
 
         Outside, P has at most a normal tail on either side.
 
@@ -400,7 +403,7 @@ class Release:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into `count` cells of the privacy loss, and two end cells beyond.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, …
         """
@@ -412,7 +415,7 @@ class Release:
         return self._cells(first, edges, edges[1:]).reversed(infinite)
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
-        """Return the cells between edges of the loss, in the direction of removing a record.
+        """Return the probabilities of the intervals between given losses, for a removed record.
 
         `anchor` is each cell's edge of lower loss. The gap P − Q·e^{loss} is
         q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
@@ -451,7 +454,7 @@ class Release:
         return sampled_gaussian.privacy_loss(log_ratio, self.sample_rate)
 
     def _log_ratio_at(self, loss: Array) -> Array:
-        """Return the log-likelihood ratio Λ at each privacy loss; −∞ below the least loss."""
+        """Return the log-likelihood ratio at each privacy loss; −∞ if no loss is that low."""
         if self.sample_rate == 1.0:
             return loss
         capped = np.minimum(loss, 500.0)
@@ -464,12 +467,12 @@ Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their 
 
 
 def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
-    """Return the directions to account for: only one if every release is symmetric."""
+    """Return the directions, removing and adding; only one if all releases are symmetric."""
     return DIRECTIONS[:1] if all(each.is_symmetric for each, _ in releases) else DIRECTIONS
 
 
 def infinite_mass(releases: Composition, direction: Direction) -> float:
-    """Return an upper bound on a composition's mass of infinite loss, which δ(ε) is at least.
+    """Return an upper bound on a composition's probability of an infinite privacy loss.
 
     It is 1 − Π(1 − m)ⁿ for the masses m of the releases and their counts n.
     """
@@ -479,6 +482,6 @@ def infinite_mass(releases: Composition, direction: Direction) -> float:
 
 
 def total_variation(releases: Composition) -> float:
-    """Return an upper bound on δ(0): the sum of the releases' total variations, at most 1."""
+    """Return an upper bound on δ(0): the sum of the releases' total variation distances, or 1."""
     total = math.fsum(count * each.total_variation() for each, count in releases)
     return min(1.0, rounding.up(total))

@@ -46,7 +46,7 @@ _ROUNDING: Final = 1e-9  # relative, of the sum over them, with room
 
 @dataclass(frozen=True, slots=True)
 class FixedSizeReplacement:
-    """A Gaussian release on a fixed-size sample, for datasets that differ in a replaced record.
+    """A Gaussian release on a fixed-size sample, under replacement of one record.
 
     Attributes:
         mu: twice the clip norm divided by the standard deviation of the noise.
@@ -58,12 +58,12 @@ class FixedSizeReplacement:
 
     @property
     def is_symmetric(self) -> bool:
-        """Return True: the pair is its own mirror image."""
+        """Return True: swapping the two datasets gives the same privacy-loss distribution."""
         return True
 
     @property
     def _positive_loss_release(self) -> Release:
-        """The Poisson-sampled release that has the same distribution of positive privacy losses."""
+        """The Poisson-sampled release with the same distribution of positive privacy losses."""
         return Release(GaussianPair(self.mu), self.sample_rate)
 
     def total_variation(self) -> float:
@@ -71,7 +71,7 @@ class FixedSizeReplacement:
         return self._positive_loss_release.total_variation()
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
-        """Return 0: each of P and Q has mass wherever the other has."""
+        """Return 0: P and Q have the same possible outcomes, so no loss is infinite."""
         return 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
@@ -85,7 +85,7 @@ class FixedSizeReplacement:
         return rounding.up_each(np.logaddexp(0.0, whole + np.log1p(-share) + _ROUNDING))
 
     def _negative_loss_moments(self, tilts: Array) -> Array:
-        """Return lower bounds on the moments' part from negative losses, which is subtracted.
+        """Return lower bounds on the part of each moment due to negative losses.
 
         The losses are those of the sampled Gaussian, and there is a bound for each tilt.
 
@@ -104,11 +104,11 @@ class FixedSizeReplacement:
         return total
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment at this tilt sums."""
+        """Return the number of terms that are summed to compute a log-moment at this tilt."""
         return self._positive_loss_release.count_nodes(tilt) + _CELLS
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the least and the greatest loss that cells must cover.
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """
@@ -123,7 +123,7 @@ class FixedSizeReplacement:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … with an offset of 0 or ½. The
         atom at 0 belongs to the cell above the edge 0, or to the cell around 0.
@@ -137,7 +137,7 @@ class FixedSizeReplacement:
         return _join_cells(first, lower, middle, upper, atom)
 
     def _cells_around_zero(self, half: float) -> LossCells:
-        """Return one cell of all outcomes with a loss within ±`half`, except for loss 0 itself."""
+        """Return one cell with all losses within ±`half` except the loss 0 itself."""
         above = self._positive_loss_release.cells("removing", 0, 1, half)
         mass = above.p[1:-1] + above.q[1:-1]
         error = above.p_rounding[1:-1] + above.q_rounding[1:-1] + 4 * _EPS * mass
@@ -147,15 +147,15 @@ class FixedSizeReplacement:
 
 
 def _join_cells(
-    first: int, lower: LossCells, middle: LossCells | None, upper: LossCells, atom: float
+    first: int, lower: LossCells, middle: LossCells | None, upper: LossCells, mass_at_zero: float
 ) -> LossCells:
-    """Return the cells of negative losses, of losses around 0 and of positive losses, joined.
+    """Return one list of cells: of negative losses, of losses around 0 and of positive losses.
 
-    The atom is added to the middle cell, or to the lowest cell of the positive losses.
+    The mass at loss 0 is added to the middle cell, or to the lowest cell of positive losses.
     """
     inner = slice(1, -1)
     between = [middle] if middle is not None else []
-    at = len(lower.gap)  # of the cell with the atom, among the inner cells
+    at = len(lower.gap)  # of the cell with the loss 0, among the inner cells
 
     def masses(name: str) -> Array:
         """Return the joined masses, or their rounding errors: the attribute called `name`."""
@@ -175,15 +175,15 @@ def _join_cells(
     p_rounding, q_rounding = masses("p_rounding"), masses("q_rounding")
     shrink, gap_rounding = edges("shrink"), edges("gap_rounding")
     for mass, error in ((p, p_rounding), (q, q_rounding)):
-        mass[inner][at] += atom
+        mass[inner][at] += mass_at_zero
         error[inner][at] += 8 * _EPS * mass[inner][at]
-    added = atom * (1 - 1 / shrink[at])  # P − Q·e^{low edge} of the atom; 0 at the edge 0
+    added = mass_at_zero * (1 - 1 / shrink[at])  # P − Q·e^{low edge} of the loss 0
     gap[at] += added
     gap_rounding[at] += 8 * _EPS * (abs(gap[at]) + added)
     return LossCells(first, p, q, gap, p_rounding, q_rounding, gap_rounding, shrink)
 
 
 def _log_expm1(x: Array) -> Array:
-    """Return log(e^x − 1) for x ≥ 0, without overflow; finite also at 0."""
+    """Return log(e^x − 1) for x ≥ 0, without overflow; at x = 0 a finite stand-in for −∞."""
     log: Array = x + np.log(np.maximum(-np.expm1(-x), 1e-300))
     return log

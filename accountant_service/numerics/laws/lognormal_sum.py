@@ -52,7 +52,7 @@ _RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relativ
 
 @dataclass(frozen=True, slots=True)
 class SumLattice:
-    """A class of outcomes by their largest summand, and the lattice on which their sums lie.
+    """A class of outcomes, by the range of their largest summand, and a lattice for their sums.
 
     Attributes:
         step: the spacing, of at most 24 significant bits, so that multiples are exact.
@@ -90,17 +90,17 @@ class SumLattice:
 
     @property
     def largest(self) -> float:
-        """The largest summand of an outcome of the class."""
+        """The largest value that a summand may have in this class of outcomes."""
         return self.cut * self.step
 
     def points(self) -> Array:
-        """Return the sums that the lattice's points stand for."""
+        """Return the sums at the lattice's points."""
         return lattice_points(self.first, self.size, self.step)
 
 
 @dataclass(frozen=True, slots=True)
 class SumAbove:
-    """Upper bounds on the distribution of a lognormal sum made larger in convex order.
+    """Upper bounds on the distribution of a lognormal sum, enlarged in convex order.
 
     Attributes:
         points: values of the sum in the windows of all classes.
@@ -131,7 +131,7 @@ def round_step(step: float) -> float:
 
 
 def quantile(mu: float, deviations: float) -> float:
-    """Return exp(μz − μ²/2), the value of a lognormal summand at the normal deviation z."""
+    """Return exp(μz − μ²/2) at z = `deviations`: a quantile of a lognormal summand."""
     return math.exp(min(mu * deviations - 0.5 * mu * mu, _EXPONENT_MAX))
 
 
@@ -163,7 +163,7 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
 def sum_below(
     mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool
 ) -> tuple[Array, float, Array]:
-    """Return lower and upper bounds on the masses of the sum of summands, each rounded.
+    """Return lower and upper bounds on the masses of a sum whose summands are rounded.
 
     Args:
         mu: of each summand.
@@ -192,7 +192,7 @@ def sum_below(
 
 @dataclass(frozen=True, slots=True)
 class _Summands:
-    """Masses of one summand on a class's lattice: below the class, and in it.
+    """The probabilities of one summand, split into those below and within a class's range.
 
     Attributes:
         plain: of the plain law.
@@ -204,7 +204,7 @@ class _Summands:
 
 
 def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
-    """Return a summand's masses on a lattice, each cell's split between its ends at equal mean."""
+    """Return a summand's masses on a lattice: each cell's mass moved to its ends, mean kept."""
     edges = lattice_points(lattice.start, lattice.cut + 1 - lattice.start, lattice.step)
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, edges)
     low = edges[:-1]
@@ -223,7 +223,7 @@ def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
 
 
 def _cell_ranges(lattice: SumLattice) -> list[slice]:
-    """Return the slices of cells below a class and in it; one slice for the first class."""
+    """Return slices of cells: those below a class's range, and those within it."""
     if lattice.is_first:
         return [slice(None)]
     split = lattice.above - lattice.start
@@ -231,7 +231,7 @@ def _cell_ranges(lattice: SumLattice) -> list[slice]:
 
 
 def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
-    """Return the cell masses of a summand rounded to a lattice, below a class and in it."""
+    """Return a rounded summand's masses in the cells below a class's range, and within it."""
     ends = [lattice.start, lattice.cut]
     if not lattice.is_first:
         ends.insert(1, lattice.above)
@@ -247,14 +247,14 @@ def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Ar
 def _round_cells(
     cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
 ) -> _Summands:
-    """Return upper (`outward` = 1) or lower (−1) bounds on masses, if `tilted` also tilted ones."""
+    """Return bounds on masses: upper if `outward` is 1, lower if −1; also tilted if `tilted`."""
     plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
     one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
     return _Summands(plain, one if tilted else ())
 
 
 def _cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
-    """Return a summand's plain and tilted mass in each cell, each with its rounding error."""
+    """Return a summand's probability and tilted mass in each cell, each with its rounding error."""
     with np.errstate(divide="ignore"):
         z = np.log(edges) / mu + 0.5 * mu
     plain, plain_error = normal_masses(z, mu)
@@ -263,7 +263,7 @@ def _cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def tails_beyond(mu: float, edge: float) -> tuple[float, float]:
-    """Return upper bounds on the plain and the tilted mass of a summand above `edge`."""
+    """Return upper bounds on the probability and the tilted mass of a summand above `edge`."""
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, np.array([edge, np.inf]))
     return float((plain + plain_error)[0]), float((tilted + tilted_error)[0])
 
@@ -385,7 +385,7 @@ def _exp_up(log_value: float) -> float:
 def _bound_masses(
     summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments | None = None
 ) -> tuple[Array, float]:
-    """Return upper bounds on the masses of a class's sums, or lower ones if moments are given.
+    """Return upper bounds on the masses of a class's sums; lower ones if `moments` is given.
 
     Each point has the best bound of those under several tilts. Mass that wraps around can only
     raise an upper bound; lower bounds are without it but for the second result in all.
@@ -482,7 +482,7 @@ def compose_class(summands: _Summands, lattice: SumLattice, bins: int) -> tuple[
 
 
 def _transform(masses: tuple[Array, ...], lattice: SumLattice) -> list[ComplexBalls]:
-    """Return the FFTs of a summand's masses: below the class, and in it."""
+    """Return the FFTs of a summand's masses below a class's range, and within it."""
     offsets = (0, lattice.above - lattice.start)
     return [
         transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size)

@@ -17,21 +17,21 @@ from accountant_service.numerics.laws.dominating_pair import Direction, LossCell
 
 @dataclass(frozen=True, slots=True)
 class MixedRelease:
-    """A release that is one of several parts, chosen at random with given weights and revealed."""
+    """A release chosen at random among several, with given weights; the choice is revealed."""
 
     parts: tuple[tuple[float, ReleaseLaw], ...]
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether every part has the same law in both directions."""
+        """Return whether removing and adding a record cost the same for every possible release."""
         return all(part.is_symmetric for _, part in self.parts)
 
     def total_variation(self) -> float:
-        """Return the weighted sum of the parts' total variation distances."""
+        """Return the weighted mean of the possible releases' total variation distances."""
         return math.fsum(weight * part.total_variation() for weight, part in self.parts)
 
     def infinite_mass(self, direction: Direction) -> float:
-        """Return the weighted sum of the parts' masses of infinite loss."""
+        """Return the weighted mean of the possible releases' probabilities of infinite loss."""
         return math.fsum(weight * part.infinite_mass(direction) for weight, part in self.parts)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
@@ -43,18 +43,18 @@ class MixedRelease:
         return upper
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment at this tilt sums."""
+        """Return the number of terms that are summed to compute a log-moment at this tilt."""
         return math.fsum(part.count_nodes(tilt) for _, part in self.parts)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the least and the greatest loss that cells must cover."""
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail."""
         limits = [part.loss_limits(direction, tail_deviations) for _, part in self.parts]
         return min(low for low, _ in limits), max(high for _, high in limits)
 
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Group the outcomes into cells: the weighted sums of the parts' masses."""
+        """Return the probabilities of loss intervals: weighted means over the possible releases."""
         cut = [
             (weight, part.cells(direction, first, count, spacing, offset))
             for weight, part in self.parts

@@ -34,7 +34,7 @@ _NODES_MAX: Final = 1 << 17  # of a moment, for all releases: larger orders are 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """The distribution of the number K of runs of a private selection.
+    """The distribution of how many times a private selection runs its mechanism.
 
     Attributes:
         distribution: `geometric`, `logarithmic`, `negative_binomial` or `poisson`.
@@ -47,7 +47,7 @@ class Repeats:
     shape: float
 
     def log_inverse_gamma(self) -> float:
-        """Return log(1/γ), rounded up; the distribution has its mean at the parameter γ.
+        """Return log(1/γ), rounded up, for the parameter γ that gives the distribution its mean.
 
         E[K] = η(1 − γ)/(γ(1 − γ^η)), and (1/γ − 1)/log(1/γ) for η = 0, increases with 1/γ.
         """
@@ -64,7 +64,7 @@ class Repeats:
         return rounding.up(found)
 
     def _mean(self, log_inverse: float) -> float:
-        """Return the mean number of runs at the parameter γ, given log(1/γ)."""
+        """Return the mean number of runs for the parameter γ, given log(1/γ)."""
         ratio = math.expm1(min(log_inverse, 700.0))  # (1 − γ)/γ
         if self.shape == 0.0:
             return ratio / log_inverse
@@ -75,7 +75,7 @@ class Repeats:
 def selected_curve(
     repeats: Repeats, laws: tuple[tuple[ReleaseLaw, int], ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return orders, and upper bounds on the Rényi divergences of the selection at each.
+    """Return Rényi orders, and upper bounds on the selection's Rényi divergence at each.
 
     Args:
         repeats: the distribution of the number of runs.
@@ -95,7 +95,7 @@ def selected_curve(
 
 
 def _affordable_orders(laws: tuple[tuple[ReleaseLaw, int], ...]) -> Array:
-    """Return the Rényi orders at which computing all moments is within the work limit."""
+    """Return the Rényi orders whose moments can be computed within the work limit."""
     kept = [
         order
         for order in _ORDERS.tolist()
@@ -105,7 +105,7 @@ def _affordable_orders(laws: tuple[tuple[ReleaseLaw, int], ...]) -> Array:
 
 
 def _log_moments(laws: tuple[tuple[ReleaseLaw, int], ...], tilts: Array) -> Array:
-    """Return upper bounds on a composition's log-moments (α − 1)·D_α, in the worse direction."""
+    """Return upper bounds on a composition's log-moments (α − 1)·D_α in the costlier direction."""
     sums = [
         sum((count * law.log_moments(each, tilts) for law, count in laws), np.zeros_like(tilts))
         for each in DIRECTIONS
@@ -114,7 +114,7 @@ def _log_moments(laws: tuple[tuple[ReleaseLaw, int], ...], tilts: Array) -> Arra
 
 
 def _deltas(orders: Array, moments: Array, epsilons: Array) -> Array:
-    """Return upper bounds on δ at each ε, converted from log-moments at the best Rényi order."""
+    """Return upper bounds on δ at each ε, each converted from the best of the log-moments."""
     constant = orders * np.log1p(-1 / orders) - np.log(orders - 1)
     logs = (moments + constant)[:, None] - np.multiply.outer(orders - 1, epsilons)
     deltas: Array = np.exp(np.minimum(logs.min(axis=0), 0.0))

@@ -46,7 +46,7 @@ _ORDERS: Final = 1 + np.geomspace(1e-3, 1e6, 2000)  # of a curve that is known a
 
 @dataclass(frozen=True)
 class ProfilePair(AtomicPair):
-    """The worst release that is (ε, δ)-DP at each of the given pairs (ε, δ).
+    """The worst pair of distributions that is (ε, δ)-DP at each of the given points (ε, δ).
 
     Attributes:
         epsilons: increasing, at least 0.
@@ -57,13 +57,13 @@ class ProfilePair(AtomicPair):
     deltas: tuple[float, ...]
 
     def list_atoms(self) -> Atoms:
-        """Return an outcome at each corner of the profile's convex hull."""
+        """Return the outcomes of the pair: one for each corner of the profile's convex hull."""
         return atoms_of_profile(np.array(self.epsilons), np.array(self.deltas))
 
 
 @dataclass(frozen=True)
 class RenyiPair(AtomicPair):
-    """The worst release with at most the Rényi divergences that some curves add up to.
+    """The worst pair of distributions for releases that are known only by Rényi divergences.
 
     Attributes:
         rho: of the zero-concentrated releases: their divergences add up to ρ·α at every order.
@@ -74,7 +74,7 @@ class RenyiPair(AtomicPair):
     curves: tuple[tuple[tuple[float, ...], tuple[float, ...], int], ...]
 
     def list_atoms(self) -> Atoms:
-        """Return an outcome at each corner of the profile converted from the best orders."""
+        """Return the outcomes of the pair, after converting the Rényi divergences to (ε, δ)."""
         orders, divergences = self._sum_divergences()
         ends = [
             min(float((divergences - log_delta / (orders - 1)).min()), LOSS_MAX)
@@ -94,7 +94,7 @@ class RenyiPair(AtomicPair):
         return atoms_of_profile(epsilons, np.exp(log_deltas) * (1 + 1e-9))
 
     def _sum_divergences(self) -> tuple[Array, Array]:
-        """Return Rényi orders, and the sum of all releases' divergences at each."""
+        """Return Rényi orders, and the sum of all releases' divergences at each order."""
         orders = _ORDERS
         for own, _, _ in self.curves:
             orders = orders[(orders >= own[0]) & (orders <= own[-1])]
@@ -110,7 +110,7 @@ class RenyiPair(AtomicPair):
 
 
 def interpolated_divergences(own: Array, divergences: Array, orders: Array) -> Array:
-    """Return upper bounds on Rényi divergences between the orders at which they are known.
+    """Return upper bounds on Rényi divergences at orders between those with known divergences.
 
     (α − 1)·D_α is convex in α, so that a chord bounds it.
     """
@@ -119,7 +119,7 @@ def interpolated_divergences(own: Array, divergences: Array, orders: Array) -> A
 
 
 def atoms_of_profile(epsilons: Array, deltas: Array) -> Atoms:
-    """Return the outcomes of the worst symmetric pair with at most this δ at each ε."""
+    """Return the outcomes of the worst symmetric pair with at most the given δ at each ε."""
     y, bounds = np.exp(epsilons), np.minimum(deltas * (1 + _RAISED), 1.0)
     at_one = float(((2 * bounds + np.expm1(epsilons)) / (y + 1)).min())
     x, bounds = np.append(0.0, epsilons), np.append(at_one, bounds)
@@ -143,7 +143,7 @@ def atoms_of_profile(epsilons: Array, deltas: Array) -> Atoms:
 
 
 def _lower_hull(x: Array, values: Array) -> tuple[Array, Array]:
-    """Return the corners of the lower convex hull of points (e^x, value), up to the lowest."""
+    """Return the corners of the lower convex hull of points (e^x, value), as x and value."""
     corners: list[tuple[float, float]] = []
     for point in zip(x.tolist(), values.tolist(), strict=True):
         if corners and point[0] <= corners[-1][0]:
@@ -161,6 +161,6 @@ def _lower_hull(x: Array, values: Array) -> tuple[Array, Array]:
 def _is_above_chord(
     left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]
 ) -> bool:
-    """Return whether the middle point lies on or above the chord of its neighbours."""
+    """Return whether the middle point lies on or above the line between its neighbours."""
     share = math.expm1(middle[0] - left[0]) / math.expm1(right[0] - left[0])
     return middle[1] >= left[1] + share * (right[1] - left[1])

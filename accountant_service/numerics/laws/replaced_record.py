@@ -66,7 +66,7 @@ _DIRECT_MAX: Final = 300.0  # exponents up to which e^x and sinh x are used as s
 
 @dataclass(frozen=True, slots=True)
 class ReplacedRecord:
-    """A Poisson-sampled Gaussian release for datasets that differ in one replaced record.
+    """A Poisson-sampled Gaussian release, under replacement of one record.
 
     Attributes:
         mu: the clip norm divided by the standard deviation of the noise.
@@ -78,15 +78,15 @@ class ReplacedRecord:
 
     @property
     def is_symmetric(self) -> bool:
-        """Return True: the pair is its own mirror image."""
+        """Return True: swapping the two datasets gives the same privacy-loss distribution."""
         return True
 
     def total_variation(self) -> float:
-        """Return the total variation distance of P and Q: q times that of N(μ) and N(−μ)."""
+        """Return the total variation distance: the sample rate times that of N(μ, 1), N(−μ, 1)."""
         return self.sample_rate * math.erf(self.mu / math.sqrt(2.0))
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
-        """Return 0: each of P and Q has mass wherever the other has."""
+        """Return 0: P and Q have the same possible outcomes, so no loss is infinite."""
         return 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
@@ -94,7 +94,7 @@ class ReplacedRecord:
         return rounding.up_each(self._log_moments(tilts))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes of the moments for tilts up to `tilt`."""
+        """Return the number of quadrature nodes that log-moments up to this tilt need."""
         return self.largest_node(tilt) / self.spacing(tilt)
 
     def _log_moments(self, tilts: Array) -> Array:
@@ -108,7 +108,7 @@ class ReplacedRecord:
         return upper
 
     def _log_moments_on_one_grid(self, tilts: Array) -> Array:
-        """Return the log-moments of increasing tilts, on the grid for the largest tilt."""
+        """Return the log-moments at increasing tilts, by one quadrature that suits the largest."""
         spacing = self.spacing(float(tilts[-1]))
         last = self.largest_node(float(tilts[-1]))
         z = spacing * np.arange(1, math.ceil(last / spacing) + 1, dtype=float)
@@ -137,7 +137,7 @@ class ReplacedRecord:
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def argument_bound(self, y: Array) -> Array:
-        """Return upper bounds on the complex argument of the ratio P/Q on lines |Im z| = y.
+        """Return upper bounds on |arg(P/Q)| along the lines Im z = ±y, for each height y.
 
         Each factor's argument is at most μy. A₊ and the conjugate of A₋ have the product
         e^{iμy}·(2(1−q)b·cosh(μx) + (1−q)²e^{−iμy} + b²e^{iμy}). Where b ≤ 1 − q the second
@@ -148,7 +148,7 @@ class ReplacedRecord:
         return factor * self.mu * y
 
     def largest_node(self, tilt: float) -> float:
-        """Return the largest node z of the quadrature of moments for tilts up to `tilt`.
+        """Return the largest node z of the quadrature of log-moments up to this tilt.
 
         From μ(s + 1) on, the slope of log G is at most μ(s + 1 + s·π₋), π₋ taken there.
         """
@@ -157,7 +157,7 @@ class ReplacedRecord:
         return mode + self.mu * tilt * share + _TAIL_DEVIATIONS
 
     def log_tail(self, tilts: Array, ends: Array) -> Array:
-        """Return logs of upper bounds on the moment's integral beyond each end, one for each tilt.
+        """Return, per tilt, the log of an upper bound on the moment's integral beyond its end.
 
         The integral is ∫ n·A₊^{s+1}·A₋^{−s}, and every end z₁ is positive.
         """
@@ -167,14 +167,14 @@ class ReplacedRecord:
         return tail
 
     def log_ratio(self, z: Array) -> Array:
-        """Return the log-likelihood ratio of P and the noise alone, N(0), at each output z.
+        """Return log(P(z)/N(z; 0, 1)) at each output z: sampled output against noise alone.
 
         It is log A₊(z), which is log A₋(−z).
         """
         return privacy_loss(self.mu * z - 0.5 * self.mu**2, self.sample_rate)
 
     def log_share(self, z: Array) -> Array:
-        """Return the log posterior probability that the record was sampled, at each output z.
+        """Return log P(record was sampled | output z) at each output z.
 
         It is log π₊(z), which is log π₋(−z): π₊ = q·e^{Λ₊}/A₊.
         """
@@ -224,7 +224,7 @@ class ReplacedRecord:
         return np.copysign((half + inverse) / self.mu, loss)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the least and the greatest loss that cells must cover.
+        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """
@@ -240,7 +240,7 @@ class ReplacedRecord:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Group the outcomes by privacy loss into `count` cells, and two end cells beyond.
+        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … The gap P − Q·e^{loss} is
         q·(N(μ) − N(−μ)) − Q·(e^{loss} − 1).
@@ -276,13 +276,13 @@ class ReplacedRecord:
 def _mix(
     rate: float, absent: Array, present: Array, absent_rounding: Array, present_rounding: Array
 ) -> tuple[Array, Array]:
-    """Return the masses of a mixture of two laws, and upper bounds on their rounding errors."""
+    """Return the masses of a mixture of two distributions, and bounds on their rounding errors."""
     mixed = (1 - rate) * absent + rate * present
     return mixed, (1 - rate) * absent_rounding + rate * present_rounding + 4 * _EPS * mixed
 
 
 def _log_product_of_differences(tilts: Array, loss: Array) -> Array:
-    """Return log((1 − e^{−sL})·(e^{(s+1)L} − 1)): rows are tilts s, columns are losses L."""
+    """Return log((1 − e^{−sL})·(e^{(s+1)L} − 1)): a row per tilt s, a column per loss L."""
     lower = np.multiply.outer(tilts, loss)
     upper = np.multiply.outer(tilts + 1, loss)
     with np.errstate(divide="ignore"):  # a loss that underflows adds nothing

@@ -52,13 +52,13 @@ def _spacing(order: float, sigma: float) -> float:
 
 
 def count_nodes(lowest: float, highest: float, sigma: float) -> float:
-    """Return how many quadrature nodes the moments of orders from `lowest` to `highest` need."""
+    """Return the number of quadrature nodes for moments of orders from `lowest` to `highest`."""
     low, high = integration_limits(lowest, highest, sigma)
     return (high - low) / min(_spacing(lowest, sigma), _spacing(highest, sigma))
 
 
 def integration_limits(lowest: float, highest: float, sigma: float) -> tuple[float, float]:
-    """Return the limits of the moments' integrals, 13 standard deviations beyond the modes.
+    """Return limits of integration 13 standard deviations beyond the integrands' maxima.
 
     The modes lie at 0 and at the order.
     """
@@ -66,7 +66,7 @@ def integration_limits(lowest: float, highest: float, sigma: float) -> tuple[flo
 
 
 def log_truncation_error(orders: Array, q: float, sigma: float) -> Array:
-    """Return logs of upper bounds on the part of each moment that the limits of integration omit.
+    """Return logs of upper bounds on the part of each moment outside the integration limits.
 
     The moment of order a is E[(1 + u)^a].
 
@@ -90,7 +90,7 @@ def log_truncation_error(orders: Array, q: float, sigma: float) -> Array:
 
 
 def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return upper bounds on the sampled Gaussian release's log-moments, one for each order a.
+    """Return upper bounds on the log-moment of a Poisson-sampled Gaussian release at each order.
 
     The log-moment is K(a) = log E_{μ₀}[(μ/μ₀)^a], μ₀ and μ the laws without and with the record.
 
@@ -123,7 +123,7 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def privacy_loss(ratio: Array, q: float) -> Array:
-    """Return the privacy loss log(1 − q + q·e^Λ) of a sampled release, per log-likelihood ratio Λ.
+    """Return the privacy loss log(1 − q + q·e^Λ) per log-likelihood ratio Λ, q the sample rate.
 
     Λ is the log-likelihood ratio without sampling, and q the sample rate.
 
@@ -140,7 +140,7 @@ def privacy_loss(ratio: Array, q: float) -> Array:
 
 
 def _group_orders(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
-    """Return the positions of orders in groups of similar size, which share quadrature nodes.
+    """Split orders into groups that share quadrature nodes; return each group's positions.
 
     Groups span up to 16, then factors of four, in bounded memory.
 
@@ -153,7 +153,7 @@ def _group_orders(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
 
 
 class _QuadratureGrid:
-    """The quadrature nodes for a range of orders, with the values that every order uses."""
+    """The quadrature nodes for a range of orders, with the terms that all orders share."""
 
     def __init__(self, q: float, sigma: float, lowest: float, highest: float) -> None:
         self.sigma = sigma
@@ -190,13 +190,13 @@ class _QuadratureGrid:
         return log_moment
 
     def _nodes(self, orders: Array) -> slice:
-        """Return the slice of the nodes that these orders need."""
+        """Return the slice of the grid's nodes that these orders need."""
         low, high = integration_limits(float(orders.min()), float(orders.max()), self.sigma)
         first, last = np.searchsorted(self.z, [low, high])
         return slice(max(int(first) - 1, 0), int(last) + 1)
 
     def _integrate_small_moments(self, orders: Array) -> Array:
-        """Return the log-moments of orders whose moment is near 1, without cancellation.
+        """Return log-moments close to 0, computed without cancellation.
 
         They are log(1 + E[(1+u)^a − 1 − a·u]).
 

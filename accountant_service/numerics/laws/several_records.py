@@ -60,7 +60,7 @@ _NEWTON_STEPS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class SeveralRecordsPair:
-    """The pair for one person's k records, each Poisson-sampled, under Gaussian noise.
+    """The pair of output distributions for a person with k Poisson-sampled records.
 
     Attributes:
         records: k, the most records of one person.
@@ -75,14 +75,14 @@ class SeveralRecordsPair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The mass of infinite loss: of numbers of sampled records too improbable to keep."""
+        """The probability of sampling too many records to compute; it counts as infinite loss."""
         kept = len(self._weights()[0])
         dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
         return 0.0, dropped if kept <= self.records else 0.0
 
     @property
     def _largest_shift(self) -> float:
-        """The mean output at the largest number of sampled records that is kept."""
+        """The mean output at the largest number of sampled records that is considered."""
         return float(self._weights()[0][-1]) * self.mu
 
     def masses(self, edges: Array) -> IntervalMasses:
@@ -109,7 +109,7 @@ class SeveralRecordsPair:
         )
 
     def _weights(self) -> tuple[Array, Array]:
-        """Return the possible numbers of sampled records, and the log probability of each."""
+        """Return the numbers of records that may be sampled, and the log probability of each."""
         return _binomial_weights(self.records, self.sample_rate)
 
     def log_ratio(self, z: Array) -> Array:
@@ -130,7 +130,7 @@ class SeveralRecordsPair:
         return slope
 
     def _outputs_at(self, log_ratios: Array) -> tuple[Array, Array]:
-        """Return the outputs with these log-likelihood ratios, and bounds on the ratios' errors.
+        """Return the output z at each log-likelihood ratio, and bounds on the ratios' errors.
 
         Λ is increasing and convex, and at least k·log(1 − q): smaller values have no output.
         """
@@ -150,20 +150,20 @@ class SeveralRecordsPair:
         return np.maximum.accumulate(z), np.where(np.isfinite(z), off, 0.0)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of the log-likelihood ratio that leave out at most a normal tail."""
+        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
         ends = np.array([-tail_deviations, self._largest_shift + tail_deviations], dtype=float)
         low, high = self.log_ratio(ends)
         return float(low), float(high)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:  # noqa: ARG002
-        """Return upper bounds on the log-moments of the likelihood ratio, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] without the person, for each order a."""
         found = np.empty_like(orders)
         for i, order in enumerate(orders):
             found[i] = self._log_moment(float(order))
         return np.maximum(found, 0.0)
 
     def _log_moment(self, order: float) -> float:
-        """Return an upper bound on the log-moment of the likelihood ratio at one order."""
+        """Return an upper bound on log E[e^{a·loss}] without the person, for the order a."""
         spacing, last = self._spacing(order), self._last_node(order)
         z = spacing * np.arange(
             -math.ceil(_TAIL_DEVIATIONS / spacing), math.ceil(last / spacing) + 1, dtype=float
@@ -187,11 +187,11 @@ class SeveralRecordsPair:
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def _last_node(self, order: float) -> float:
-        """Return the last node of the moment's quadrature; the rest is bounded and added."""
+        """Return the last quadrature node of a moment; the tail beyond it is bounded instead."""
         return max(order, 0.0) * self._largest_shift + _TAIL_DEVIATIONS
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a moment at this tilt sums."""
+        """Return the number of terms that are summed to compute a log-moment at this tilt."""
         nodes = (self._last_node(tilt + 1) + _TAIL_DEVIATIONS) / min(
             self._spacing(tilt + 1), self._spacing(-tilt)
         )

@@ -44,7 +44,7 @@ _LIMIT_RATES: Final = 64
 
 @lru_cache(maxsize=64)
 def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
-    """Return a low and a high likelihood ratio, beyond which about a normal tail lies.
+    """Return a likelihood-ratio range outside which lies about a `deviations`-sigma tail.
 
     It is the tail beyond `deviations` standard deviations, by Chernoff's bound. No summand exceeds
     its quantile.
@@ -64,12 +64,12 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
 
 
 def _deviations(mu: float, summand: float) -> float:
-    """Return the normal deviation z at which a lognormal summand has this value."""
+    """Return the number z of standard deviations with exp(μz − μ²/2) = `summand`."""
     return math.log(summand) / mu + 0.5 * mu
 
 
 def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
-    """Return lognormal summands at equally spaced normal deviations, and their log masses."""
+    """Return lognormal values at equally spaced normal quantiles, and their log probabilities."""
     z = np.linspace(low, high, _NODES)
     x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
     return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
@@ -78,7 +78,7 @@ def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
 def choose_lattices(
     mu: float, bins: int, low: float, high: float, spacing: float, *, small_sums: bool = False
 ) -> tuple[SumLattice, ...]:
-    """Choose the classes of outcomes, and a lattice for each, that cover a range of losses.
+    """Divide outcomes into classes by their largest summand; choose a lattice for each class.
 
     Args:
         mu: of each summand.
@@ -114,7 +114,7 @@ def choose_lattices(
 
 
 def _first_cut(mu: float, bins: int) -> float:
-    """Return the largest summand of an outcome in the first class."""
+    """Return the largest summand that outcomes of the first class may have."""
     z = -float(special.ndtri(min(_LARGE / bins, 0.1)))
     x, log_mass = _quadrature(mu, -8.0, z)
     deviation = math.sqrt(bins * float(np.exp(log_mass) @ (x - 1) ** 2))
@@ -122,7 +122,7 @@ def _first_cut(mu: float, bins: int) -> float:
 
 
 def _negative_log_tail(mu: float, bins: int, low: float, high: float) -> float:
-    """Estimate −log of the probability that the privacy loss is outside two limits."""
+    """Estimate −log P(the privacy loss is below `low` or above `high`)."""
     for deviations in _DEVIATIONS:
         least, most = ratio_limits(mu, bins, deviations)
         if math.log(least) <= low and math.log(most) >= high:
@@ -131,7 +131,7 @@ def _negative_log_tail(mu: float, bins: int, low: float, high: float) -> float:
 
 
 class _ClassEstimates:
-    """Approximate log-moments of the sums S of a class of outcomes, only to choose its lattice.
+    """Estimates of log-moments of the sums S in one class of outcomes, to choose its lattice.
 
     The outcomes of the class have a largest summand from `above` to `cut`.
     """
@@ -166,7 +166,7 @@ class _ClassEstimates:
 def _class_lattice(
     law: _ClassEstimates, step: float, above: int, cut: int, start: float, largest: float
 ) -> SumLattice:
-    """Choose the lattice for one class of sums: its range, and its exponential tilts.
+    """Choose the lattice for the sums in one class of outcomes: its range and its tilts.
 
     The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`.
     """
@@ -196,7 +196,7 @@ def _class_lattice(
 def _choose_tilts(
     rates: Array, logs: Array, expected: Array, mass: float, tail: float, ends: tuple[float, float]
 ) -> list[float]:
-    """Choose the rates of tilts that bring improbable sums to the centre of the lattice.
+    """Choose exponential tilts that move improbable sums to the centre of the lattice.
 
     Under a rate the sum is where the masses are about e^{−exponent} of the class.
 

@@ -33,7 +33,7 @@ class TruncatedLaplacePair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The mass of infinite loss on either side: outputs that only one dataset can give."""
+        """The probability of outputs possible for one of the datasets only, in either direction."""
         start = math.exp(-(self.bound - self.sensitivity) / self.scale)
         mass = -0.5 * start * math.expm1(-self.sensitivity / self.scale) / self._kept_mass
         return mass, mass
@@ -59,12 +59,12 @@ class TruncatedLaplacePair:
         return IntervalMasses.with_relative_error(16 * _EPS, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the least and the greatest finite log-likelihood ratio."""
+        """Return the lowest and the highest finite log-likelihood ratio."""
         most = self.sensitivity / self.scale
         return -most, most
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the log-moments of the finite losses, one for each order."""
+        """Return upper bounds on log E[e^{a·loss}] over finite losses, for each order a."""
         most = self.sensitivity / self.scale
         inner = np.linspace(-most, most, _MOMENT_CELLS + 1)
         edges = np.concatenate([[-most * (1 + 1e-6)], inner])
@@ -76,13 +76,13 @@ class TruncatedLaplacePair:
         return both
 
     def _finite_masses(self, edges: Array) -> IntervalMasses:
-        """Return the masses of intervals between finite edges, without those of infinite loss."""
+        """Return the masses between finite edges, leaving out those of infinite loss."""
         masses = self.masses(np.concatenate([[-np.inf], edges, [np.inf]]))
         names = ("without_record", "with_record", "without_record_rounding", "with_record_rounding")
         return IntervalMasses(*(getattr(masses, each)[1:-1] for each in names))
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of cells that a moment sums."""
+        """Return the number of loss intervals that are summed to compute one log-moment."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:

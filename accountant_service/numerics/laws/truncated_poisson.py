@@ -32,7 +32,7 @@ _ROUNDING = 1e-9  # relative, more than the error of a binomial tail
 def truncated_poisson_law(
     dataset_size: int, sample_rate: float, batch_size_max: int, mu: float
 ) -> ReleaseLaw:
-    """Return the dominating pair of a Gaussian release on a truncated Poisson sample.
+    """Return the dominating pair of a Gaussian release on a Poisson sample of limited size.
 
     Args:
         dataset_size: n, of the larger dataset, more than `batch_size_max`.
@@ -54,5 +54,5 @@ def truncated_poisson_law(
 
 
 def binomial_tail(least: int, trials: int, probability: float) -> float:
-    """Return P(X ≥ least) of a binomially distributed number X of successes."""
+    """Return the probability of at least `least` successes of a binomial distribution."""
     return float(special.bdtrc(least - 1, trials, probability)) if least > 0 else 1.0

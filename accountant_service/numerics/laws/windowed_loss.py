@@ -61,7 +61,7 @@ _RESULTS_MAX: Final = 16  # results that a law remembers
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A smooth weight from 0 to 1 on privacy losses, which selects those above or below an edge.
+    """A smooth weight in [0, 1] that selects privacy losses above, or below, an edge.
 
     The weight is Φ(sign·(l − edge)/width), Φ the standard normal distribution function. With sign
     +1 the window keeps the losses above its edge, with −1 those below.
@@ -76,7 +76,7 @@ class Window:
         return special.log_ndtr(self.sign * (loss - self.edge) / self.width)
 
     def relative_error(self, loss: Array, loss_error: Array) -> Array:
-        """Return upper bounds on the computed weights' relative errors.
+        """Return upper bounds on the relative errors of the weights computed at each loss.
 
         `loss_error` bounds the error of each loss, which makes the weight inexact too.
         """
@@ -90,7 +90,7 @@ class Window:
         return relative_error
 
     def log_weight_bound_beyond(self, real: Array, imaginary: Array) -> Array:
-        """Return the log of an upper bound on |weight| at complex losses right of a given point.
+        """Return the log of an upper bound on |weight| at complex losses right of each given one.
 
         The point is real + i·imaginary. The bound holds for all losses l on a curve to the right
         along which (Im l)² − (Re l − edge)² decreases.
@@ -102,7 +102,7 @@ class Window:
         return np.asarray(growth + special.log_ndtr(u))
 
     def log_weight_bound(self, low: Array, high: Array, imaginary_max: Array) -> Array:
-        """Return the log of an upper bound on |weight| at complex losses l in a rectangle.
+        """Return the log of an upper bound on |weight| over a rectangle of complex losses.
 
         The rectangle is low ≤ Re l ≤ high, |Im l| ≤ imaginary_max.
         """
@@ -118,12 +118,12 @@ class Window:
 def cached_windowed_loss(
     sample_rate: float, mu: float, windows: tuple[Window, ...], order: float
 ) -> WindowedLoss:
-    """Return the cached `WindowedLoss` for these arguments; construct it if there is none."""
+    """Return the `WindowedLoss` with these arguments from a cache, or construct it."""
     return WindowedLoss(sample_rate, mu, windows, order)
 
 
 class WindowedLoss:
-    """The privacy loss l of a sampled Gaussian release, weighted by windows: smooth weights in l.
+    """A sampled Gaussian release's privacy loss l, weighted by smooth functions (windows) of l.
 
     K(a) = E[e^{(a − 1)l}·weight] is its transform at a complex order a, whose imaginary part is a
     frequency v. K of a real order is a moment.
@@ -153,7 +153,7 @@ class WindowedLoss:
         self._results: dict[tuple[str, bytes], Array] = {}
 
     def _compute_once(self, name: str, argument: Array, compute: Callable[[], Array]) -> Array:
-        """Return the cached result of the computation `name` for this argument, or compute it."""
+        """Return the cached result of a computation for this argument, or compute it."""
         key = (name, argument.tobytes())
         found = self._results.get(key)
         if found is None:
@@ -190,7 +190,7 @@ class WindowedLoss:
         return log_size + (whole - ratio), np.arctan2(imaginary, real)
 
     def _prepare_lines(self) -> None:
-        """Prepare bounds on the transform's integrand along lines Im z = y, for each cell of z."""
+        """Precompute bounds on the Laplace transform's integrand along lines Im z = y, per cell."""
         self._heights = np.minimum(_LINE_HEIGHTS * 0.5 * math.pi / self._mu, _HEIGHT_MAX)
         z = self._cell_edges()
         loss, angle = self._complex_loss(z, self._heights)
@@ -208,7 +208,7 @@ class WindowedLoss:
         self._end_loss, self._end_angle = loss[:, -1], angle[:, -1]
 
     def _cell_edges(self) -> Array:
-        """Return the edges of cells that divide the noise z, finer near each window's edge."""
+        """Return the edges that divide the noise z into cells, finer near each window's edge."""
         turns = [
             self._position_of_loss(max(window.edge + u * window.width, 0.0))
             for window in self._windows
@@ -225,7 +225,7 @@ class WindowedLoss:
         end_angle: Array,
         frequency: float = 0.0,
     ) -> Array:
-        """Return logs of upper bounds on the integral beyond the last cell, for each line Im z = y.
+        """Return, per line Im z = y, the log of a bound on the integral beyond the last cell.
 
         `heights` are the y. `end_loss` and `end_angle` are the real and imaginary part of the loss
         where the cells end on each line.
@@ -260,12 +260,12 @@ class WindowedLoss:
         return largest
 
     def log_decay(self, order: float, frequencies: Array) -> Array:
-        """Return upper bounds on log|Laplace transform(order + iu)| for u ≥ each frequency."""
+        """Return upper bounds on log|Laplace transform| at order + iu, for u ≥ each frequency."""
         argument = np.append(frequencies, order)
         return self._compute_once("decay", argument, lambda: self._log_decay(order, frequencies))
 
     def _log_decay(self, order: float, frequencies: Array) -> Array:
-        """Compute the bounds that `log_decay` returns and caches."""
+        """Compute the result of `log_decay`, which caches it."""
         fixed = self._log_size + order * self._greatest_loss
         beyond = self._log_beyond(order, self._heights, self._end_loss, self._end_angle)
         best = np.full_like(frequencies, math.inf)
@@ -278,7 +278,7 @@ class WindowedLoss:
         return best
 
     def cell_pairs(self, order: float) -> CellPairs:
-        """Return upper bounds on the tilted loss's characteristic function, from pairs of cells."""
+        """Return upper bounds on the characteristic function of the loss tilted to this order."""
         z = np.linspace(self._low, self._high, _PAIR_CELLS + 1)
         loss, middle = self._loss(z), self._loss(0.5 * (z[:-1] + z[1:]))
         log_mass = log_cell_mass_lower(z, loss, middle, order)
@@ -287,7 +287,7 @@ class WindowedLoss:
         return CellPairs(loss, np.exp(log_mass - self.log_moments(np.array([order]))[0]))
 
     def _log_line_integrals(self, orders: Array, frequency: float) -> Array:
-        """Return logs of upper bounds on ∫|transform's integrand| along lines Im z = y.
+        """Return log bounds on ∫|integrand| along lines Im z = y: rows orders, columns lines.
 
         Rows are orders, columns are lines. The trapezoidal rule's error follows from them.
         """
@@ -303,7 +303,7 @@ class WindowedLoss:
         return np.array(growth)
 
     def _choose_spacing(self, orders: Array, frequency: float) -> tuple[float, Array]:
-        """Return a trapezoidal spacing, and logs of upper bounds on its error at each order."""
+        """Choose a trapezoidal spacing; return it and the log of its error bound at each order."""
         growth = self._log_line_integrals(orders, frequency)
         z = self._cell_edges()
         about = log_sum_exp(self._exponent(z[1:], orders) + np.log(np.diff(z))) - LOG_SQRT_TWO_PI
@@ -326,7 +326,7 @@ class WindowedLoss:
         return sum((window.log_weight(loss) for window in self._windows), np.zeros_like(loss))
 
     def _exponent(self, z: Array, orders: Array) -> Array:
-        """Return the log of the transform's integrand, times √(2π), at each order and each z.
+        """Return the log of the Laplace transform's integrand: a row per order, a column per z.
 
         Rows are orders.
         """
@@ -343,14 +343,14 @@ class WindowedLoss:
         return error
 
     def log_moments(self, orders: Array) -> Array:
-        """Return upper bounds on the log-moments: the log of the loss's transform at real orders.
+        """Return upper bounds on log E[e^{(a − 1)·loss}·weight], one for each order a.
 
         Each order is in (0, order].
         """
         return self._compute_once("moments", orders, lambda: self._log_moments(orders))
 
     def _log_moments(self, orders: Array) -> Array:
-        """Compute the bounds that `log_moments` returns and caches."""
+        """Compute the result of `log_moments`, which caches it."""
         spacing, log_omitted = self._choose_spacing(orders, 0.0)
         z = exact_multiples(spacing, self._low, self._high)
         loss = self._loss(z)
@@ -367,12 +367,12 @@ class WindowedLoss:
         return upper
 
     def count_nodes(self, order: float, frequency: float) -> float:
-        """Return the number of quadrature nodes that the transform needs up to this frequency."""
+        """Return the number of quadrature nodes for the Laplace transform up to this frequency."""
         spacing, _ = self._choose_spacing(np.array([order]), frequency)
         return (self._high - self._low) / spacing
 
     def trapezoidal_rule(self, order: float, frequency: float) -> TrapezoidalRule:
-        """Return a trapezoidal rule for the transform at this order, up to this frequency."""
+        """Return a trapezoidal rule for the Laplace transform at this order, up to a frequency."""
         orders = np.array([order])
         spacing, log_omitted = self._choose_spacing(orders, frequency)
         z = exact_multiples(spacing, self._low, max(self._high, _TAIL_DEVIATIONS))

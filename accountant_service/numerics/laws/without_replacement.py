@@ -33,7 +33,7 @@ _LOG_ERROR: Final = -340.0
 
 @lru_cache(maxsize=64)
 def _log_central_moments(sigma: float, order_max: int) -> Array:
-    """Return logs of the even central moments B(0), B(2), … of the Gaussian likelihood ratio.
+    """Return logs of even central moments of the likelihood ratio of N(1, σ²) and N(0, σ²).
 
     The array is cached and read-only.
     """
@@ -56,7 +56,7 @@ def _log_central_moments(sigma: float, order_max: int) -> Array:
 
 
 def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return upper bounds on the log-moments (α−1)·D_α of a fixed-size sampled release, per order.
+    """Return upper bounds on a fixed-size sampled release's log-moments (α − 1)·D_α, per order.
 
     The expression above with the general term of Theorem 9, 2·e^{j(j−1)/(2σ²)}, wherever that is
     smaller; never above the unsampled α(α−1)/(2σ²), because sampling costs nothing; and between
@@ -78,7 +78,7 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return the log-moments' upper bounds as in the paper, without later improvements.
+    """Return the upper bounds of `log_moments` as first published, without later improvements.
 
     Args:
         orders: whole numbers from 2 to `ORDER_MAX`, as floats.
@@ -89,7 +89,7 @@ def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier:
 
 
 def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Array:
-    """Return the upper bounds of Wang et al. 2019, Theorem 9, on the log-moments, per order.
+    """Return the upper bound on the log-moment at each order (Wang et al. 2019, Theorem 9).
 
     With `general_term`, each term from the third on is the smaller of its two forms in the theorem.
     """
@@ -109,7 +109,7 @@ def _bound(orders: Array, q: float, sigma: float, *, general_term: bool) -> Arra
 
 
 def _log_binomial(n: Array, k: Array) -> Array:
-    """Return log C(n, k), −∞ where k > n."""
+    """Return the log of the binomial coefficient C(n, k); −∞ where k > n."""
     inside = k <= n
     kept = np.where(inside, k, 0.0)
     value = special.gammaln(n + 1) - special.gammaln(kept + 1) - special.gammaln(n - kept + 1)

@@ -27,7 +27,7 @@ app = typer.Typer(
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn an error that stops training into a message and its exit code.
+    """Print errors that stop training, and exit with their exit codes.
 
     The package's log messages, such as a download, are shown on standard error meanwhile.
     """
@@ -47,18 +47,18 @@ def exit_on_error() -> Iterator[None]:
 
 
 def print_error(message: str) -> None:
-    """Print why the program stopped, on standard error."""
+    """Print to standard error why the program stopped."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print("[bold red]Stopped:[/]", end=" ")
     console.print(message, markup=False)
 
 
 def make_console(*, as_json: bool) -> Console:
-    """Return the console for messages: standard error if standard output carries JSON."""
+    """Return the console for messages; it is standard error if standard output carries JSON."""
     return Console(highlight=False, soft_wrap=True, stderr=as_json)
 
 
 def announce_public_data(declared_public: str | None, console: Console) -> None:
-    """Print which data are declared public and so have no guarantee; print nothing if none are."""
+    """Print which data have no guarantee since they are declared public, if any."""
     if declared_public is not None:
         console.print(f"Declared public, and covered by no guarantee: {declared_public}.")

@@ -42,7 +42,7 @@ _OPTIONS: Final = (
 
 
 def _check_plot_file(file: Path) -> Path:
-    """Refuse a plot file whose suffix is not .png, .svg or .pdf."""
+    """Return a plot file's path; raise unless its suffix is .png, .svg or .pdf."""
     if file.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise typer.BadParameter(f"{file} should end in .png, .svg or .pdf")
     return file
@@ -50,7 +50,7 @@ def _check_plot_file(file: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions:
-    """The options of the command `compare` that other commands do not have."""
+    """The command-line options that only the command `compare` has."""
 
     optimizers: Annotated[
         list[str] | None,
@@ -65,7 +65,7 @@ class ComparisonOptions:
 
 
 def compare(comparison: ComparisonOptions, options: RunOptions) -> None:
-    """Train several optimizers at one budget: a table, and a plot against ε and epochs."""
+    """Train several optimizers at one budget; print a table, and plot scores against ε."""
     console = make_console(as_json=options.as_json)
     with exit_on_error():
         import_figure_class()  # fail before the training if matplotlib is missing
@@ -102,7 +102,7 @@ app.command(
 
 
 def _require_guarantees(recipes: dict[str, Recipe]) -> None:
-    """Raise if any of the recipes can have no privacy guarantee."""
+    """Raise if some of the configurations cannot have a privacy guarantee."""
     for name, recipe in recipes.items():
         if recipe.objection is not None:
             raise NoGuaranteeError(
@@ -138,14 +138,14 @@ def _train_one(
 
 
 def _load_data(recipe: Recipe, options: RunOptions) -> TrainingData:
-    """Load the data; each optimizer releases a projection of its own, within its own budget."""
+    """Load the data for one optimizer, projected by a private PCA of its own if one is chosen."""
     data = recipe.load_data(options.data_dir, options.device)
     projection = None if recipe.pca is None else recipe.pca.fit(data.private.train_examples)
     return data.project(projection).with_targets(recipe.objective)
 
 
 def _title(options: RunOptions, seeds: int) -> str:
-    """Return a title with the settings that all compared runs share."""
+    """Return a plot title with the settings that all compared runs share."""
     runs = "one run" if seeds == 1 else f"mean of {seeds} runs"
     return (
         f"{options.model} on {options.data}, δ = {format_upper_bound(options.delta)}, "

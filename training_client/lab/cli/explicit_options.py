@@ -20,7 +20,7 @@ NOT_WITH_DATASET: Final = (
 
 
 def explicit_options(context: typer.Context) -> dict[str, Any]:
-    """Return the values of the options set on the command line, by parameter name."""
+    """Return, by parameter name, the options that were set on the command line."""
     return {
         name: value
         for name, value in context.params.items()
@@ -31,7 +31,7 @@ def explicit_options(context: typer.Context) -> dict[str, Any]:
 def require_unchanged(
     explicit: dict[str, Any], recipe: Recipe, checkpoint: Checkpoint, steps: int
 ) -> None:
-    """Check that no explicit option contradicts the run that is resumed.
+    """Raise if an explicit option contradicts the run that is resumed.
 
     Folders, the device and the service may change.
 
@@ -69,7 +69,7 @@ def _as_planned(explicit: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def _original_options(recipe: Recipe, checkpoint: Checkpoint, steps: int) -> dict[str, Any]:
-    """Return the options, by parameter name, with which the resumed run was started."""
+    """Return, by parameter name, the options with which the resumed run was started."""
     plan, options, pca = checkpoint.plan, recipe.options, recipe.pca
     return {
         "dataset": checkpoint.dataset,

@@ -18,7 +18,7 @@ from training_client.optimizers import OPTIMIZERS
 
 @app.command("optimizers")
 def optimizers(as_json: AsJson = False) -> None:
-    """List the optimizers, with their source and the possible sources of their state."""
+    """List the optimizers, the papers that they come from, and the sources of their state."""
     rows = [
         {
             "name": name,
@@ -34,7 +34,7 @@ def optimizers(as_json: AsJson = False) -> None:
 
 @app.command("models")
 def models(as_json: AsJson = False) -> None:
-    """List the models, with their test measure."""
+    """List the models, and the measure by which each is tested."""
     rows = [
         {"name": name, "what it is": each.title, "measured": each.objective.measure}
         for name, each in MODELS.items()
@@ -44,7 +44,7 @@ def models(as_json: AsJson = False) -> None:
 
 @app.command("datasets")
 def datasets(as_json: AsJson = False) -> None:
-    """List the data sets, with their size, what a record is, and where they come from."""
+    """List the data sets: their size, what a record is, and where they come from."""
     rows = [
         {
             "name": name,
@@ -61,7 +61,7 @@ def datasets(as_json: AsJson = False) -> None:
 
 
 def _print_list(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print a table, or the same as JSON with underscores in the keys."""
+    """Print rows as a table, or as JSON with underscores in the keys."""
     if as_json:
         plain = [{key.replace(" ", "_"): value for key, value in row.items()} for row in rows]
         print(json.dumps(plain))
@@ -70,7 +70,7 @@ def _print_list(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _format_cell(value: Any) -> str:
-    """Return a table cell's value as text."""
+    """Convert a table cell's value to text."""
     if isinstance(value, list):
         return ", ".join(value)
     if isinstance(value, int):

@@ -28,7 +28,7 @@ NO_SERVICE: Final = "none"  # the value of --service for a run without one
 
 
 def require_between(low: float, high: float) -> Callable[[float | None], float | None]:
-    """Return an option callback that refuses a number outside an open interval."""
+    """Return an option callback that refuses numbers outside the open interval (low, high)."""
 
     def check(number: float | None) -> float | None:
         """Return the number; refuse it outside the interval."""
@@ -41,21 +41,21 @@ def require_between(low: float, high: float) -> Callable[[float | None], float |
 
 
 def _check_api_key(text: str | None) -> str | None:
-    """Refuse an API key that no HTTP header can carry."""
+    """Return the API key; raise if an HTTP header cannot carry it."""
     if text is not None and not (text.isascii() and text.isprintable()):
         raise typer.BadParameter("an API key contains only printable ASCII characters")
     return text
 
 
 def _check_sampling(sampling: str) -> str:
-    """Refuse an unknown sampling."""
+    """Return the name of a sampling; raise if it is unknown."""
     if sampling not in SAMPLINGS:
         raise typer.BadParameter(f"{sampling!r} is not one of {', '.join(SAMPLINGS)}")
     return sampling
 
 
 def _check_device(device: str) -> str:
-    """Refuse a device that cannot be used, before anything is reserved."""
+    """Return the device's name; raise if the device cannot be used."""
     try:
         float(torch.ones(1, device=device))
     except (AssertionError, RuntimeError) as error:
@@ -75,7 +75,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a private training run; each command takes all or some of them."""
+    """The command-line options of a private training run; commands take all or some of them."""
 
     service: Annotated[
         str,
@@ -303,7 +303,7 @@ class RunOptions:
     as_json: AsJson = False
 
     def recipe(self) -> Recipe:
-        """Make the recipe that these options describe.
+        """Return the run configuration that these options describe.
 
         Raises:
             DataError: a name is unknown, or an option does not belong to the optimizer.
@@ -313,7 +313,7 @@ class RunOptions:
         return make_recipe(RecipeOptions(**(taken | {"pca": pca})))
 
     def run_spec(self, recipe: Recipe) -> RunSpec:
-        """Return the recipe's run with these options' batches, clip norm and steps."""
+        """Return the configured run with these options' batch size, clip norm and steps."""
         return RunSpec.from_recipe(
             recipe, self.batch_size, self.clip_norm, self.steps, self.sampling
         )
@@ -322,7 +322,7 @@ class RunOptions:
 def expand_options(
     command: Callable[..., None], *, only: Collection[str] | None = None, **defaults: Any
 ) -> Callable[..., None]:
-    """Return the command with each dataclass parameter replaced by one parameter per field.
+    """Replace each dataclass parameter of a command by one parameter for each field.
 
     Typer reads options from a function's parameters, not from dataclasses.
 

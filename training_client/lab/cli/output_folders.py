@@ -17,7 +17,7 @@ LOCK: Final = ".lock"
 
 
 def require_writable(folder: Path) -> None:
-    """Check that a folder can be written to or created; it is not created yet.
+    """Raise if a folder cannot be written to or created; do not create it yet.
 
     Raises:
         DataError: it cannot be.
@@ -33,7 +33,7 @@ def require_writable(folder: Path) -> None:
 
 
 def require_unlocked(folder: Path) -> None:
-    """Check that no other run trains into a folder.
+    """Raise if another run is training into this folder.
 
     Raises:
         DataError: another run holds the lock.
@@ -45,7 +45,7 @@ def require_unlocked(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder, created if needed, so that its privacy claim belongs to its model.
+    """Lock a folder, created if needed, so that only one run writes into it.
 
     The lock ends with the process.
 

@@ -52,7 +52,7 @@ def describe_progress(now: Progress) -> str:
 
 
 def _line_printer(console: Console, total: int, unit: str) -> Report:
-    """Return a progress report that prints one line per tenth of the run."""
+    """Return a progress callback that prints a line after each tenth of the run."""
     every = max(1, total // 10)
 
     def report(number: int, text: str) -> None:
@@ -65,7 +65,7 @@ def _line_printer(console: Console, total: int, unit: str) -> Report:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, so that reservations are released."""
+    """Raise KeyboardInterrupt on SIGTERM, so that cleanup code releases reservations."""
 
     def stop(*_: object) -> None:
         """Handle SIGTERM."""
@@ -80,7 +80,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def catch_signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM arrived; no step is interrupted."""
+    """Catch SIGINT and SIGTERM; yield a function that returns whether one arrived."""
     received: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds]

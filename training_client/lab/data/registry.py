@@ -25,7 +25,7 @@ DEBIAN: Final = Path("/usr/share/datasets")
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """Facts about a data set that are known before it is loaded.
+    """Facts about a data set that are known before it is loaded: size, record, source.
 
     Attributes:
         load: loads it from the folder where data sets are kept.
@@ -122,7 +122,7 @@ def load(name: str, folder: Path) -> Dataset:
 
 
 def train_size(name: str, given_size: int | None = None) -> int:
-    """Return a training set's number of records before it is loaded: `given_size` or the known one.
+    """Return the training set's number of records, given or known, before it is loaded.
 
     Args:
         name: the name of the data set.
@@ -143,17 +143,17 @@ def train_size(name: str, given_size: int | None = None) -> int:
 
 
 def declared_public(name: str) -> str | None:
-    """Return which of a data set's statistics are used without noise, as text; None if none."""
+    """Return a sentence on which statistics of a data set are used without noise; None if none."""
     return DATASETS[name].declared_public if name in DATASETS else None
 
 
 def is_sparse(name: str) -> bool:
-    """Return whether a data set is known to be mostly zeros; False for your own data."""
+    """Return whether a registered data set consists mostly of zeros."""
     return name in DATASETS and DATASETS[name].sparse
 
 
 def require_size(data: Dataset, size: int) -> Dataset:
-    """Return the data if their training set has the planned size; raise if not.
+    """Return the data; raise unless their training set has the planned number of records.
 
     Raises:
         DataError: it has another size.

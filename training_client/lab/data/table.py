@@ -16,12 +16,12 @@ _LABEL_BOUND: Final = float(1 << 53)  # every larger float is an integer, by rou
 
 
 def has_tables(folder: Path) -> bool:
-    """Return whether a folder holds both tables."""
+    """Return whether a folder holds the CSV files of a training and a test set."""
     return all((folder / name).is_file() for name in _FILES)
 
 
 def read_tables(folder: Path) -> Dataset:
-    """Read a data set from two tables with integer labels from 0 and finite features.
+    """Read a data set from two CSV files with finite features and integer labels from 0.
 
     A header line is skipped. Features are used as they are: scaling them by statistics of the data
     would release those statistics without noise.
@@ -56,7 +56,7 @@ def _read_table(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _has_header(file: Path) -> bool:
-    """Return whether a CSV file's first line is a header and no row of numbers."""
+    """Return whether a CSV file's first line is a header rather than a row of numbers."""
     with file.open(encoding="utf-8") as lines:
         first = lines.readline().split(",")[0]
     try:

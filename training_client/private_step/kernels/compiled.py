@@ -13,13 +13,13 @@ import torch
 
 
 def is_on_cpu(tensor: torch.Tensor) -> bool:
-    """Return whether compiled CPU loops can read a tensor; PyTorch's operations are used if not."""
+    """Return whether a tensor is on the CPU, where compiled loops can read it."""
     return tensor.is_cpu
 
 
 @cache
 def compile_loop(loop: Callable[..., None]) -> Callable[..., None]:
-    """Compile a loop with numba, when it is first called with arrays of a dtype.
+    """Compile a loop with numba; this happens when it is first called with arrays of a dtype.
 
     Sums may be reordered, so that the CPU can add several at a time; a division by 0 gives ∞ or
     NaN, as in PyTorch.
@@ -28,7 +28,7 @@ def compile_loop(loop: Callable[..., None]) -> Callable[..., None]:
 
 
 def compile_and_keep(loop: Callable[..., None], **options: Any) -> Callable[..., None]:
-    """Compile a loop with options of numba, and keep the result on disk for the next process.
+    """Compile a loop with numba, and cache the result on disk for later processes.
 
     It is kept in `__pycache__` beside the loop's source file, or in the user's cache folder. Where
     neither can be written, every process compiles anew. numba compiles again when that file or the

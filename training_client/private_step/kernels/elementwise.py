@@ -17,7 +17,7 @@ _SQUARE_MAX: Final = 1e36  # root is finite and > 0
 def inverse_square_roots(
     squares: torch.Tensor, factor: float = 1.0, epsilon: float = 0.0, least: float = 0.0
 ) -> torch.Tensor:
-    """Return factor/(√max(s, least) + ε) for each square s; finite and > 0 for all s.
+    """Return factor/(√max(s, least) + ε) for each s in `squares`; always finite and positive.
 
     Args:
         squares: s; may be negative, as estimates with the noise variance subtracted are; NaN counts
@@ -40,7 +40,7 @@ def map_in_place(
     scale: torch.Tensor,
     shifted: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Map a weighted gradient sum affinely in place, and set non-finite values to 0.
+    """Shift and scale a weighted gradient sum in place; set non-finite values to 0.
 
     With b it is computed in double precision: the rounding error of w·b would have the same sign
     for all records.
@@ -90,7 +90,7 @@ def gradient_moments(
 
 
 def sum_square_roots(squares: torch.Tensor, least: float) -> tuple[float, float]:
-    """Return the sums of √max(s, least) and max(s, least) over the given squares s."""
+    """Return two sums over all s in `squares`: of √max(s, least) and of max(s, least)."""
     if not _is_contiguous(squares):
         result = squares.double().clamp_min(least)
         return float(result.sqrt().sum()), float(result.sum())
@@ -128,7 +128,7 @@ def _is_contiguous(*tensors: torch.Tensor) -> bool:
 def _run_loop(
     loop: Callable[..., None], tensors: tuple[torch.Tensor, ...], numbers: tuple[float, ...]
 ) -> None:
-    """Run a compiled loop over tensors of one shape and dtype; it changes some of them."""
+    """Run a compiled loop over tensors of one shape and dtype, some of which it changes."""
     arrays = [each.numpy().reshape(-1) for each in tensors]
     assert {each.size for each in arrays} <= {arrays[0].size, 1}  # loops do not check it
     dtype = arrays[0].dtype.type
@@ -161,7 +161,7 @@ def _map_with_shift(total: Any, scale: Any, shift: Any, weight: Any) -> None:
 
 
 def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, variance: Any) -> None:
-    """Write the mean divided by the scale, and its square less the noise variance."""
+    """Write mean/scale to `gradient`, and its square without the noise variance to `square`."""
     for i in range(len(mean)):
         gradient[i] = mean[i] / scale[i]
         square[i] = (mean[i] * mean[i] - variance) / scale[i] / scale[i]
@@ -170,7 +170,7 @@ def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, varianc
 def _shifted_gradient_moments(
     mean: Any, scale: Any, shift: Any, gradient: Any, square: Any, variance: Any
 ) -> None:
-    """Write the mean without scale and shift, and its square less the noise variance."""
+    """Write mean/scale − shift to `gradient`, and its square without the noise to `square`."""
     for i in range(len(mean)):
         u = mean[i] - scale[i] * shift[i]
         gradient[i] = u / scale[i]
@@ -191,7 +191,7 @@ def _sum_square_roots(squares: Any, least: Any, sums: Any) -> None:
 def _rmsprop_update(
     gradient: Any, mean_square: Any, result: Any, keep: Any, rate: Any, epsilon: Any
 ) -> None:
-    """Update the mean square to keep·m + rate·g², and write g/√(m + ε) to `result`."""
+    """Update `mean_square` m to keep·m + rate·g², and write g/√(m + ε) to `result`."""
     for i in range(len(gradient)):
         mean_square[i] = keep * mean_square[i] + rate * gradient[i] * gradient[i]
         result[i] = gradient[i] / sqrt(mean_square[i] + epsilon)

@@ -28,7 +28,7 @@ _PRECISION_VARIABLES: Final = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMAT
 
 
 def cache_sized_slices(left: torch.Tensor, right: torch.Tensor) -> list[slice]:
-    """Return slices of the rows of `left` whose products with `right` stay in the cache."""
+    """Return slices of the rows of `left` for which the product with `right` fits in the cache."""
     size = len(left)
     if not left.is_cpu:
         return [slice(0, size)]
@@ -52,7 +52,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def weighted_product(
     left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Write the weighted sum over examples leftᵀ @ diag(w) @ right into `out`.
+    """Write the weighted sum over examples leftᵀ @ diag(weights) @ right into `out`.
 
     Args:
         left: one row per example.
@@ -74,7 +74,7 @@ def weighted_product(
 
 
 def _weight_columns(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted transpose rowsᵀ @ diag(weights), one column per example."""
+    """Return rowsᵀ @ diag(weights): each example's row as a column, multiplied by its weight."""
     return torch.mul(rows.T, weights, out=rows.new_empty(rows.shape[::-1]))
 
 
@@ -86,7 +86,7 @@ def _multiply_by_onednn(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor
 
 
 def _is_for_onednn(left: torch.Tensor, right: torch.Tensor, per_example: int) -> bool:
-    """Return whether oneDNN is expected to multiply two matrices faster than MKL does.
+    """Return whether oneDNN probably multiplies these matrices faster than MKL does.
 
     They must be in single precision on a CPU, large enough, and without gaps or overlaps in memory:
     with other layouts oneDNN is many times slower. The size counts per example: if the number of
@@ -111,12 +111,15 @@ def _is_for_onednn(left: torch.Tensor, right: torch.Tensor, per_example: int) ->
 
 @cache
 def _has_avx512() -> bool:
-    """Return whether the CPU has AVX-512, which MKL does not use on every CPU."""
+    """Return whether the CPU has AVX-512 instructions.
+
+    MKL does not use them on every CPU that has them, and oneDNN does.
+    """
     return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def _has_no_overlap(matrix: torch.Tensor) -> bool:
-    """Return whether no two entries share memory, as those of sliding windows do."""
+    """Return whether all entries of a matrix have their own memory, unlike in sliding windows."""
     (rows, columns), (down, along) = matrix.shape, matrix.stride()
     return (along == 1 and down >= columns) or (down == 1 and along >= rows)
 
@@ -128,7 +131,7 @@ def _is_gapless(matrix: torch.Tensor) -> bool:
 
 @cache
 def _onednn_linear() -> Callable[..., torch.Tensor] | None:
-    """Return PyTorch's call of oneDNN; None if there is none or it would lower the precision."""
+    """Return PyTorch's oneDNN product; None if missing, or if it would lower the precision."""
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not built or any(
         os.environ.get(name, "STRICT") != "STRICT" for name in _PRECISION_VARIABLES
@@ -148,7 +151,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _matmul_precision() -> str | None:
-    """Return PyTorch's precision setting for all devices; None if devices have different ones."""
+    """Return PyTorch's precision setting; None if it differs between kinds of devices."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -157,7 +160,7 @@ def _matmul_precision() -> str | None:
 
 @contextmanager
 def _forced_full_precision(device: torch.device, setting: str | None) -> Iterator[None]:
-    """Set full precision for matrix products, without autocast, inside the `with` block."""
+    """Set full precision for matrix products, and no autocast, inside the `with` block."""
     devices = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [each.fp32_precision for each in devices]
     if setting is not None:

@@ -55,7 +55,9 @@ def clamp_in_place(values: torch.Tensor) -> torch.Tensor:
 def damped_squared_norms(
     gradients: torch.Tensor, inputs: torch.Tensor, affine: AffineMap, damping: float
 ) -> torch.Tensor:
-    """Return squared norms after an affine map u = D∘(∇ + b) and damping u/√(1 + (c·D∘∇)²).
+    """Return squared norms after an affine map and a soft limit per coordinate (damping).
+
+    The affine map gives v = D∘(∇ + b), and damping by c limits it to v/√(1 + (c·D∘∇)²).
 
     It is ∞ or NaN if a coordinate of u is.
 
@@ -67,7 +69,7 @@ def damped_squared_norms(
     """
     result = gradients.new_zeros(len(gradients), dtype=torch.float64)
     if is_on_cpu(gradients):
-        _compile_damped_loop(_add_damped_squares)(
+        _compile_damped_loop(_write_damped_squares)(
             *_loop_arguments(gradients, inputs, affine, damping), result.numpy()
         )
         return result
@@ -83,7 +85,7 @@ def damped_sum(
     damping: float,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the weighted sum of gradients after an affine map and damping.
+    """Return the weighted sum of gradients after an affine map and a soft limit (damping).
 
     Args:
         gradients: as in `damped_squared_norms`.
@@ -106,7 +108,7 @@ def damped_sum(
 def _gradients_of_few_examples(
     gradients: torch.Tensor, inputs: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the gradients ∇ = gaᵀ of a few examples at a time, with the examples' slice."""
+    """Yield the slice of a few examples with their gradients gaᵀ, computed from both factors."""
     rows = max(1, _ELEMENTS_MAX // (gradients.shape[1] * inputs.shape[1]))
     for at in range(0, len(gradients), rows):
         part = slice(at, at + rows)
@@ -114,7 +116,7 @@ def _gradients_of_few_examples(
 
 
 def _damp_in_place(each: torch.Tensor, affine: AffineMap, damping: float) -> torch.Tensor:
-    """Apply the affine map D∘(∇ + b), and then damping, to gradients in place."""
+    """Apply an affine map D∘(∇ + b), then the soft limit (damping), to gradients in place."""
     assert affine.scale is not None
     x = each.mul_(affine.scale)
     roots = (x * damping).square_().add_(1).sqrt_()
@@ -124,7 +126,7 @@ def _damp_in_place(each: torch.Tensor, affine: AffineMap, damping: float) -> tor
 def _loop_arguments(
     gradients: torch.Tensor, inputs: torch.Tensor, affine: AffineMap, damping: float
 ) -> list[Any]:
-    """Return the arguments of a compiled damped loop, converted to one dtype."""
+    """Return the arguments of the compiled loops for damping, converted to one dtype."""
     assert affine.scale is not None
     shift = None if affine.shift is None else (affine.scale * affine.shift).numpy()
     arrays = [each.numpy() for each in (gradients, inputs, affine.scale)]
@@ -134,7 +136,7 @@ def _loop_arguments(
 
 @contextmanager
 def _preserved_thread_count() -> Iterator[None]:
-    """Restore PyTorch's number of threads after the `with` block: numba changes it."""
+    """Restore PyTorch's number of threads, which numba changes, after the `with` block."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -144,7 +146,7 @@ def _preserved_thread_count() -> Iterator[None]:
 
 @cache
 def _compile_clamped_sum() -> Callable[..., None]:
-    """Compile the parallel loop of `clamped_sum`; compiling takes a second or two."""
+    """Compile the parallel loop of `clamped_sum`; this takes a second or two."""
     import numba
 
     numba.set_num_threads(min(torch.get_num_threads(), numba.get_num_threads()))
@@ -166,11 +168,11 @@ def _compile_clamped_sum() -> Callable[..., None]:
 
 @cache
 def _compile_damped_loop(loop: Callable[..., None]) -> Callable[..., None]:
-    """Compile a damped loop without contracting or reordering its operations."""
+    """Compile a loop for damping such that its floating-point operations are not reordered."""
     return compile_and_keep(loop, error_model="numpy")
 
 
-def _add_damped_squares(
+def _write_damped_squares(
     gradients: Any, inputs: Any, scale: Any, shift: Any, damping: Any, one: Any, result: Any
 ) -> None:
     """Write each example's squared norm after the affine map and damping to `result`."""

@@ -26,7 +26,7 @@ def squared_norms(rows: torch.Tensor) -> torch.Tensor:
 def mapped_squared_norms(
     rows: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return each row's squared norm after each column is shifted and scaled.
+    """Return each row's squared norm after `shift` is added and the sum multiplied by `scale`.
 
     Args:
         rows: r.
@@ -44,7 +44,7 @@ def mapped_squared_norms(
 def add_row_dots(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with a row of `others`, from column `start` on, to `total`."""
+    """Add each row's dot product with the same row of `others`, from column `start`, to `total`."""
     if is_on_cpu(rows):
         compile_loop(_add_row_dots)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
@@ -54,7 +54,7 @@ def add_row_dots(
 def add_row_dots_of_squares(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with squares of a row of `others`, from `start` on, to `total`."""
+    """Add each row's dot product with the squared row of `others`, from `start` on, to `total`."""
     if is_on_cpu(rows):
         compile_loop(_add_row_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
@@ -62,7 +62,7 @@ def add_row_dots_of_squares(
 
 
 def normalized_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the squares of rows scaled to norm 1, and the squared norms of the rows.
+    """Return the squared entries of rows scaled to norm 1, and the rows' squared norms.
 
     A row of zeros stays one. Squares that would underflow are rounded up to the smallest normal
     number, because a large D² may multiply them later.
@@ -78,7 +78,7 @@ def normalized_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _run_row_loop(loop: Callable[..., None], rows: torch.Tensor, *more: Any) -> torch.Tensor:
-    """Run a compiled loop that computes one number per row, and return the numbers."""
+    """Run a compiled loop that computes one number per row; return these numbers."""
     result = rows.new_empty(len(rows), dtype=torch.float64)
     compile_loop(loop)(rows.numpy(), *more, result.numpy())
     return result
@@ -94,7 +94,7 @@ def _squared_norms(rows: Any, result: Any) -> None:
 
 
 def _scaled_squared_norms(rows: Any, scale: Any, result: Any) -> None:
-    """Write each row's squared norm to `result`, after each column is scaled."""
+    """Write each row's squared norm, after multiplication by `scale`, to `result`."""
     for i in range(len(rows)):
         total, row, scales = 0.0, rows[i], scale[0]
         for j in range(len(row)):
@@ -103,7 +103,7 @@ def _scaled_squared_norms(rows: Any, scale: Any, result: Any) -> None:
 
 
 def _mapped_squared_norms(rows: Any, scale: Any, shift: Any, result: Any) -> None:
-    """Write each row's squared norm to `result`, after each column is shifted and scaled."""
+    """Write each row's squared norm, after shift and multiplication by `scale`, to `result`."""
     for i in range(len(rows)):
         total, row, scales, shifts = 0.0, rows[i], scale[0], shift[0]
         for j in range(len(row)):
@@ -112,7 +112,7 @@ def _mapped_squared_norms(rows: Any, scale: Any, shift: Any, result: Any) -> Non
 
 
 def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
-    """Add each row's dot product with part of a row of `others`, from `start` on, to `result`."""
+    """Add each row's dot product with that row of `others`, from column `start`, to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
@@ -122,7 +122,7 @@ def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
 
 
 def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) -> None:
-    """Add each row's dot product with squares of a row of `others`, from `start`, to `result`."""
+    """Add each row's dot product with the squared row of `others`, from `start`, to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
@@ -132,7 +132,7 @@ def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) ->
 
 
 def _normalized_squares(rows: Any, squares: Any, least: Any, result: Any) -> None:
-    """Write the squares of rows scaled to norm 1 to `squares`, and squared norms to `result`."""
+    """Write squared entries of rows scaled to norm 1 to `squares`, squared norms to `result`."""
     for i in range(len(rows)):
         total, row, square = 0.0, rows[i], squares[i]
         for j in range(len(row)):

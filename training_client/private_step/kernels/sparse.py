@@ -36,7 +36,7 @@ class SparseFactor:
 
     @classmethod
     def from_dense(cls, matrix: torch.Tensor) -> SparseFactor:
-        """Return a dense matrix in CSR format."""
+        """Convert a dense matrix to CSR format."""
         numbers = matrix.numpy()
         filled = numbers != 0
         found = np.flatnonzero(filled)  # for booleans seven times as fast as for numbers
@@ -53,7 +53,7 @@ class SparseFactor:
         return self._sum_rows(self.values.double().square_())
 
     def normalized_squares(self) -> tuple[SparseFactor, torch.Tensor]:
-        """Return the squares of rows scaled to norm 1, without underflow, and the squared norms."""
+        """Return the squared entries of rows scaled to norm 1, and the rows' squared norms."""
         squares = self.values.double().square_()
         norms = self._sum_rows(squares)
         inverse = norms.reciprocal().index_select(0, self._row_indices)
@@ -62,7 +62,7 @@ class SparseFactor:
         return SparseFactor(self.starts, self.places, unit, self.columns), norms
 
     def products(self, right: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield the product with another matrix, some columns at a time, by `embedding_bag`."""
+        """Yield self @ right for some columns at a time, with the row and column slices."""
         for columns in _column_slices(right.shape[1]):
             table = np.ascontiguousarray(
                 right[:, columns].numpy()
@@ -98,12 +98,12 @@ class SparseFactor:
         return torch.repeat_interleave(self.starts.diff())
 
     def _sum_rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return, for each row, the sum of `numbers`, which has one number per stored value."""
+        """Return each row's sum of `numbers`, which holds one number per stored value."""
         return numbers.new_zeros(len(self.starts) - 1).index_add_(0, self._row_indices, numbers)
 
 
 def _column_slices(columns: int) -> Iterator[slice]:
-    """Cut columns into as few slices as possible, of about equal width."""
+    """Divide columns into as few slices as possible, of about equal width."""
     parts = max(1, -(-columns // _COLUMNS_MAX))
     step = -(-columns // (parts * _COLUMN_MULTIPLE)) * _COLUMN_MULTIPLE
     for start in range(0, columns, step):

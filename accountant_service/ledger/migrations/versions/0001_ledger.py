@@ -87,5 +87,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refuse: a ledger cannot be downgraded."""
+    """Raise NotImplementedError: a ledger cannot be downgraded."""
     raise NotImplementedError("a ledger cannot be downgraded; restore a backup instead")

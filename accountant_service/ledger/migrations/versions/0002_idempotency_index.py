@@ -10,10 +10,10 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Create the index by which old idempotency keys are found."""
+    """Create the index that finds expired idempotency keys."""
     op.create_index("ix_idempotency_key_created_at", "idempotency_key", ["created_at"])
 
 
 def downgrade() -> None:
-    """Refuse: a ledger cannot be downgraded."""
+    """Raise NotImplementedError: a ledger cannot be downgraded."""
     raise NotImplementedError("a ledger cannot be downgraded; restore a backup instead")

@@ -20,7 +20,7 @@ _ATTO_PER_MICRO = 10**12
 
 
 def upgrade() -> None:
-    """Replace the columns of one Rényi order by columns that fit every filter."""
+    """Replace the columns for one Rényi order by columns for any filter; add teams and caps."""
     for table, names in (("dataset", ("policy", "spent_amounts", "held_amounts")),
                          ("reservation", ("charge", "taken")),
                          ("audit_event", ("detail",))):  # fmt: skip
@@ -66,7 +66,7 @@ def _compute_spent_or_held(row: Any) -> int:
 
 
 def _add_teams_and_caps() -> None:
-    """Add the team of keys and reservations, and the table of caps."""
+    """Add a team column to API keys and reservations, and create the table of caps."""
     for table in ("api_key", "reservation"):
         op.add_column(table, sa.Column("team", sa.String(200), nullable=True))
     op.create_index("ix_reservation_key", "reservation", ["dataset", "key_id"])
@@ -89,5 +89,5 @@ def _copy(query: str, statement: str, values: Callable[[Any], dict[str, Any]]) -
 
 
 def downgrade() -> None:
-    """Refuse: a ledger cannot be downgraded."""
+    """Raise NotImplementedError: a ledger cannot be downgraded."""
     raise NotImplementedError("a ledger cannot be downgraded; restore a backup instead")

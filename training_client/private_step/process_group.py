@@ -20,7 +20,7 @@ _IS_ALONE: Final = ContextVar("is_alone", default=False)  # while a function run
 
 
 def world_size() -> int:
-    """Return the number of processes that train together by torch.distributed."""
+    """Return the number of processes that train together through torch.distributed."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1
     return distributed.get_world_size()

@@ -11,7 +11,7 @@ from training_client.budget import Allowance
 from training_client.client import Json
 from training_client.errors import NoGuaranteeError
 from training_client.plan import Plan
-from training_client.process_group import ProcessGroup
+from training_client.private_step.process_group import ProcessGroup
 
 T = TypeVar("T")
 _Summary = tuple[Plan, int, int, float]  # the plan; steps made and taken; ε of the allowed steps

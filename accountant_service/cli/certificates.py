@@ -50,11 +50,13 @@ def _describe_check(
     document: certificate.Document, faults: list[str], found: Guarantee | None
 ) -> dict[str, Any]:
     """Return the result of a certificate's verification as JSON."""
+    dates = document.get("dates")
     return {
         "faults": faults,
         "epsilon": None if found is None else found.epsilon,
         "steps_reserved": document.get("steps_reserved"),
         "steps_granted": document.get("steps"),
+        "dataset_closed": dates.get("dataset_closed") if isinstance(dates, dict) else None,
         "assumptions": [] if found is None else [each.statement for each in found.assumptions],
         "not_covered": certificate.list_gaps(document),
     }
@@ -67,6 +69,8 @@ def _print_certificate_check(result: dict[str, Any], recomputed: Guarantee) -> N
     reserved, granted = result["steps_reserved"], result["steps_granted"]
     if reserved is not None:
         print(f"it covers all {reserved} steps reserved; {granted} of them were granted")
+    if result["dataset_closed"] is not None:
+        print(f"the dataset was closed at {result['dataset_closed']}: no later run was reserved")
     for statement in result["assumptions"]:
         print(f"it assumes: {statement}")
     for gap in result["not_covered"]:

@@ -37,7 +37,7 @@ class Detection(BaseModel):
     true_positive_rate: float = Field(ge=0, le=1, description="upper bound")
 
     def posterior(self, prior: float) -> float:
-        """Return an upper bound on the probability that an accused record is present.
+        """Return an upper bound on the probability that a record called a member is one.
 
         Args:
             prior: the attacker's probability before the attack, in (0, 1).

@@ -11,6 +11,8 @@ number of steps reserved; they are still accepted.
 
 Format 3 adds the number of records, μ of Gaussian differential privacy, dates, and what the
 training program declared when it committed the run. Certificates of format 2 are still accepted.
+`dates.dataset_closed` is null, or missing in earlier certificates, if the dataset was not closed
+when the certificate was issued.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
         "issued_at": issued_at / 1e6,
         "dates": {
             "dataset_created": format_time(dataset.created_at),
+            "dataset_closed": None if dataset.closed_at is None else format_time(dataset.closed_at),
             "run_ended": None if end.at is None else format_time(end.at),
             "issued": format_time(issued_at),
         },

@@ -18,7 +18,7 @@ MOVED: Final = "moved"  # the revision of a database whose ledger is in another 
 
 
 class DatabaseRefusedError(RuntimeError):
-    """The database must not be used by this service."""
+    """This service must not use the database: a newer version made it, or it was moved."""
 
 
 class NewerDatabaseError(DatabaseRefusedError):

@@ -62,7 +62,7 @@ def epsilon_curve(
     deadline = time.monotonic() + SECONDS_MAX
     found = [
         bounds
-        for group in _group_counts(repetitions[:-1])
+        for group in _group_repetitions(repetitions[:-1])
         for bounds in _bounds_of_group(releases, group, delta)
     ]
     found.append(Bounds(0.0, math.inf))
@@ -87,8 +87,8 @@ def _enforce_monotone(bounds: list[Bounds]) -> list[Bounds]:
     return [check_bounds(float(low), float(high)) for low, high in zip(lower, upper, strict=True)]
 
 
-def _group_counts(repetitions: Sequence[int]) -> list[Array]:
-    """Group neighbouring numbers of repetitions that can share one line integral."""
+def _group_repetitions(repetitions: Sequence[int]) -> list[Array]:
+    """Split sorted repetition counts into ranges, each evaluated with one line integral."""
     groups: list[list[int]] = []
     for each in repetitions:
         if groups and each <= _RATIO_MAX * groups[-1][0] and len(groups[-1]) < _TOGETHER_MAX:

@@ -310,7 +310,7 @@ def test_a_large_body_is_read_by_a_computation_process(
     body = {"mechanism": LARGE, "delta": 1e-5}
     assert len(json.dumps(body)) > PARSED_HERE_BYTES_MAX
     with service(tmp_path) as http:
-        monkeypatch.setattr("accountant_service.api.computation_cache.canonical_form", here)
+        monkeypatch.setattr("accountant_service.api.questions.canonical_form", here)
         monkeypatch.setattr("accountant_service.mechanisms.canonical.canonical_form", here)
         monkeypatch.setattr("accountant_service.api.problems.read_body", here)
         monkeypatch.setattr("accountant_service.api.problems.parse_json", here)

@@ -14,6 +14,8 @@ from accountant_service.errors import BoundsContradictError
 from accountant_service.numerics.engines.line_integral import EvaluatedIntegral
 from tests.support.helpers import run
 
+pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
+
 RUN = mechanisms.from_json(run(0.01, 1.1, 1000))
 
 QUESTIONS: dict[str, Callable[[], Any]] = {

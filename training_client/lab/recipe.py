@@ -171,7 +171,7 @@ class Recipe:
         return TrainingData(*data.split_public(self.public_examples))
 
     def require_buildable(self, plan: Plan, data: TrainingData) -> None:
-        """Raise unless the model and optimizer can be built on these data; release nothing.
+        """Raise unless the model and optimizer can be built for these data; takes no budget.
 
         Args:
             plan: what each step does and costs.

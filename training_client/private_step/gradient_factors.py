@@ -32,9 +32,7 @@ class Factor(Protocol):
         ...
 
     def products(self, right: torch.Tensor, /) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield self @ right in parts that fit into the cache, each with its row and column slices.
-
-        Each comes with the slices of its rows and columns.
+        """Yield self @ right in blocks that fit into the cache.
 
         Yields:
             A slice of rows, a slice of columns, and the product there.

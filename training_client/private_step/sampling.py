@@ -40,7 +40,7 @@ class Sampler(Protocol):
 
 
 def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -> Sampler:
-    """Return a sampler that draws batches in the way that the plan is charged for.
+    """Return the given sampler if it draws batches as the plan is charged, or a new one.
 
     Args:
         plan: the plan.

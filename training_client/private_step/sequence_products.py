@@ -60,7 +60,7 @@ class SequenceProducts(ChunkedGradients):
 
     @classmethod
     def merge(cls, parts: Sequence[SequenceProducts]) -> SequenceProducts:
-        """Return the sum over several uses of one weight, as one longer sequence."""
+        """Return the summed gradients of one weight's uses: their positions are joined."""
         gradients = torch.cat([each.gradients for each in parts], 1)
         return cls(gradients, torch.cat([each.inputs for each in parts], 1), parts[0].method)
 
@@ -141,7 +141,7 @@ class SequenceProducts(ChunkedGradients):
 
     @cached_property
     def _column_squares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The squared norm of each column of g and of a over positions, for each example."""
+        """Sums over positions of squared output gradients and of squared inputs, per feature."""
         return _sum_squares(self.gradients), _sum_squares(self.inputs)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:

@@ -384,7 +384,7 @@ def max_cells(releases: int, target: AccuracyTarget) -> int:
 
 
 def _max_window_points(releases: int, target: AccuracyTarget) -> int:
-    """Return the largest number of lattice points for a convolution of `releases` releases."""
+    """Return the most lattice points that the work limit allows when releases are convolved."""
     return min(target.points_max, _WORK_MAX // releases)
 
 

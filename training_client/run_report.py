@@ -14,6 +14,7 @@ from typing import Final
 from training_client.budget import Allowance
 from training_client.client import Json
 from training_client.errors import DataError, NoGuaranteeError
+from training_client.private_step.shared_budget import SharedBudget
 
 PRIVACY: Final = "privacy.json"
 CERTIFICATE: Final = "certificate.json"
@@ -97,6 +98,8 @@ def settle(
 ) -> None:
     """End a run: write its guarantee, commit its reservation, and write the certificate.
 
+    Of several processes that share a budget all must call it, and rank 0 writes.
+
     Args:
         allowance: the run's budget.
         steps: the number of steps made, those of earlier processes included.
@@ -110,6 +113,9 @@ def settle(
         NoGuaranteeError: more than `steps` steps were taken from the budget.
         ServiceError: the service gave no usable answer; the reservation stays until its lease ends.
     """
+    if isinstance(allowance, SharedBudget):
+        allowance.run(lambda budget: settle(budget, steps, folder, claim, model))
+        return
     if steps < allowance.taken:
         raise NoGuaranteeError(
             f"step {allowance.taken} was taken, so no guarantee of {steps} steps can be claimed"

@@ -12,7 +12,6 @@ from opacus.optimizers import DPOptimizer
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.batch_counting import BatchCounter
-from training_client.integrations.distributed_ranks import is_rank_zero, run_on_rank_zero
 from training_client.integrations.model_files import SaveModel
 from training_client.integrations.opacus_checks import (
     require_no_skipped_steps,
@@ -30,6 +29,7 @@ from training_client.integrations.split_batches import (
     require_finished_batch,
 )
 from training_client.integrations.trackers import RunTracker
+from training_client.private_step.process_group import is_rank_zero, run_on_rank_zero
 from training_client.run_report import settle
 
 

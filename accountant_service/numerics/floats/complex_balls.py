@@ -124,7 +124,7 @@ def block_transforms(
     """
     one = np.ones(frequencies)
     plain = ComplexBalls(one.astype(complex), one, 0 * one)
-    moment = ComplexBalls(0j * one, 0 * one, 0 * one)
+    moment = ComplexBalls(np.zeros(frequencies, complex), 0 * one, 0 * one)
     length = 1
     while length < block:
         turns = np.arange(frequencies) * length % size / size

@@ -101,8 +101,8 @@ class SumLattice:
 
     def points(self) -> Array:
         """Return the least sum of each block of lattice points."""
-        points: Array = np.arange(self.first, self.first + self.size, self.block) * self.step
-        return points
+        points: Array = np.arange(self.first, self.first + self.size, self.block).astype(float)
+        return points * self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,8 +514,8 @@ def _bound_wrapped(
     Sums above the window wrap around to its first points, those below it to its last.
     """
     length = lattice.block * lattice.step
-    above = lattice.end + first * length
-    below = lattice.low - (lattice.size // lattice.block - 1 - last) * length
+    above = lattice.end + first.astype(float) * length
+    below = lattice.low - (lattice.size // lattice.block - 1 - last.astype(float)) * length
     wrapped = moments.mass_above(above, rate, log_scale)
     wrapped = wrapped + moments.mass_below(below, rate, log_scale)
     return wrapped * _block_weight(lattice, rate)

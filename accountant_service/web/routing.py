@@ -18,8 +18,12 @@ from accountant_service.ledger.errors import UnauthenticatedError
 from accountant_service.web import (
     account_pages,
     calculator_page,
+    help_page,
+    import_page,
     ledger_pages,
+    new_dataset_page,
     plan_page,
+    quote_page,
     reference_page,
 )
 from accountant_service.web.rendering import Assets, render_page
@@ -28,6 +32,17 @@ from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
 
 _Handler = Callable[[Request, Any], Awaitable[Response]]
 _FAILURES: Final = (CodedError, RequestValidationError, HTTPException, Exception)
+_PAGES: Final = (
+    account_pages,
+    calculator_page,
+    help_page,
+    import_page,
+    ledger_pages,
+    new_dataset_page,
+    plan_page,
+    quote_page,
+    reference_page,
+)
 _SEE_OTHER: Final = 303
 _HTMX_HEADER: Final = "HX-Request"  # sent by htmx when it requests part of a page
 _NO_PAGE_STATUSES: Final = (404, 405)
@@ -37,7 +52,7 @@ _NO_PAGE_DETAIL: Final = "there is no page at this address"
 def install(app: FastAPI) -> None:
     """Add the web pages to an application, and show failures to browsers as pages."""
     app.state.sessions = Sessions(app.state.repository, app.state.keys)
-    for each in (calculator_page, plan_page, account_pages, ledger_pages, reference_page):
+    for each in _PAGES:
         app.include_router(each.router)
     app.mount("/static", GZipMiddleware(Assets()), "static")
     for kind in _FAILURES:

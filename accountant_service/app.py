@@ -10,7 +10,12 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from accountant_service import mechanisms
-from accountant_service.api import ledger_routes, ledger_schemas, metrics_endpoint, problems
+from accountant_service.api import (
+    error_responses,
+    ledger_routes,
+    ledger_schemas,
+    metrics_endpoint,
+)
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.computation_cache import ComputationCache
 from accountant_service.api.ledger_views import encode_answer
@@ -80,7 +85,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(build_router(dependencies))
     app.include_router(ledger_routes.router)
     app.include_router(metrics_endpoint.router)
-    problems.install(app)
+    error_responses.install(app)
     web.install(app)
     _add_middleware(app, settings)
     if settings.traces_endpoint is not None:
@@ -140,5 +145,5 @@ def _set_problem_media_type(document: dict[str, Any]) -> dict[str, Any]:
             for status, answer in operation["responses"].items():
                 if status >= "400" and "application/json" in answer.get("content", {}):
                     content = answer["content"]
-                    content[problems.MEDIA_TYPE] = content.pop("application/json")
+                    content[error_responses.MEDIA_TYPE] = content.pop("application/json")
     return document

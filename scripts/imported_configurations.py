@@ -18,8 +18,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from accountant_service import number_format
-from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.importing import CODES
 
 DOCS: Final = Path(__file__).parents[1] / "docs"

@@ -9,22 +9,19 @@ They also parse large bodies, whose cache key is the hash of their bytes.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable
 from functools import partial
 from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from accountant_service import calculator, importing, planner, solver
-from accountant_service.api import plan_schemas, problems, schemas, views
+from accountant_service.api import problems, schemas
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
+from accountant_service.api.questions import compute, make_cache_key
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.computation_processes import ProcessPool
-from accountant_service.mechanisms import DpSgd, canonical_form
 from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
 
@@ -33,177 +30,6 @@ BatchedRequest = tuple[str, Json | UnreadBody]  # path and body
 PARSED_HERE_BYTES_MAX: Final = 4096  # computation processes parse larger bodies
 _CONCURRENT_BATCHES: Final = 16  # at most one of each client address
 _NICENESS: Final = 15  # computations give way to everything else
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A computation endpoint: its request and answer models, its cache key and its function.
-
-    Attributes:
-        request: the model of its questions.
-        answer_model: the model of its answers.
-        key: returns the cache key of a question.
-        answer: computes the answer to a question.
-    """
-
-    request: type[BaseModel]
-    answer_model: type[BaseModel]
-    key: Callable[[Any], Hashable]
-    answer: Callable[[Any], BaseModel]
-
-
-def _compute_epsilon(question: schemas.EpsilonRequest) -> schemas.GuaranteeView:
-    """Answer a request for ε at a given δ."""
-    return views.guarantee(
-        calculator.epsilon(
-            question.mechanism,
-            question.delta,
-            question.method,
-            question.neighbouring_relation,
-            question.tolerance,
-        )
-    )
-
-
-def _compute_delta(question: schemas.DeltaRequest) -> schemas.GuaranteeView:
-    """Answer a request for δ at a given ε."""
-    return views.guarantee(
-        calculator.delta(
-            question.mechanism,
-            question.epsilon,
-            question.method,
-            question.neighbouring_relation,
-            question.tolerance,
-        )
-    )
-
-
-def _solve(
-    solve: Callable[[DpSgd, solver.SolverTarget], solver.Solution],
-    view: Callable[[solver.Solution], BaseModel],
-    question: schemas._RunRequest,
-) -> BaseModel:
-    """Solve for the unknown parameter of a run, and return the solution as an API answer."""
-    return view(solve(question.run(), question.target()))
-
-
-def _compare(question: schemas.CompareRequest) -> schemas.CompareAnswer:
-    """Answer a request to compare accounting methods."""
-    return views.comparison(
-        calculator.compare(
-            question.mechanism,
-            question.delta,
-            question.methods,
-            question.neighbouring_relation,
-            question.tolerance,
-        )
-    )
-
-
-def _compute_curve(question: schemas.CurveRequest) -> schemas.CurveAnswer:
-    """Answer a request for ε after each of several step counts."""
-    assert isinstance(question.mechanism, DpSgd)
-    return views.curves(
-        *calculator.curve(
-            question.mechanism,
-            question.delta,
-            question.methods,
-            question.points,
-            question.neighbouring_relation,
-        )
-    )
-
-
-def _compute_trade_off(question: schemas.TradeOffRequest) -> schemas.TradeOffAnswer:
-    """Answer a request for the trade-off curve of the best membership attacker."""
-    found = calculator.trade_off(
-        question.mechanism, question.prior, question.points, question.neighbouring_relation
-    )
-    return views.trade_off(found, question.prior)
-
-
-def _plan(question: plan_schemas.PlanRequest) -> plan_schemas.PlanAnswer:
-    """Answer a request to plan a run within a budget and a compute limit."""
-    goal = question.goal()
-    found = planner.plan(goal, question.samplings(), question.batches(), question.current())
-    return views.plan(found, goal)
-
-
-def _import(question: schemas.ImportRequest) -> schemas.ImportAnswer:
-    """Answer a request to import a document of another tool."""
-    return views.imported(importing.account_for(question.read()))
-
-
-def _import_cache_key(question: schemas.ImportRequest) -> Hashable:
-    """Return the cache key of an imported document: the hash of the request."""
-    return hashlib.sha256(to_json(question)).digest()
-
-
-def _cache_key(question: BaseModel) -> Hashable:
-    """Return the cache key of a request: its fields, with the mechanism's canonical hash."""
-    return tuple(
-        canonical_form(value).hash if name == "mechanism" else _to_hashable(value)
-        for name, value in question
-    )
-
-
-def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:
-    """Return the cache key of a curve: the mechanism's hash, and how it divides into steps."""
-    return (
-        question.mechanism,
-        question.delta,
-        tuple(question.methods),
-        question.points,
-        question.neighbouring_relation,
-    )
-
-
-def _to_hashable(value: Any) -> Hashable:
-    """Return a list as a tuple, and any other value as it is."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-ENDPOINTS: Final[Mapping[str, Endpoint]] = {
-    "/v1/epsilon": Endpoint(
-        schemas.EpsilonRequest, schemas.GuaranteeView, _cache_key, _compute_epsilon
-    ),
-    "/v1/delta": Endpoint(schemas.DeltaRequest, schemas.GuaranteeView, _cache_key, _compute_delta),
-    "/v1/noise-multiplier": Endpoint(
-        schemas.NoiseMultiplierRequest,
-        schemas.NoiseMultiplierAnswer,
-        _cache_key,
-        partial(_solve, solver.noise_multiplier, views.noise_multiplier),
-    ),
-    "/v1/steps": Endpoint(
-        schemas.StepsRequest,
-        schemas.StepsAnswer,
-        _cache_key,
-        partial(_solve, solver.steps, views.steps),
-    ),
-    "/v1/sample-rate": Endpoint(
-        schemas.SampleRateRequest,
-        schemas.SampleRateAnswer,
-        _cache_key,
-        partial(_solve, solver.sample_rate, views.sample_rate),
-    ),
-    "/v1/compare": Endpoint(schemas.CompareRequest, schemas.CompareAnswer, _cache_key, _compare),
-    "/v1/curve": Endpoint(
-        schemas.CurveRequest, schemas.CurveAnswer, _curve_cache_key, _compute_curve
-    ),
-    "/v1/trade-off": Endpoint(
-        schemas.TradeOffRequest, schemas.TradeOffAnswer, _cache_key, _compute_trade_off
-    ),
-    "/v1/plan": Endpoint(plan_schemas.PlanRequest, plan_schemas.PlanAnswer, _cache_key, _plan),
-    "/v1/import": Endpoint(schemas.ImportRequest, schemas.ImportAnswer, _import_cache_key, _import),
-}
-
-
-def compute(path: str, question: BaseModel | UnreadBody) -> bytes:
-    """Return the JSON answer to a question; it runs in a computation process."""
-    endpoint = ENDPOINTS[path]
-    if isinstance(question, UnreadBody):
-        question = problems.read_body(endpoint.request, question.raw)
-    return to_json(endpoint.answer(question))
 
 
 def split_batch(raw: bytes) -> list[BatchedRequest]:
@@ -276,7 +102,7 @@ class ComputationCache:
 
     def find_cached(self, path: str, question: BaseModel | UnreadBody) -> bytes | None:
         """Return the cached answer to a question, or None."""
-        return self._find_by_key(_make_cache_key(path, question))
+        return self._find_by_key(make_cache_key(path, question))
 
     def _find_by_key(self, key: tuple[str, Hashable]) -> bytes | None:
         """Return the answer stored for a key, or None, and count a cache hit."""
@@ -300,7 +126,7 @@ class ComputationCache:
             AccountingError: the question has no answer.
             Problem: 503, too many questions are waiting.
         """
-        key = _make_cache_key(path, question)
+        key = make_cache_key(path, question)
         cached = self._find_by_key(key)
         if cached is not None:
             return cached
@@ -364,10 +190,3 @@ class ComputationCache:
     def close(self) -> None:
         """Kill the computation processes."""
         self._processes.close()
-
-
-def _make_cache_key(path: str, question: BaseModel | UnreadBody) -> tuple[str, Hashable]:
-    """Return the cache key of a question at an endpoint; an unparsed body is hashed."""
-    if isinstance(question, UnreadBody):
-        return path, hashlib.sha256(question.raw).digest()
-    return path, ENDPOINTS[path].key(question)

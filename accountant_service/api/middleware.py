@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from accountant_service.api import problems
+from accountant_service.api import error_responses, problems
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.metrics import Metrics
 
@@ -39,7 +39,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         identifier = _request_identifier(scope)
-        notes = scope[problems.NOTES] = problems.RequestNotes(identifier)
+        notes = scope[error_responses.NOTES] = error_responses.RequestNotes(identifier)
         bind_contextvars(request_id=identifier)
         status, begun = 500, time.perf_counter()  # 500: the status after an exception
 
@@ -48,7 +48,7 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[problems.REQUEST_ID] = identifier
+                MutableHeaders(scope=message)[error_responses.REQUEST_ID] = identifier
             await send(message)
 
         try:
@@ -76,7 +76,7 @@ class AccessLog:
 
 def _request_identifier(scope: Scope) -> str:
     """Return the identifier that the client sent, if it is well-formed, or else a new one."""
-    given = Headers(scope=scope).get(problems.REQUEST_ID, "")
+    given = Headers(scope=scope).get(error_responses.REQUEST_ID, "")
     return given if _IDENTIFIER.fullmatch(given) else secrets.token_hex(16)
 
 
@@ -98,5 +98,5 @@ class AddressRateLimit:
             try:
                 self._limiter.admit(scope["client"][0] if scope.get("client") else "unknown")
             except problems.Problem as refusal:
-                app = problems.error_response(scope, refusal)
+                app = error_responses.error_response(scope, refusal)
         await app(scope, receive, send)

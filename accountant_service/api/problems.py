@@ -1,35 +1,31 @@
-"""RFC 9457 problems: every failure as an answer."""
+"""RFC 9457 problems: the document that describes a failure.
+
+`error_responses` sends them over HTTP; the command line prints them. FastAPI is not imported here,
+so that a command starts quickly.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json, to_json
-from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.responses import Response
-from starlette.types import Scope
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException
 
 from accountant_service import number_format
 from accountant_service.api.schemas import ProblemView
 from accountant_service.computation_processes import ReportedError
 from accountant_service.errors import BoundsContradictError, CodedError
-from accountant_service.ledger.errors import BudgetExhaustedError, DatabaseAwayError
+from accountant_service.ledger.errors import BudgetExhaustedError
 from accountant_service.mechanisms import MechanismError
 
 _LOG: Final = logging.getLogger(__name__)
-MEDIA_TYPE: Final = "application/problem+json"
 INTERNAL_ERROR: Final = "internal-error"
 _SIGNS: Final = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 _NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # as in `ledger_schemas`, which imports this
 INVALID_REQUEST: Final = "invalid-request"
-REQUEST_ID: Final = "X-Request-ID"
-NOTES: Final = "accountant.notes"  # the key of a request's `RequestNotes` in its scope
 
 _STATUS_CODES: Final[Mapping[int, tuple[str, str]]] = {
     400: ("unreadable-body", "The body cannot be read"),
@@ -40,19 +36,6 @@ _STATUS_CODES: Final[Mapping[int, tuple[str, str]]] = {
     429: ("too-many-requests", "Too many requests"),
     503: ("busy", "The service is busy"),
 }
-
-
-@dataclass(slots=True)
-class RequestNotes:
-    """Notes about a request for its log line.
-
-    Attributes:
-        identifier: sent back as `X-Request-ID`.
-        code: the code of the problem, if the request was answered with one.
-    """
-
-    identifier: str
-    code: str | None = None
 
 
 class Problem(HTTPException):
@@ -170,11 +153,9 @@ def of_error(error: Exception) -> dict[str, Any]:
             return error.problem
         case CodedError():
             return of_accounting_error(error)
-        case RequestValidationError():
-            return of_validation_errors(error.errors())
         case ValidationError():
             return of_validation_errors([dict(each) for each in error.errors()])
-        case StarletteHTTPException():
+        case HTTPException():
             code, title = _STATUS_CODES.get(error.status_code, ("http-error", "The request failed"))
             return document(error.status_code, code, title, str(error.detail))
         case _:
@@ -202,38 +183,3 @@ def _describe_validation_error(error: Mapping[str, Any]) -> str:
         case _:
             message = str(error["msg"])
             return message.replace("Input should be", "must be").replace("Value error, ", "")
-
-
-def response(problem: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response for a problem document."""
-    return Response(
-        to_json(problem), int(problem["status"]), dict(headers or {}), media_type=MEDIA_TYPE
-    )
-
-
-def error_response(scope: Scope, error: Exception) -> Response:
-    """Return the response to a failed request, and note the code for its log line."""
-    problem = of_error(error)
-    headers = dict(getattr(error, "headers", None) or {})
-    if isinstance(error, DatabaseAwayError):
-        headers = {"Retry-After": "2"}
-    notes = scope.get(NOTES)
-    if notes is not None:
-        notes.code = problem["code"]
-        headers |= {REQUEST_ID: notes.identifier}
-    return response(problem, headers)
-
-
-def install(app: FastAPI) -> None:
-    """Add exception handlers that answer every failure with a problem document."""
-
-    @app.exception_handler(CodedError)
-    @app.exception_handler(RequestValidationError)
-    @app.exception_handler(StarletteHTTPException)
-    @app.exception_handler(Exception)
-    async def answer_with_problem(request: Request, error: Exception) -> Response:
-        """Answer an exception with a problem document, and log it if it is unexpected."""
-        answer = error_response(request.scope, error)
-        if answer.status_code == 500:
-            _LOG.error("unexpected failure", exc_info=error)
-        return answer

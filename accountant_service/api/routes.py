@@ -20,12 +20,12 @@ from starlette.types import Receive, Scope, Send
 
 from accountant_service.api import problems, schemas, views
 from accountant_service.api.computation_cache import (
-    ENDPOINTS,
     PARSED_HERE_BYTES_MAX,
     BatchedRequest,
     ComputationCache,
 )
 from accountant_service.api.problems import Problem
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import TooExpensiveError
 from accountant_service.settings import Settings

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from accountant_service import number_format
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
     MECHANISM_HELP,

@@ -15,7 +15,8 @@ from starlette.responses import RedirectResponse, Response
 
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems
-from accountant_service.api.computation_cache import ENDPOINTS, ComputationCache
+from accountant_service.api.computation_cache import ComputationCache
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.api.routes import StrictRoute, client_address
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import AccountingError

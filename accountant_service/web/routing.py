@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import RedirectResponse, Response
 
-from accountant_service.api import problems
+from accountant_service.api import error_responses
 from accountant_service.errors import CodedError
 from accountant_service.ledger.errors import UnauthenticatedError
 from accountant_service.web import (
@@ -95,7 +95,7 @@ def _ask_to_sign_in(request: Request, error: UnauthenticatedError) -> Response:
 
 def _render_failure_page(request: Request, error: Exception, as_problem: Response) -> Response:
     """Render the page for an error, with the headers of its problem document."""
-    problem = problems.of_error(error)
+    problem = error_responses.describe(error)
     nowhere = isinstance(error, HTTPException) and error.status_code in _NO_PAGE_STATUSES
     detail = _NO_PAGE_DETAIL if nowhere else problem["detail"]
     found = render_page(

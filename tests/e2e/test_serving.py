@@ -120,6 +120,7 @@ def serving(folder: Path, *arguments: str, **settings: str) -> Iterator[Server]:
             assert server.stop() in (0, -signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_call_in_flight_is_finished_before_the_server_stops(workers: str, tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", workers) as server:
@@ -144,6 +145,7 @@ def busy_workers(shared: Path) -> set[int]:
     return {int(file.stem.split("_")[1]) for file in shared.glob("histogram_*.db")}
 
 
+@pytest.mark.slow
 @KINDS
 def test_two_workers_serve_and_their_metrics_add_up(kind: str, tmp_path: Path) -> None:
     with (
@@ -175,6 +177,7 @@ def test_two_workers_serve_and_their_metrics_add_up(kind: str, tmp_path: Path) -
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 @KINDS
 def test_two_workers_keep_one_budget(kind: str, tmp_path: Path) -> None:
     """Clients race for a budget that only some of them can have."""
@@ -248,6 +251,7 @@ def test_idle_and_slow_clients_do_not_block_the_server(tmp_path: Path) -> None:
         assert max(asyncio.run(besieged(server))) < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trusted", "limited"),
     [({}, True), ({"ACCOUNTANT_TRUSTED_PROXIES": " , "}, True),
@@ -306,6 +310,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
     return holds()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_server_stops_in_time_with_requests_in_flight(workers: str, tmp_path: Path) -> None:
     settings = {"ACCOUNTANT_SHUTDOWN_SECONDS": "2", "ACCOUNTANT_COMPUTATION_SECONDS_MAX": "300"}

@@ -12,9 +12,21 @@ import pytest
 from fastapi.testclient import TestClient
 
 from accountant_service.app import create_app
+from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.repository import Repository
 from accountant_service.settings import Settings
+from tests.support.databases import database
 from training_client.client import AccountingService
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
+    """An empty ledger on each of the two databases."""
+    with database(request.param, tmp_path) as url:
+        found = opening.open_repository(url)
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +76,17 @@ def ledger(app_alone: TestClient, transport: httpx.MockTransport) -> AccountingS
     )
     assert answer.status_code == 201
     return AccountingService("http://test", api_key=key, transport=transport)
+
+
+@pytest.fixture
+def service(transport: httpx.MockTransport) -> AccountingService:
+    """That of `app_alone`, without a key."""
+    return AccountingService("http://test", transport=transport)
+
+
+@pytest.fixture(params=["InLightning", "InHuggingFace"])
+def framework(request: pytest.FixtureRequest) -> Any:
+    """Each training framework; they are imported by the tests that use them."""
+    from tests.integration import frameworks
+
+    return getattr(frameworks, request.param)()

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import schemas
-from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.questions import ENDPOINTS
 from tests.support.helpers import gaussian, run
 
 RUN = run(0.01, 1.0, 1000)

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -33,8 +32,6 @@ with warnings.catch_warnings():
         BATCH,
         RECORDS,
         CountingSGD,
-        InHuggingFace,
-        InLightning,
         Net,
         Private,
         Records,
@@ -154,16 +151,6 @@ def test_optimizers_are_compared_with_it(bench: Bench, tmp_path: Path) -> None:
 
 
 # --- frameworks
-
-
-@pytest.fixture(params=[InLightning, InHuggingFace])
-def framework(request: pytest.FixtureRequest) -> Any:
-    return request.param()
-
-
-@pytest.fixture
-def service(transport: httpx.MockTransport) -> AccountingService:
-    return AccountingService("http://test", transport=transport)
 
 
 def private(batch_size: int = BATCH, workers: int = 0, **options: Any) -> Private:

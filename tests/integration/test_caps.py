@@ -45,7 +45,6 @@ from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import DpSgd
 from accountant_service.settings import Settings
-from tests.support.databases import database
 
 BUDGET = {"epsilon": 3.0, "delta": 1e-5}
 WRITERS = 12
@@ -55,14 +54,6 @@ Json = dict[str, Any]
 
 def run_of(steps: int) -> DpSgd:
     return DpSgd(1.1, sample_rate=0.01, steps=steps)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
-    with database(request.param, tmp_path) as url:
-        found = opening.open_repository(url)
-        yield found
-        found.close()
 
 
 @pytest.fixture

@@ -53,16 +53,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=[InLightning, InHuggingFace])
-def framework(request: pytest.FixtureRequest) -> Any:
-    return request.param()
-
-
-@pytest.fixture
-def service(transport: httpx.MockTransport) -> AccountingService:
-    return AccountingService("http://test", transport=transport)
-
-
 def budget(service: AccountingService, plan: Plan = PLAN, fits: int = FITS) -> Budget:
     epsilon = calculator.epsilon(DpSgd(1.0, sample_rate=1 / 20, steps=fits), DELTA).epsilon
     return Budget(service, plan, epsilon, DELTA)

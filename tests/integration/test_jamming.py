@@ -22,10 +22,10 @@ from accountant_service.api.computation_cache import (
     PARSED_HERE_BYTES_MAX,
     ComputationCache,
     _AnswerCache,
-    compute,
 )
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
 from accountant_service.api.problems import Problem
+from accountant_service.api.questions import compute
 from accountant_service.api.schemas import EpsilonRequest, UnreadBody
 from accountant_service.app import create_app
 from accountant_service.computation_processes import ComputationFailedError, ProcessPool
@@ -364,7 +364,7 @@ def test_the_event_loop_runs_between_the_items_of_a_batch() -> None:
 
 
 def answerer_key(asked: Any) -> Any:
-    from accountant_service.api.computation_cache import ENDPOINTS
+    from accountant_service.api.questions import ENDPOINTS
 
     return ENDPOINTS["/v1/epsilon"].key(asked)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,6 @@ RUN = DpSgd(1.0, sample_rate=0.01, steps=60)
 DAY = 86_400_000_000
 ADD_OR_REMOVE = NeighbouringRelation.ADD_OR_REMOVE_ONE
 KINDS = pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
-    with database(request.param, tmp_path) as url:
-        found = opening.open_repository(url)
-        yield found
-        found.close()
 
 
 class Client:

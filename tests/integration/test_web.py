@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -110,20 +110,23 @@ def admin(visitor: Person, keys: dict[str, str]) -> Person:
     return visitor
 
 
-@pytest.fixture(scope="module")
-def run(app: Any, keys: dict[str, str]) -> str:
-    """An ended run of a dataset that is nearly used up."""
+def writer(app: Any, key: str) -> Callable[[str, Any], Any]:
+    """A function that posts a body with a key, and returns the answer's JSON."""
     http = TestClient(app)
 
     def post(path: str, body: Any) -> Any:
-        headers = {
-            "Authorization": f"Bearer {keys['admin']}",
-            "Idempotency-Key": uuid.uuid4().hex,
-        }
+        headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": uuid.uuid4().hex}
         answer = http.post(path, json=body, headers=headers)
         assert answer.is_success, answer.text
         return answer.json()
 
+    return post
+
+
+@pytest.fixture(scope="module")
+def run(app: Any, keys: dict[str, str]) -> str:
+    """An ended run of a dataset that is nearly used up."""
+    post = writer(app, keys["admin"])
     budget = {"epsilon": 0.56, "delta": 1e-5}
     unit = {"privacy_unit": HTML_NAME}
     post("/v1/datasets", {"name": "patients", "size": 60_000, "budget": budget} | unit)
@@ -464,17 +467,7 @@ def test_a_dataset_without_a_run_says_what_it_admits(
 def test_steps_that_need_an_exchange_are_counted_after_the_page(
     admin: Person, app: Any, keys: dict[str, str]
 ) -> None:
-    http = TestClient(app)
-
-    def post(path: str, body: Any) -> Any:
-        headers = {
-            "Authorization": f"Bearer {keys['admin']}",
-            "Idempotency-Key": uuid.uuid4().hex,
-        }
-        answer = http.post(path, json=body, headers=headers)
-        assert answer.is_success, answer.text
-        return answer.json()
-
+    post = writer(app, keys["admin"])
     post(
         "/v1/datasets",
         {

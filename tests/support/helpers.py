@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from accountant_service import mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
@@ -56,3 +59,9 @@ def delta(
 def log_uniform(rng: random.Random, low: float, high: float) -> float:
     """Draw a number whose logarithm is uniform between those of `low` and `high`."""
     return float(low * (high / low) ** rng.random())
+
+
+def slow_after(count: int, values: Iterable[Any]) -> list[Any]:
+    """Return test parameters of which those after the first `count` run with the slow tests."""
+    found = list(values)
+    return found[:count] + [pytest.param(each, marks=pytest.mark.slow) for each in found[count:]]

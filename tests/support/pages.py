@@ -38,6 +38,7 @@ from typing import IO, Any, Final, Self
 import pytest
 from markdown_it import MarkdownIt
 
+from tests.support import warm_commands
 from tests.support.databases import free_port, private_server
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +165,7 @@ class Session:
     def __init__(self, folder: Path, needs: tuple[str, ...] = ()) -> None:
         self._home = folder / "repository"
         self._state = folder / "state"
+        self._programs = folder / "programs"
         self._needs = needs
         self._closing = ExitStack()
         self._port = free_port()
@@ -174,12 +176,14 @@ class Session:
     def __enter__(self) -> Self:
         copy_repository(self._home)
         (self._home / ".venv").symlink_to(sys.prefix)
+        self._programs.mkdir()
+        warm_commands.install(self._programs)
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ACCOUNTANT_")
         } | {
             "COLUMNS": "100",
             "NO_COLOR": "1",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{self._programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(self._home),
             "STATE": str(self._state),
             "ACCOUNTANT_SERVICE": f"http://127.0.0.1:{self._port}",

@@ -65,6 +65,7 @@ def test_holds_the_closed_form_without_sampling() -> None:
         assert bounds.upper - bounds.lower <= 1e-3 * max(bounds.upper, 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("engine")
 def test_holds_the_closed_form_of_a_single_step_in_both_directions() -> None:
     rng = random.Random(12)
@@ -77,6 +78,7 @@ def test_holds_the_closed_form_of_a_single_step_in_both_directions() -> None:
         assert bounds.upper >= exact * (1 - 1e-9), (q, sigma, delta)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("engine")
 def test_the_delta_interval_holds_the_closed_form() -> None:
     rng = random.Random(13)

@@ -154,6 +154,7 @@ trees = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(tree=trees, relation=st.sampled_from(RELATIONS))
 def test_random_trees_hold_the_profile_of_the_definition(
@@ -237,6 +238,7 @@ def test_products_of_rates_are_told_apart() -> None:
     assert len(hashes) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-13, 1e-18, 1e-24, 1e-30])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_tiny_rates_are_enclosed(rate: float, epsilon: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from accountant_service import audit_report, errors, mechanisms, paper_audit
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems, views
-from accountant_service.api.computation_cache import ENDPOINTS
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.ledger import errors as ledger_errors
 from training_client.lab.data import DATASETS
 from training_client.lab.models import MODELS

@@ -52,6 +52,7 @@ def test_closed_forms(method: str, exact: Exact) -> None:
         assert_rounded_up(found, exact(q, sigma, steps, delta))
 
 
+@pytest.mark.slow
 def test_advanced_composition_is_the_best_of_its_splits() -> None:
     for q, sigma, steps, delta in grid(22, 6, 1000):
         found = epsilon("advanced_composition", run(q, sigma, steps), delta).epsilon
@@ -62,6 +63,7 @@ def test_advanced_composition_is_the_best_of_its_splits() -> None:
         assert_rounded_up(found, exact)
 
 
+@pytest.mark.slow
 def test_optimal_composition_is_the_best_of_its_splits() -> None:
     for q, sigma, steps, delta in grid(23, 3, 40):
         found = epsilon("optimal_composition", run(q, sigma, steps), delta).epsilon
@@ -96,6 +98,7 @@ def test_moments_accountant_takes_the_larger_direction() -> None:
         assert MOMENT_ORDER_MAX >= 38
 
 
+@pytest.mark.slow
 def test_subsampled_rdp_is_a_bound_and_near_the_best_order() -> None:
     orders = [1 + 0.02 * 1.1**i for i in range(85)]
     for q, sigma, steps, delta in ((0.01, 1.0, 1000, 1e-5), (0.1, 3.0, 200, 1e-9)):
@@ -152,6 +155,7 @@ def at_order(
     return convert({order: moment(order)}, steps, delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "seed", "moment_of"),
     [

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from accountant_service import calculator, importing, mechanisms
-from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.cli import app
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document

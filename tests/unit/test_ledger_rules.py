@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -78,6 +78,24 @@ def plan(charge: Charge) -> Reservation:
     )
 
 
+def try_grant(
+    run: Reservation, steps: int, slip: int, apply: Callable[[Change | None], None]
+) -> bool:
+    """Grant steps, the sequence off by `slip`; return whether they were, else check the reason."""
+    try:
+        apply(rules.grant(run, steps, run.steps_granted + slip))
+    except StaleSequenceError:
+        assert slip
+    except ReservationClosedError:
+        assert run.state is not State.OPEN
+    except BudgetExhaustedError:
+        assert run.steps_granted + steps > run.steps_reserved
+    else:
+        assert not slip
+        return True
+    return False
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Any sequence of requests, granted or refused: never more than the budget."""
 
@@ -118,19 +136,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(which=made, steps=st.integers(1, 3000), slip=st.sampled_from([0, 0, 0, 1]))
     def grant(self, which: str, steps: int, slip: int) -> None:
-        if not which:
-            return
-        run = self.runs[which]
-        try:
-            self.apply(rules.grant(run, steps, run.steps_granted + slip))
-        except StaleSequenceError:
-            assert slip
-        except ReservationClosedError:
-            assert run.state is not State.OPEN
-        except BudgetExhaustedError:
-            assert run.steps_granted + steps > run.steps_reserved
-        else:
-            assert not slip
+        if which and try_grant(self.runs[which], steps, slip, self.apply):
             self.granted[which] += steps
 
     @rule(which=made, state=st.sampled_from([State.COMMITTED, State.RELEASED, State.EXPIRED]))
@@ -196,7 +202,8 @@ class ReferenceMachine(RuleBasedStateMachine):
         self.counted: dict[str, Exchanged] = {}
         self.spent_before = REFERENCE.nothing
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Change | None) -> None:
+        assert change is not None
         balance = self.dataset.balance.plus(change.balance)
         self.dataset = replace(self.dataset, balance=balance)
         self.runs[change.reservation.identifier] = change.reservation
@@ -228,19 +235,7 @@ class ReferenceMachine(RuleBasedStateMachine):
 
     @rule(which=made, steps=st.integers(1, 300), slip=st.sampled_from([0, 0, 0, 1]))
     def grant(self, which: str, steps: int, slip: int) -> None:
-        if not which:
-            return
-        run = self.runs[which]
-        try:
-            self.apply(rules.grant(run, steps, run.steps_granted + slip))
-        except StaleSequenceError:
-            assert slip
-        except ReservationClosedError:
-            assert run.state is not State.OPEN
-        except BudgetExhaustedError:
-            assert run.steps_granted + steps > run.steps_reserved
-        else:
-            assert not slip
+        if which and try_grant(self.runs[which], steps, slip, self.apply):
             self.counted[which].grant(steps)
 
     @rule(

@@ -66,6 +66,7 @@ def test_the_interval_holds_the_line_integral_at_forty_digits(
     assert exact(bounds.lower) >= delta >= exact(bounds.upper)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removing", [True, False])
 def test_delta_of_either_direction_holds_the_line_integral(removing: bool) -> None:
     parts = [(0.02, 1.0, 300)]
@@ -106,6 +107,7 @@ def test_no_attack_is_given_a_false_positive_rate_of_zero() -> None:
     assert false_positives[0] > 0
 
 
+@pytest.mark.slow
 def test_the_decay_bounds_the_characteristic_function_everywhere() -> None:
     rng = random.Random(3)
     closest = -math.inf
@@ -304,6 +306,7 @@ SWEEP: list[Callable[[random.Random], Composition]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", range(len(SWEEP)))
 def test_contour_and_lattice_agree(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines that share only the cells' closed forms never contradict each other."""
@@ -325,6 +328,7 @@ def _undamped(*_: Any) -> EvaluatedIntegral:
 # --- what a second reader found in an early version
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 def test_a_billion_steps_keep_their_digits(delta: float) -> None:
     """numpy's complex log1p is off by an eps of one: the interval was 1 % off, once inverted."""

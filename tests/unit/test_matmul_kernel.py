@@ -140,6 +140,7 @@ def test_nan_stays_with_its_example(asked: list[tuple[int, ...]]) -> None:
     assert bool(found[[0, 1, 2, 4, *range(6, 640)]].isfinite().all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
 def test_a_library_set_to_lower_precision_is_not_used(name: str) -> None:
     asks = (
@@ -168,6 +169,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_products_are_precise_under_every_precision_setting(setting: str) -> None:
     """For all devices at once, or for each: PyTorch refuses to read the one after the other."""

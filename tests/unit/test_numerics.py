@@ -31,6 +31,7 @@ def test_sampled_gaussian_moments_of_whole_orders() -> None:
         assert relative(found, exact) < 1e-11, (q, sigma, order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("negative", [False, True])
 def test_sampled_gaussian_moments_of_fractional_and_negative_orders(negative: bool) -> None:
     rng = random.Random(2)

@@ -247,6 +247,7 @@ def integrand(
     return np.asarray(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", CASES)
 @pytest.mark.parametrize("order", [1.0, 12.0, 30.0])
 def test_bounds_on_lines_hold(law: Any, order: float) -> None:

@@ -271,6 +271,7 @@ def test_a_broken_rule_is_found_by_the_adversary(kind: type, seed: int) -> None:
     assert at(play(game.filtered(kind), game), game.epsilon) > game.total_delta + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{}, {"open_runs": 2, "grants": 3, "withdrawals": 1}])
 def test_the_ledgers_own_rules_hold_against_the_best_adversary(limits: dict[str, int]) -> None:
     """The rules attain what the model attains: no more than δ and the slack."""

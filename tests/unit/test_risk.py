@@ -13,8 +13,8 @@ from scipy.stats import norm
 
 from accountant_service import mechanisms, solver
 from accountant_service.accountants import Question
-from accountant_service.api.computation_cache import ENDPOINTS
 from accountant_service.api.problems import of_error
+from accountant_service.api.questions import ENDPOINTS
 from accountant_service.errors import UnreachableTargetError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import DpSgd

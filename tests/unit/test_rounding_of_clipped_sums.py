@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.helpers import slow_after
 from tests.support.small_models import (
     clipped_norm,
     sum_clipped,
@@ -174,7 +175,7 @@ def draw_attack(draw: random.Random) -> tuple[nn.Linear, torch.Tensor, torch.Ten
     return layer, inputs, of, Transform.fixed(bound, scales, shifts)
 
 
-@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("flush", slow_after(1, [False, True]))
 @pytest.mark.parametrize(
     "how", ["compiled", "accelerated", "sparse", "damped", "damped, accelerated"]
 )

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from accountant_service.accountants import ACCOUNTANTS

@@ -15,7 +15,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from accountant_service import mechanisms, number_format
-from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.template_environment import create_environment
 from accountant_service.web import run_form
 
@@ -48,9 +47,16 @@ def format_moment(seconds: float | None) -> str:
 
 def describe_plan(mechanism: Json) -> str:
     """Return a mechanism's JSON in words: one step of it, and the number of steps."""
-    plan = StepPlan.of(mechanisms.from_json(mechanism))
-    steps = f", {number_format.group_digits(plan.steps)} steps" if plan.steps > 1 else ""
-    return mechanisms.describe_step(plan.mechanism) + steps
+    found = mechanisms.from_json(mechanism)
+    match found:
+        case mechanisms.DpSgd():
+            steps = found.step_count()
+        case mechanisms.Repeated():
+            steps = found.count
+        case _:
+            return mechanisms.describe_step(found)
+    unit = "step" if steps == 1 else "steps"
+    return f"{mechanisms.describe_step(found)}, {number_format.group_digits(steps)} {unit}"
 
 
 def format_sentence(text: str) -> str:

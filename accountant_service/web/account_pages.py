@@ -59,6 +59,7 @@ def _render_sign_in_page(
         request,
         "sign_in.html",
         status,
+        parameters=("next",),
         after=safe_redirect_path(after),
         problem=problem,
         csrf=sessions_of(request).csrf(visitor),

@@ -85,7 +85,10 @@ def _ask_to_sign_in(request: Request, error: UnauthenticatedError) -> Response:
     """Redirect to the sign-in form, or show that the session has ended."""
     if not isinstance(error, SessionEndedError):
         return RedirectResponse(sign_in_path(request), _SEE_OTHER)
-    answer = render_page(request, "session_ended.html", 401, way_on=sign_in_path(request))
+    known = list(request.query_params)  # of the page that cannot be shown
+    answer = render_page(
+        request, "session_ended.html", 401, parameters=known, way_on=sign_in_path(request)
+    )
     if _HTMX_HEADER in request.headers:  # htmx reloads the whole page
         answer.headers["HX-Refresh"] = "true"
     else:
@@ -99,7 +102,12 @@ def _render_failure_page(request: Request, error: Exception, as_problem: Respons
     nowhere = isinstance(error, HTTPException) and error.status_code in _NO_PAGE_STATUSES
     detail = _NO_PAGE_DETAIL if nowhere else problem["detail"]
     found = render_page(
-        request, "failure.html", problem["status"], title=problem["title"], detail=detail
+        request,
+        "failure.html",
+        problem["status"],
+        parameters=list(request.query_params),  # of the page that cannot be shown
+        title=problem["title"],
+        detail=detail,
     )
     for name in ("Retry-After", "Allow"):
         if name in as_problem.headers:

@@ -861,9 +861,16 @@ def test_what_a_page_ignores_is_told(admin: Person, run: str, path: str, note: s
     assert note in admin.get(path)
 
 
-@pytest.mark.parametrize("path", ["/", "/plan", "/datasets/patients?before=5&runs=0", "/?add=json"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/plan", "/datasets/patients?before=5&runs=0", "/?add=json", "/sign-in?next=/keys"],
+)
 def test_what_a_page_reads_is_not_told(admin: Person, run: str, path: str) -> None:
     assert "ignores it" not in admin.get(path)
+
+
+def test_a_failure_says_nothing_about_the_parameters(admin: Person) -> None:
+    assert "ignores it" not in admin.get("/datasets/missing?before=5", 404)
 
 
 # --- details and documentation

@@ -705,6 +705,9 @@ def test_the_planner_recommends_a_run(visitor: Person) -> None:
     assert found
     for part in ("recommended", "today", "frontier-table", "arXiv 2402.03990", "Planner</a>"):
         assert part in text
+    headline, folded = re.findall(r"ε ≤ ([\d.]*\d)", text)[:2]
+    assert headline == number_format.round_up(float(folded), 4)
+    assert len(folded) > len(headline)
     batch, steps = (int(each.replace("\u202f", "")) for each in found.groups()[:2])
     assert batch * steps <= 5 * 60_000
     link = re.search(r'href="(/\?batches=rate[^"]*)">Open in the calculator', text)
@@ -761,6 +764,9 @@ def test_several_runs_are_accounted_together(visitor: Person) -> None:
         json={"mechanism": {"kind": "composed", "mechanisms": parts}, "delta": 1e-5},
     ).json()
     assert number_format.round_up(answer["epsilon"]) == number_format.round_up(upper(text))
+    body = {"mechanism": parts[1], "delta": 1e-5}
+    alone = visitor.http.post("/v1/epsilon", json=body).json()["epsilon"]
+    assert f'data-label="ε alone" class="amount">{number_format.round_up(alone, 4)}<' in text
     assert "To stay within ε = 2: run 1" in text
     noise = re.search(r"noise_multiplier=([\d.]+)[^\"]*\">Use this noise", text)
     assert noise
@@ -897,6 +903,9 @@ def test_the_answer_has_four_digits_rounded_up_and_the_rest_is_folded(visitor: P
     assert headline
     assert headline[1] == number_format.round_up(upper(text), 4)
     assert float(headline[1]) >= upper(text)
+    body = {"mechanism": RUN | {"steps": 1000}, "points": 37}
+    attack = visitor.http.post("/v1/trade-off", json=body).json()["attack_success"]["upper"]
+    assert f"<b>{number_format.round_up(attack, 4)}</b>" in text
     folded = re.search(r"<details>(.*?)</details>", text, re.DOTALL)
     assert folded
     assert "≤ ε ≤" in folded[1]
@@ -923,6 +932,25 @@ def test_a_quote_tells_what_fits(admin: Person, run: str) -> None:
     assert "It fits" in admin.get(enough)
     entries = admin.get("/datasets/patients")
     assert admin.get("/datasets/patients") == entries, "a quote charges nothing"
+
+
+def test_amounts_of_a_quote_are_rounded_up() -> None:
+    template = rendering._TEMPLATES.get_template("quote.html")
+    answer = {
+        "fits": True,
+        "affordable": {"steps": 7, "noise_multiplier": 1.3000001},
+        "affordable_alone": None,
+        "share_of_budget": 0.298001,
+        "epsilon_after": 1.00001,
+        "guarantee": None,
+    }
+    text = template.render(
+        path="/", session=None, notes=[], run=run_form.read_run({}), answer=answer,
+        dataset={"name": "d", "budget": {"epsilon": 3.0}}, with_values=lambda **_: "",
+    )  # fmt: skip
+    assert "takes 29.9 % of the budget" in text
+    assert "ε ≤ 1.001 of 3" in text
+    assert "σ = 1.30001" in text
 
 
 def test_a_quote_says_what_is_wrong_beside_the_field(admin: Person, run: str) -> None:
@@ -1111,6 +1139,7 @@ def test_an_import_shows_cost_claims_and_findings(visitor: Person) -> None:
     link = re.search(r'href="(/\?[^"]*)">Open in the calculator', text)
     assert link
     assert upper(visitor.get(unescape(link[1]))) == upper(text)
+    assert f"ε ≤ {number_format.round_up(upper(text), 4)}</span>" in text
     document = "{'sample_rate': 0.01, 'noise_multiplier': 1.1, 'steps': 1000}"
     claim = {"document": document, "epsilon": "1", "delta": "1e-5", "dataset_size": ""}
     text = visitor.send("/import", **claim)

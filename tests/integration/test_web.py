@@ -914,6 +914,14 @@ def test_the_answer_has_four_digits_rounded_up_and_the_rest_is_folded(visitor: P
     assert all(float(each) > 2 * upper(text) for each in loose)
 
 
+def test_a_reason_that_all_methods_share_is_told_once(visitor: Person) -> None:
+    text = visitor.get("/?batches=sizes&length=epochs&sampling=shuffled")
+    assert "No proved interval" in text
+    assert len(re.findall("ighbouring datasets have the same number of records", text)) == 1
+    assert text.count("the hypothesis above does not hold") > 3
+    assert "(estimate)" in text
+
+
 # --- quotes
 
 

@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 # Override on the command line: make serve SERVE_PORT=9000, make demo DEMO_OPTIONS='--steps 60'
 SERVE_PORT ?= 8000
 DOCS_PORT ?= 8001
+DEMO_LEDGER := ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db
 PICTURES ?= docs/images
 # At most four test processes: tests start servers and databases, which are processes too
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
@@ -27,7 +28,8 @@ demo: $(READY)  ## train on MNIST within a budget of ε = 2 and check the certif
 
 look: $(READY)  ## serve the demo's budget, run and certificate on http://127.0.0.1:8000
 	@test -e runs/mnist/ledger.db || { echo "Run the demo first: make demo"; exit 1; }
-	ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db $(BIN)/accountant serve --port $(SERVE_PORT)
+	@echo "A new key to sign in with: $$($(DEMO_LEDGER) $(BIN)/accountant keys create --scope admin --name look)"
+	$(DEMO_LEDGER) $(BIN)/accountant serve --port $(SERVE_PORT)
 
 serve: $(READY)  ## run the service on http://127.0.0.1:8000
 	$(BIN)/accountant serve --port $(SERVE_PORT)

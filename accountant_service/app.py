@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from accountant_service import mechanisms
 from accountant_service.api import (
     error_responses,
+    export_routes,
     ledger_routes,
     ledger_schemas,
     metrics_endpoint,
@@ -29,6 +30,7 @@ from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
 from accountant_service.ledger.rules import EntryKind
 from accountant_service.ledger.service import Ledger
+from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
 from accountant_service.version import __version__
@@ -59,13 +61,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     closing = ExitStack()  # closes in reverse order
     housekeeping = IdempotencyCleanup(repository, settings.idempotency_days)
-    for resource in (repository, ledger_probe, computations, async_ledger, housekeeping):
+    webhooks = WebhookDelivery(repository, _make_attempt_counter(metrics))
+    for resource in (repository, ledger_probe, computations, async_ledger, housekeeping, webhooks):
         closing.callback(resource.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with closing:
             housekeeping.start()
+            webhooks.start()
             yield
 
     app = FastAPI(
@@ -84,6 +88,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     dependencies = [] if settings.open_computation else [Depends(ledger_routes.require_any_scope)]
     app.include_router(build_router(dependencies))
     app.include_router(ledger_routes.router)
+    app.include_router(export_routes.router)
     app.include_router(metrics_endpoint.router)
     error_responses.install(app)
     web.install(app)
@@ -113,6 +118,15 @@ def _make_write_counter(metrics: Metrics) -> Callable[[EntryKind, int], None]:
         metrics.steps_granted.inc(steps)
 
     return count_write
+
+
+def _make_attempt_counter(metrics: Metrics) -> Callable[[bool], None]:
+    """Return a function that counts attempts to post events to webhooks."""
+
+    def count_attempt(succeeded: bool) -> None:
+        metrics.webhook_attempts.labels("delivered" if succeeded else "failed").inc()
+
+    return count_attempt
 
 
 def _build_openapi(app: FastAPI) -> dict[str, Any]:

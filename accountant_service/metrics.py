@@ -75,6 +75,9 @@ class Metrics:
             ["kind"],
         )
         self.steps_granted = counter("accountant_steps_granted", "Steps granted by the ledger")
+        self.webhook_attempts = counter(
+            "accountant_webhook_attempts", "Events posted to webhooks, by the result", ["result"]
+        )
         self.connections = gauge(
             "accountant_database_connections_in_use", "Database connections in use"
         )

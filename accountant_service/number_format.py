@@ -24,6 +24,11 @@ def round_nearest(value: float, digits: int = DIGITS) -> str:
     return _format(value, digits, ROUND_HALF_EVEN)
 
 
+def group_digits(value: int) -> str:
+    """Format a whole number with narrow non-breaking spaces between groups of three digits."""
+    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "\N{MINUS SIGN}")
+
+
 def _format(value: float, digits: int, direction: str) -> str:
     """Format a number with some significant digits, rounded in a decimal rounding mode."""
     number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))

@@ -28,6 +28,22 @@ def _validate_networks(text: str) -> str:
     return ",".join(parts)
 
 
+def _validate_shares(text: str) -> str:
+    """Check a comma-separated list of shares; return it unchanged."""
+    try:
+        shares = parse_shares(text)
+    except ValueError:
+        shares = (0.0,)
+    if not all(0 < share <= 1 for share in shares):
+        raise ValueError("must be shares above 0 and up to 1, such as 0.5,0.8; comma-separated")
+    return text
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Return the shares in a comma-separated list, ascending."""
+    return tuple(sorted({float(part) for part in text.split(",") if part.strip()}))
+
+
 class Settings(BaseSettings):
     """Settings from variables with the prefix `ACCOUNTANT_`, such as `ACCOUNTANT_CACHE_ENTRIES`.
 
@@ -98,6 +114,10 @@ class Settings(BaseSettings):
         le=36500,
         description="days during which a repeated write gets its first answer; at least the "
         "longest lease",
+    )
+    budget_shares: Annotated[str, AfterValidator(_validate_shares)] = Field(
+        default="0.5,0.8,0.95",
+        description="shares of a budget whose passing `/metrics` shows; comma-separated",
     )
     shutdown_seconds: int = Field(
         default=30, ge=0, description="seconds that requests in flight get to finish after SIGTERM"

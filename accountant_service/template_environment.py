@@ -12,7 +12,8 @@ from accountant_service import number_format
 def create_environment(folder: Path) -> Environment:
     """Return an environment for the templates of a folder, with filters that round numbers.
 
-    `up` is for upper bounds, `down` for lower bounds, and `number` for all other numbers.
+    `up` is for upper bounds, `down` for lower bounds, `number` for all other numbers, and `count`
+    groups the digits of whole numbers.
     """
     found = Environment(
         loader=FileSystemLoader(folder),
@@ -25,5 +26,6 @@ def create_environment(folder: Path) -> Environment:
         "up": number_format.round_up,
         "down": number_format.round_down,
         "number": number_format.round_nearest,
+        "count": number_format.group_digits,
     }
     return found

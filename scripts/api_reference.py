@@ -103,17 +103,21 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("GET", "/v1/datasets/{name}/report", None),
     ("GET", "/v1/datasets/{name}/running-total", None),
     ("GET", "/v1/datasets/{name}/entries", None),
+    ("GET", "/v1/entries", None),
+    ("GET", "/v1/events", None),
     ("PUT", "/v1/datasets/{name}/caps/teams/{team}", {"share": 0.3}),
     ("PUT", "/v1/datasets/{name}/caps/keys/{key_id}", {"share": 0.2}),
     ("GET", "/v1/datasets/{name}/caps", None),
     ("DELETE", "/v1/datasets/{name}/caps/teams/{team}", None),
     ("DELETE", "/v1/datasets/{name}/caps/keys/{key_id}", None),
+    ("POST", "/v1/datasets/{name}/close", {}),
     (
         "POST",
         "/v1/keys",
         {"scopes": ["run"], "name": "trainer", "datasets": ["patients"], "team": "vision"},
     ),
     ("GET", "/v1/keys", None),
+    ("PATCH", "/v1/keys/{identifier}", {"requests_per_minute": 600}),
     ("DELETE", "/v1/keys/{identifier}", None),
     ("GET", "/healthz", None),
     ("GET", "/readyz", None),
@@ -126,9 +130,9 @@ which makes the calls; the service shows the same as OpenAPI at `/openapi.json`,
 `/docs`.
 
 * **Bodies** are JSON, and numbers in them finite. A field that is not known is refused.
-* **Keys.** Calls under `/v1/datasets`, `/v1/reservations` and `/v1/keys` need
-  `Authorization: Bearer <key>`, with [the right scope](how-to/rotating-keys.md). Computations do
-  with `ACCOUNTANT_OPEN_COMPUTATION=false`.
+* **Keys.** Calls under `/v1/datasets`, `/v1/reservations`, `/v1/keys`, `/v1/entries` and
+  `/v1/events` need `Authorization: Bearer <key>`, with [the right
+  scope](how-to/rotating-keys.md). Computations do with `ACCOUNTANT_OPEN_COMPUTATION=false`.
 * **Writes** to the ledger need an `Idempotency-Key`: a new random value for each, the same one for
   a repeat.
 * **Failures** are problems with a stable code: [errors](errors.md).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 REFUSED = 3
 LEDGER = "ledger.db"
+CHECKPOINT = "checkpoint.pt"
+INTERRUPTED = 130
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -50,11 +53,24 @@ def create_dataset(url: str, key: str, budget: dict[str, float], name: str = "mn
 
 
 def create_ledger_url(folder: Path) -> str:
-    """Return the database URL of a new ledger in a folder; delete an earlier demo's ledger."""
+    """Return the database URL of a new ledger in a folder; delete an earlier demo's ledger.
+
+    With its ledger an interrupted demo's checkpoint is deleted: nothing could continue it. The
+    checkpoint of a run that is no demo's stays, and `accountant-train` says what to do about it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f"{LEDGER}*"):  # with what SQLite keeps beside it
+    earlier = list(folder.glob(f"{LEDGER}*"))  # with what SQLite keeps beside it
+    for old in earlier:
         old.unlink()
+    if earlier and (folder / CHECKPOINT).exists():
+        (folder / CHECKPOINT).unlink()
+        print("An earlier demo did not end; this one begins anew")
     return f"sqlite:///{folder.resolve() / LEDGER}"
+
+
+def interrupt(*_: object) -> None:
+    """Handle SIGTERM like Ctrl-C, so that the service is stopped."""
+    raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -72,6 +88,7 @@ def main() -> int:
             command, env=environment, check=False, text=True, stdout=subprocess.PIPE
         )
 
+    signal.signal(signal.SIGTERM, interrupt)
     key = accountant("keys", "create", "--scope", "admin").stdout.strip()
     service = subprocess.Popen(
         [PROGRAMS / "accountant", "serve", "--port", str(port)], env=environment
@@ -101,6 +118,9 @@ def main() -> int:
             code = code or done.returncode
         print(f"To look at it: make look, then sign in with the key {key}")
         return code
+    except KeyboardInterrupt:
+        print("Interrupted. Run it again to begin anew")
+        return INTERRUPTED
     finally:
         service.terminate()
         service.wait(20)

@@ -115,10 +115,12 @@ class Allowance(ABC):
 
     Attributes:
         plan: the plan of every step.
+        delta: δ of the run's guarantee.
         spent: ε of the steps allowed so far.
     """
 
     plan: Plan
+    delta: float
     spent: float
     _counter: StepCounter
 
@@ -247,7 +249,7 @@ class Budget(Allowance):
     def guarantee(self, steps: int) -> Guarantee:
         """Return the guarantee of the whole plan, including the releases that precede training."""
         planned = max(self._close_plan(), steps)
-        return _with_step_counts(self.planned_guarantee(planned), steps, planned)
+        return add_step_counts(self.planned_guarantee(planned), steps, planned)
 
     def planned_guarantee(self, steps: int) -> Guarantee:
         """Return the guarantee of `steps` steps and the releases that precede training."""
@@ -373,7 +375,8 @@ class LedgerBudget(Allowance):
         if held.mechanism != self.plan.mechanism(self.reserved):
             raise NoGuaranteeError(
                 f"reservation {held.identifier} is for {held.mechanism}, but the plan is "
-                f"{self.plan.mechanism(self.reserved)}: reserve budget for the plan that is run"
+                f"{self.plan.mechanism(self.reserved)}: reserve budget for the plan that is run; "
+                "for scheduled noise use PhasedLedgerBudget"
             )
         self._renewed_at = time.monotonic()
         self._last_grant: tuple[float, float] | None = None  # its time; the seconds it took
@@ -414,8 +417,7 @@ class LedgerBudget(Allowance):
     def _require_allowed(self, step: int) -> None:
         """Raise unless the ledger granted the step; request the next block of steps if needed."""
         held = self.reservation
-        if held.state == _OPEN and time.monotonic() - self._renewed_at > self.renew_seconds:
-            self._renew()
+        self.renew_if_due()
         if step <= self.made:
             return
         self._adapt_block()
@@ -447,9 +449,15 @@ class LedgerBudget(Allowance):
         charges = self.reservation.steps_reserved
         points = min(_CURVE_POINTS_MAX, math.ceil(self.reserved / self.block), charges)
         with suppress(ServiceRefusedError):
-            if not self.before and self._relation == ADD_OR_REMOVE_ONE:
+            if not self.before and self.relation == ADD_OR_REMOVE_ONE:
                 return self.service.curve(self.plan.mechanism(self.reserved), self.delta, points)
         return [(charges, self.planned_guarantee(self.reserved).epsilon)]
+
+    def renew_if_due(self) -> None:
+        """Renew the reservation's lease if it is open and `renew_seconds` have passed."""
+        is_due = time.monotonic() - self._renewed_at > self.renew_seconds
+        if self.reservation.state == _OPEN and is_due:
+            self._renew()
 
     def _renew(self) -> None:
         """Renew the reservation's lease, so that it does not expire during the run.
@@ -467,7 +475,7 @@ class LedgerBudget(Allowance):
 
     def guarantee(self, steps: int) -> Guarantee:
         """Return the guarantee of all reserved steps and of the releases that precede training."""
-        return _with_step_counts(self.planned_guarantee(self.reserved), steps, self.reserved)
+        return add_step_counts(self.planned_guarantee(self.reserved), steps, self.reserved)
 
     def planned_guarantee(self, steps: int) -> Guarantee:
         """Return the guarantee of `steps` steps and the releases that precede training.
@@ -476,27 +484,23 @@ class LedgerBudget(Allowance):
             NoGuaranteeError: the guarantee is not proven.
         """
         whole = compose(self.before, self.plan.mechanism(steps))
-        method = PLD if self._relation == ADD_OR_REMOVE_ONE else "subsampled_rdp"
-        found = self.service.epsilon(whole, self.delta, method, self._relation)
-        if found.status != "proven":
-            raise NoGuaranteeError(f"the guarantee by {method} is {found.status}, not proven")
-        return found
+        return prove_guarantee(self.service, whole, self.delta, self.relation)
 
     @cached_property
-    def _relation(self) -> str:
+    def relation(self) -> str:
         """The dataset's neighbouring relation, which the run's guarantee is for."""
         return str(self.service.dataset(self.dataset).get("neighbouring_relation"))
 
     def commit(self, model_sha256: str | None = None) -> Json:
         """End the run in the ledger, free the steps not granted, and return the certificate.
 
-        The certificate names the clip norm and, if it is given, the hash of the model's file. The
-        reservation may have ended before: its lease expired, or an earlier process committed it
-        and failed before it got the certificate.
+        The certificate names the clip norm, unless it changes, and, if it is given, the hash of the
+        model's file. The reservation may have ended before: its lease expired, or an earlier
+        process committed it and failed before it got the certificate.
         """
         if self.reservation.state == _OPEN:
             self.reservation = self.service.commit(
-                self.reservation, self.plan.clip_norm, model_sha256
+                self.reservation, self.plan.constant_clip_norm, model_sha256
             )
         return self.service.certificate(self.reservation)
 
@@ -516,6 +520,7 @@ class NoBudget(Allowance):
     plan: Plan
     steps: int
     reason: str
+    delta: float = field(default=1.0, init=False)
     spent: float = field(default=math.inf, init=False)
 
     @property
@@ -551,7 +556,22 @@ class NoBudget(Allowance):
             raise BudgetExhaustedError(f"all {self.steps} steps are made")
 
 
-def _with_step_counts(guarantee: Guarantee, steps: int, planned: int) -> Guarantee:
+def prove_guarantee(
+    service: AccountingService, mechanism: Mechanism, delta: float, relation: str
+) -> Guarantee:
+    """Return the guarantee of a mechanism under a dataset's neighbouring relation.
+
+    Raises:
+        NoGuaranteeError: the guarantee is not proven.
+    """
+    method = PLD if relation == ADD_OR_REMOVE_ONE else "subsampled_rdp"
+    found = service.epsilon(mechanism, delta, method, relation)
+    if found.status != "proven":
+        raise NoGuaranteeError(f"the guarantee by {method} is {found.status}, not proven")
+    return found
+
+
+def add_step_counts(guarantee: Guarantee, steps: int, planned: int) -> Guarantee:
     """Return a guarantee with the numbers of steps made and planned added to its JSON."""
     counts = {"scope": "fixed_plan", "steps": steps, "steps_planned": planned}
     return replace(guarantee, document={**guarantee.document, **counts})

@@ -450,6 +450,14 @@ class AccountingService:
         """Return the ledger's record of a dataset, as JSON."""
         return self._request(_dataset_path(name))
 
+    def close_dataset(self, name: str) -> Json:
+        """Close a dataset for good, and return its record, as JSON.
+
+        It takes no further reservation; runs that were reserved before may end. The key needs the
+        right to create datasets.
+        """
+        return self._write(f"{_dataset_path(name)}/close", {})
+
     def reserve(self, dataset: str, mechanism: Json, purpose: str = "") -> Reservation:
         """Reserve budget for a whole run.
 

@@ -7,6 +7,7 @@
     │   └── ServiceConfusedError       the answer breaks the API's contract
     ├── BudgetExhaustedError       the next step would exceed the privacy budget
     ├── UnsupportedModelError      the gradients of a layer cannot be clipped per example
+    ├── ProcessLostError           another process of the same run ended or did not answer in time
     ├── NoGuaranteeError           no proven guarantee covers the request
     └── DataError                  the dataset or another input is missing or invalid
         └── NotFetchedError            the dataset must be downloaded by hand
@@ -83,6 +84,10 @@ class DataError(TrainingStoppedError):
 
 class NotFetchedError(DataError):
     """The dataset must be downloaded by hand; the message gives the source."""
+
+
+class ProcessLostError(TrainingStoppedError):
+    """Another process of the same run ended, failed or did not answer in time."""
 
 
 class NoGuaranteeError(TrainingStoppedError):

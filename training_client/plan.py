@@ -6,14 +6,140 @@ Training and accounting read the same numbers, so that they cannot differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final, Self
 
 Mechanism = Mapping[str, Any]  # JSON, as the accounting service reads it
 POISSON: Final = "poisson"
 BALLS_IN_BINS: Final = "balls_in_bins"
 SAMPLINGS: Final = (POISSON, BALLS_IN_BINS)
+_SCHEDULES: Final = ("noise_schedule", "clip_schedule", "learning_rate_schedule")
+_FACTOR_MAX: Final = 1e6  # of an adapted clip norm, relative to the first
+_LEVELS: Final = 16  # of a schedule
+_ROUNDING: Final = 1e-14  # more than a few roundings in double precision
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Factors of a value, constant over stretches of steps; the last one holds on afterwards.
+
+    So a run with scheduled noise is the composition of a few runs with constant noise.
+
+    Attributes:
+        pieces: pairs of a number of steps and the factor in these steps.
+
+    Raises:
+        ValueError: there is no piece, a piece has no step, or a factor is negative or not finite.
+    """
+
+    pieces: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse pieces without steps, and factors that no step can use."""
+        if not self.pieces or any(steps < 1 for steps, _ in self.pieces):
+            raise ValueError(
+                f"expected pieces of at least one step each, (steps, factor), got {self.pieces}"
+            )
+        if not all(0 <= factor < math.inf for _, factor in self.pieces):
+            raise ValueError(f"expected finite factors ≥ 0, got {self.pieces}")
+
+    @classmethod
+    def by_steps(cls, pieces: Sequence[tuple[int, float]]) -> Self:
+        """Return the schedule with these pairs of a number of steps and a factor."""
+        return cls(tuple((int(steps), float(factor)) for steps, factor in pieces))
+
+    @classmethod
+    def linear(cls, end: float, steps: int, levels: int = _LEVELS) -> Self:
+        """Return a schedule from 1 to `end` in a straight line.
+
+        Args:
+            end: the last factor.
+            steps: the number of steps until it is reached.
+            levels: the number of different factors; each holds for about steps/levels steps.
+        """
+        return cls._sampled(lambda part: 1 + (end - 1) * part, steps, levels)
+
+    @classmethod
+    def cosine(cls, end: float, steps: int, levels: int = _LEVELS) -> Self:
+        """Return a schedule from 1 to `end` along half a cosine wave; arguments as for `linear`."""
+        return cls._sampled(
+            lambda part: end + (1 - end) * (1 + math.cos(math.pi * part)) / 2, steps, levels
+        )
+
+    @classmethod
+    def exponential(cls, end: float, steps: int, levels: int = _LEVELS) -> Self:
+        """Return a schedule from 1 to `end` > 0 by equal ratios; arguments as for `linear`."""
+        if not end > 0:
+            raise ValueError(f"expected end > 0 for exponential decay, got {end}")
+        return cls._sampled(lambda part: float(end**part), steps, levels)
+
+    @classmethod
+    def _sampled(cls, curve: Callable[[float], float], steps: int, levels: int) -> Self:
+        """Return the schedule with a curve's values at `levels` points from 0 to 1."""
+        levels = min(levels, steps)
+        if levels < 1:
+            raise ValueError(f"expected at least one step and one level, got {steps}, {levels}")
+        ends = [steps * (level + 1) // levels for level in range(levels)]
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        factors = [curve(level / max(levels - 1, 1)) for level in range(levels)]
+        return cls(tuple(zip(counts, factors, strict=True)))
+
+    def at(self, step: int) -> float:
+        """Return the factor in a step, counted from 1."""
+        ends = list(accumulate(steps for steps, _ in self.pieces))
+        return self.pieces[min(bisect_left(ends, step), len(ends) - 1)][1]
+
+    def divide(self, steps: int) -> Iterator[tuple[int, float]]:
+        """Yield the numbers of steps, of `steps` in all, that have the same factor in a row."""
+        left = steps
+        for count, factor in self.pieces[:-1]:
+            taken = min(count, left)
+            if taken:
+                yield taken, factor
+            left -= taken
+        if left or not steps:
+            yield left, self.pieces[-1 if left else 0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveClipping:
+    """A clip norm that follows a quantile of the gradients' norms (Andrew et al. 2021, 1905.03871).
+
+    Each step also releases, with noise, how many examples are not clipped: b. Then the clip norm is
+    multiplied by e^{−η(b/qN − quantile)}, within a factor of a million of its first value.
+
+    Attributes:
+        count_noise: the standard deviation of the noise on the number of examples not clipped; one
+            record changes it by 1.
+        quantile: γ in (0, 1), the share of examples that should not be clipped.
+        learning_rate: η > 0.
+
+    Raises:
+        ValueError: a parameter is out of range.
+    """
+
+    count_noise: float
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse a count without noise, and rates that do not follow a quantile."""
+        if not (0 < self.count_noise < math.inf and 0 < self.learning_rate < math.inf):
+            raise ValueError(
+                f"expected finite count_noise > 0 and learning_rate > 0, got {self.count_noise} "
+                f"and {self.learning_rate}"
+            )
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"expected a quantile in (0, 1), got {self.quantile}")
+
+    def next_factor(self, factor: float, unclipped: float) -> float:
+        """Return the next factor of the clip norm, given the noisy share of unclipped examples."""
+        share = min(max(unclipped, 0.0), 1.0)
+        found = factor * math.exp(-self.learning_rate * (share - self.quantile))
+        return min(max(found, 1 / _FACTOR_MAX), _FACTOR_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +154,15 @@ class Plan:
             deviation σC.
         sampling: "poisson", or "balls_in_bins": in each epoch of 1/q steps, each record is in one
             batch, drawn uniformly.
+        noise_schedule: factors of σ, step by step; the steps are charged with their own noise.
+        clip_schedule: factors of C; noise stays σ times the clip norm of its step.
+        learning_rate_schedule: factors of the optimizer's learning rate.
+        adaptive_clipping: how C follows the norms of the gradients; what it releases is charged.
 
     Raises:
         ValueError: a parameter is not positive and finite, the sample rate exceeds 1, the sampling
-            is unknown, or the epochs of balls-in-bins sampling have no whole number of steps.
+            is unknown, the epochs of balls-in-bins sampling have no whole number of steps, or the
+            noise changes within one.
     """
 
     dataset_size: int
@@ -39,6 +170,21 @@ class Plan:
     clip_norm: float
     noise_multiplier: float
     sampling: str = POISSON
+    noise_schedule: Schedule | None = None
+    clip_schedule: Schedule | None = None
+    learning_rate_schedule: Schedule | None = None
+    adaptive_clipping: AdaptiveClipping | None = None
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        """Read a plan from the plain values that `dataclasses.asdict` makes of it."""
+        known = dict(document)
+        for name in _SCHEDULES:
+            if known.get(name) is not None:
+                known[name] = Schedule.by_steps(known[name]["pieces"])
+        if known.get("adaptive_clipping") is not None:
+            known["adaptive_clipping"] = AdaptiveClipping(**known["adaptive_clipping"])
+        return cls(**known)
 
     @classmethod
     def balls_in_bins(
@@ -66,6 +212,84 @@ class Plan:
                 f"expected sample_rate = 1/b with a whole number b of batches in an epoch, got "
                 f"{self.sample_rate}"
             )
+        self._check_schedules()
+
+    def _check_schedules(self) -> None:
+        """Reject steps without noise or with a clip norm of 0, and epochs of different noise."""
+        for name, schedule in (
+            ("noise_schedule", self.noise_schedule),
+            ("clip_schedule", self.clip_schedule),
+        ):
+            if schedule is not None and not all(factor > 0 for _, factor in schedule.pieces):
+                raise ValueError(f"expected factors > 0 in {name}, got {schedule.pieces}")
+        pieces = () if self.noise_schedule is None else self.noise_schedule.pieces[:-1]
+        if any(steps % self.steps_per_charge for steps, _ in pieces):
+            raise ValueError(
+                f"expected noise_schedule in whole epochs of {self.steps_per_charge} steps, got "
+                f"pieces of {[steps for steps, _ in pieces]}: an epoch of balls-in-bins sampling "
+                "has one noise multiplier"
+            )
+
+    @property
+    def varies(self) -> bool:
+        """Return whether noise or clip norm change from step to step."""
+        return any((self.noise_schedule, self.clip_schedule, self.adaptive_clipping))
+
+    @property
+    def constant_clip_norm(self) -> float | None:
+        """The clip norm C of every step; None if it changes."""
+        changes = self.clip_schedule is not None or self.adaptive_clipping is not None
+        return None if changes else self.clip_norm
+
+    def at(self, step: int) -> Plan:
+        """Return the plan of one step, counted from 1: its own σ and C, without their schedules.
+
+        The clip norm of adaptive clipping is that before any adaptation.
+        """
+        if self.noise_schedule is None and self.clip_schedule is None:
+            return self
+        return replace(
+            self,
+            noise_multiplier=self.noise_multiplier * factor_at(self.noise_schedule, step),
+            clip_norm=self.clip_norm * factor_at(self.clip_schedule, step),
+            noise_schedule=None,
+            clip_schedule=None,
+        )
+
+    def phases(self, steps: int) -> list[tuple[int, Plan]]:
+        """Return the numbers of steps in a row with the same noise, each with its plan.
+
+        Args:
+            steps: the number of steps in all; rounded up to whole epochs with balls-in-bins
+                sampling.
+        """
+        whole = self.whole_charges(steps)
+        if self.noise_schedule is None:
+            return [(whole, self)]
+        return [
+            (
+                count,
+                replace(
+                    self,
+                    noise_multiplier=self.noise_multiplier * factor,
+                    noise_schedule=None,
+                ),
+            )
+            for count, factor in self.noise_schedule.divide(whole)
+        ]
+
+    @property
+    def charged_noise_multiplier(self) -> float:
+        """The noise multiplier that a step with σ is charged with, rounded down.
+
+        It is σ. With adaptive clipping a step releases two things of one batch: the sum, which a
+        record moves by C under noise σC, and a count, which it moves by 1 under noise τ. Together
+        they are a Gaussian release of noise multiplier (1/σ² + 1/τ²)^(−1/2) (papers/000, Lemma 1).
+        """
+        if self.adaptive_clipping is None:
+            return self.noise_multiplier
+        sigma, count = self.noise_multiplier, self.adaptive_clipping.count_noise
+        return (1 - _ROUNDING) / math.hypot(1 / sigma, 1 / count)
 
     @property
     def steps_per_charge(self) -> int:
@@ -100,15 +324,25 @@ class Plan:
     def mechanism(self, steps: int) -> dict[str, Any]:
         """Return the mechanism of `steps` steps, as JSON for the accounting service.
 
-        An epoch of balls-in-bins sampling counts as a whole, also if it ends early.
+        With scheduled noise it is the composition of runs with constant noise. An epoch of
+        balls-in-bins sampling counts as a whole, also if it ends early.
         """
-        return {
-            "kind": "dp_sgd",
-            "noise_multiplier": self.noise_multiplier,
-            "sample_rate": self.sample_rate,
-            "steps": self.whole_charges(steps),
-            "sampling": self.sampling,
-        }
+        parts = [
+            {
+                "kind": "dp_sgd",
+                "noise_multiplier": plan.charged_noise_multiplier,
+                "sample_rate": plan.sample_rate,
+                "steps": count,
+                "sampling": plan.sampling,
+            }
+            for count, plan in self.phases(steps)
+        ]
+        return parts[0] if len(parts) == 1 else {"kind": "composed", "mechanisms": parts}
+
+
+def factor_at(schedule: Schedule | None, step: int) -> float:
+    """Return a schedule's factor in a step, counted from 1; 1 without a schedule."""
+    return 1.0 if schedule is None else schedule.at(step)
 
 
 def compose(before: tuple[Mechanism, ...], last: Mechanism) -> Mechanism:

@@ -13,7 +13,8 @@ from typing import Final
 
 from training_client.budget import Allowance
 from training_client.client import Json
-from training_client.errors import NoGuaranteeError
+from training_client.errors import DataError, NoGuaranteeError
+from training_client.private_step.shared_budget import SharedBudget
 
 PRIVACY: Final = "privacy.json"
 CERTIFICATE: Final = "certificate.json"
@@ -64,9 +65,22 @@ def bind_to_model(guarantee: Json, folder: Path, declared_public: str | None) ->
         folder: the folder with the model.
         declared_public: what was computed from the private records without noise, if anything.
     """
-    digest = hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
+    digest = hash_model(folder / MODEL)
     exception = {} if declared_public is None else {"declared_public": declared_public}
     return {**guarantee, "model_sha256": digest, **exception}
+
+
+def hash_model(file: Path) -> str:
+    """Return the SHA-256 of a model's file in lower-case hexadecimal.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read the model's file {file}: {error.strerror}") from None
 
 
 def write_json(file: Path, document: Json) -> None:
@@ -75,26 +89,41 @@ def write_json(file: Path, document: Json) -> None:
     file.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def settle(allowance: Allowance, steps: int, folder: str | Path, claim: Json | None = None) -> None:
+def settle(
+    allowance: Allowance,
+    steps: int,
+    folder: str | Path,
+    claim: Json | None = None,
+    model: str | Path | None = None,
+) -> None:
     """End a run: write its guarantee, commit its reservation, and write the certificate.
+
+    Of several processes that share a budget all must call it, and rank 0 writes.
 
     Args:
         allowance: the run's budget.
         steps: the number of steps made, those of earlier processes included.
         folder: the folder for `privacy.json` and `certificate.json`; created if needed.
         claim: the document to write; the service's guarantee by default.
+        model: the file of the trained model, already saved. `privacy.json` and the certificate
+            then name its SHA-256, so that `accountant verify --model` can recognise it.
 
     Raises:
+        DataError: the model's file cannot be read; nothing is committed.
         NoGuaranteeError: more than `steps` steps were taken from the budget.
         ServiceError: the service gave no usable answer; the reservation stays until its lease ends.
     """
+    if isinstance(allowance, SharedBudget):
+        allowance.run(lambda budget: settle(budget, steps, folder, claim, model))
+        return
     if steps < allowance.taken:
         raise NoGuaranteeError(
             f"step {allowance.taken} was taken, so no guarantee of {steps} steps can be claimed"
         )
     home = Path(folder)
     (home / CERTIFICATE).unlink(missing_ok=True)  # an earlier run's
-    document = claim or allowance.guarantee(steps).document
+    named: Json = {} if model is None else {"model_sha256": hash_model(Path(model))}
+    document: Json = {**(claim or allowance.guarantee(steps).document), **named}
     write_json(home / PRIVACY, document)
     certificate = allowance.commit(document.get("model_sha256"))  # last, for it may fail
     if certificate is not None:

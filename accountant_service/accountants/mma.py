@@ -38,7 +38,7 @@ class ModifiedMomentsAccountant(Accountant):
     proves = "nothing: the proof drops positive terms, and the claim is false for some inputs"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return the hypotheses of the paper's theorem; the last never holds, so ε is an estimate."""
+        """Return the theorem's hypotheses; the last one never holds, so ε is an estimate."""
         require_noise(self.name, question, ["gaussian"])
         group = require_single_group(self.name, question)
         return (

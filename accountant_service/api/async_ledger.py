@@ -48,6 +48,7 @@ from accountant_service.ledger.rules import (
     HolderKind,
     NewDataset,
     Reservation,
+    require_dataset_open,
 )
 from accountant_service.ledger.service import Ledger, Refunds, WriteRequest
 from accountant_service.mechanisms import Mechanism
@@ -138,6 +139,12 @@ class AsyncLedger:
         policy = await self._calculate(request.key, plans.choose_policy, new)
         preview = await self._preview_filter(request.key, policy, new.planned_mechanism)
         return await self._write(new.name, self._ledger.add_dataset, request, new, policy, preview)
+
+    async def close_dataset(self, request: WriteRequest, name: str) -> StoredAnswer:
+        """Close a dataset for good: it takes no further reservation."""
+        require_unbound(request.key, Scope.OWNER)
+        dataset = await self._read(self._ledger.find_dataset, request.key, name, Scope.OWNER)
+        return await self._write(dataset.identifier, self._ledger.close_dataset, request, name)
 
     async def preview_budget(self, key: KeyRecord, name: str) -> BudgetPreview:
         """Return how many steps of ordinary runs the whole budget of a dataset admits."""
@@ -302,6 +309,7 @@ class AsyncLedger:
         A plan that cannot be charged at all has an error instead of a quote.
         """
         dataset, caps = await self._find_dataset_and_caps(key, name)
+        require_dataset_open(dataset)
         deadline = time.monotonic() + _QUOTES_SECONDS_MAX
         items: list[Quote | CodedError] = []
         for mechanism in mechanisms:

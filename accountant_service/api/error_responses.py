@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from accountant_service.api import problems
 from accountant_service.errors import CodedError
-from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.errors import DatabaseAwayError, QuotaExceededError
 
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
@@ -57,6 +57,8 @@ def error_response(scope: Scope, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, DatabaseAwayError):
         headers = {"Retry-After": "2"}
+    if isinstance(error, QuotaExceededError):
+        headers = {"Retry-After": str(error.retry_after)}
     notes = scope.get(NOTES)
     if notes is not None:
         notes.code = problem["code"]

@@ -23,7 +23,7 @@ from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
 from accountant_service.ledger.rules import Cap, HolderKind
 from accountant_service.ledger.service import WriteRequest
 
-_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": schemas.ProblemView, "description": description}
     for status, description in (
         (400, "The body is not JSON, or a write has no Idempotency-Key"),
@@ -33,11 +33,12 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (409, "The ledger refuses: see `code`"),
         (413, "The body is too large"),
         (422, "The request is malformed or cannot be accounted for"),
+        (429, "The key or address sends more requests than it may"),
         (503, "The database does not answer or accepts no writes; nothing was charged"),
     )
 }
 
-router = APIRouter(route_class=StrictRoute, tags=["ledger"], responses=_PROBLEMS)
+router = APIRouter(route_class=StrictRoute, tags=["ledger"], responses=PROBLEMS)
 
 
 def keys_of(request: Request) -> Keys:
@@ -173,6 +174,23 @@ async def datasets(key: Key, ledger: TheLedger) -> Response:
 async def dataset(name: Name, key: Key, ledger: TheLedger) -> Response:
     """Get a dataset: its budget, and what is spent, held and remaining."""
     return _json_response(await ledger.get_dataset(key, name))
+
+
+@router.post("/v1/datasets/{name}/close", response_model=bodies.DatasetView)
+async def close_dataset(
+    name: Name,
+    body: bodies.NothingRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """Close a dataset for good: it takes no further reservation. Open runs may end.
+
+    Anyone who may create a budget may close it. A repeat changes nothing.
+    """
+    write = _build_write_request(request, key, idempotency_key, _body_as_json(body))
+    return _stored_response(await ledger.close_dataset(write, name))
 
 
 @router.get("/v1/datasets/{name}/report", response_model=dict[str, Any], responses=_FORMATS)
@@ -374,6 +392,7 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
         None if body.datasets is None else tuple(body.datasets),
         None if expires is None else now() + int(1e6 * expires),
         body.team,
+        requests_per_minute=body.requests_per_minute,
         by=key.identifier,
     )
     return _json_response(ledger_views.key_view(record) | {"key": token}, 201)
@@ -386,6 +405,14 @@ def list_keys(request: Request, key: Key) -> Response:
     return _json_response(
         {"items": [ledger_views.key_view(record) for record in keys_of(request).list_keys()]}
     )
+
+
+@router.patch("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])
+def change_key(identifier: Name, body: bodies.KeyChange, request: Request, key: Key) -> Response:
+    """Set or remove the quota of an API key. It counts from now on."""
+    require_unbound(key)
+    record = keys_of(request).set_quota(identifier, body.requests_per_minute, by=key.identifier)
+    return _json_response(ledger_views.key_view(record))
 
 
 @router.delete("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])

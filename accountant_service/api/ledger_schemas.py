@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from accountant_service.api.schemas import AffordableView, DeltaField, MechanismField, ProblemView
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 from accountant_service.ledger.rules import SHA256_PATTERN, Declaration, NewDataset
 
 LEASE_SECONDS: Final = 3600.0
@@ -146,6 +147,33 @@ class NothingRequest(_Body):
     """An empty object."""
 
 
+class EventView(BaseModel):
+    """An audit event: who did what to which subject."""
+
+    id: str
+    at: int = Field(description="microseconds since 1970")
+    key: str = Field(description="identifier of the API key, or `command-line`")
+    action: str
+    subject: str
+    detail: str
+
+
+class EventsView(BaseModel):
+    """A page of audit events."""
+
+    items: list[EventView]
+    next_cursor: str | None
+
+
+QuotaField = Annotated[
+    Annotated[int, Field(ge=1, le=REQUESTS_PER_MINUTE_MAX)] | None,
+    Field(
+        description="quota of the key over all servers of the database: so many requests at once, "
+        "and then at an even rate; null for no quota"
+    ),
+]
+
+
 class KeyRequest(_Body):
     """A new API key."""
 
@@ -157,6 +185,13 @@ class KeyRequest(_Body):
         Field(description="team whose runs and caps the key shares; it cannot be changed"),
     ] = None
     expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+    requests_per_minute: QuotaField = None
+
+
+class KeyChange(_Body):
+    """The new quota of an API key."""
+
+    requests_per_minute: Annotated[QuotaField, Field()]
 
 
 class CapRequest(_Body):
@@ -220,6 +255,10 @@ class DatasetView(BaseModel):
     remaining: AmountView
     accounting: AccountingView
     version: int
+    state: Literal["open", "closed"] = Field(
+        description="`closed` datasets take no further reservation"
+    )
+    closed_at: float | None = Field(description="Unix time in seconds; null while it is open")
 
 
 class AdmittedRunView(BaseModel):
@@ -326,6 +365,7 @@ class KeyView(BaseModel):
     scopes: list[str]
     datasets: list[str] | None
     team: str | None
+    requests_per_minute: int | None = Field(description="the key's quota; null for none")
     created_at: float
     expires_at: float | None
     revoked_at: float | None
@@ -385,6 +425,8 @@ _DATASET: Final = {
     "remaining": {"epsilon": 1.48, "share": 0.7303, "reference_steps": 2708, "slack": 1.0},
     "accounting": _ACCOUNTING,
     "version": 4,
+    "state": "open",
+    "closed_at": None,
 }
 _ADMITTED: Final = {"step": _STEP, "steps": 3708}
 _NEW_DATASET: Final = _DATASET | {
@@ -416,10 +458,19 @@ _KEY: Final = {
     "scopes": ["run"],
     "datasets": ["patients"],
     "team": "vision",
+    "requests_per_minute": 600,
     "created_at": 1795278797.7,
     "expires_at": None,
     "revoked_at": None,
     "last_used_at": None,
+}
+_EVENT: Final = {
+    "id": "9f1c2a7d5b0e4c61a3d8f2b7c4e6a910",
+    "at": 1795278797700000,
+    "key": "1c3aee0336e2d586",
+    "action": "dataset-closed",
+    "subject": "patients",
+    "detail": "",
 }
 _CAP: Final = {"team": "vision", "key": None, "share": 0.3, "share_taken": 0.12}
 _QUOTE: Final = {
@@ -454,6 +505,7 @@ EXAMPLES: Final[dict[str, Any]] = {
         "datasets": ["patients"],
         "team": "vision",
     },
+    "KeyChange": {"requests_per_minute": 600},
     "CapRequest": {"share": 0.3},
     "CapView": _CAP,
     "CapsView": {"items": [_CAP]},
@@ -476,6 +528,10 @@ EXAMPLES: Final[dict[str, Any]] = {
         "items": [{"number": 1, "kind": "create", "hash": "5d41402abc4b2a76b9719d911017c592"}],
         "next_cursor": None,
     },
+    "EventView": _EVENT,
+    "EventsView": {"items": [_EVENT], "next_cursor": None},
+    "EntryKind": "grant",
+    "ExportFormat": "jsonl",
     "KeyView": _KEY,
     "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…"},
     "KeysView": {"items": [_KEY]},

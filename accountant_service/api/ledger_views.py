@@ -13,17 +13,19 @@ from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote
 from accountant_service.ledger.repository import KeyRecord
 from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation
-from accountant_service.ledger.service import BurnDownPoint, EntriesPage
+from accountant_service.ledger.service import BurnDownPoint, EntriesPage, Subject
 from accountant_service.numerics.floats import rounding
 
 Json = dict[str, Any]
 
 
-def encode_answer(dataset: Dataset, result: Reservation | BudgetPreview) -> str:
-    """Return the answer to a write as JSON: the reservation, or the new dataset with a preview.
+def encode_answer(dataset: Dataset, result: Subject) -> str:
+    """Return the answer to a write as JSON: the reservation or the dataset, if new with a preview.
 
     The ledger stores this text, in the transaction of the write, for retries.
     """
+    if result is None:
+        return json.dumps(dataset_view(dataset))
     if isinstance(result, BudgetPreview):
         return json.dumps(dataset_view(dataset) | preview_view(result))
     return json.dumps(reservation_view(dataset, result))
@@ -62,6 +64,8 @@ def dataset_view(dataset: Dataset) -> Json:
         | _amount_view(policy, _remaining(policy, balance.taken)),
         "accounting": _accounting_view(policy),
         "version": dataset.version,
+        "state": "open" if dataset.closed_at is None else "closed",
+        "closed_at": None if dataset.closed_at is None else _to_seconds(dataset.closed_at),
     }
 
 
@@ -171,6 +175,7 @@ def key_view(key: KeyRecord) -> Json:
         "scopes": sorted(key.scopes),
         "datasets": None if key.datasets is None else list(key.datasets),
         "team": key.team,
+        "requests_per_minute": key.requests_per_minute,
         "created_at": _to_seconds(key.created_at),
         "expires_at": None if key.expires_at is None else _to_seconds(key.expires_at),
         "revoked_at": None if key.revoked_at is None else _to_seconds(key.revoked_at),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as AnswerTimeoutError
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request
@@ -19,11 +20,13 @@ from accountant_service.api.ledger_routes import authenticate
 from accountant_service.ledger.api_keys import Scope, is_visible, require_scope
 from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.filters import ReferenceFilter
-from accountant_service.ledger.repository import KeyRecord, Repository
+from accountant_service.ledger.repository import KeyRecord, Repository, now
 from accountant_service.ledger.rules import Dataset
 from accountant_service.metrics import Metrics
+from accountant_service.settings import parse_shares
 
 _DATASETS_MAX: Final = 1000
+_KEYS_MAX: Final = 1000
 _SECONDS_MAX: Final = 3.0  # well below the 10 s timeout of Prometheus
 
 router = APIRouter(tags=["health"])
@@ -38,9 +41,25 @@ async def metrics(
     key = None if authorization is None else await authenticate(request, authorization)
     if key is not None:
         require_scope(key, Scope.MONITOR, Scope.OWNER)
-    budgets = _LedgerCollector(state.ledger_probe, key)
+    shares = parse_shares(state.settings.budget_shares)
+    budgets = _LedgerCollector(state.ledger_probe, key, shares)
     text = await run_in_threadpool(state.metrics.exposition, budgets)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@dataclass(frozen=True, slots=True)
+class _LedgerState:
+    """The ledger at one moment.
+
+    Attributes:
+        datasets: the first by name.
+        keys: the oldest with a quota that are not revoked.
+        events_waiting: the number of events not delivered to their webhook.
+    """
+
+    datasets: list[Dataset]
+    keys: list[KeyRecord]
+    events_waiting: int
 
 
 class LedgerProbe:
@@ -54,23 +73,25 @@ class LedgerProbe:
     def __init__(self, repository: Repository, metrics: Metrics) -> None:
         self._repository = repository
         self._thread = ThreadPoolExecutor(1, "scrape")
-        self._pending: Future[list[Dataset]] | None = None
+        self._pending: Future[_LedgerState] | None = None
         _count_connections(repository, metrics)
 
-    def read_datasets(self) -> list[Dataset] | None:
-        """Return the first datasets by name, or None if the database is slow or read-only."""
+    def read_state(self) -> _LedgerState | None:
+        """Return the first datasets and the keys, or None if the database is slow or read-only."""
         if self._pending is None or self._pending.done():  # at most one query at a time
-            self._pending = self._thread.submit(self._query_datasets)
+            self._pending = self._thread.submit(self._query_state)
         try:
             return self._pending.result(_SECONDS_MAX)
         except (AnswerTimeoutError, DatabaseAwayError):
             return None
 
-    def _query_datasets(self) -> list[Dataset]:
-        """Check that the database accepts writes, and read the first datasets by name."""
+    def _query_state(self) -> _LedgerState:
+        """Check that the database accepts writes, and read the first datasets and the keys."""
         self._repository.ping()
         with self._repository.reading() as reading:
-            return reading.list_datasets(_DATASETS_MAX)
+            keys = [key for key in reading.list_keys() if key.revoked_at is None and key.quota]
+            datasets, waiting = reading.list_datasets(_DATASETS_MAX), reading.count_waiting_events()
+            return _LedgerState(datasets, keys[:_KEYS_MAX], waiting)
 
     def close(self) -> None:
         """Stop the thread that reads the ledger."""
@@ -80,25 +101,71 @@ class LedgerProbe:
 class _LedgerCollector(Collector):
     """Prometheus collector of the ledger's state, and of the budgets that a key may see."""
 
-    def __init__(self, ledger_probe: LedgerProbe, key: KeyRecord | None) -> None:
-        self._probe, self._key = ledger_probe, key
+    def __init__(
+        self, ledger_probe: LedgerProbe, key: KeyRecord | None, shares: tuple[float, ...]
+    ) -> None:
+        self._probe, self._key, self._shares = ledger_probe, key, shares
 
     def collect(self) -> Iterator[Metric]:
         """Yield metrics: whether the ledger is up, and the budgets that the key may see."""
-        datasets, key = self._probe.read_datasets(), self._key
+        state, key = self._probe.read_state(), self._key
         yield GaugeMetricFamily(
             "accountant_ledger_up",
             "1 if the database answers and accepts writes",
-            value=float(datasets is not None),
+            value=float(state is not None),
         )
-        if key is not None:
-            yield from _collect_budget_metrics(
-                [each for each in datasets or [] if is_visible(key, each.name)]
+        if key is not None and state is not None:
+            visible = [each for each in state.datasets if is_visible(key, each.name)]
+            yield from _collect_budget_metrics(visible)
+            yield _collect_passed_shares(visible, self._shares)
+            if key.datasets is None:
+                yield from _collect_quota_metrics(state.keys)
+                yield GaugeMetricFamily(
+                    "accountant_webhook_events_waiting",
+                    "Events that are not delivered to their webhook yet",
+                    value=float(state.events_waiting),
+                )
+
+
+def _collect_passed_shares(datasets: list[Dataset], shares: tuple[float, ...]) -> Metric:
+    """Return a gauge for each dataset and share: whether as much of the budget is taken."""
+    passed = GaugeMetricFamily(
+        "accountant_budget_share_passed",
+        "1 if this share of a budget, or more, is spent or held",
+        labels=["dataset", "share"],
+    )
+    for each in datasets:
+        taken = each.balance.taken
+        share_taken = each.policy.share_of(taken) if any(taken) else 0.0
+        for share in shares:
+            passed.add_metric([each.name, f"{share:g}"], float(share_taken >= share))
+    return passed
+
+
+def _collect_quota_metrics(keys: list[KeyRecord]) -> Iterator[Metric]:
+    """Yield gauges of each key's quota, and of the share of it that is used now."""
+    quotas = GaugeMetricFamily(
+        "accountant_key_quota_requests_per_minute",
+        "The quota of requests of an API key, over all servers; only of keys that have one",
+        labels=["key", "name"],
+    )
+    used = GaugeMetricFamily(
+        "accountant_key_quota_used_ratio",
+        "The share of the quota of an API key that is used now; at 1 requests are refused",
+        labels=["key", "name"],
+    )
+    at = now()
+    for key in keys:
+        if key.quota is not None:
+            quotas.add_metric([key.identifier, key.name], key.quota.requests_per_minute)
+            used.add_metric(
+                [key.identifier, key.name], key.quota.used_share(key.quota_empty_at, at)
             )
+    yield from (quotas, used)
 
 
 def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
-    """Yield gauges of each dataset's budget: ε, ε spent or held, share left, and steps left."""
+    """Yield gauges of each dataset's budget: ε, what is taken and left, whether it is closed."""
     epsilon = GaugeMetricFamily(
         "accountant_budget_epsilon", "The whole privacy budget of a dataset", labels=["dataset"]
     )
@@ -117,6 +184,11 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
         "Steps of the reference that a budget has left; only of datasets that have one",
         labels=["dataset"],
     )
+    closed = GaugeMetricFamily(
+        "accountant_budget_closed",
+        "1 if the dataset is closed and takes no further reservation",
+        labels=["dataset"],
+    )
     for each in datasets:
         policy, balance = each.policy, each.balance
         if isinstance(policy, ReferenceFilter) and policy.reference is not None:
@@ -124,7 +196,8 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
         epsilon.add_metric([each.name], policy.epsilon)
         taken.add_metric([each.name], policy.epsilon_of(balance.taken))
         left.add_metric([each.name], max(1 - policy.share_of(balance.taken), 0.0))
-    yield from (epsilon, taken, left, steps)
+        closed.add_metric([each.name], float(each.closed_at is not None))
+    yield from (epsilon, taken, left, steps, closed)
 
 
 def _count_connections(repository: Repository, metrics: Metrics) -> None:

@@ -60,14 +60,18 @@ _COMMANDS: Final = {
     "serve": _Entry(
         "server", "Run the service: the API, its documentation at /docs, health at /healthz."
     ),
-    "dataset": _Entry("datasets", "Create, list, show and quote datasets with a budget."),
+    "dataset": _Entry("datasets", "Create, list, show, quote and close datasets with a budget."),
     "run": _Entry("runs", "Reserve, grant and end runs, and get their certificates."),
     "report": _Entry(
         "reports", "Report what was promised to whom: for signing, and for registries."
     ),
-    "keys": _Entry("keys", "Create, list and revoke API keys."),
+    "keys": _Entry("keys", "Create, limit, list and revoke API keys."),
     "ledger": _Entry("ledger", "Verify, show and export the budget ledger."),
     "caps": _Entry("caps", "Limit what teams and keys may take of a dataset's budget."),
+    "webhook": _Entry(
+        "webhooks",
+        "Tell another program when a share of a budget is passed or a dataset is closed.",
+    ),
     "verify": _Entry(
         "certificates",
         "Verify a certificate offline: check its signature and recompute its guarantee.",

@@ -13,7 +13,8 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from http.client import HTTPException
+from typing import Any, Final, TextIO, TypeVar
 from urllib import error as http_errors
 from urllib import request as http
 from urllib.parse import quote, urlencode, urlsplit
@@ -39,6 +40,10 @@ class LedgerAccess(ABC):
     @abstractmethod
     def create_dataset(self, body: Json) -> Json:
         """Create a dataset; return it with examples of how many steps its budget admits."""
+
+    @abstractmethod
+    def close_dataset(self, name: str) -> Json:
+        """Close a dataset for new reservations; return it."""
 
     @abstractmethod
     def list_datasets(self) -> list[Json]:
@@ -105,6 +110,10 @@ class ServiceAccess(LedgerAccess):
         """Create a dataset; return it with examples of how many steps its budget admits."""
         return self._call("/v1/datasets", body, is_write=True)
 
+    def close_dataset(self, name: str) -> Json:
+        """Close a dataset for new reservations; return it."""
+        return self._call(f"/v1/datasets/{quote(name, safe='')}/close", {}, is_write=True)
+
     def list_datasets(self) -> list[Json]:
         """Return all datasets that the key may see."""
         found: list[Json] = self._call("/v1/datasets")["items"]
@@ -158,14 +167,26 @@ class ServiceAccess(LedgerAccess):
             data = json.dumps(body).encode()
         if is_write:
             headers["Idempotency-Key"] = uuid.uuid4().hex
-        sent = http.Request(self._service + path, data, headers)
+        with self._open(http.Request(self._service + path, data, headers)) as answer:
+            found: Json = json.load(answer)
+            return found
+
+    def download(self, path: str, output: TextIO) -> None:
+        """Write the text that is answered to a request, as it arrives."""
+        headers = {"Authorization": f"Bearer {self._key}"}
+        with self._open(http.Request(self._service + path, None, headers)) as answer:
+            for line in answer:
+                output.write(line.decode())
+
+    @contextmanager
+    def _open(self, request: http.Request) -> Iterator[Any]:
+        """Context manager of a request's answer; failures are raised as problems."""
         try:
-            with http.urlopen(sent, timeout=_SECONDS_MAX) as answer:
-                found: Json = json.load(answer)
-                return found
+            with http.urlopen(request, timeout=_SECONDS_MAX) as answer:
+                yield answer
         except http_errors.HTTPError as error:
             raise CommandProblemError(_read_problem(error)) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise CommandProblemError(
                 build_problem(
@@ -176,6 +197,23 @@ class ServiceAccess(LedgerAccess):
                 )
                 | {"title": "The service does not answer"}
             ) from None
+
+
+def download_entries(query: Mapping[str, list[str]], output: TextIO) -> None:
+    """Write the service's export of the ledger's entries to a text stream.
+
+    Args:
+        query: the parameters of `GET /v1/entries`.
+        output: where to write.
+
+    Raises:
+        CommandProblemError: no key is set, or the service refuses or does not answer.
+    """
+    key = os.environ.get(KEY_VARIABLE)
+    if not key:
+        raise CommandProblemError(build_problem(f"set {KEY_VARIABLE} to a key of scope auditor"))
+    service = ServiceAccess(os.environ.get(SERVICE_VARIABLE) or DEFAULT_SERVICE, key)
+    service.download(f"/v1/entries?{urlencode(query, doseq=True)}", output)
 
 
 def _read_problem(error: http_errors.HTTPError) -> Json:
@@ -217,6 +255,11 @@ class DatabaseAccess(LedgerAccess):
 
         new = DatasetRequest.model_validate(body).to_new_dataset()
         return _read(self._ledger.create_dataset(self._write("POST /v1/datasets", body), new))
+
+    def close_dataset(self, name: str) -> Json:
+        """Close a dataset for new reservations; return it."""
+        write = self._write(f"POST /v1/datasets/{name}/close", {})
+        return _read(self._ledger.close_dataset(write, name))
 
     def list_datasets(self) -> list[Json]:
         """Return all datasets."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from accountant_service import number_format
+from accountant_service.cli import model_files
 from accountant_service.cli.printing import AsJson
+from accountant_service.cli.problems import run_or_exit
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate
 from accountant_service.number_format import round_nearest as shown
@@ -24,15 +27,22 @@ def verify_certificate(
     public_key: Annotated[
         str | None, typer.Option(help="The issuer's public key, in hexadecimal.")
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A model's file: verify that the certificate is about this model."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify a certificate offline: check its signature and recompute its guarantee."""
+    model_sha256 = _hash_if_given(model, as_json)
     try:
         document = certificate.read(file.read())
     except (ValueError, RecursionError) as error:
         document, faults, found = {}, [f"it is not a certificate: {error}"], None
     else:
         faults, found = certificate.check(document, public_key)
+    if model_sha256 is not None and not (faults and found is None):
+        faults = [*faults, *certificate.find_model_faults(document, model_sha256)]
     if as_json:
         print(json.dumps(_describe_check(document, faults, found)))
     else:
@@ -41,20 +51,33 @@ def verify_certificate(
         if found is not None:
             _print_certificate_check(_describe_check(document, faults, found), found)
             print(f"signed with {document.get('public_key')}")
+            if model_sha256 is not None and not faults:
+                print(f"it is about this model: SHA-256 {model_sha256}")
         print("not valid" if faults else "valid")
     if faults:
         raise typer.Exit(1)
+
+
+def _hash_if_given(model: Path | None, as_json: bool) -> str | None:
+    """Return the SHA-256 of a model's file; exit with code 2 if it cannot be read."""
+    if model is None:
+        return None
+    options = {model_files.POINTER: "--model"}
+    return run_or_exit(lambda: model_files.hash_model(model), options, as_json=as_json)
 
 
 def _describe_check(
     document: certificate.Document, faults: list[str], found: Guarantee | None
 ) -> dict[str, Any]:
     """Return the result of a certificate's verification as JSON."""
+    dates = document.get("dates")
     return {
         "faults": faults,
         "epsilon": None if found is None else found.epsilon,
         "steps_reserved": document.get("steps_reserved"),
         "steps_granted": document.get("steps"),
+        "dataset_closed": dates.get("dataset_closed") if isinstance(dates, dict) else None,
+        "model_sha256": certificate.get_model_sha256(document),
         "assumptions": [] if found is None else [each.statement for each in found.assumptions],
         "not_covered": certificate.list_gaps(document),
     }
@@ -67,6 +90,8 @@ def _print_certificate_check(result: dict[str, Any], recomputed: Guarantee) -> N
     reserved, granted = result["steps_reserved"], result["steps_granted"]
     if reserved is not None:
         print(f"it covers all {reserved} steps reserved; {granted} of them were granted")
+    if result["dataset_closed"] is not None:
+        print(f"the dataset was closed at {result['dataset_closed']}: no later run was reserved")
     for statement in result["assumptions"]:
         print(f"it assumes: {statement}")
     for gap in result["not_covered"]:

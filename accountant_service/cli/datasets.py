@@ -1,4 +1,4 @@
-"""The commands `accountant dataset`: create, list, show and quote datasets with a budget."""
+"""The commands `accountant dataset`: create, list, show, quote and close datasets."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from accountant_service.cli.mechanism_options import (
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import validate
 from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.certificate import format_time
 from accountant_service.mechanisms import describe_step
 from accountant_service.number_format import round_nearest as shown
 
 dataset_app = typer.Typer(
     no_args_is_help=True,
-    help="Create, list, show and quote datasets with a budget.",
+    help="Create, list, show, quote and close datasets with a budget.",
     epilog="With ACCOUNTANT_API_KEY these commands ask the service at ACCOUNTANT_SERVICE; without "
     "it they open the ledger's database.",
 )
@@ -157,11 +158,12 @@ def list_datasets(as_json: AsJson = False) -> None:
         return
     rows = [
         {"dataset": each["name"], "records": each["size"]}
-        | {"budget": describe_budget(each["budget"])}
+        | {"budget": describe_budget(each["budget"]), "state": each["state"]}
         | describe_shares(each)
         for each in found
     ]
-    print_rows(rows, ["dataset", "records", "budget", "spent", "held", "left"], "Datasets", False)
+    columns = ["dataset", "records", "budget", "spent", "held", "left", "state"]
+    print_rows(rows, columns, "Datasets", False)
 
 
 @dataset_app.command("show")
@@ -172,6 +174,8 @@ def show(name: Name, as_json: AsJson = False) -> None:
         print(json.dumps(found))
         return
     print(_describe_heading(found))
+    if found["state"] == "closed":
+        print(describe_closing(found))
     for part, share in describe_shares(found).items():
         print(f"{part}: {share}{_describe_steps(found, part)}")
     print(f"filter: {found['accounting']['description']}")
@@ -184,6 +188,24 @@ def _describe_steps(dataset: Json, part: str) -> str:
     steps = amount.get("reference_steps")
     is_counted = dataset["accounting"].get("reference") is not None
     return f", {steps} reference steps" if steps is not None and is_counted else ""
+
+
+@dataset_app.command("close")
+def close(name: Name, as_json: AsJson = False) -> None:
+    """Close a dataset for good: it takes no further run. Runs that hold budget may end."""
+    found = call_ledger(lambda ledger: ledger.close_dataset(name), {"": "NAME"}, as_json=as_json)
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(f"{name}: {describe_closing(found)}")
+    share = number_format.round_up(100 * found["held"]["share"], 3)
+    if found["held"]["share"]:
+        print(f"open runs hold {share} % of the budget: they may go on, or see `run release`")
+
+
+def describe_closing(dataset: Json) -> str:
+    """Return in words since when a closed dataset takes no further run."""
+    return f"closed since {format_time(int(1e6 * dataset['closed_at']))}: takes no further run"
 
 
 @dataset_app.command("quote")

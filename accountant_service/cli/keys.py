@@ -1,20 +1,30 @@
-"""The commands `accountant keys`: create, list and revoke API keys."""
+"""The commands `accountant keys`: create, limit, list and revoke API keys."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from accountant_service.cli.names import check_name
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.api_keys import COMMAND_LINE, Keys, Scope
+from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 from accountant_service.ledger.repository import now
 
-keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
+keys = typer.Typer(no_args_is_help=True, help="Create, limit, list and revoke API keys.")
 COMMANDS: Final = {"keys": keys}
+Quota = Annotated[
+    int | None,
+    typer.Option(
+        "--requests-per-minute",
+        min=1,
+        max=REQUESTS_PER_MINUTE_MAX,
+        help="The key's quota: as many requests at once, and again at an even rate in a minute.",
+    ),
+]
 
 
 @keys.command("create")
@@ -33,12 +43,18 @@ def create_key(
     team: Annotated[
         str | None, typer.Option(help="The team whose runs and caps the key shares.")
     ] = None,
+    requests_per_minute: Quota = None,
 ) -> None:
     """Create a key and print it on one line. It cannot be shown again."""
     expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
     with open_repository() as repository:
         token, _ = Keys(repository).create(
-            scope, name, None if not dataset else tuple(dataset), expires, check_name(team)
+            scope,
+            name,
+            None if not dataset else tuple(dataset),
+            expires,
+            check_name(team),
+            requests_per_minute=requests_per_minute,
         )
     print(token)
 
@@ -55,11 +71,35 @@ def list_keys(as_json: AsJson = False) -> None:
             "scopes": sorted(key.scopes),
             "datasets": key.datasets,
             "team": key.team,
+            "requests_per_minute": key.requests_per_minute,
             "revoked": key.revoked_at is not None,
         }
         for key in found
     ]
-    print_rows(rows, ["id", "name", "scopes", "datasets", "team", "revoked"], "API keys", as_json)
+    if not as_json:
+        rows = [row | {"quota": _describe_quota(row["requests_per_minute"])} for row in rows]
+    columns = ["id", "name", "scopes", "datasets", "team", "quota", "revoked"]
+    print_rows(rows, columns, "API keys", as_json)
+
+
+def _describe_quota(requests_per_minute: Any) -> str | None:
+    """Return a key's quota for a table; None if it has none."""
+    return None if requests_per_minute is None else f"{requests_per_minute}/min"
+
+
+@keys.command("limit")
+def limit_key(
+    identifier: Annotated[str, typer.Argument(help="The key's id, from `keys list`.")],
+    requests_per_minute: Quota = None,
+    unlimited: Annotated[bool, typer.Option("--unlimited", help="Remove the quota.")] = False,
+) -> None:
+    """Set or remove the quota of a key. It counts from now on."""
+    if unlimited == (requests_per_minute is not None):
+        raise typer.BadParameter("give one of --requests-per-minute and --unlimited")
+    with open_repository() as repository:
+        Keys(repository).set_quota(identifier, requests_per_minute, by=COMMAND_LINE)
+    quota = "no quota" if unlimited else f"a quota of {requests_per_minute} requests a minute"
+    print(f"{identifier} has {quota}")
 
 
 @keys.command("revoke")
@@ -68,7 +108,7 @@ def revoke_key(
 ) -> None:
     """Revoke a key from now on."""
     with open_repository() as repository:
-        if Keys(repository).revoke(identifier, by="command-line") is None:
+        if Keys(repository).revoke(identifier, by=COMMAND_LINE) is None:
             print(f"error: there is no key {identifier!r}", file=sys.stderr)
             raise typer.Exit(1)
     print(f"revoked {identifier}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -11,12 +13,16 @@ import typer
 
 from accountant_service import mechanisms
 from accountant_service.api.ledger_views import dataset_view, quote_view
+from accountant_service.cli.access import download_entries
 from accountant_service.cli.datasets import describe_budget, describe_quote, describe_shares
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
+from accountant_service.cli.problems import run_or_exit
 from accountant_service.errors import CodedError
-from accountant_service.ledger import verification
+from accountant_service.ledger import exporting, verification
+from accountant_service.ledger.exporting import EntryQuery, Period
 from accountant_service.ledger.plans import StepsLeft, count_steps_left, quote_plan
+from accountant_service.ledger.rules import EntryKind
 from accountant_service.mechanisms import describe_step
 
 ledger = typer.Typer(no_args_is_help=True, help="Verify, show and export the budget ledger.")
@@ -24,8 +30,17 @@ COMMANDS: Final = {"ledger": ledger}
 
 
 @ledger.command("verify")
-def verify(as_json: AsJson = False) -> None:
+def verify(
+    file: Annotated[
+        typer.FileText | None,
+        typer.Option(help="Verify the JSON lines of an export instead of the database."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Recompute every chain, balance and charge. Exit code 1 if anything is wrong."""
+    if file is not None:
+        _verify_export(file, as_json)
+        return
     with open_repository() as repository:
         report = verification.verify(repository)
     if as_json:
@@ -39,6 +54,22 @@ def verify(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+def _verify_export(file: Iterable[str], as_json: bool) -> None:
+    """Verify an export offline and print the last hash of each dataset."""
+    report = verification.verify_export(file)
+    heads = {name: {"entries": at, "head": head} for name, (at, head) in report.heads.items()}
+    if as_json:
+        print(json.dumps({"datasets": heads, "faults": report.faults}))
+    else:
+        for fault in report.faults:
+            print(fault, file=sys.stderr)
+        for name, found in heads.items():
+            print(f"{name}: {found['entries']} entries, head {found['head']}")
+        print(f"{len(report.faults)} wrong" if report.faults else "all is well")
+    if report.faults:
+        raise typer.Exit(1)
+
+
 @ledger.command("show")
 def show(as_json: AsJson = False) -> None:
     """Show every dataset's budget: spent, held, and left in steps like the last run's."""
@@ -47,7 +78,7 @@ def show(as_json: AsJson = False) -> None:
     views = [
         dataset_view(dataset)
         | {"steps_left": None if run is None else _view_steps_left(count_steps_left(dataset, run))}
-        for dataset, run in found
+        for dataset, run in ((each, None if each.closed_at else run) for each, run in found)
     ]
     if as_json:
         print(json.dumps(views))
@@ -57,11 +88,13 @@ def show(as_json: AsJson = False) -> None:
             "dataset": view["name"],
             "budget": describe_budget(view["budget"]),
             **describe_shares(view),
+            "state": view["state"],
             "entries": view["version"],
         }
         for view in views
     ]
-    print_rows(rows, ["dataset", "budget", "spent", "held", "left", "entries"], "Datasets", False)
+    columns = ["dataset", "budget", "spent", "held", "left", "state", "entries"]
+    print_rows(rows, columns, "Datasets", False)
     for view in views:
         if view["steps_left"] is not None:
             print(f"{view['name']}: {_describe_steps_left(view['steps_left'])} fit")
@@ -110,17 +143,64 @@ def quote(
     print(json.dumps(view) if as_json else "\n".join(describe_quote(view)))
 
 
+def _parse_time(text: str) -> datetime:
+    """Return a time given as ISO 8601; without a zone it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a time such as 2026-01-31 or 2026-01-31T12:00:00Z"
+        ) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
 @ledger.command("export")
-def export() -> None:
+def export(
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", help="Only this dataset. Repeatable.")
+    ] = None,
+    kind: Annotated[
+        list[EntryKind] | None, typer.Option("--kind", help="Only these entries. Repeatable.")
+    ] = None,
+    since: Annotated[
+        Any, typer.Option(parser=_parse_time, metavar="TIME", help="Earliest time; ISO 8601, UTC.")
+    ] = None,
+    until: Annotated[
+        Any, typer.Option(parser=_parse_time, metavar="TIME", help="Only entries before this time.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of JSON lines.")] = False,
+    service: Annotated[
+        bool,
+        typer.Option(
+            "--service",
+            help="Ask the service at ACCOUNTANT_SERVICE with the key in ACCOUNTANT_API_KEY, which "
+            "needs scope auditor, instead of the database.",
+        ),
+    ] = False,
+) -> None:
     """Print every entry as one line of JSON, with its dataset and hash."""
+    if service:
+        asked = {
+            "dataset": dataset or [],
+            "kind": [each.value for each in kind or []],
+            "since": [] if since is None else [since.astimezone(UTC).isoformat()],
+            "until": [] if until is None else [until.astimezone(UTC).isoformat()],
+            "format": ["csv" if as_csv else "jsonl"],
+        }
+        run_or_exit(lambda: download_entries(asked, sys.stdout), {}, as_json=False)
+        return
+    period = Period(*(None if at is None else round(1e6 * at.timestamp()) for at in (since, until)))
+    query = EntryQuery(tuple(dataset) if dataset else None, frozenset(kind or ()), period)
     with open_repository() as repository, repository.snapshot() as transaction:
-        for dataset in transaction.list_datasets():
-            after = 0
-            while rows := transaction.list_entries(dataset, after):
-                for row in rows:
-                    entry = {"dataset": dataset.name, **json.loads(row.body), "hash": row.hash}
-                    print(json.dumps(entry))
-                after = rows[-1].number
+        found = exporting.iterate_entries(transaction, query)
+        if not as_csv:
+            for entry in found:
+                print(json.dumps(entry.to_json()))
+            return
+        table = csv.writer(sys.stdout)
+        table.writerow(exporting.ENTRY_COLUMNS)
+        for entry in found:
+            table.writerow([column(entry) for column in exporting.ENTRY_COLUMNS.values()])
 
 
 @ledger.command("events")

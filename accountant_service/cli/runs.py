@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import typer
 
 from accountant_service import mechanisms, number_format
 from accountant_service.api import ledger_schemas as bodies
+from accountant_service.cli import model_files
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.mechanism_options import (
     BatchSize,
@@ -27,7 +27,7 @@ from accountant_service.cli.mechanism_options import (
     parse_number,
 )
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.cli.problems import CommandProblemError, build_problem, validate
+from accountant_service.cli.problems import validate
 from accountant_service.ledger.certificate import format_time
 from accountant_service.mechanisms import describe_step
 
@@ -52,7 +52,7 @@ _CHANGE_OPTIONS: Final = {
     "/steps": "--steps",
     "/sequence": "--sequence",
     "/clip_norm": "--clip-norm",
-    "/model_sha256": "--model",
+    model_files.POINTER: "--model",
     "/lease_seconds": "--lease-seconds",
 }
 
@@ -192,25 +192,11 @@ def commit(
         """Send the end of the run."""
         body = {} if clip_norm is None else {"clip_norm": clip_norm}
         if model is not None:
-            body["model_sha256"] = _hash_file(model)
+            body["model_sha256"] = model_files.hash_model(model)
         validate(bodies.CommitRequest, body)
         return ledger.change_run(identifier, "commit", body)
 
     _print_run(call_ledger(ask, _CHANGE_OPTIONS, as_json=as_json), as_json)
-
-
-def _hash_file(file: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal.
-
-    Raises:
-        CommandProblemError: the file cannot be read.
-    """
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        message = f"cannot read the file {str(file)!r}: {error.strerror}"
-        raise CommandProblemError(build_problem(message, "/model_sha256")) from None
 
 
 @run_app.command("release")

@@ -62,6 +62,9 @@ class DatasetFacts(_Part):
     neighbouring_relation: NeighbouringRelation
     trust_model: str
     created: str | None = Field(None, description="ISO 8601 date and time, UTC")
+    closed: str | None = Field(
+        None, description="ISO 8601 date and time, UTC; null while it takes further runs"
+    )
 
 
 class FilterFacts(_Part):
@@ -178,6 +181,7 @@ def facts_of_certificate(document: Json) -> Facts:
             neighbouring_relation=relation,
             trust_model=document["trust_model"],
             created=dates.get("dataset_created"),
+            closed=dates.get("dataset_closed"),
         ),
         budget=_promise_of_budget(budget["epsilon"], budget["delta"], relation, recorded),
         filter=_filter_facts(recorded, budget["composition"]),
@@ -245,6 +249,9 @@ def facts_of_dataset(
             neighbouring_relation=policy.relation,
             trust_model=certificate.TRUST_MODEL,
             created=certificate.format_time(dataset.created_at),
+            closed=None
+            if dataset.closed_at is None
+            else certificate.format_time(dataset.closed_at),
         ),
         budget=_promise_of_budget(policy.epsilon, policy.delta, policy.relation, recorded),
         filter=_filter_facts(recorded, policy.description),

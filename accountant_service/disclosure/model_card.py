@@ -29,7 +29,7 @@ def write_model_card(facts: Facts) -> str:
 
 
 def write_questions(facts: Facts) -> str:
-    """Return the questions of NIST SP 800-226 with their answers, as a Markdown table."""
+    """Return questions after NIST SP 800-226 with their answers, as a Markdown table."""
     rows = [
         f"| {each.level} | {_cell(each.text)} | {_cell(each.answer)} |"
         for each in list_questions(facts)

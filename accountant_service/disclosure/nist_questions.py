@@ -1,9 +1,11 @@
-"""Questions that NIST SP 800-226 tells an evaluator to ask, answered from the facts or marked open.
+"""Questions for an evaluator after NIST SP 800-226, answered from the facts or marked open.
 
 The levels follow the publication's pyramid of a guarantee (Near, Darais, Lefkovitz and Howarth,
 *Guidelines for Evaluating Differential Privacy Guarantees*, NIST SP 800-226, March 2025,
 doi.org/10.6028/NIST.SP.800-226), from the parameters at the top to the collection of the data at
-the bottom. The questions are in our own words.
+the bottom. The two ends are named in NIST's announcement of the draft (December 2023); the levels
+between and the questions are ours, from summaries of the publication, and were not compared with
+its text. They are no official checklist.
 """
 
 from __future__ import annotations

@@ -147,15 +147,10 @@ def _percent(rate: float) -> str:
     return f"{number_format.round_up(min(100.0, 100 * rate), 4)} %"
 
 
-def _count(value: int) -> str:
-    """Format a whole number with non-breaking spaces between groups of three digits."""
-    return f"{value:,}".replace(",", "\N{NO-BREAK SPACE}")
-
-
 def _environment() -> Environment:
     """Return the Jinja environment of the reports."""
     found = create_environment(_FOLDER)
-    found.filters |= {"percent": _percent, "count": _count}
+    found.filters["percent"] = _percent
     return found
 
 

@@ -12,9 +12,11 @@ from typing import Final
 from accountant_service.ledger.errors import (
     DatabaseReadOnlyError,
     ForbiddenError,
+    QuotaExceededError,
     UnauthenticatedError,
     UnknownSubjectError,
 )
+from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.repository import KeyRecord, Repository, now
 from accountant_service.ledger.rules import Reservation
 
@@ -27,6 +29,8 @@ _USE_RECORD_INTERVAL: Final = 60_000_000  # microseconds between two records of 
 class Scope(StrEnum):
     """A permission of an API key; `admin` permits everything, `monitor` only to read budgets.
 
+    `auditor` permits only to export the record.
+
     A key that is bound to datasets has its permissions for these only, and cannot create datasets.
     """
 
@@ -34,11 +38,12 @@ class Scope(StrEnum):
     RUN = "run"
     OWNER = "owner"
     MONITOR = "monitor"
+    AUDITOR = "auditor"
     ADMIN = "admin"
 
 
 class Keys:
-    """The API keys of a ledger: create, authenticate, list and revoke them."""
+    """The API keys of a ledger: create, authenticate, limit, list and revoke them."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -53,6 +58,7 @@ class Keys:
         expires_at: int | None = None,
         team: str | None = None,
         *,
+        requests_per_minute: int | None = None,
         by: str = COMMAND_LINE,
     ) -> tuple[str, KeyRecord]:
         """Create a key; return its token, which is stored nowhere, and its record.
@@ -63,6 +69,7 @@ class Keys:
             datasets: that the key is bound to; None for all.
             expires_at: microseconds since 1970; None for never.
             team: whose runs and caps the key shares. It never changes.
+            requests_per_minute: the key's quota; None for no quota.
             by: who creates the key, for the audit events: the identifier of another key, or the
                 command line.
         """
@@ -70,18 +77,20 @@ class Keys:
         token = f"{_TOKEN_PREFIX}_{identifier}_{secrets.token_urlsafe(32)}"
         record = KeyRecord(
             identifier, name, self._digest(token), frozenset(scope.value for scope in scopes),
-            datasets, now(), expires_at, None, None, team,
+            datasets, now(), expires_at, None, None, team, requests_per_minute,
         )  # fmt: skip
         with self._repository.transaction() as transaction:
             transaction.add_key(record)
             transaction.record_audit_event(by, "key-created", identifier)
+            transaction.announce_key("key.created", identifier)
         return token, record
 
     def authenticate(self, token: str | None) -> KeyRecord:
-        """Return the valid API key that a token belongs to.
+        """Return the valid API key that a token belongs to, and count the request.
 
         Raises:
             UnauthenticatedError: the token belongs to no key, or to an expired or revoked one.
+            QuotaExceededError: the key has used its quota of requests.
         """
         if not token:
             raise UnauthenticatedError("send an API key as Authorization: Bearer …")
@@ -97,10 +106,11 @@ class Keys:
         return self._require_valid(record)
 
     def get_valid(self, identifier: str) -> KeyRecord:
-        """Return the current record of a key, if it is still valid.
+        """Return the current record of a key, if it is still valid, and count the request.
 
         Raises:
             UnauthenticatedError: the key has expired or been revoked since.
+            QuotaExceededError: the key has used its quota of requests.
         """
         with self._repository.reading() as reading:
             record = reading.find_key(identifier)
@@ -109,12 +119,35 @@ class Keys:
         return self._require_valid(record)
 
     def _require_valid(self, record: KeyRecord) -> KeyRecord:
-        """Return a key and record its use; raise if it has expired or been revoked."""
+        """Return a key and record its use; raise if it is not valid or has used its quota."""
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")
+        if record.quota is not None:
+            self._count_request(record, record.quota)
         self._record_use(record)
         return record
+
+    def _count_request(self, record: KeyRecord, quota: Quota) -> None:
+        """Count a request against a key's quota, or raise `QuotaExceededError`.
+
+        While the database takes no writes nothing is counted: reads are answered, writes fail.
+        """
+        at = now()
+        wait = quota.compute_wait(record.quota_empty_at, at)
+        if not wait:
+            try:
+                with self._repository.transaction() as transaction:
+                    if transaction.count_request(record.identifier, quota, at):
+                        return
+            except DatabaseReadOnlyError:
+                return
+            wait = 1  # another request was counted since the record was read
+        raise QuotaExceededError(
+            f"this key may send {quota.requests_per_minute} requests a minute; "
+            f"try again in {wait} s",
+            wait,
+        )
 
     def _record_use(self, record: KeyRecord) -> None:
         """Record a key's use at most once a minute; skip it while the database is read-only."""
@@ -139,7 +172,30 @@ class Keys:
                 return None
             transaction.revoke_key(identifier)
             transaction.record_audit_event(by, "key-revoked", identifier)
+            transaction.announce_key("key.revoked", identifier)
             return transaction.find_key(identifier)
+
+    def set_quota(self, identifier: str, requests_per_minute: int | None, by: str) -> KeyRecord:
+        """Set or remove the quota of a key; return its record.
+
+        Args:
+            identifier: the key's.
+            requests_per_minute: from 1 up; None for no quota.
+            by: who sets it, for the audit events.
+
+        Raises:
+            UnknownSubjectError: there is no such key.
+        """
+        with self._repository.transaction() as transaction:
+            if transaction.find_key(identifier) is None:
+                raise UnknownSubjectError(f"there is no key {identifier!r}")
+            transaction.set_quota(identifier, requests_per_minute)
+            many = requests_per_minute
+            detail = "none" if many is None else f"{many} requests a minute"
+            transaction.record_audit_event(by, "key-quota-set", identifier, detail)
+            found = transaction.find_key(identifier)
+        assert found is not None
+        return found
 
     def _digest(self, token: str) -> bytes:
         """Return the HMAC of a token, the only form in which it is stored."""

@@ -11,6 +11,8 @@ number of steps reserved; they are still accepted.
 
 Format 3 adds the number of records, μ of Gaussian differential privacy, dates, and what the
 training program declared when it committed the run. Certificates of format 2 are still accepted.
+`dates.dataset_closed` is null, or missing in earlier certificates, if the dataset was not closed
+when the certificate was issued.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
         "issued_at": issued_at / 1e6,
         "dates": {
             "dataset_created": format_time(dataset.created_at),
+            "dataset_closed": None if dataset.closed_at is None else format_time(dataset.closed_at),
             "run_ended": None if end.at is None else format_time(end.at),
             "issued": format_time(issued_at),
         },
@@ -203,6 +206,31 @@ def list_gaps(document: Document) -> list[str]:
         f"a run that was planned with more than these {document.get('steps')} steps and stopped "
         "early: this format does not state the steps reserved. Ask the issuer for a new certificate"
     ]
+
+
+def get_model_sha256(document: Document) -> str | None:
+    """Return the hash of the model's file that a certificate names; None if it names none."""
+    declared = document.get("declared")
+    named = declared.get("model_sha256") if isinstance(declared, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def find_model_faults(document: Document, model_sha256: str) -> list[str]:
+    """Return the faults of a certificate as one about a certain model.
+
+    Args:
+        document: the parsed certificate. Its signature, which `check` verifies, covers the hash.
+        model_sha256: the hash of the model's file, in lower-case hexadecimal.
+    """
+    named = get_model_sha256(document)
+    if named is None:
+        return [
+            "it names no model, so it is about no particular one: the training program declares "
+            "the model's hash when it commits the run"
+        ]
+    if named != model_sha256:
+        return [f"it is about another model: it names SHA-256 {named}, this is {model_sha256}"]
+    return []
 
 
 def check(document: Document, public_key: str | None = None) -> tuple[list[str], Guarantee | None]:

@@ -3,6 +3,7 @@
 LedgerError
 ├── BudgetExhaustedError       the plan does not fit in the remaining budget
 │   └── CapExhaustedError      the plan does not fit under a cap of its key or team
+├── DatasetClosedError         the dataset is closed: it takes no further reservation
 ├── DatasetSizeError           the mechanism is for another number of records
 ├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
 ├── ChargeUndecidedError       the time limit ended before a plan's charge was known
@@ -13,6 +14,7 @@ LedgerError
 ├── NameTakenError             a dataset of this name exists
 ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
 ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
+├── QuotaExceededError         the key has sent more requests than its quota allows
 └── DatabaseAwayError          the database does not answer: nothing is granted
     └── DatabaseReadOnlyError  the database answers but takes no writes: nothing is granted
 """
@@ -54,6 +56,12 @@ class CapExhaustedError(
     status=409,
 ):
     """The plan does not fit under a cap of the key or of its team."""
+
+
+class DatasetClosedError(
+    LedgerError, code="dataset-closed", title="The dataset is closed", status=409
+):
+    """The dataset was closed, for good: it takes no further reservation."""
 
 
 class DatasetSizeError(
@@ -137,6 +145,20 @@ class ForbiddenError(
 
 class UnknownSubjectError(LedgerError, code="not-found", title="There is nothing here", status=404):
     """The dataset, run or key that a request names does not exist or may not be seen."""
+
+
+class QuotaExceededError(
+    LedgerError, code="quota-exceeded", title="The key has used its quota of requests", status=429
+):
+    """The key has sent more requests than its quota allows; the request had no effect.
+
+    Attributes:
+        retry_after: whole seconds until a request is admitted.
+    """
+
+    def __init__(self, detail: str, retry_after: int) -> None:
+        self.retry_after = retry_after
+        super().__init__(detail)
 
 
 class DatabaseAwayError(

@@ -24,7 +24,14 @@ from accountant_service.ledger.errors import (
 )
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi, renyi_mixture
 from accountant_service.ledger.filters.base import Amounts, Charge, add, subtract
-from accountant_service.ledger.rules import CapUse, Dataset, NewDataset, Reservation, fits_cap
+from accountant_service.ledger.rules import (
+    CapUse,
+    Dataset,
+    NewDataset,
+    Reservation,
+    fits_cap,
+    require_dataset_open,
+)
 from accountant_service.ledger.step_plan import StepPlan, with_steps
 from accountant_service.mechanisms import Composed, DpSgd, Mechanism, canonical_form
 
@@ -258,9 +265,10 @@ def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
     """Compute what a plan costs of a dataset's budget, without storing anything.
 
     Raises:
-        CodedError: the plan cannot be charged, is for another number of records, or is too large
-            to be stored and repeated in every answer.
+        CodedError: the dataset is closed, or the plan cannot be charged, is for another number of
+            records, or is too large to be stored and repeated in every answer.
     """
+    require_dataset_open(dataset)
     _require_dataset_size(dataset.size, mechanism)
     plan = StepPlan.of(mechanism)
     described = mechanisms.to_json(plan.mechanism)
@@ -293,7 +301,11 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
         dataset: as last written.
         mechanism: the plan.
         caps: of the key and team that ask.
+
+    Raises:
+        CodedError: the dataset is closed, or the plan is for another number of records.
     """
+    require_dataset_open(dataset)
     _require_dataset_size(dataset.size, mechanism)
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
     Engine,
     ExceptionContext,
@@ -30,6 +31,7 @@ from sqlalchemy import (
     event,
     func,
     make_url,
+    or_,
     select,
     text,
     tuple_,
@@ -38,10 +40,11 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import filters, hash_chain, rules
+from accountant_service.ledger import filters, hash_chain, rules, webhooks
 from accountant_service.ledger.errors import DatabaseAwayError, DatabaseReadOnlyError
 from accountant_service.ledger.filters import PrivacyFilter
-from accountant_service.ledger.filters.base import Amounts, add
+from accountant_service.ledger.filters.base import Amounts, Charge, add
+from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.rules import (
     Balance,
     Cap,
@@ -62,7 +65,10 @@ from accountant_service.ledger.tables import (
     IDEMPOTENCY,
     RESERVATION,
     SECRET,
+    WEBHOOK,
+    WEBHOOK_EVENT,
 )
+from accountant_service.ledger.webhooks import Event, Webhook
 from accountant_service.version import __version__
 
 _BUSY_SECONDS: Final = 20.0  # the wait for SQLite's one writer
@@ -101,6 +107,11 @@ _REPLACE_POLICY: Final = (
     .where(DATASET.c.id == bindparam("row_key"))
     .values(policy=bindparam("new_policy"))
 )
+_CLOSE_DATASET: Final = (
+    DATASET.update()
+    .where(DATASET.c.id == bindparam("row_key"))
+    .values(closed_at=bindparam("new_closed_at"))
+)
 _RESERVATION_BY_ID: Final = select(RESERVATION).where(RESERVATION.c.id == bindparam("row_key"))
 _UPDATE_RESERVATION: Final = (
     RESERVATION.update()
@@ -117,6 +128,12 @@ _UPDATE_STEPS_GRANTED: Final = (  # changes no indexed column, so no index is wr
     .where(RESERVATION.c.id == bindparam("row_key"))
     .values(steps_granted=bindparam("new_steps_granted"))
 )
+_NO_FLUSH: Final = text("SET LOCAL synchronous_commit = off")
+_COUNT_REQUEST: Final = text(
+    "UPDATE api_key SET quota_empty_at = :interval + "
+    "CASE WHEN quota_empty_at > :at THEN quota_empty_at ELSE :at END "
+    "WHERE id = :row_key AND (quota_empty_at IS NULL OR quota_empty_at <= :latest)"
+).bindparams(bindparam("at", type_=BigInteger), bindparam("interval", type_=BigInteger))
 _INSERT_ENTRY: Final = ENTRY.insert()
 _INSERT_ANSWER: Final = IDEMPOTENCY.insert()
 _ANSWER_BY_KEY: Final = (
@@ -237,6 +254,14 @@ class KeyRecord:
     revoked_at: int | None
     last_used_at: int | None
     team: str | None = None
+    requests_per_minute: int | None = None
+    quota_empty_at: int | None = None
+
+    @property
+    def quota(self) -> Quota | None:
+        """The key's quota of requests, if it has one."""
+        count = self.requests_per_minute
+        return None if count is None else Quota(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +277,16 @@ class StoredAnswer:
     fingerprint: str
     status: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry as it is stored, with its dataset's name."""
+
+    dataset: str
+    number: int
+    body: str
+    hash: str
 
 
 class Repository:
@@ -376,6 +411,19 @@ class Transaction:
             dataset, EntryKind.CREATE, unchanged, key, rules.describe_dataset(dataset)
         )
 
+    def close_dataset(self, dataset: Dataset, closed_at: int, key: str) -> Dataset:
+        """Store that a dataset was closed; return it with the entry that records this."""
+        self.connection.execute(
+            _CLOSE_DATASET, {"row_key": dataset.identifier, "new_closed_at": closed_at}
+        )
+        nothing = dataset.policy.nothing
+        unchanged = Balance(nothing, nothing)
+        closed = self._append_entry(
+            replace(dataset, closed_at=closed_at), EntryKind.CLOSE, unchanged, key, {}, closed_at
+        )
+        self._announce_change(dataset, closed)
+        return closed
+
     # --- reservations
 
     def find_reservation(self, identifier: str) -> Reservation | None:
@@ -427,16 +475,21 @@ class Transaction:
                 _REPLACE_POLICY, {"row_key": dataset.identifier, "new_policy": stored}
             )
         fields = rules.describe_change(change)
-        return self._append_entry(dataset, change.kind, change.balance, key, fields)
+        changed = self._append_entry(dataset, change.kind, change.balance, key, fields)
+        if change.kind is EntryKind.RESERVE:  # no other change takes more of the budget
+            self._announce_change(dataset, changed, after.charge)
+        return changed
 
     def _append_entry(
-        self, dataset: Dataset, kind: EntryKind, change: Balance, key: str, fields: dict[str, Any]
-    ) -> Dataset:
+        self, dataset: Dataset, kind: EntryKind, change: Balance, key: str, fields: dict[str, Any],
+        at: int | None = None,
+    ) -> Dataset:  # fmt: skip
         """Append an entry to a dataset's chain; return the dataset after it."""
+        at = now() if at is None else at
         balance, number = dataset.balance.plus(change), dataset.version + 1
         amounts = dataset.policy.balance_fields(change.spent, change.held)
         body = hash_chain.encode_entry(
-            rules.describe_entry(number, kind, now(), key, amounts, __version__) | fields
+            rules.describe_entry(number, kind, at, key, amounts, __version__) | fields
         )
         head = hash_chain.hash_entry(dataset.head, body)
         self.connection.execute(
@@ -450,10 +503,122 @@ class Transaction:
                 "new_held": json.dumps(balance.held), "new_version": number, "new_head": head,
             },
         )  # fmt: skip
-        return Dataset(
-            dataset.identifier, dataset.name, dataset.size, dataset.privacy_unit, dataset.policy,
-            balance, number, head, dataset.created_at,
+        return replace(dataset, balance=balance, version=number, head=head)
+
+    # --- webhooks
+
+    def _announce_change(
+        self, before: Dataset, after: Dataset, charge: Charge | None = None
+    ) -> None:
+        """Store the events of a change, to be posted once this transaction is committed."""
+        at = now()
+        for webhook in self.list_webhooks(after.name):
+            for told in webhooks.describe_changes(webhook, before, after, at, charge):
+                self._add_event(told)
+
+    def announce_key(self, kind: str, key: str) -> None:
+        """Store the events of an API key that was created or revoked."""
+        for webhook in self.list_webhooks():
+            if webhook.dataset is None:
+                self._add_event(webhooks.describe_key_change(webhook, kind, key, now()))
+
+    def list_webhooks(self, dataset: str | None = None) -> list[Webhook]:
+        """Return all webhooks, or those that are told about a dataset, the oldest first."""
+        query = select(WEBHOOK).order_by(WEBHOOK.c.created_at, WEBHOOK.c.id)
+        if dataset is not None:
+            query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset == dataset))
+        return [
+            Webhook(row.id, row.url, row.secret, row.dataset, tuple(json.loads(row.shares)),
+                    row.created_at)
+            for row in self.connection.execute(query)
+        ]  # fmt: skip
+
+    def add_webhook(self, webhook: Webhook) -> None:
+        """Store a new webhook."""
+        self.connection.execute(
+            WEBHOOK.insert().values(
+                id=webhook.identifier, url=webhook.url, secret=webhook.secret,
+                dataset=webhook.dataset, shares=json.dumps(webhook.shares),
+                created_at=webhook.created_at,
+            )
         )  # fmt: skip
+
+    def remove_webhook(self, identifier: str) -> bool:
+        """Remove a webhook and the events that wait for it; return whether there was one."""
+        self.connection.execute(WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.webhook == identifier))
+        return (
+            self.connection.execute(WEBHOOK.delete().where(WEBHOOK.c.id == identifier)).rowcount > 0
+        )
+
+    def _add_event(self, told: Event) -> None:
+        """Store an event that is to be posted."""
+        self.connection.execute(
+            WEBHOOK_EVENT.insert().values(
+                id=told.identifier, webhook=told.webhook, dataset=told.dataset,
+                number=told.number, body=told.body, attempts=told.attempts, due_at=told.due_at,
+                last_error=told.last_error,
+            )
+        )  # fmt: skip
+
+    def list_waiting_events(self, webhook: str) -> list[Event]:
+        """Return the events that wait for a webhook."""
+        rows = self.connection.execute(
+            select(WEBHOOK_EVENT)
+            .where(WEBHOOK_EVENT.c.webhook == webhook)
+            .order_by(WEBHOOK_EVENT.c.dataset, WEBHOOK_EVENT.c.number, WEBHOOK_EVENT.c.id)
+        )
+        return [_read_event(row) for row in rows]
+
+    def count_waiting_events(self) -> int:
+        """Return the number of events that are not delivered yet."""
+        counted = select(func.count()).select_from(WEBHOOK_EVENT)
+        return int(self.connection.execute(counted).scalar_one())
+
+    def list_due_events(self, at: int, limit: int) -> list[Event]:
+        """Return events that are due; of each webhook and dataset only the oldest that waits."""
+        earlier = WEBHOOK_EVENT.alias()
+        first = (
+            select(func.min(earlier.c.number))
+            .where(earlier.c.webhook == WEBHOOK_EVENT.c.webhook)
+            .where(earlier.c.dataset == WEBHOOK_EVENT.c.dataset)
+            .scalar_subquery()
+        )
+        rows = self.connection.execute(
+            select(WEBHOOK_EVENT)
+            .where(WEBHOOK_EVENT.c.due_at <= at)
+            .where(WEBHOOK_EVENT.c.number == first)
+            .order_by(WEBHOOK_EVENT.c.due_at)
+            .limit(limit)
+        )
+        return [_read_event(row) for row in rows]
+
+    def claim_event(self, told: Event, until: int) -> bool:
+        """Count an attempt, and keep other servers from the event for a time.
+
+        Returns:
+            False if another server has claimed it since it was read.
+        """
+        claimed = self.connection.execute(
+            WEBHOOK_EVENT.update()
+            .where(WEBHOOK_EVENT.c.id == told.identifier)
+            .where(WEBHOOK_EVENT.c.due_at == told.due_at)
+            .values(due_at=until, attempts=told.attempts + 1)
+        )
+        return claimed.rowcount == 1
+
+    def postpone_event(self, told: Event, due_at: int, error: str) -> None:
+        """Store when a failed event is due again, and why it failed."""
+        self.connection.execute(
+            WEBHOOK_EVENT.update()
+            .where(WEBHOOK_EVENT.c.id == told.identifier)
+            .values(due_at=due_at, last_error=error)
+        )
+
+    def delete_event(self, told: Event) -> None:
+        """Delete an event that was delivered."""
+        self.connection.execute(WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.id == told.identifier))
+
+    # --- entries
 
     def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
         """Return the number, body and hash of a page of entries after the given number."""
@@ -465,10 +630,35 @@ class Transaction:
             .limit(limit)
         ).all()
 
+    def list_all_entries(
+        self, datasets: Sequence[str] | None, after: tuple[str, int], limit: int
+    ) -> list[StoredEntry]:
+        """Return a page of the entries of several datasets, by the dataset's name and the number.
+
+        Args:
+            datasets: names; None for all datasets.
+            after: the name and number of the last entry of the page before.
+            limit: the length of the page.
+        """
+        order = (DATASET.c.name, ENTRY.c.number)
+        query = (
+            select(DATASET.c.name, ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
+            .join(ENTRY, ENTRY.c.dataset == DATASET.c.id)
+            .where(tuple_(*order) > after)
+            .order_by(*order)
+            .limit(limit)
+        )
+        if datasets is not None:
+            query = query.where(DATASET.c.name.in_(datasets))
+        rows = self.connection.execute(query)
+        return [StoredEntry(row.name, row.number, row.body, row.hash) for row in rows]
+
     def find_last_run(self, dataset: Dataset) -> Reservation | None:
-        """Return the reservation that a dataset's last entry is about, if there is one."""
-        rows = self.list_entries(dataset, dataset.version - 1, 1)
-        identifier = json.loads(rows[0].body).get("reservation") if rows else None
+        """Return the reservation that was changed last, if there is one."""
+        rows = self.list_entries(dataset, dataset.version - 2, 2)
+        # one entry at most, which closes the dataset, comes after the first run and is about none
+        runs = [json.loads(row.body).get("reservation") for row in rows]
+        identifier = next((run for run in reversed(runs) if run is not None), None)
         return None if identifier is None else self.find_reservation(identifier)
 
     def find_last_entry(self, dataset: Dataset, reservation: str) -> dict[str, Any] | None:
@@ -647,6 +837,7 @@ class Transaction:
                 datasets=None if key.datasets is None else json.dumps(list(key.datasets)),
                 created_at=key.created_at, expires_at=key.expires_at,
                 revoked_at=None, last_used_at=None, team=key.team,
+                requests_per_minute=key.requests_per_minute, quota_empty_at=None,
             )
         )  # fmt: skip
 
@@ -655,6 +846,32 @@ class Transaction:
         self.connection.execute(
             API_KEY.update().where(API_KEY.c.id == identifier).values(revoked_at=now())
         )
+
+    def set_quota(self, identifier: str, requests_per_minute: int | None) -> None:
+        """Set the quota of an API key in place of an earlier one; None for no quota."""
+        self.connection.execute(
+            API_KEY.update()
+            .where(API_KEY.c.id == identifier)
+            .values(requests_per_minute=requests_per_minute, quota_empty_at=None)
+        )
+
+    def count_request(self, identifier: str, quota: Quota, at: int) -> bool:
+        """Count a request of a key against its quota; return whether it is admitted.
+
+        One statement decides and counts, so requests that race are each counted. A crash may lose
+        the last counts: nothing rests on them, and so the disk is not waited for where that can
+        be chosen.
+        """
+        if self.connection.dialect.name == "postgresql":
+            self.connection.execute(_NO_FLUSH)
+        counted = self.connection.execute(
+            _COUNT_REQUEST,
+            {
+                "row_key": identifier, "at": at, "interval": quota.interval,
+                "latest": quota.latest_empty_at(at),
+            },
+        )  # fmt: skip
+        return counted.rowcount == 1
 
     def record_key_use(self, identifier: str) -> None:
         """Record that an API key was used now."""
@@ -671,11 +888,17 @@ class Transaction:
             )
         )  # fmt: skip
 
-    def list_audit_events(self) -> list[dict[str, Any]]:
-        """Return all audit events, the oldest first."""
-        rows = self.connection.execute(select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.at))
+    def list_audit_events(
+        self, after: tuple[int, str] = (-1, ""), limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the audit events after a time and identifier, the oldest first."""
+        order = (AUDIT_EVENT.c.at, AUDIT_EVENT.c.id)
+        rows = self.connection.execute(
+            select(AUDIT_EVENT).where(tuple_(*order) > after).order_by(*order).limit(limit)
+        )
         return [
             {
+                "id": row.id,
                 "at": row.at,
                 "key": row.key_id,
                 "action": row.action,
@@ -686,13 +909,21 @@ class Transaction:
         ]
 
 
+def _read_event(row: Any) -> Event:
+    """Return the event that a table row describes."""
+    return Event(
+        row.id, row.webhook, row.dataset, row.number, row.body, row.attempts, row.due_at,
+        row.last_error,
+    )  # fmt: skip
+
+
 def _read_dataset(row: Any) -> Dataset:
     """Return the dataset that a table row describes."""
     policy = _read_policy(row.policy, row.epsilon, row.delta, row.relation)
     balance = Balance(tuple(json.loads(row.spent)), tuple(json.loads(row.held)))
     return Dataset(
         row.id, row.name, row.size, row.privacy_unit, policy, balance, row.version, row.head,
-        row.created_at,
+        row.created_at, row.closed_at,
     )  # fmt: skip
 
 
@@ -723,4 +954,5 @@ def _read_key(row: Any) -> KeyRecord:
     return KeyRecord(
         row.id, row.name, bytes(row.digest), frozenset(json.loads(row.scopes)), datasets,
         row.created_at, row.expires_at, row.revoked_at, row.last_used_at, row.team,
+        row.requests_per_minute, row.quota_empty_at,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from accountant_service.ledger.errors import (
     BudgetExhaustedError,
     CapExhaustedError,
     ChargeOutdatedError,
+    DatasetClosedError,
     ReservationClosedError,
     StaleSequenceError,
 )
@@ -63,6 +64,7 @@ class EntryKind(StrEnum):
     RELEASE = "release"
     EXPIRE = "expire"
     RENEW = "renew"
+    CLOSE = "close"  # of the dataset
 
 
 class HolderKind(StrEnum):
@@ -159,6 +161,7 @@ class Dataset:
         version: the number of the last entry.
         head: the hash of the last entry.
         created_at: microseconds since 1970.
+        closed_at: when it was closed; None while it takes reservations. It is never opened again.
     """
 
     identifier: str
@@ -170,6 +173,7 @@ class Dataset:
     version: int
     head: str
     created_at: int
+    closed_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,11 +381,13 @@ def reserve(
         caps: of the reservation's key and team, with what these have taken so far.
 
     Raises:
+        DatasetClosedError: the dataset is closed.
         BudgetExhaustedError: the plan does not fit in the remaining budget.
         CapExhaustedError: the plan does not fit under a cap.
         ChargeOutdatedError: the dataset has another filter now, or less slack.
         RuleError: the reservation has a number that the rules forbid.
     """
+    require_dataset_open(dataset)
     steps = reservation.steps_reserved
     _require(steps >= 1, f"steps must be at least 1, not {steps}")
     charge = reservation.charge
@@ -419,6 +425,27 @@ def _require_cap(dataset: Dataset, reservation: Reservation, use: CapUse) -> Non
             f"and has taken {dataset.policy.share_of(use.taken):.4g}",
             None,
         )
+
+
+def require_dataset_open(dataset: Dataset) -> None:
+    """Raise DatasetClosedError unless the dataset takes reservations."""
+    if dataset.closed_at is not None:
+        raise DatasetClosedError(
+            f"dataset {dataset.name!r} was closed and takes no further reservation; "
+            "runs that were reserved before may end"
+        )
+
+
+def close_dataset(dataset: Dataset, at: int) -> Dataset | None:
+    """Return the dataset closed for new reservations, or None if it is closed already.
+
+    Nothing else changes: open reservations keep what they hold, and may use it.
+
+    Args:
+        dataset: as it is now.
+        at: the time, in microseconds since 1970.
+    """
+    return None if dataset.closed_at is not None else replace(dataset, closed_at=at)
 
 
 def grant(reservation: Reservation, steps: int, sequence: int) -> Change:

@@ -71,8 +71,10 @@ _BURN_DOWN_ENTRIES_MAX: Final = 2_000
 _OTHERS_FIRST: Final = "other requests kept changing the dataset; nothing was charged. Try again"
 _FINAL_STATES: Final = {EntryKind.COMMIT: State.COMMITTED, EntryKind.RELEASE: State.RELEASED}
 _CREATING: Final = (EntryKind.CREATE, EntryKind.RESERVE)
-# of a write: the dataset, and its reservation or, if the dataset is new, what its budget admits
-Outcome = tuple[Dataset, Reservation | BudgetPreview]
+# of a write: the dataset, and its reservation or, if the dataset is new, what its budget admits;
+# None if the write is about the dataset alone
+Subject = Reservation | BudgetPreview | None
+Outcome = tuple[Dataset, Subject]
 Refunds = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and amounts returned
 
 
@@ -137,15 +139,15 @@ class Ledger:
     Args:
         repository: the database.
         encode_answer: the answer of a write as text: of the reservation, or of a new dataset with
-            what its budget admits. The text is stored in the transaction of the write, so it is
-            made here and not when it is sent.
+            what its budget admits, or of a closed one. The text is stored in the transaction of
+            the write, so it is made here and not when it is sent.
         on_write: called with the kind of each durable write, and with the steps of a grant.
     """
 
     def __init__(
         self,
         repository: Repository,
-        encode_answer: Callable[[Dataset, Reservation | BudgetPreview], str],
+        encode_answer: Callable[[Dataset, Subject], str],
         on_write: Callable[[EntryKind, int], None] = _ignore_write,
     ) -> None:
         self._repository, self._encode_answer = repository, encode_answer
@@ -202,6 +204,24 @@ class Ledger:
             return transaction.add_dataset(dataset, request.key.identifier), preview
 
         return self._write_once(request, EntryKind.CREATE, insert)
+
+    def close_dataset(self, request: WriteRequest, name: str) -> StoredAnswer:
+        """Close a dataset for good: it takes no further reservation. A repeat changes nothing.
+
+        Anyone who may create a budget may close it. Open runs keep what they hold.
+        """
+        require_unbound(request.key, Scope.OWNER)
+
+        def close(transaction: Transaction) -> Outcome:
+            """Record that the locked dataset is closed, and return the answer."""
+            dataset = self._lock_dataset(transaction, name)
+            at = now()
+            if rules.close_dataset(dataset, at) is None:
+                return dataset, None
+            transaction.record_audit_event(request.key.identifier, "dataset-closed", name)
+            return transaction.close_dataset(dataset, at, request.key.identifier), None
+
+        return self._write_once(request, EntryKind.CLOSE, close)
 
     def list_datasets(self, key: KeyRecord) -> list[Dataset]:
         """Return the datasets that the key may see."""
@@ -397,7 +417,7 @@ class Ledger:
             return dataset, runs, reading.count_reservations(dataset)
 
     def find_last_run(self, key: KeyRecord, name: str) -> tuple[Dataset, Reservation | None]:
-        """Return a dataset, and the run that its last entry is about, if there is one."""
+        """Return a dataset, and the run that was changed last, if there is one."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             return dataset, reading.find_last_run(dataset)

@@ -36,6 +36,7 @@ DATASET: Final = Table(
     Column("version", BigInteger, nullable=False),  # the number of the last entry
     Column("head", String(64), nullable=False),  # the hash of the last entry
     Column("created_at", BigInteger, nullable=False),  # microseconds since 1970, like all times
+    Column("closed_at", BigInteger, nullable=True),  # null while reservations are accepted
 )
 
 RESERVATION: Final = Table(
@@ -90,6 +91,8 @@ API_KEY: Final = Table(
     Column("expires_at", BigInteger, nullable=True),
     Column("revoked_at", BigInteger, nullable=True),
     Column("last_used_at", BigInteger, nullable=True),
+    Column("requests_per_minute", BigInteger, nullable=True),  # the quota; null means none
+    Column("quota_empty_at", BigInteger, nullable=True),  # see `quotas`; null before the first use
 )
 
 IDEMPOTENCY: Final = Table(
@@ -113,6 +116,31 @@ AUDIT_EVENT: Final = Table(
     Column("action", String(40), nullable=False),
     Column("subject", String(200), nullable=False),
     Column("detail", Text, nullable=False),
+)
+
+WEBHOOK: Final = Table(
+    "webhook",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("secret", Text, nullable=False),  # the key of the signatures
+    Column("dataset", String(200), nullable=True),  # a name; null means all datasets
+    Column("shares", Text, nullable=False),  # JSON list
+    Column("created_at", BigInteger, nullable=False),
+)
+
+WEBHOOK_EVENT: Final = Table(  # those that are not delivered yet
+    "webhook_event",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("webhook", String(32), ForeignKey("webhook.id"), nullable=False),
+    Column("dataset", String(200), nullable=False),  # a name; empty for events about keys
+    Column("number", BigInteger, nullable=False),  # the order within a dataset
+    Column("body", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("due_at", BigInteger, nullable=False),
+    Column("last_error", Text, nullable=False),
+    Index("ix_webhook_event_order", "webhook", "dataset", "number"),
 )
 
 SECRET: Final = Table(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from accountant_service import mechanisms
 from accountant_service.errors import AccountingError
-from accountant_service.ledger import filters, hash_chain, rules
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import certificate, filters, hash_chain, rules
 from accountant_service.ledger.errors import LedgerError
-from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter
+from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, add, negate
 from accountant_service.ledger.repository import PAGE_SIZE, Repository, Transaction
 from accountant_service.ledger.rules import (
@@ -67,43 +68,25 @@ def verify(repository: Repository) -> VerificationReport:
     return VerificationReport(len(names), count, faults)
 
 
-class _DatasetChecker:
-    """A checker that recomputes one dataset's chain, entry by entry."""
+class _ChainChecker:
+    """A checker that recomputes one dataset's chain, entry by entry.
 
-    def __init__(self, transaction: Transaction, dataset: Dataset) -> None:
-        self._transaction, self._dataset = transaction, dataset
+    Attributes:
+        number: of the last entry checked.
+        head: the hash of that entry.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
         self.number = 0
-        self._head = hash_chain.GENESIS
+        self.head = hash_chain.GENESIS
         self._policy = _recover_first_policy(dataset.policy)
         self._balance = Balance(self._policy.nothing, self._policy.nothing)
+        self._closed_at: int | None = None
         self._reservations: dict[str, Reservation] = {}
         self._taken: dict[tuple[HolderKind, str], Amounts] = {}  # by key and by team
 
-    def find_faults(self) -> Iterator[str]:
-        """Check the dataset's whole chain; yield a description of each fault, in order."""
-        try:
-            rules.describe_dataset(self._dataset)
-        except rules.RuleError as error:
-            yield f"the dataset breaks a rule: {error}"
-            return
-        yield from self._check_first_policy()
-        while rows := self._transaction.list_entries(self._dataset, self.number, PAGE_SIZE):
-            for row in rows:
-                yield from self._check_entry(row.number, row.body, row.hash)
-        dataset = self._dataset
-        if self.number != dataset.version or self._head != dataset.head:
-            yield (
-                f"the record ends at entry {self.number}, but the dataset is at {dataset.version}: "
-                "entries were cut off or added"
-            )
-        if self._balance != dataset.balance:
-            yield f"the entries add up to {self._balance}, but the balance is {dataset.balance}"
-        if self._policy != dataset.policy:
-            stored, recorded = dataset.policy.to_json(), self._policy.to_json()
-            yield f"the filter is stored as {stored}, but recorded as {recorded}"
-        yield from self._check_reservations()
-
-    def _check_first_policy(self) -> Iterator[str]:
+    def check_first_policy(self) -> Iterator[str]:
         """Yield the faults of the privacy filter that the dataset was created with."""
         try:
             if not self._policy.is_sound():
@@ -111,15 +94,15 @@ class _DatasetChecker:
         except _UNREADABLE as error:
             yield f"its filter cannot be evaluated: {error!r}"
 
-    def _check_entry(self, number: int, body: str, stored_hash: str) -> Iterator[str]:
+    def check_entry(self, number: int, body: str, stored_hash: str) -> Iterator[str]:
         """Yield the faults of the next entry: its number, hash, rules and balance."""
         if number != self.number + 1:
             yield f"entry {self.number + 1} is missing"
         self.number = number
-        self._head = hash_chain.hash_entry(self._head, body)
-        if self._head != stored_hash:
+        self.head = hash_chain.hash_entry(self.head, body)
+        if self.head != stored_hash:
             yield f"entry {number} or its hash was altered"
-            self._head = stored_hash
+            self.head = stored_hash
         try:
             entry = json.loads(body)
             for fault in self._check_rules(entry, body):
@@ -162,6 +145,8 @@ class _DatasetChecker:
             first = replace(self._dataset, policy=self._policy)
             nothing = Balance(self._policy.nothing, self._policy.nothing)
             return nothing, rules.describe_dataset(first)
+        if kind is EntryKind.CLOSE:
+            return self._replay_closing(_read_integer(entry, "at")), {}
         identifier = _read_text(entry, "reservation")
         if kind is EntryKind.RESERVE:
             if identifier in self._reservations:
@@ -174,6 +159,14 @@ class _DatasetChecker:
         self._reservations[identifier] = change.reservation
         self._add_taken(change)
         return change.balance, rules.describe_change(change)
+
+    def _replay_closing(self, at: int) -> Balance:
+        """Apply the ledger's rule for closing the dataset; return the change of the balance."""
+        closed = rules.close_dataset(replace(self._dataset, closed_at=self._closed_at), at)
+        if closed is None:
+            raise rules.RuleError("the dataset was closed before")
+        self._closed_at = closed.closed_at
+        return Balance(self._policy.nothing, self._policy.nothing)
 
     def _add_taken(self, change: Change) -> None:
         """Add a change's amounts to the totals spent or held by its key and by its team."""
@@ -192,7 +185,9 @@ class _DatasetChecker:
             if not before.allows_replacement(policy, plan, self._balance.taken):
                 raise rules.RuleError(f"the filter must not change to {policy.to_json()} here")
         self._policy = policy
-        current = replace(self._dataset, balance=self._balance, policy=before)
+        current = replace(
+            self._dataset, balance=self._balance, policy=before, closed_at=self._closed_at
+        )
         charge = policy.read_charge(plan, entry)
         run = Reservation(
             _read_text(entry, "reservation"), self._dataset.identifier, State.OPEN,
@@ -238,6 +233,40 @@ class _DatasetChecker:
             raise rules.RuleError(f"the reservation is {run.state} already")
         return change
 
+
+class _DatasetChecker(_ChainChecker):
+    """A checker that compares a dataset's rows with its chain as well."""
+
+    def __init__(self, transaction: Transaction, dataset: Dataset) -> None:
+        super().__init__(dataset)
+        self._transaction = transaction
+
+    def find_faults(self) -> Iterator[str]:
+        """Check the dataset's whole chain; yield a description of each fault, in order."""
+        try:
+            rules.describe_dataset(self._dataset)
+        except rules.RuleError as error:
+            yield f"the dataset breaks a rule: {error}"
+            return
+        yield from self.check_first_policy()
+        while rows := self._transaction.list_entries(self._dataset, self.number, PAGE_SIZE):
+            for row in rows:
+                yield from self.check_entry(row.number, row.body, row.hash)
+        dataset = self._dataset
+        if self.number != dataset.version or self.head != dataset.head:
+            yield (
+                f"the record ends at entry {self.number}, but the dataset is at {dataset.version}: "
+                "entries were cut off or added"
+            )
+        if self._balance != dataset.balance:
+            yield f"the entries add up to {self._balance}, but the balance is {dataset.balance}"
+        if self._policy != dataset.policy:
+            stored, recorded = dataset.policy.to_json(), self._policy.to_json()
+            yield f"the filter is stored as {stored}, but recorded as {recorded}"
+        if self._closed_at != dataset.closed_at:
+            yield f"closed_at is {dataset.closed_at}, but recorded as {self._closed_at}"
+        yield from self._check_reservations()
+
     def _check_reservations(self) -> Iterator[str]:
         """Yield the reservations whose stored row differs from the entries."""
         try:
@@ -249,6 +278,84 @@ class _DatasetChecker:
             row, run = stored.get(identifier), self._reservations.get(identifier)
             if row != run:
                 yield f"reservation {identifier} is stored as {row}, but recorded as {run}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """The result of verifying an export without the database.
+
+    Attributes:
+        heads: the number and hash of the last entry of each dataset in the file.
+        faults: every fault found.
+    """
+
+    heads: dict[str, tuple[int, str]]
+    faults: list[str]
+
+
+def verify_export(lines: Iterable[str]) -> ExportReport:
+    """Verify the JSON lines of an export: the chain, the rules and every charge.
+
+    Whether entries at the end are missing cannot be seen in the file alone: compare the heads with
+    those that the ledger or a later certificate states.
+
+    Args:
+        lines: each an entry with its dataset and hash; a dataset's entries from the first on.
+    """
+    checkers: dict[str, _ChainChecker] = {}
+    faults: list[str] = []
+    for at, line in enumerate(lines, 1):
+        try:
+            entry = certificate.read(line)
+            name, stored = _read_text(entry, "dataset"), _read_text(entry, "hash")
+            body = {key: entry[key] for key in entry.keys() - {"dataset", "hash"}}
+            number = _read_integer(body, "number")
+            if name not in checkers:
+                checkers[name] = _ChainChecker(_read_created_dataset(name, body))
+                faults += _name_faults(name, checkers[name].check_first_policy())
+        except _UNREADABLE as error:
+            faults.append(f"line {at} cannot be read: {error}")
+            continue
+        text = hash_chain.encode_entry(body)
+        faults += _name_faults(name, checkers[name].check_entry(number, text, stored))
+    heads = {name: (checker.number, checker.head) for name, checker in checkers.items()}
+    return ExportReport(heads, faults)
+
+
+def _name_faults(dataset: str, faults: Iterable[str]) -> list[str]:
+    """Return faults with the name of their dataset."""
+    return [f"dataset {dataset!r}: {fault}" for fault in faults]
+
+
+def _read_created_dataset(name: str, entry: dict[str, Any]) -> Dataset:
+    """Return the dataset that a first entry creates.
+
+    Raises:
+        ValueError: it is not a first entry, or creates a dataset of another name.
+    """
+    if entry.get("kind") != EntryKind.CREATE.value:
+        raise ValueError(f"the entries of dataset {name!r} must begin with the one that creates it")
+    if entry.get("name") != name:
+        raise ValueError(f"it creates dataset {entry.get('name')!r}, not {name!r}")
+    policy = filters.from_json(
+        entry if "filter" in entry else {"filter": RenyiFilter.name, **entry},
+        float(entry["epsilon"]),
+        float(entry["delta"]),
+        NeighbouringRelation(entry["neighbouring_relation"]),
+    )
+    dataset = Dataset(
+        "",
+        name,
+        _read_integer(entry, "size"),
+        _read_text(entry, "privacy_unit"),
+        policy,
+        Balance(policy.nothing, policy.nothing),
+        0,
+        hash_chain.GENESIS,
+        _read_integer(entry, "created_at"),
+    )
+    rules.describe_dataset(dataset)
+    return dataset
 
 
 def _recover_first_policy(policy: PrivacyFilter) -> PrivacyFilter:

@@ -32,6 +32,14 @@ from accountant_service.web.sessions import COOKIE, VISITOR, set_cookie
 
 _SEE_OTHER: Final = 303
 _DAY: Final = 86400.0
+_BLANK: Final[dict[str, Any]] = {"scopes": [Scope.RUN.value], "reach": "listed", "days": "90"}
+_SCOPES: Final = {
+    Scope.RUN.value: "see datasets, reserve budget and train: for a training job",
+    Scope.COMPUTE.value: "compute only, and see no dataset",
+    Scope.MONITOR.value: "read budgets in /metrics",
+    Scope.OWNER.value: "create datasets, set caps, change and end runs of every key",
+    Scope.ADMIN.value: "everything, and manage keys",
+}
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
@@ -51,6 +59,7 @@ def _render_sign_in_page(
         request,
         "sign_in.html",
         status,
+        parameters=("next",),
         after=safe_redirect_path(after),
         problem=problem,
         csrf=sessions_of(request).csrf(visitor),
@@ -92,7 +101,7 @@ def keys(request: Request, session: TheSession) -> Response:
 
 def _render_keys_page(request: Request, status: int = 200, **context: Any) -> Response:
     """Render the page of API keys, with the form for a new one."""
-    blank: Any = {"texts": {"scopes": [Scope.RUN.value]}, "problems": {}, "token": None}
+    blank: Any = {"texts": _BLANK, "problems": {}, "token": None}
     keys = keys_of(request).list_keys()
     return render_page(
         request,
@@ -100,7 +109,7 @@ def _render_keys_page(request: Request, status: int = 200, **context: Any) -> Re
         status,
         keys=keys,
         caps=_describe_caps(request.app.state.caps, keys),
-        scopes=[scope.value for scope in Scope],
+        scopes=_SCOPES,
         at=now(),
         **{**blank, **context},
     )
@@ -126,12 +135,13 @@ def _describe_caps(caps: Caps, keys: list[KeyRecord]) -> dict[str, list[str]]:
 def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
     """Create an API key and show it once."""
     require_unbound(holder)
+    faults = _check_reach(sent)
     try:
         asked = KeyRequest.model_validate(_build_key_body(sent))
     except ValidationError as error:
-        return _render_keys_page(
-            request, 422, texts=_get_typed_texts(sent), problems=_get_problem_sentences(error)
-        )
+        faults = _get_problem_sentences(error) | faults
+    if faults:
+        return _render_keys_page(request, 422, texts=_get_typed_texts(sent), problems=faults)
     names = None if asked.datasets is None else tuple(asked.datasets)
     seconds = asked.expires_in_seconds
     expires = None if seconds is None else now() + int(1e6 * seconds)
@@ -141,9 +151,17 @@ def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
     return _render_keys_page(request, 201, token=token)
 
 
+def _check_reach(sent: Fields) -> dict[str, str]:
+    """Return a problem if a key is to be limited to certain datasets, and none is named."""
+    if first_value(sent, "reach") == "listed" and not first_value(sent, "datasets"):
+        return {"datasets": "Name at least one dataset, or choose all datasets."}
+    return {}
+
+
 def _build_key_body(sent: Fields) -> dict[str, Any]:
     """Return the submitted form for a new key as a request body of the API."""
-    names, days = first_value(sent, "datasets").split(), first_value(sent, "days")
+    reach, days = first_value(sent, "reach"), first_value(sent, "days")
+    names = [] if reach == "all" else first_value(sent, "datasets").split()
     body: dict[str, Any] = {"name": first_value(sent, "name"), "scopes": sent.get("scopes", [])}
     body |= {"datasets": names} if names else {}
     body |= {"team": team} if (team := first_value(sent, "team")) else {}
@@ -156,7 +174,7 @@ def _build_key_body(sent: Fields) -> dict[str, Any]:
 def _get_typed_texts(sent: Fields) -> dict[str, Any]:
     """Return the form's texts as typed, so that the form shows them again."""
     typed = {name: first_value(sent, name) for name in ("name", "datasets", "team", "days")}
-    return typed | {"scopes": sent.get("scopes", [])}
+    return typed | {"scopes": sent.get("scopes", []), "reach": first_value(sent, "reach")}
 
 
 _FIELD_PROBLEMS: Final = {
@@ -173,6 +191,34 @@ def _get_problem_sentences(error: ValidationError) -> dict[str, str]:
     faults = problems.of_error(error)["errors"]
     names = [fault["pointer"].split("/")[1] for fault in faults]
     return {name: _FIELD_PROBLEMS.get(name, "This value is not valid.") for name in names}
+
+
+@router.get("/keys/{identifier}/revoke")
+def ask_to_revoke(request: Request, identifier: Name, session: TheSession) -> Response:
+    """Ask whether to revoke an API key, and show the consequences."""
+    require_unbound(session.key)
+    listed = keys_of(request).list_keys()
+    found = next((key for key in listed if key.identifier == identifier), None)
+    if found is None or not _is_valid(found):
+        raise UnknownSubjectError(f"there is no key {identifier!r} to revoke")
+    return render_page(
+        request,
+        "revoke_key.html",
+        key=found,
+        is_own=identifier == session.key.identifier,
+        is_last_admin=_administers(found) and sum(map(_administers, listed)) == 1,
+    )
+
+
+def _is_valid(key: KeyRecord) -> bool:
+    """Return whether a key has neither expired nor been revoked."""
+    is_expired = key.expires_at is not None and key.expires_at <= now()
+    return key.revoked_at is None and not is_expired
+
+
+def _administers(key: KeyRecord) -> bool:
+    """Return whether a key may create keys."""
+    return _is_valid(key) and key.datasets is None and Scope.ADMIN.value in key.scopes
 
 
 @router.post("/keys/{identifier}/revoke")

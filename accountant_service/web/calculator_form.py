@@ -1,200 +1,211 @@
 """The calculator's form: reads it from the URL, and turns it into request bodies of the API.
 
-The typed texts are kept as they are. If the API would refuse a value, its message is shown beside
-the field.
+The form holds one run or several; the answers are about all of them together. If the API would
+refuse a value, its message is shown beside the field.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from accountant_service.web import run_form
+from accountant_service.web.choices import RELATION, Choice
+from accountant_service.web.number_fields import DELTA, NumberField, parse_number
+from accountant_service.web.run_form import RunForm
+
 Json = dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class NumberField:
-    """A number field of the form, with its label and limits.
-
-    Attributes:
-        label: its name on the page.
-        symbol: its symbol in formulas.
-        initial: the text it has at first.
-        hint: a short explanation.
-        exponents: the smallest and largest power of ten of its slider, if it has one.
-    """
-
-    label: str
-    symbol: str
-    initial: str
-    hint: str
-    exponents: tuple[float, float] | None = None
-
-
-FIELDS: Final[Mapping[str, NumberField]] = {
-    "sample_rate": NumberField(
-        "Sample rate", "q", "0.01", "share of the records in each batch", (-4, 0)
-    ),
-    "dataset_size": NumberField("Records", "N", "60000", "number of records in the dataset"),
-    "batch_size": NumberField("Batch size", "B", "600", "expected number of records in a batch"),
-    "noise_multiplier": NumberField(
-        "Noise multiplier",
-        "σ",
-        "1.1",
-        "standard deviation of the noise ÷ clipping norm",
-        (-0.5, 1.5),
-    ),
-    "steps": NumberField("Steps", "T", "1000", "number of noisy updates", (0, 6)),
-    "epochs": NumberField("Epochs", "E", "10", "passes over the dataset"),
-    "delta": NumberField(
-        "Failure probability", "δ", "1e-5", "well below 1 ÷ number of records", (-10, -2)
-    ),
-    "epsilon": NumberField("Target", "ε", "2", "the run must not exceed it", (-1, 1.3)),
+SHARED_FIELDS: Final[Mapping[str, NumberField]] = {
+    "delta": DELTA,
+    "epsilon": NumberField("Target", "ε", "2", "the runs must not exceed it", (-1, 1.3)),
 }
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "batches": ("rate", "sizes"),
-    "length": ("steps", "epochs"),
-    "sampling": ("poisson", "fixed_size", "balls_in_bins", "shuffled", "none"),
-    "neighbouring_relation": ("add_or_remove_one", "replace_one", "zero_out_one"),
-}
-_WHOLE: Final = {"dataset_size", "batch_size", "steps"}
-_TEXT_MAX: Final = 40
-_POINTS: Final = 40
-_RATES: Final = 61
+SHARED_CHOICES: Final[Mapping[str, Choice]] = {"neighbouring_relation": RELATION}
+FIELDS: Final[Mapping[str, NumberField]] = {**run_form.FIELDS, **SHARED_FIELDS}
+CHOICES: Final[Mapping[str, Choice]] = {**run_form.CHOICES, **SHARED_CHOICES}
+_POINTS: Final = 36
+_RATES: Final = 37
 CURVES: Final = ("pld", "subsampled_rdp")
-COMPARE, CURVE, TRADE_OFF = "/v1/compare", "/v1/curve", "/v1/trade-off"
-NOISE, STEPS = "/v1/noise-multiplier", "/v1/steps"
+# The questions of the page by name, and the endpoints that answer them.
+COMPARE, CURVE, TRADE_OFF = "compare", "curve", "trade_off"
+NOISE, STEPS, ALONE = "noise_multiplier", "steps", "alone"
+Question = tuple[str, Json]  # path and body
 
 
 @dataclass(frozen=True, slots=True)
 class CalculatorForm:
-    """The calculator's form: typed texts, their values, and the problems found.
+    """The calculator's form: its runs, and what they share.
 
     Attributes:
-        texts: the text of every field and choice, by name.
-        values: the numbers of the fields in use, by name.
-        problems: a sentence for each field that is wrong, by name.
+        runs: the runs, at least one.
+        texts: the text of every shared field and choice, by name.
+        values: the numbers of the shared fields, by name.
+        problems: a sentence for each field that is wrong, by its name in the form.
     """
 
+    runs: tuple[RunForm, ...]
     texts: Mapping[str, str]
     values: Mapping[str, float]
     problems: Mapping[str, str]
 
     @property
-    def batches(self) -> Json:
-        """The form's batch parameters and sampling, as fields of the API."""
-        names = (
-            ("sample_rate",)
-            if self._is_chosen("batches", "rate")
-            else ("dataset_size", "batch_size")
-        )
-        sampling = self.texts["sampling"]
-        chosen = {} if sampling == "poisson" else {"sampling": sampling}
-        return self._select_values(*names) | chosen
+    def mechanism(self) -> Any:
+        """All runs of the form, as one mechanism of the API."""
+        return _compose([run.mechanism for run in self.runs])
 
     @property
-    def duration(self) -> Json:
-        """The form's number of steps or epochs, as a field of the API."""
-        return self._select_values(self.texts["length"])
-
-    @property
-    def mechanism(self) -> Json:
-        """The form's run, as the JSON of a `dp_sgd` mechanism."""
-        noise = self._select_values("noise_multiplier")
-        return {"kind": "dp_sgd"} | noise | self.batches | self.duration
+    def solved_run(self) -> RunForm | None:
+        """The run whose noise and steps are solved for: the first DP-SGD run, if there is one."""
+        return next((run for run in self.runs if run.is_dp_sgd), None)
 
     @property
     def relation(self) -> Json:
         """The form's neighbouring relation, as a field of the API; empty for the default."""
         chosen = self.texts["neighbouring_relation"]
-        default = CHOICES["neighbouring_relation"][0]
-        return {} if chosen == default else {"neighbouring_relation": chosen}
+        return {} if chosen == RELATION.initial else {"neighbouring_relation": chosen}
 
     @property
-    def bodies(self) -> Mapping[str, Json]:
-        """The request body for each API endpoint that the page calls, by path."""
+    def questions(self) -> Mapping[str, Question]:
+        """The questions that the page asks the API, by name."""
+        delta = {"delta": self.values["delta"]} if "delta" in self.values else {}
         common = {"mechanism": self.mechanism, **self.relation}
-        target = self._select_values("epsilon", "delta") | self.batches | self.relation
-        curve = {"methods": list(CURVES), "points": _POINTS}
+        found: dict[str, Question] = {}
+        if len(self.runs) > 1:  # first, because their problems are those of one run
+            for run in self.runs:
+                alone = {"mechanism": run.mechanism, **delta, **self.relation}
+                found[f"{ALONE}-{run.number}"] = ("/v1/epsilon", alone)
+        found |= {
+            COMPARE: ("/v1/compare", common | delta),
+            TRADE_OFF: ("/v1/trade-off", common | {"points": _RATES}),
+        }
+        if len(self.runs) == 1 and self.solved_run:
+            curve = {"methods": list(CURVES), "points": _POINTS}
+            found[CURVE] = ("/v1/curve", common | delta | curve)
+        return found | self._solver_questions()
+
+    def _solver_questions(self) -> dict[str, Question]:
+        """Return the questions for the least noise and the most steps of one run, by name."""
+        run = self.solved_run
+        if run is None:
+            return {}
+        others = [each.mechanism for each in self.runs if each is not run]
+        earlier = {"earlier": _compose(others)} if others else {}
+        target = dict(self.values) | run.batches | self.relation | earlier
+        noise = run.select_values("noise_multiplier")
         return {
-            COMPARE: common | self._select_values("delta"),
-            CURVE: common | self._select_values("delta") | curve,
-            TRADE_OFF: common | {"points": _RATES},
-            NOISE: target | self.duration,
-            STEPS: target | self._select_values("noise_multiplier"),
+            NOISE: ("/v1/noise-multiplier", target | run.duration),
+            STEPS: ("/v1/steps", target | noise),
         }
 
-    def _is_chosen(self, choice: str, option: str) -> bool:
-        """Return whether an option of a choice is selected."""
-        return self.texts[choice] == option
+    def locate(self, question: str, pointer: str) -> tuple[RunForm | None, list[str]]:
+        """Return the run that a JSON pointer of a question points into, and the rest of it."""
+        first, *rest = pointer.strip("/").split("/")
+        if first == "mechanism" and question.startswith(ALONE):
+            return self.runs[int(question.rpartition("-")[2]) - 1], rest
+        if first == "mechanism" and len(self.runs) > 1 and rest[:1] == ["mechanisms"] and rest[1:]:
+            return self.runs[int(rest[1])], rest[2:]
+        if first == "mechanism":
+            return self.runs[0], rest
+        if first in SHARED_FIELDS or first in SHARED_CHOICES:
+            return None, [first]
+        return self.solved_run or self.runs[0], [first]
 
-    def _select_values(self, *names: str) -> Json:
-        """Return the values of the named fields that have one."""
-        return {name: self.values[name] for name in names if name in self.values}
+    def has_value(self, name: str) -> bool:
+        """Return whether the text of a field, named as in the form, could be read."""
+        found = dict(self.values)
+        for run in self.runs:
+            found |= {each + run.suffix: value for each, value in run.values.items()}
+        return name in found
+
+
+def _compose(several: list[Any]) -> Any:
+    """Return mechanisms as one: a single one as it is, several composed."""
+    return several[0] if len(several) == 1 else {"kind": "composed", "mechanisms": several}
 
 
 def read_form(query: Mapping[str, str]) -> CalculatorForm:
     """Return the form for a URL's query; missing fields have their initial text."""
-    texts = {name: query.get(name, field.initial).strip() for name, field in FIELDS.items()}
-    texts |= {
-        name: query[name] if query.get(name) in options else options[0]
-        for name, options in CHOICES.items()
-    }
+    runs = run_form.read_runs(query)
+    texts = {name: query.get(name, field.initial).strip() for name, field in SHARED_FIELDS.items()}
+    texts |= {name: choice.read(query.get(name)) for name, choice in SHARED_CHOICES.items()}
     values: dict[str, float] = {}
-    problems: dict[str, str] = {}
-    for name in _fields_in_use(texts):
+    problems = {name + run.suffix: text for run in runs for name, text in run.problems.items()}
+    for name, field in SHARED_FIELDS.items():
         try:
-            values[name] = parse_number(texts[name], name in _WHOLE)
+            values[name] = parse_number(texts[name], field.whole)
         except ValueError as error:
-            problems[name] = problem_sentence(name, str(error))
-    if texts["length"] == "epochs" and texts["batches"] == "rate":
-        problems["epochs"] = "To use epochs, choose batches by sizes above."
-    return CalculatorForm(texts, values, problems)
+            problems[name] = field.sentence(str(error))
+    return CalculatorForm(runs, texts, values, problems)
 
 
-def _fields_in_use(texts: Mapping[str, str]) -> list[str]:
-    """Return the names of the fields that are visible with the current choices."""
-    unused = {"dataset_size", "batch_size"} if texts["batches"] == "rate" else {"sample_rate"}
-    unused |= {"epochs"} if texts["length"] == "steps" else {"steps"}
-    return [name for name in FIELDS if name not in unused]
+def list_notes(query: Mapping[str, str], form: CalculatorForm) -> Iterator[str]:
+    """Yield a sentence for each choice in a URL whose value is no option."""
+    yield from run_form.list_notes(query, form.runs)
+    for name, choice in SHARED_CHOICES.items():
+        note = choice.note(name, query.get(name))
+        if note is not None:
+            yield note
 
 
-def parse_number(text: str, whole: bool) -> float:
-    """Parse a typed number for the API.
-
-    Raises:
-        ValueError: the text is no such number; the message continues the field's name.
-    """
-    if not text:
-        raise ValueError("is required")
-    try:
-        value = float(text) if len(text) <= _TEXT_MAX else math.nan
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        expected = "a whole number" if whole else "a number, such as 0.01 or 1e-5"
-        raise ValueError(f"must be {expected}")
-    return int(value) if whole and value.is_integer() else value
-
-
-def problem_sentence(name: str, message: str) -> str:
-    """Return a sentence for the user about a problem with a field or with the whole run."""
-    if name in FIELDS:
-        return f"{FIELDS[name].label} {message}."
-    text = message.replace("_", " ")
-    return f"The run {text}." if text.startswith("must") else f"{text[:1].upper()}{text[1:]}."
-
-
-def problem_sentences(problems: Iterable[Json]) -> dict[str, str]:
+def problem_sentences(form: CalculatorForm, problems: Iterable[tuple[str, Json]]) -> dict[str, str]:
     """Return a sentence for each field that the API's problem documents point to.
 
-    Problems of other fields are shown at the sampling.
+    Problems of a run that belong to no field are shown at its sampling.
+
+    Args:
+        form: the form.
+        problems: the name of each question that the API refuses, and the problem document.
     """
     found: dict[str, str] = {}
-    for error in (error for problem in problems for error in problem["errors"]):
-        name = error["pointer"].rpartition("/")[2]
-        field = name if name in FIELDS else "sampling"
-        found.setdefault(field, problem_sentence(name, error["message"]))
+    for question, error in ((name, error) for name, each in problems for error in each["errors"]):
+        if error["pointer"].startswith("/earlier"):
+            continue  # the comparison, which has all runs, tells of it as well
+        run, names = form.locate(question, error["pointer"])
+        if run is None:
+            field, sentence = names[0], _shared_sentence(names[0], error["message"])
+        else:
+            field, sentence = run.place_problem(names, error["message"])
+            field += run.suffix
+        found.setdefault(field, sentence)
     return found
+
+
+def _shared_sentence(name: str, message: str) -> str:
+    """Return a sentence about a problem with a shared field or choice."""
+    if name in SHARED_FIELDS:
+        return SHARED_FIELDS[name].sentence(message)
+    return f"{SHARED_CHOICES[name].label}: {message}."
+
+
+def change_runs(form: CalculatorForm, query: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the URL parameters of the form after adding or removing a run.
+
+    Args:
+        form: the form as it was sent.
+        query: its fields; `add` is the kind of a new run, or "other" if `other` is; `remove` is the
+            number of a run.
+
+    Returns:
+        None if the query asks for neither.
+    """
+    texts = [dict(run.texts) for run in form.runs]
+    if "add" in query:
+        kind = query.get("other", "") if query["add"] == "other" else query["add"]
+        if len(texts) < run_form.RUNS_MAX:
+            texts.append(_new_run(form, kind))
+    elif "remove" in query:
+        kept = [each for at, each in enumerate(texts, 1) if str(at) != query["remove"]]
+        texts = kept or texts
+    else:
+        return None
+    return run_form.write_runs(texts) | dict(form.texts)
+
+
+def _new_run(form: CalculatorForm, kind: str) -> dict[str, str]:
+    """Return the texts of a new run: a copy of the last DP-SGD run, or an example of a kind."""
+    if kind != "dp_sgd" and kind in run_form.EXAMPLES:
+        example = {"kind": "json", run_form.MECHANISM: run_form.format_example(kind)}
+        return dict(run_form.read_run({}).texts) | example
+    runs = [run for run in form.runs if run.is_dp_sgd]
+    return dict(runs[-1].texts if runs else run_form.read_run({}).texts)

@@ -1,4 +1,4 @@
-"""The calculator page: reads a run from the URL and shows all answers about it."""
+"""The calculator page: reads one or several runs from the URL and shows all answers about them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
 
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems
@@ -20,27 +21,63 @@ from accountant_service.api.questions import ENDPOINTS
 from accountant_service.api.routes import StrictRoute, client_address
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import AccountingError
-from accountant_service.web import calculator_form, snippets
-from accountant_service.web.calculator_form import CalculatorForm
+from accountant_service.web import calculator_form, run_form, snippets
+from accountant_service.web.calculator_form import ALONE, CalculatorForm
 from accountant_service.web.rendering import render_page
 from accountant_service.web.session_checks import optional_session, required_session
 
 Json = dict[str, Any]
 _TITLES: Final = {name: each.title for name, each in ACCOUNTANTS.items()}
+_CHANGES: Final = ("add", "other", "remove")  # parameters that add or remove a run
+_LOOSE_FROM: Final = 2.0  # an ε this many times the proved one is of little use
+_SEE_OTHER: Final = 303
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
-@router.get("/")
-async def calculator(request: Request) -> Response:
-    """Show the calculator for the run in the URL."""
+async def require_computation_access(request: Request) -> None:
+    """Read the session, and require one if only keys may compute.
+
+    Raises:
+        UnauthenticatedError: only keys may compute, and nobody is signed in.
+    """
     is_open = request.app.state.settings.open_computation
     await run_in_threadpool(optional_session if is_open else required_session, request)
-    form = _check_with_api(calculator_form.read_form(request.query_params))
-    ready = set(form.problems) <= {"epsilon"}  # a wrong target still allows answers about the run
+
+
+@router.get("/")
+async def calculator(request: Request) -> Response:
+    """Show the calculator for the runs in the URL."""
+    await require_computation_access(request)
+    query = request.query_params
+    form = calculator_form.read_form(query)
+    changed = calculator_form.change_runs(form, query)
+    if changed is not None:
+        return RedirectResponse(f"/?{urlencode(changed)}#{_new_place(form, query)}", _SEE_OTHER)
+    form = _check_with_api(form)
+    ready = set(form.problems) <= {"epsilon"}  # a wrong target still allows answers about the runs
     answers = await _request_answers(request, form) if ready else {}
     context = _template_context(request, form, answers)
-    return await run_in_threadpool(render_page, request, "calculator.html", form=form, **context)
+    return await run_in_threadpool(
+        render_page,
+        request,
+        "calculator.html",
+        parameters=_list_parameters(form),
+        notes=list(calculator_form.list_notes(query, form)),
+        form=form,
+        **context,
+    )
+
+
+def _new_place(form: CalculatorForm, query: Any) -> str:
+    """Return the place on the page to show after a run was added or removed."""
+    return f"run-{len(form.runs) + 1}" if "add" in query else "run-1"
+
+
+def _list_parameters(form: CalculatorForm) -> list[str]:
+    """Return the names of the URL parameters that the page reads."""
+    shared = (*calculator_form.SHARED_FIELDS, *calculator_form.SHARED_CHOICES)
+    return [*run_form.list_parameters(form.runs), *shared, *_CHANGES]
 
 
 def _template_context(request: Request, form: CalculatorForm, answers: Json) -> Json:
@@ -48,25 +85,54 @@ def _template_context(request: Request, form: CalculatorForm, answers: Json) -> 
     return {
         "fields": calculator_form.FIELDS,
         "choices": calculator_form.CHOICES,
+        "kinds": [kind for kind in run_form.EXAMPLES if kind != "dp_sgd"],
+        "runs_max": run_form.RUNS_MAX,
         "titles": _TITLES,
-        "answers": _key_by_template_name(answers) if answers else None,
+        "answers": answers or None,
+        "alone": [answers.get(f"{ALONE}-{run.number}") for run in form.runs],
+        "methods": _sort_methods(answers[calculator_form.COMPARE]) if answers else {},
         "snippets": _snippets(request, form) if answers else {},
-        "with_values": lambda **changes: "/?" + urlencode({**form.texts, **changes}),
+        "with_values": lambda **changes: _link_with_values(form, changes),
     }
+
+
+def _link_with_values(form: CalculatorForm, changes: Json) -> str:
+    """Return the page's address with other values of the run that is solved for."""
+    texts = [{**run.texts, **changes} if run is form.solved_run else run.texts for run in form.runs]
+    return "/?" + urlencode(run_form.write_runs(texts) | dict(form.texts))
+
+
+def _sort_methods(comparison: Json) -> Json:
+    """Return the answers of all methods in two lists: those of use, and the others.
+
+    The others are proved, but far above the proved interval, or do not apply.
+    """
+    certified = (comparison.get("certified") or {}).get("certified")
+    limit = _LOOSE_FROM * certified["epsilon_upper"] if certified else float("inf")
+    found: Json = {"near": [], "loose": []}
+    for claim in comparison.get("guarantees", []):
+        is_loose = "epsilon" not in claim or (
+            claim["status"] == "proven" and claim["epsilon"] > limit
+        )
+        found["loose" if is_loose else "near"].append(claim)
+    return found
 
 
 def _check_with_api(form: CalculatorForm) -> CalculatorForm:
     """Validate the form with the API's models; return it with the problems found."""
     found = calculator_form.problem_sentences(
-        problem
-        for path, body in form.bodies.items()
-        if (problem := _find_problem(path, body)) is not None
+        form,
+        [
+            (name, problem)
+            for name, (path, body) in form.questions.items()
+            if (problem := find_problem(path, body)) is not None
+        ],
     )
-    readable = {name: text for name, text in found.items() if name in form.values}
+    readable = {name: text for name, text in found.items() if form.has_value(name)}
     return replace(form, problems={**readable, **form.problems} if form.problems else found)
 
 
-def _find_problem(path: str, body: Json) -> Json | None:
+def find_problem(path: str, body: Json) -> Json | None:
     """Return the problem with which the API would refuse a body, or None."""
     try:
         ENDPOINTS[path].request.model_validate(body)
@@ -75,28 +141,23 @@ def _find_problem(path: str, body: Json) -> Json | None:
     return None
 
 
-def _key_by_template_name(answers: Json) -> Json:
-    """Return the answers by endpoint name, such as `trade_off`, instead of by path."""
-    return {path.removeprefix("/v1/").replace("-", "_"): each for path, each in answers.items()}
-
-
 def _snippets(request: Request, form: CalculatorForm) -> Json:
     """Return code that repeats the comparison: for curl, the command line and Python."""
-    body, relation = form.bodies[calculator_form.COMPARE], form.texts["neighbouring_relation"]
+    path, body = form.questions[calculator_form.COMPARE]
     return {
-        "curl": snippets.curl(str(request.base_url), calculator_form.COMPARE, body),
+        "curl": snippets.curl(str(request.base_url), path, body),
         "command line": snippets.command(body),
-        "Python": snippets.python(body, relation),
+        "Python": snippets.python(body, form.texts["neighbouring_relation"]),
     }
 
 
 async def _request_answers(request: Request, form: CalculatorForm) -> Json:
-    """Request all answers of the page; return each answer or problem, by path."""
-    bodies = form.bodies
+    """Request all answers of the page; return each answer or problem, by name."""
+    questions = form.questions
     found = await asyncio.gather(
-        *(answer_or_problem(request, path, body) for path, body in bodies.items())
+        *(answer_or_problem(request, path, body) for path, body in questions.values())
     )
-    return dict(zip(bodies, found, strict=True))
+    return dict(zip(questions, found, strict=True))
 
 
 async def answer_or_problem(request: Request, path: str, body: Json | UnreadBody) -> Json:

@@ -6,27 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accountant_service.web.calculator_form import NumberField, parse_number
+from accountant_service.web.choices import RELATION, Choice
+from accountant_service.web.number_fields import DELTA, RECORDS, NumberField, parse_number
 
 Json = dict[str, Any]
 
 FIELDS: Final[Mapping[str, NumberField]] = {
     "epsilon": NumberField("Budget", "ε", "2", "the run must not exceed it", (-1, 1.3)),
-    "delta": NumberField(
-        "Failure probability", "δ", "1e-5", "well below 1 ÷ number of records", (-10, -2)
-    ),
-    "dataset_size": NumberField("Records", "N", "60000", "number of records in the dataset"),
+    "delta": DELTA,
+    "dataset_size": RECORDS,
     "epochs": NumberField(
         "Epoch limit", "E", "20", "passes over the dataset that you can afford", (-1, 3)
     ),
-    "batch_size": NumberField("Batch size today", "B", "256", "to compare with; may be empty"),
-    "steps": NumberField("Steps today", "T", "", "empty: as many as the epochs allow"),
+    "batch_size": NumberField(
+        "Batch size today", "B", "256", "to compare with; may be empty", whole=True
+    ),
+    "steps": NumberField("Steps today", "T", "", "empty: as many as the epochs allow", whole=True),
 }
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "sampling": ("both", "poisson", "balls_in_bins"),
-    "neighbouring_relation": ("add_or_remove_one", "replace_one", "zero_out_one"),
+CHOICES: Final[Mapping[str, Choice]] = {
+    "sampling": Choice(
+        "Sampling",
+        {
+            "both": "Poisson or balls in bins",
+            "poisson": "Poisson",
+            "balls_in_bins": "balls in bins",
+        },
+    ),
+    "neighbouring_relation": RELATION,
 }
-_WHOLE: Final = {"dataset_size", "batch_size", "steps"}
 _OPTIONAL: Final = {"batch_size", "steps"}
 
 
@@ -53,17 +60,14 @@ class PlanForm:
 def read_form(query: Mapping[str, str]) -> PlanForm:
     """Return the form for a URL's query; missing fields have their initial text."""
     texts = {name: query.get(name, field.initial).strip() for name, field in FIELDS.items()}
-    texts |= {
-        name: query[name] if query.get(name) in options else options[0]
-        for name, options in CHOICES.items()
-    }
+    texts |= {name: choice.read(query.get(name)) for name, choice in CHOICES.items()}
     values: dict[str, float] = {}
     problems: dict[str, str] = {}
-    for name in FIELDS:
+    for name, field in FIELDS.items():
         if not texts[name] and name in _OPTIONAL:
             continue
         try:
-            values[name] = parse_number(texts[name], name in _WHOLE)
+            values[name] = parse_number(texts[name], field.whole)
         except ValueError as error:
             problems[name] = problem_sentence(name, str(error))
     return PlanForm(texts, values, problems)
@@ -71,5 +75,12 @@ def read_form(query: Mapping[str, str]) -> PlanForm:
 
 def problem_sentence(name: str, message: str) -> str:
     """Return a sentence for the user about a problem with a field."""
-    text = message.replace("_", " ")
-    return f"{FIELDS[name].label} {text}." if name in FIELDS else f"The plan {text}."
+    if name in FIELDS:
+        return FIELDS[name].sentence(message)
+    return f"The plan {message.replace('_', ' ')}."
+
+
+def list_notes(query: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each choice in a URL whose value is no option."""
+    notes = (choice.note(name, query.get(name)) for name, choice in CHOICES.items())
+    return [note for note in notes if note is not None]

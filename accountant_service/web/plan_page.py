@@ -16,10 +16,9 @@ from accountant_service.api import problems
 from accountant_service.api.plan_schemas import PlanRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.web import plan_form
-from accountant_service.web.calculator_page import answer_or_problem
+from accountant_service.web.calculator_page import answer_or_problem, require_computation_access
 from accountant_service.web.plan_form import PlanForm
 from accountant_service.web.rendering import render_page
-from accountant_service.web.session_checks import optional_session, required_session
 
 Json = dict[str, Any]
 _NAMES: Final = {"poisson": "Poisson", "balls_in_bins": "balls in bins"}
@@ -30,8 +29,7 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 @router.get("/plan")
 async def planner(request: Request) -> Response:
     """Show the plan for the budget in the URL."""
-    is_open = request.app.state.settings.open_computation
-    await run_in_threadpool(optional_session if is_open else required_session, request)
+    await require_computation_access(request)
     form = _check_with_api(plan_form.read_form(request.query_params))
     plan = None if form.problems else await answer_or_problem(request, "/v1/plan", form.body)
     context: Json = {
@@ -42,7 +40,15 @@ async def planner(request: Request) -> Response:
         "plot": None if plan is None or "code" in plan else _build_plot(plan),
         "calculator_link": lambda run: _calculator_link(form, run),
     }
-    return await run_in_threadpool(render_page, request, "plan.html", form=form, **context)
+    return await run_in_threadpool(
+        render_page,
+        request,
+        "plan.html",
+        parameters=(*plan_form.FIELDS, *plan_form.CHOICES),
+        notes=plan_form.list_notes(request.query_params),
+        form=form,
+        **context,
+    )
 
 
 def _check_with_api(form: PlanForm) -> PlanForm:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from accountant_service.api.routes import StrictRoute
 from accountant_service.web.rendering import render_page
+from accountant_service.web.session_checks import optional_session
 
 Node = Mapping[str, Any]
 _REFERENCE: Final = "#/components/schemas/"
@@ -61,6 +62,7 @@ class Operation:
 @router.get("/docs")
 def reference(request: Request) -> Response:
     """Show all operations, in the order of the OpenAPI document."""
+    optional_session(request)
     return render_page(request, "reference.html", groups=operations_by_tag(request.app.openapi()))
 
 

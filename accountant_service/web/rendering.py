@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +14,11 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from accountant_service import mechanisms, number_format
 from accountant_service.template_environment import create_environment
+from accountant_service.web import run_form
 
+Json = dict[str, Any]
 _FOLDER: Final = Path(__file__).parent
 
 _POLICY: Final = (
@@ -29,12 +33,9 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+_NOTES_MAX: Final = 5
+_NAME_MAX: Final = 40  # characters of a parameter's name that a note repeats
 _PRIVATE: Final = {"Cache-Control": "no-store", "Vary": "Cookie"}
-
-
-def format_count(value: int) -> str:
-    """Format a whole number with non-breaking spaces between groups of three digits."""
-    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "\N{MINUS SIGN}")
 
 
 def format_moment(seconds: float | None) -> str:
@@ -44,26 +45,85 @@ def format_moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
+def describe_plan(mechanism: Json) -> str:
+    """Return a mechanism's JSON in words: one step of it, and the number of steps."""
+    found = mechanisms.from_json(mechanism)
+    match found:
+        case mechanisms.DpSgd():
+            steps = found.step_count()
+        case mechanisms.Repeated():
+            steps = found.count
+        case _:
+            return mechanisms.describe_step(found)
+    unit = "step" if steps == 1 else "steps"
+    return f"{mechanisms.describe_step(found)}, {number_format.group_digits(steps)} {unit}"
+
+
+def format_sentence(text: str) -> str:
+    """Return a text with a capital first letter, unless its first word is an identifier."""
+    first = text.partition(" ")[0]
+    return text if "_" in first else text[:1].upper() + text[1:]
+
+
 def format_words(name: str) -> str:
     """Format an API name as words: underscores become spaces."""
     return name.replace("_", " ")
 
 
+def note_unknown_parameters(given: Iterable[str], known: Collection[str]) -> list[str]:
+    """Return a sentence for each URL parameter that a page does not read; at most five."""
+    unknown = sorted(set(given) - set(known))
+    sentences = []
+    for name in unknown[:_NOTES_MAX]:
+        shown = name if len(name) <= _NAME_MAX else name[:_NAME_MAX] + "…"
+        similar = difflib.get_close_matches(shown, known, 1)
+        advice = f" Did you mean “{similar[0]}”?" if similar else ""
+        sentences.append(f"This page does not know the parameter “{shown}” and ignores it.{advice}")
+    if len(unknown) > _NOTES_MAX:
+        sentences.append(f"It ignores {len(unknown) - _NOTES_MAX} more parameters.")
+    return sentences
+
+
 def _template_environment() -> Environment:
     """Create the Jinja environment, with the filters that templates use."""
     found = create_environment(_FOLDER / "templates")
-    found.filters |= {"count": format_count, "moment": format_moment, "words": format_words}
+    found.filters |= {
+        "moment": format_moment,
+        "plan": describe_plan,
+        "sentence": format_sentence,
+        "words": format_words,
+    }
+    found.globals |= {"run_fields": run_form.FIELDS, "run_choices": run_form.CHOICES}
     return found
 
 
 _TEMPLATES: Final = _template_environment()
 
 
-def render_page(request: Request, template: str, status: int = 200, **context: Any) -> Response:
-    """Render a template as a page for the current session."""
+def render_page(
+    request: Request,
+    template: str,
+    status: int = 200,
+    parameters: Collection[str] = (),
+    notes: Sequence[str] = (),
+    **context: Any,
+) -> Response:
+    """Render a template as a page for the current session.
+
+    Args:
+        request: the request that the page answers.
+        template: the file name of the template.
+        status: the HTTP status.
+        parameters: names of the URL parameters that the page reads; a note names all others.
+        notes: further sentences about the URL, shown at the top of the page.
+        context: the variables of the template.
+    """
     session = getattr(request.state, "session", None)
     text = _TEMPLATES.get_template(template).render(
-        path=request.url.path, session=session, **context
+        path=request.url.path,
+        session=session,
+        notes=[*note_unknown_parameters(request.query_params, parameters), *notes],
+        **context,
     )
     return Response(text, status, {**HEADERS, **_PRIVATE}, media_type="text/html; charset=utf-8")
 

@@ -18,8 +18,12 @@ from accountant_service.ledger.errors import UnauthenticatedError
 from accountant_service.web import (
     account_pages,
     calculator_page,
+    help_page,
+    import_page,
     ledger_pages,
+    new_dataset_page,
     plan_page,
+    quote_page,
     reference_page,
 )
 from accountant_service.web.rendering import Assets, render_page
@@ -28,6 +32,17 @@ from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
 
 _Handler = Callable[[Request, Any], Awaitable[Response]]
 _FAILURES: Final = (CodedError, RequestValidationError, HTTPException, Exception)
+_PAGES: Final = (
+    account_pages,
+    calculator_page,
+    help_page,
+    import_page,
+    ledger_pages,
+    new_dataset_page,
+    plan_page,
+    quote_page,
+    reference_page,
+)
 _SEE_OTHER: Final = 303
 _HTMX_HEADER: Final = "HX-Request"  # sent by htmx when it requests part of a page
 _NO_PAGE_STATUSES: Final = (404, 405)
@@ -37,7 +52,7 @@ _NO_PAGE_DETAIL: Final = "there is no page at this address"
 def install(app: FastAPI) -> None:
     """Add the web pages to an application, and show failures to browsers as pages."""
     app.state.sessions = Sessions(app.state.repository, app.state.keys)
-    for each in (calculator_page, plan_page, account_pages, ledger_pages, reference_page):
+    for each in _PAGES:
         app.include_router(each.router)
     app.mount("/static", GZipMiddleware(Assets()), "static")
     for kind in _FAILURES:
@@ -70,7 +85,10 @@ def _ask_to_sign_in(request: Request, error: UnauthenticatedError) -> Response:
     """Redirect to the sign-in form, or show that the session has ended."""
     if not isinstance(error, SessionEndedError):
         return RedirectResponse(sign_in_path(request), _SEE_OTHER)
-    answer = render_page(request, "session_ended.html", 401, way_on=sign_in_path(request))
+    known = list(request.query_params)  # of the page that cannot be shown
+    answer = render_page(
+        request, "session_ended.html", 401, parameters=known, way_on=sign_in_path(request)
+    )
     if _HTMX_HEADER in request.headers:  # htmx reloads the whole page
         answer.headers["HX-Refresh"] = "true"
     else:
@@ -84,7 +102,12 @@ def _render_failure_page(request: Request, error: Exception, as_problem: Respons
     nowhere = isinstance(error, HTTPException) and error.status_code in _NO_PAGE_STATUSES
     detail = _NO_PAGE_DETAIL if nowhere else problem["detail"]
     found = render_page(
-        request, "failure.html", problem["status"], title=problem["title"], detail=detail
+        request,
+        "failure.html",
+        problem["status"],
+        parameters=list(request.query_params),  # of the page that cannot be shown
+        title=problem["title"],
+        detail=detail,
     )
     for name in ("Retry-After", "Allow"):
         if name in as_problem.headers:

@@ -35,9 +35,12 @@ def curl(address: str, path: str, body: Mapping[str, Any]) -> str:
 
 
 def command(body: Mapping[str, Any]) -> str:
-    """Return an `accountant compare` command line for the run in a request body."""
-    given = {**body["mechanism"], **body}
-    options = [
+    """Return an `accountant compare` command line for the mechanism in a request body."""
+    mechanism = body["mechanism"]
+    is_run = mechanism["kind"] == "dp_sgd"
+    given = {**(mechanism if is_run else {}), **body}
+    options = [] if is_run else [f"-m {shlex.quote(json.dumps(mechanism, ensure_ascii=False))}"]
+    options += [
         f"{option} {shlex.quote(str(given[name]))}"
         for name, option in _OPTIONS.items()
         if name in given

@@ -62,6 +62,14 @@ def test_a_certificate_of_a_later_format_verifies_with_all_that_it_covers(name: 
     assert as_json["steps_reserved"] == document["steps_reserved"]
 
 
+@pytest.mark.parametrize("name", [*NAMES, *LATER])
+def test_a_certificate_that_names_no_model_is_about_none(name: str, tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"model")
+    told = verified(ISSUED / f"{name}.json", "--model", str(tmp_path / "model.pt"))
+    assert told.exit_code == 1
+    assert told.stderr.startswith("it names no model")
+
+
 def test_format_3_states_records_dates_and_mu() -> None:
     document = json.loads((ISSUED / "certificate-3-stopped.json").read_text())
     assert document["dataset_size"] == 60000

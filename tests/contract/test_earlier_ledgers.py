@@ -1,8 +1,9 @@
 """Ledgers of every revision are migrated, verify and go on.
 
 `ledger-0003.sql` has datasets of both filters: runs like the reference and exchanged ones, ended
-early, ended without a grant, and open. `python -m tests.contract.test_earlier_ledgers` records it
-anew.
+early, ended without a grant, and open. In the newest one a dataset is closed beside an open run,
+which goes on; a key has a quota, and events wait for a webhook.
+`python -m tests.contract.test_earlier_ledgers` records it anew.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from accountant_service.api.ledger_views import encode_answer
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.errors import DatasetClosedError
 from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter, RenyiMixtureFilter
 from accountant_service.ledger.filters.reference import ReferenceCharge
 from accountant_service.ledger.repository import KeyRecord, Repository
 from accountant_service.ledger.rules import NewDataset, State
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
+from accountant_service.ledger.webhooks import create_webhook
 from accountant_service.mechanisms import DpSgd, Mechanism
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
 
-NEWEST = "0003"
+NEWEST = "0004"
 REFERENCE = DpSgd(4.0, sample_rate=0.1, steps=30)
 OTHER = DpSgd(6.0, sample_rate=0.1, steps=20)
 UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
@@ -67,6 +70,9 @@ def record(url: str) -> None:
     """Write the history of the newest fixture to an empty database."""
     repository = opening.open_repository(url)
     writer = Writer(repository)
+    Keys(repository).create([Scope.RUN], "trainer", requests_per_minute=600)
+    with repository.transaction() as transaction:
+        transaction.add_webhook(create_webhook("https://example.org/budgets", None, (0.1,), 0))
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
     for new in (
         NewDataset("first", 60_000, 3.0, 1e-5, relation, "record"),
@@ -83,6 +89,9 @@ def record(url: str) -> None:
         ledger.release(writer.request(), writer.reserve(name, OTHER, 20))
         run = writer.reserve(name, OTHER, 3)
         ledger.renew(writer.request(), run, 7200)
+        if name == "planned":
+            ledger.close_dataset(writer.request(), name)
+            ledger.grant(writer.request(), run, 2, 3)
     repository.close()
 
 
@@ -96,7 +105,8 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
         assert opening.upgrade(transaction.connection) == (revision, NEWEST)
     for table in UNCHANGED:
         for was, row in zip(rows[table], read_rows(before, table), strict=True):
-            added = {"team": None, "detail": ""}  # by this revision
+            added = {"team": None, "detail": ""}  # by later revisions
+            added |= {"requests_per_minute": None, "quota_empty_at": None}
             assert {name: row[name] for name in was} == was
             assert all(row[name] == added[name] for name in row.keys() - was.keys())
     for was, row in zip(rows["dataset"], read_rows(before, "dataset"), strict=True):
@@ -104,6 +114,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
         policy = json.loads(row.pop("policy"))
         assert policy == {"filter": "renyi", "order": order}  # to the last digit
         assert (json.loads(row.pop("spent")), json.loads(row.pop("held"))) == ([spent], [held])
+        assert row.pop("closed_at") is None
         assert row == was
     for was, row in zip(rows["reservation"], read_rows(before, "reservation"), strict=True):
         assert json.loads(row.pop("charge")) == {"unit_attonats": was.pop("unit")}
@@ -117,7 +128,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
     before.close()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", NEWEST])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", NEWEST])
 def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str) -> None:
     """Old datasets and new ones, with old runs and new runs, and the whole record verifies."""
     open_unmigrated(url, revision).close()
@@ -127,6 +138,10 @@ def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str
         datasets = reading.list_datasets()
     for dataset in datasets:
         spent = dataset.balance.spent
+        if dataset.closed_at is not None:
+            with pytest.raises(DatasetClosedError):
+                writer.reserve(dataset.name, OTHER, 3)
+            continue
         run = writer.reserve(dataset.name, OTHER, 3)
         writer.ledger.commit(writer.request(), run)
         after = writer.ledger.get_dataset(writer.key, dataset.name)
@@ -148,6 +163,8 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
     with repository.reading() as reading:
         datasets = {each.name: each for each in reading.list_datasets()}
         runs = {name: reading.list_reservations(each) for name, each in datasets.items()}
+        keys = reading.list_keys()
+        waiting = reading.list_waiting_events(reading.list_webhooks()[0].identifier)
     repository.close()
     kinds = {type(each.policy) for each in datasets.values()}
     assert kinds == {ReferenceFilter, RenyiFilter, RenyiMixtureFilter}
@@ -164,6 +181,11 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
         assert {run.refund_if_ended is None for run in early} == {False, True}
         assert any(run.state is State.OPEN and run.steps_granted for run in runs[name])
         assert min(*datasets[name].balance.spent, *datasets[name].balance.held) > 0
+    assert {key.requests_per_minute for key in keys} == {None, 600}
+    told = {json.loads(event.body)["type"] for event in waiting}
+    assert {"budget.share_passed", "dataset.closed"} <= told
+    closed = [name for name, each in datasets.items() if each.closed_at is not None]
+    assert closed == ["planned"]
 
 
 if __name__ == "__main__":

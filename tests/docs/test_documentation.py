@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from accountant_service import cli
 from tests.support.pages import PAGES, ROOT, SHELL, Block, Page, Session
+from tests.support.shown_output import require_shown
 
 _CALL = re.compile(r"(?:^|[(] ?|[$&|] |=\S+ )(?:\.venv/bin/)?(accountant(?:-train)? [^)#>&$]*)")
 _RUNNER = re.compile(r"\.ci/\w+|tests/\w+/test_\w+\.py")
@@ -44,7 +45,7 @@ def pages_with_code(slow: bool) -> list[Any]:
 def run_page(file: Path, folder: Path, *, slow: bool) -> None:
     """Run a page's blocks in order; slow ones only on request."""
     page = Page.read(file)
-    with Session(folder, page.needs) as session:
+    with Session(folder, page) as session:
         for block in page.blocks:
             if block.here and (slow or not block.slow):
                 session.run(block)
@@ -77,7 +78,6 @@ def shown_intervals() -> list[Any]:
 def test_a_shown_interval_contains_the_value_above_it(
     epsilon: Decimal, lower: Decimal, upper: Decimal
 ) -> None:
-    """Running the block compares four digits only, which is too few for a bound."""
     assert lower <= epsilon <= upper
 
 
@@ -94,6 +94,10 @@ def blocks_run_elsewhere() -> list[Block]:
 def test_a_named_test_contains_the_commands_of_the_block(block: Block) -> None:
     for runner in block.runners:
         assert _RUNNER.fullmatch(runner), f"{runner} is not a test"
+    if block.language == "python":  # the named test runs the page, and says which
+        page = block.where.partition(":")[0]
+        assert any(page in (ROOT / each).read_text() for each in block.runners), block.runners
+        return
     for command in block.commands:
         assert is_in(command, block.runners), f"{command!r} is in none of {block.runners}"
 
@@ -232,6 +236,8 @@ def test_code_that_is_neither_run_nor_marked_is_refused(
         ("console", "accountant epsilon --no-such-option\n"),
         ("console", "false | true\n"),
         ("console", "$ echo one 1\ntwo 2\n"),
+        ("console", "$ echo one 1\none 2\n"),
+        ("console", "$ echo one\n"),
         ("python", "names = 1 / 0\n"),
         ("json", "{'not': 'json'}\n"),
     ],
@@ -244,10 +250,53 @@ def test_a_wrong_block_fails(language: str, text: str, tmp_path: Path) -> None:
         session.run(Block("page.md:1", language, text))
 
 
+SHOWN = "ε 1.25\nrun 04d2b86f39d8488bab60883d025be441 ends 2026-11-22T01:46:32Z\n"
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        SHOWN,
+        "ε 1.25\nrun 6ce42d5f591a4049980c0fc4cae04e3c ends 2027-01-02T03:04:05Z\n\n",
+    ],
+)
+def test_identifiers_and_times_may_differ(printed: str) -> None:
+    require_shown(SHOWN.splitlines(), printed, "page.md:1", varies=False)
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        SHOWN.replace("1.25", "1.26"),
+        SHOWN.replace("ends", "ended"),
+        SHOWN.replace("04d2b86f39d8488bab60883d025be441", "04d2"),
+        f"first\n{SHOWN}",
+        f"{SHOWN}last\n",
+        "".join(reversed(SHOWN.splitlines(keepends=True))),
+        SHOWN.splitlines(keepends=True)[0],
+        "",
+    ],
+)
+@pytest.mark.parametrize("varies", [False, True])
+def test_nothing_else_may_differ(printed: str, varies: bool) -> None:
+    with pytest.raises(AssertionError, match="the page shows"):
+        require_shown(SHOWN.splitlines(), printed, "page.md:1", varies)
+
+
+def test_an_ellipsis_stands_for_other_text_only_where_the_block_says_so() -> None:
+    shown, printed = ["loss …", "…", "done"], "loss 0.4\nmore\nlines\ndone\n"
+    require_shown(shown, printed, "page.md:1", varies=True)
+    for other in (printed.replace("done", "failed"), "loss 0.4\ndone\n", f"{printed}more\n"):
+        with pytest.raises(AssertionError):
+            require_shown(shown, other, "page.md:1", varies=True)
+    with pytest.raises(AssertionError):
+        require_shown(shown, printed, "page.md:1", varies=False)
+
+
 def test_a_block_sees_the_results_of_the_blocks_before_it(tmp_path: Path) -> None:
     with Session(tmp_path) as session:
         session.run(Block("page.md:1", "console", "export WHO=me\nmkdir there && cd there\n"))
-        session.run(Block("page.md:2", "console", "$ echo $WHO 12 > file && cat file\nme 3\n"))
+        session.run(Block("page.md:2", "console", "$ echo $WHO 12 > file && cat file\nme 12\n"))
         session.run(Block("page.md:3", "python", "import os\nwho = os.environ['WHO']\n"))
         session.run(Block("page.md:4", "python", "assert open('file').read() == f'{who} 12\\n'\n"))
 

@@ -22,6 +22,7 @@ from sqlalchemy import event
 from accountant_service.app import create_app
 from accountant_service.computation_processes import ProcessPool
 from accountant_service.ledger.repository import Repository, Transaction
+from accountant_service.ledger.webhook_delivery import WebhookDelivery
 
 
 def main() -> None:
@@ -35,6 +36,7 @@ def main() -> None:
 
 def serve(port: int, point: int, mutant: str) -> None:
     ProcessPool.run = compute_here  # type: ignore[method-assign]
+    WebhookDelivery.start = lambda _: None  # type: ignore[method-assign]  # its reads are no points
     app = create_app()
     mutate(app.state.repository, mutant)
     arm(app.state.repository, point)

@@ -82,11 +82,15 @@ def in_background(command: str, home: Path, **given: str) -> Iterator[None]:
 
 
 def test_the_demonstration_trains_within_its_budget(home: Path) -> None:
+    folder = home / "runs/mnist"
+    folder.mkdir(parents=True)
+    for left in ("ledger.db", "checkpoint.pt"):  # of a demo that was killed
+        (folder / left).write_text("interrupted")
     done = done_by("make demo", home, DEMO_OPTIONS="--steps 60")
+    assert "An earlier demo did not end; this one begins anew" in done.stdout
     assert "Stopped after 60 steps: all steps are done." in done.stdout
     assert "all is well" in done.stdout
     assert "do not fit what is left of the budget of 'mnist'" in done.stderr
-    folder = home / "runs/mnist"
     certificate = json.loads((folder / "certificate.json").read_text())
     assert certificate["steps"] == 60
     accuracy = re.search(r"Test accuracy ([\d.]+)%", done.stdout)

@@ -26,6 +26,8 @@ from fastapi.testclient import TestClient
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.verification import verify
+from accountant_service.ledger.webhook_delivery import WebhookDelivery
+from accountant_service.ledger.webhooks import create_webhook
 from accountant_service.settings import Settings
 from tests.support.databases import database, free_port
 
@@ -33,7 +35,7 @@ RUN = {"kind": "dp_sgd", "noise_multiplier": 60.0, "sample_rate": 1.0, "sampling
        "steps": 100}  # fmt: skip
 OTHER = RUN | {"noise_multiplier": 90.0}
 KINDS = ("reserve", "grant", "commit", "release", "renew", "reserve-other", "grant-other",
-         "commit-other")  # fmt: skip
+         "commit-other", "close")  # fmt: skip
 DATABASES = ("sqlite", "postgresql")
 FAST = {("sqlite", "grant"), ("postgresql", "commit-other")}
 POINTS_MAX = 40
@@ -79,6 +81,9 @@ class Bench:
         self.http, self.forge = http, forge
         self.token, _ = http.app.state.keys.create([Scope.ADMIN])  # type: ignore[attr-defined]
         self.repository = http.app.state.repository  # type: ignore[attr-defined]
+        self.webhook = create_webhook("http://127.0.0.1:9", None, (), 0)
+        with self.repository.transaction() as transaction:
+            transaction.add_webhook(self.webhook)
         self.name = uuid.uuid4().hex
         budget = {"epsilon": 50.0, "delta": 1e-5}
         self.send("/v1/datasets", {"name": self.name, "size": 1000, "budget": budget})
@@ -100,18 +105,34 @@ class Bench:
         with self.repository.reading() as reading:
             return int(reading.find_dataset(self.name).version)
 
+    def count_events(self) -> int:
+        """Return the number of events about the dataset that wait for a webhook."""
+        with self.repository.reading() as reading:
+            waiting = reading.list_waiting_events(self.webhook.identifier)
+        return sum(event.dataset == self.name for event in waiting)
+
     def next_write(self, kind: str) -> tuple[str, Any]:
         """A write of a kind that has not been made."""
         if kind.endswith("-other"):
             return self.next_write_of_another_mechanism(kind.removesuffix("-other"))
         if kind == "reserve":
             return self.plan
+        if kind == "close":
+            return self.next_closing()
         if kind == "grant":
             with self.repository.reading() as reading:
                 granted = reading.find_reservation(self.run).steps_granted
             return f"/v1/reservations/{self.run}/grants", {"steps": 1, "sequence": granted}
         run = self.send(*self.plan).json()["id"]
         return f"/v1/reservations/{run}/{kind}", {}
+
+    def next_closing(self) -> tuple[str, Any]:
+        """The closing of a dataset that has an open run, which is the current one from now on."""
+        self.name = uuid.uuid4().hex
+        budget = {"epsilon": 50.0, "delta": 1e-5}
+        self.send("/v1/datasets", {"name": self.name, "size": 1000, "budget": budget})
+        self.send(f"/v1/datasets/{self.name}/reservations", {"mechanism": RUN})
+        return f"/v1/datasets/{self.name}/close", {}
 
     def next_write_of_another_mechanism(self, kind: str) -> tuple[str, Any]:
         """A write that exchanges reference steps, or exchanges some of them back."""
@@ -126,9 +147,12 @@ class Bench:
 
 
 @pytest.fixture(params=DATABASES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+def bench(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
     with database(request.param, tmp_path) as url:
         app, forge = create_app(Settings(database_url=url)), Forge(url)
+        monkeypatch.setattr(WebhookDelivery, "start", lambda _: None)
         with TestClient(app) as http:
             yield Bench(http, forge)
         forge.close()
@@ -152,11 +176,15 @@ def faults_at_every_point(bench: Bench, kind: str, mutant: str = "none") -> list
             found += [] if bench.version() == before + 1 else ["acknowledged and not stored"]
             break
         stored.append(bench.version() - before)
+        if kind == "close" and bench.count_events() != stored[-1]:
+            found.append(f"{bench.count_events()} events of {stored[-1]} entries at point {point}")
         if stored[-1] not in (0, 1):
             found.append(f"{stored[-1]} entries at point {point}")
         again = [bench.send(path, body, key) for _ in range(2)]
         if not again[0].is_success or again[0].json() != again[1].json():
             found.append(f"a repeat after point {point} was answered {again[0].text}")
+        if kind == "close" and bench.count_events() != 1:
+            found.append(f"point {point} and repeats made {bench.count_events()} events")
         if bench.version() != before + 1:
             found.append(f"point {point} and repeats made {bench.version() - before} entries")
         found += verify(bench.repository).faults

@@ -115,6 +115,7 @@ class InLightning:
         data: Any = None,
         methods: dict[str, Any] | None = None,
         epochs: int = 20,
+        told: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         class Module(pytorch_lightning.LightningModule):
@@ -140,7 +141,7 @@ class InLightning:
             max_epochs=epochs,
             max_steps=steps_max,
             accumulate_grad_batches=accumulate,
-            callbacks=[lightning.PrivacyCallback(allowance, folder), saving],
+            callbacks=[lightning.PrivacyCallback(allowance, folder, **(told or {})), saving],
             accelerator="cpu",
             logger=False,
             enable_progress_bar=False,
@@ -174,6 +175,7 @@ class InHuggingFace:
         resume: bool = False,
         by_hand: int = 0,
         more: list[Any] | None = None,
+        told: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         class Trainer(transformers.Trainer):
@@ -197,7 +199,8 @@ class InHuggingFace:
             disable_tqdm=True,
             **options,
         )
-        callbacks = [huggingface.PrivacyCallback(allowance, folder), *(more or [])]
+        privacy = huggingface.PrivacyCallback(allowance, folder, **(told or {}))
+        callbacks = [privacy, *(more or [])]
         trainer = Trainer(
             private.net, arguments, optimizers=(private.optimizer, None), callbacks=callbacks
         )

@@ -24,6 +24,7 @@ BODIES: dict[str, Any] = {
     "/reservations": {"mechanism": RUN},
     "/grants": {"steps": 1, "sequence": 0},
     "PUT": {"share": 0.5},  # every PUT sets a cap
+    "PATCH": {"requests_per_minute": 60},  # every PATCH changes a key
 }
 Call = tuple[str, str]
 
@@ -75,7 +76,7 @@ def answer(service: Service, key: str, call: Call, of: str) -> tuple[int, str]:
     """Return a call's status and answer, without the name of the object asked for."""
     method, template = call
     name = re.sub(r"^.*}", "", template) if method == "POST" else method
-    body = BODIES.get(name, {}) if method in ("POST", "PUT") else None
+    body = BODIES.get(name, {}) if method in ("POST", "PUT", "PATCH") else None
     found = service.ask(key, method, re.sub(r"{\w+}", of, template), body)
     return found.status_code, found.text.replace(of, "NAME")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -18,7 +20,13 @@ from accountant_service import calculator
 from accountant_service.mechanisms import DpSgd
 from training_client.budget import Budget, LedgerBudget
 from training_client.client import AccountingService
-from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
+from training_client.errors import (
+    BudgetExhaustedError,
+    DataError,
+    NoGuaranteeError,
+    ServiceUnreachableError,
+)
+from training_client.integrations.model_files import check_model_file, model_saver
 from training_client.integrations.step_gate import StepGate
 from training_client.plan import Plan
 
@@ -94,6 +102,69 @@ def test_the_ledger_grants_what_is_made_and_certifies_it(
     assert held.state == "committed"
     certificate = json.loads((tmp_path / "certificate.json").read_text())
     assert held.identifier in json.dumps(certificate)
+
+
+class Recorder:
+    """A tracker that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.spent: list[tuple[int, float, float]] = []
+        self.ended: list[tuple[Path, bool]] = []
+
+    def log_spent(self, step: int, epsilon: float, delta: float) -> None:
+        self.spent.append((step, epsilon, delta))
+
+    def log_run(self, folder: Path) -> None:
+        self.ended.append((folder, (folder / "certificate.json").exists()))
+
+
+@pytest.mark.parametrize("name", ["model.pt", "weights.safetensors"])
+def test_the_certificate_names_the_saved_model_and_trackers_are_told(
+    name: str, framework: Any, ledger: AccountingService, tmp_path: Path
+) -> None:
+    allowance, private, recorder = reserved(ledger, 25), Private(), Recorder()
+    framework.fit(private, allowance, tmp_path, told={"model_file": name, "trackers": [recorder]})
+    digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    certificate = json.loads((tmp_path / "certificate.json").read_text())
+    assert certificate["declared"]["model_sha256"] == digest
+    assert json.loads((tmp_path / "privacy.json").read_text())["model_sha256"] == digest
+    read = load_file if name.endswith(".safetensors") else torch.load
+    saved = next(each for key, each in read(tmp_path / name).items() if key.endswith("weight"))
+    assert torch.equal(saved, private.net.linear.weight)
+    steps, epsilons, deltas = zip(*recorder.spent, strict=True)
+    assert steps == tuple(range(1, 26))
+    assert list(epsilons) == sorted(epsilons)
+    assert 0 < epsilons[0] < epsilons[-1]
+    assert set(deltas) == {DELTA}
+    assert recorder.ended == [(tmp_path, True)]
+
+
+class InParts(nn.Linear):
+    """A model that saves itself in parts."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "model-00001-of-00002.safetensors").touch()
+
+
+def test_a_model_that_is_not_saved_as_one_file_is_not_committed(
+    ledger: AccountingService, tmp_path: Path
+) -> None:
+    allowance = reserved(ledger, 12)
+    gate = StepGate(allowance)
+    with pytest.raises(DataError, match=r"wrote model-00001-of-00002\.safetensors and not"):
+        gate.settle(tmp_path, model_saver(InParts(2, 2), "model.safetensors"))
+    with pytest.raises(DataError, match="cannot read the model's file"):
+        gate.settle(tmp_path, lambda folder: folder / "nothing.pt")
+    assert ledger.reservation(allowance.reservation.identifier).state == "open"
+    assert not (tmp_path / "privacy.json").exists()
+    gate.settle(tmp_path, model_saver(InParts(2, 2), "model.pt"))
+    assert ledger.reservation(allowance.reservation.identifier).state == "committed"
+
+
+@pytest.mark.parametrize("name", ["model", "model.bin", "sub/model.pt", "../model.pt"])
+def test_a_model_file_is_the_name_of_one_file(name: str) -> None:
+    with pytest.raises(DataError, match=r"ends in \.pt or \.safetensors"):
+        check_model_file(name)
 
 
 def test_no_block_is_granted_before_its_first_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from typer.testing import CliRunner, Result
 
 from accountant_service import cli
 
+CERTIFICATE = (
+    Path(__file__).parents[1] / "contract/fixtures/certificates/certificate-3-stopped.json"
+)
 RUN = "-q 0.01 -s 1.1 -t 100 -d 1e-5"
 
 
@@ -103,6 +107,12 @@ MISTAKES = [
         "report dataset adult -o report.docx", ("no format is known for 'report.docx'", ".pdf")
     ),
     Mistake("verify none.json", ("none.json", "No such file")),
+    Mistake("verify certificate.json --model none.pt", ("--model cannot read the file 'none.pt'",)),
+    Mistake(
+        "verify certificate.json --model text.txt",
+        ("it names no model", "when it commits the run", "not valid"),
+    ),
+    Mistake("verify text.txt --model text.txt", ("it is not a certificate", "not valid")),
     # keys, servers and settings
     Mistake("keys create --scope boss", ("--scope", "'boss' is not one of 'compute'")),
     Mistake("keys revoke none", ("there is no key 'none'",)),
@@ -138,6 +148,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a ledger that has a dataset, and a text file."""
     found = tmp_path_factory.mktemp("mistakes")
     (found / "text.txt").write_text("no certificate")
+    shutil.copy(CERTIFICATE, found / "certificate.json")
     url = f"sqlite:///{found}/accountant.db"
     made = invoke("dataset create adult -n 1000 -E 1 -d 1e-5", ACCOUNTANT_DATABASE_URL=url)
     assert made.exit_code == 0, made.output

@@ -19,6 +19,8 @@ from accountant_service.ledger import moving
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.tables import METADATA
 from accountant_service.ledger.verification import verify
+from accountant_service.ledger.webhook_delivery import WebhookDelivery
+from accountant_service.ledger.webhooks import create_webhook
 from accountant_service.settings import Settings
 from tests.support.databases import database
 from tests.support.earlier_ledgers import read_rows
@@ -52,6 +54,7 @@ class Service:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that `COMMAND` names; a folder of its own is the current one."""
+    monkeypatch.setattr(WebhookDelivery, "start", lambda _: None)  # rows stay as they are
     monkeypatch.chdir(tmp_path)
     return tmp_path / "accountant.db"
 
@@ -71,6 +74,12 @@ def running(file: Path) -> Iterator[Service]:
         )
         if number == 1:
             service.post(f"/v1/reservations/{run['id']}/commit", {}, "commit")
+    service.app.state.keys.create([Scope.RUN], requests_per_minute=60)
+    hook = create_webhook("http://127.0.0.1:9", "closed", (0.5,), 0)
+    with service.app.state.repository.transaction() as transaction:
+        transaction.add_webhook(hook)
+    service.post("/v1/datasets", {"name": "closed", "size": 60_000, "budget": budget}, "another")
+    service.post("/v1/datasets/closed/close", {}, "close")
     service.run = run["id"]  # type: ignore[attr-defined]
     yield service
     service.close()
@@ -93,10 +102,11 @@ def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
     before = opening.open_repository(f"sqlite:///{file}")
     tables = [table.name for table in METADATA.sorted_tables]
     rows = {name: read_rows(before, name) for name in tables}
+    assert rows["webhook_event"], "what waits is delivered from the new database"
     before.close()
     done = move(target)
     assert done.exit_code == 0, done.output
-    assert "moved 1 datasets with" in done.stdout
+    assert "moved 2 datasets with" in done.stdout
     after = opening.open_repository(target)
     for name in tables:
         assert sorted(map(repr, read_rows(after, name))) == sorted(map(repr, rows[name])), name
@@ -107,6 +117,8 @@ def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
     path = f"/v1/reservations/{running.run}/grants"  # type: ignore[attr-defined]
     status, granted = service.post(path, {"steps": 10, "sequence": 10}, "next")
     assert (status, granted["steps_granted"]) == (200, 20)
+    status, problem = service.post("/v1/datasets/closed/reservations", {"mechanism": RUN}, "no")
+    assert (status, problem["code"]) == (409, "dataset-closed")
     status, again = service.post(path, {"steps": 10, "sequence": 0}, "2")
     assert (status, again["steps_granted"]) == (200, 10), "answers of earlier calls moved too"
     service.close()

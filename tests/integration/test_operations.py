@@ -24,6 +24,7 @@ from accountant_service.api.problems import Problem
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.settings import Settings
 from tests.support.databases import private_server
 
@@ -36,6 +37,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 def service(folder: Path, **settings: Any) -> FastAPI:
     url = f"sqlite:///{folder}/ledger.db"
     return create_app(Settings(**{"database_url": url} | settings))
+
+
+@pytest.fixture(autouse=True)
+def no_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread looks for events to post: connections in use are those of requests."""
+    monkeypatch.setattr(WebhookDelivery, "start", lambda _: None)
 
 
 @pytest.fixture

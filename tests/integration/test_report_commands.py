@@ -78,6 +78,7 @@ def test_a_run_from_a_new_dataset_to_its_reports(command: Command, tmp_path: Pat
     digest = hashlib.sha256(b"model").hexdigest()
     assert document["declared"] == {"clip_norm": 1.0, "model_sha256": digest}
     assert "\nvalid\n" in command("verify", "certificate.json")
+    assert_verified_for_the_model_alone(command, digest)
     for subject in (["certificate.json"], ["run", run], ["dataset", "people"]):
         command("report", *subject, "-o", "report.yaml")
         assert yaml.safe_load(Path("report.yaml").read_text())["tier"] == 3
@@ -90,6 +91,30 @@ def test_a_run_from_a_new_dataset_to_its_reports(command: Command, tmp_path: Pat
     assert "12 reference steps" in command("dataset", "show", "people")
     report = verify(open_repository(f"sqlite:///{tmp_path}/accountant.db"))
     assert (report.faults, report.datasets) == ([], 1)
+
+
+def assert_verified_for_the_model_alone(command: Command, digest: str) -> None:
+    """`verify --model` accepts the committed model's file, and no other file or certificate."""
+    told = command("verify", "certificate.json", "--model", "model.pt")
+    assert told.endswith(f"it is about this model: SHA-256 {digest}\nvalid\n")
+    as_json = json.loads(command("verify", "certificate.json", "--model", "model.pt", "--json"))
+    assert (as_json["faults"], as_json["model_sha256"]) == ([], digest)
+    Path("other.pt").write_bytes(b"modem")
+    other = hashlib.sha256(b"modem").hexdigest()
+    refused = CliRunner().invoke(cli.app, ["verify", "certificate.json", "--model", "other.pt"])
+    assert refused.exit_code == 1
+    assert (
+        f"it is about another model: it names SHA-256 {digest}, this is {other}" in refused.stderr
+    )
+    assert refused.stdout.endswith("not valid\n")
+    assert "it is about this model" not in refused.stdout
+    document = json.loads(Path("certificate.json").read_text())
+    document["declared"]["model_sha256"] = other
+    Path("forged.json").write_text(json.dumps(document))
+    forged = CliRunner().invoke(cli.app, ["verify", "forged.json", "--model", "other.pt"])
+    assert forged.exit_code == 1
+    assert "the signature does not match" in forged.stderr
+    assert "it is about this model" not in forged.stdout
 
 
 def test_a_delta_too_large_for_the_dataset_is_warned_about(command: Command) -> None:

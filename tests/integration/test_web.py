@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import re
 import shlex
 import uuid
@@ -20,12 +21,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from accountant_service import cli, number_format
+from accountant_service import cli, mechanisms, number_format
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.plans import StepsLeft
 from accountant_service.settings import Settings
-from accountant_service.web import calculator_form, ledger_pages, rendering, sessions
+from accountant_service.web import (
+    calculator_form,
+    import_page,
+    ledger_pages,
+    rendering,
+    run_form,
+    sessions,
+)
 
 HTML_NAME = '<b>"bold"</b><script>alert(1)</script>'
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
@@ -144,7 +153,7 @@ def test_the_calculator_answers_at_once(visitor: Person) -> None:
 
 def test_the_whole_state_is_in_the_address(visitor: Person) -> None:
     state = {name: field.initial for name, field in calculator_form.FIELDS.items()}
-    state |= {name: options[-1] for name, options in calculator_form.CHOICES.items()}
+    state |= {name: [*each.options][-1] for name, each in calculator_form.CHOICES.items()}
     state |= {"noise_multiplier": "3.5", "epochs": "2", "sampling": "shuffled", "batches": "sizes"}
     text = visitor.get("/?" + urlencode(state))
     for name in calculator_form.FIELDS:
@@ -228,15 +237,27 @@ TEXTS = st.one_of(
     st.sampled_from(["", "0", "1", "-1", "1e-5", "1e308", "inf", "nan", "0x1", "1_0", "٣", "½"]),
     st.floats(width=32).map(str),
 )
-NAMES = [*calculator_form.FIELDS, *calculator_form.CHOICES, "other"]
+NAMES = [*calculator_form.FIELDS, *calculator_form.CHOICES, "other", "add", "remove", "mechanism"]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), TEXTS, min_size=1))
 def test_no_query_breaks_the_calculator(app: Any, query: dict[str, str]) -> None:
     visitor = Person(TestClient(app, raise_server_exceptions=False))
-    text = visitor.get("/?" + urlencode(query, errors="replace"))
+    second = {f"{name}-2": text for name, text in query.items()}
+    text = visitor.get("/?" + urlencode(query | second, errors="replace"))
     assert "Traceback" not in text
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), TEXTS, min_size=1))
+def test_no_query_breaks_a_quote(
+    app: Any, keys: dict[str, str], run: str, query: dict[str, str]
+) -> None:
+    person = Person(TestClient(app, raise_server_exceptions=False))
+    person.sign_in(keys["admin"])
+    person.get("/datasets/patients/quote?" + urlencode(query, errors="replace"))
 
 
 def test_raw_bytes_in_the_address_break_nothing(visitor: Person) -> None:
@@ -379,7 +400,11 @@ def test_a_session_that_is_over_has_a_page(
     token, record = app.state.keys.create([Scope.ADMIN], "short-lived")
     visitor.sign_in(token)
     cookie = visitor.http.cookies[sessions.COOKIE]
-    changed = {"cut": cookie[:-1], "alter": "0" + cookie[1:], "nonsense": "a.b"}.get(change, cookie)
+    changed = {
+        "cut": cookie[:-1],
+        "alter": ("1" if cookie[0] == "0" else "0") + cookie[1:],
+        "nonsense": "a.b",
+    }.get(change, cookie)
     visitor.http.cookies.set(sessions.COOKIE, changed, domain="testserver.local")
     if change == "late":
         later = sessions.now() + sessions.SECONDS * 1_000_000
@@ -586,13 +611,32 @@ def test_a_wrong_key_form_keeps_what_was_typed(admin: Person) -> None:
 
 
 GARBAGE = st.dictionaries(
-    st.sampled_from(["name", "size", "epsilon", "delta", "privacy_unit", "once", "days", "scopes"]),
+    st.sampled_from(
+        [
+            "name",
+            "size",
+            "epsilon",
+            "delta",
+            "privacy_unit",
+            "once",
+            "days",
+            "scopes",
+            "reach",
+            "planned",
+            "kind",
+            "mechanism",
+            "filter",
+            "document",
+            "format",
+            "sampling",
+        ]
+    ),
     st.one_of(TEXTS, st.just("x" * 300)),
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["/datasets", "/keys", "/sign-in", "/keys/x/revoke"]), GARBAGE)
+@given(st.sampled_from(["/datasets", "/keys", "/sign-in", "/keys/x/revoke", "/import"]), GARBAGE)
 def test_no_form_breaks_a_page(
     app: Any, keys: dict[str, str], path: str, fields: dict[str, str]
 ) -> None:
@@ -661,6 +705,9 @@ def test_the_planner_recommends_a_run(visitor: Person) -> None:
     assert found
     for part in ("recommended", "today", "frontier-table", "arXiv 2402.03990", "Planner</a>"):
         assert part in text
+    headline, folded = re.findall(r"ε ≤ ([\d.]*\d)", text)[:2]
+    assert headline == number_format.round_up(float(folded), 4)
+    assert len(folded) > len(headline)
     batch, steps = (int(each.replace("\u202f", "")) for each in found.groups()[:2])
     assert batch * steps <= 5 * 60_000
     link = re.search(r'href="(/\?batches=rate[^"]*)">Open in the calculator', text)
@@ -684,3 +731,467 @@ def test_the_planner_says_what_is_wrong_beside_the_field(visitor: Person) -> Non
 
 def test_a_budget_that_no_noise_reaches_is_told(visitor: Person) -> None:
     assert "No plan" in visitor.get("/plan?epsilon=1e-9&delta=1e-12&sampling=poisson")
+
+
+# --- several runs
+
+
+RUNS = {
+    "steps": "500",
+    "kind-2": "json",
+    "mechanism-2": '{"kind": "laplace", "noise_multiplier": 20}',
+    "noise_multiplier-4": "2",
+    "batches-4": "sizes",
+    "sampling-4": "fixed_size",
+}
+
+
+def upper(text: str) -> float:
+    found = re.search(r"[\d.]+ ≤ ε ≤ ([\d.]*\d)", text)
+    assert found
+    return float(found[1])
+
+
+def test_several_runs_are_accounted_together(visitor: Person) -> None:
+    text = visitor.get("/?" + urlencode(RUNS))
+    assert "for all 3 runs" in text
+    assert "Laplace noise, b/C = 20" in text
+    assert value(text, "noise_multiplier-3") == "2", "runs are numbered without gaps"
+    parts = json.loads(shlex.split(_snippets(text)[0])[-1])["mechanism"]["mechanisms"]
+    assert [each["kind"] for each in parts] == ["dp_sgd", "laplace", "dp_sgd"]
+    answer = visitor.http.post(
+        "/v1/epsilon",
+        json={"mechanism": {"kind": "composed", "mechanisms": parts}, "delta": 1e-5},
+    ).json()
+    assert number_format.round_up(answer["epsilon"]) == number_format.round_up(upper(text))
+    body = {"mechanism": parts[1], "delta": 1e-5}
+    alone = visitor.http.post("/v1/epsilon", json=body).json()["epsilon"]
+    assert f'data-label="ε alone" class="amount">{number_format.round_up(alone, 4)}<' in text
+    assert "To stay within ε = 2: run 1" in text
+    noise = re.search(r"noise_multiplier=([\d.]+)[^\"]*\">Use this noise", text)
+    assert noise
+    solved = visitor.get("/?" + urlencode(RUNS | {"noise_multiplier": noise[1]}))
+    assert upper(solved) == pytest.approx(2, abs=1e-4), "the others count as well"
+    assert "curve-table" not in text
+
+
+def test_the_snippets_of_several_runs_ask_the_same_question(visitor: Person) -> None:
+    text = visitor.get("/?" + urlencode(RUNS))
+    _, command, python = _snippets(text)
+    printed = CliRunner().invoke(cli.app, shlex.split(command)[1:])
+    assert f"≤ {number_format.round_up(upper(text))}" in printed.output
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(python, {})
+    assert said.getvalue().startswith(str(upper(text))[:6])
+
+
+def test_runs_are_added_and_removed_without_scripts(visitor: Person) -> None:
+    one = {"noise_multiplier": "1.3", "steps": "70", "delta": "1e-6"}
+    text = visitor.get("/?" + urlencode(one | {"add": "dp_sgd"}))
+    assert (value(text, "noise_multiplier-2"), value(text, "steps-2")) == ("1.3", "70")
+    assert value(text, "delta") == "1e-6"
+    answer = visitor.http.get("/?" + urlencode(one | {"add": "other", "other": "rdp"}))
+    assert answer.url.fragment == "run-2"
+    assert "add" not in answer.url.params
+    written = re.search(r'name="mechanism-2"[^>]*>([^<]*)<', answer.text)
+    assert written
+    assert json.loads(unescape(written[1]))["kind"] == "rdp"
+    left = visitor.get("/?" + urlencode(dict(answer.url.params) | {"remove": "1"}))
+    assert "noise_multiplier-2" not in left
+    assert "To stay within" not in left, "a mechanism as JSON has no noise to solve for"
+    assert 'name="kind" value="json" checked' in left
+    assert "Run 2" not in visitor.get("/?remove=1&steps=3"), "the last run stays"
+
+
+def test_there_is_a_limit_to_the_number_of_runs(visitor: Person) -> None:
+    many = {f"steps-{number}": str(number) for number in range(2, 10)}
+    text = visitor.get("/?" + urlencode(many | {"add": "dp_sgd", "delta": ""}))
+    assert "for 8 runs" not in text
+    assert "Remove run 8" in text
+    assert "Remove run 9" not in text
+    assert "Add a DP-SGD run" not in text
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("", "The JSON text is required."),
+        ("{", "The JSON text cannot be read: EOF"),
+        ('{"kind": "laplace", "noise_multiplier": NaN}', "The JSON text cannot be read"),
+        ("9" * 1001, "The JSON text must be at most 1000 characters long"),
+        ("[]", "The mechanism must be an object"),
+        ("null", "The mechanism must be an object"),
+        ('{"kind": "laplace"}', "/noise_multiplier is required."),
+        ('{"kind": "repeated", "count": 2, "mechanism": {"kind": "x"}}', "/mechanism/kind must be"),
+    ],
+)
+@pytest.mark.parametrize("number", ["", "-2"])
+def test_a_problem_of_a_mechanism_stands_beside_it(
+    visitor: Person, written: str, sentence: str, number: str
+) -> None:
+    text = visitor.get("/?" + urlencode({f"kind{number}": "json", f"mechanism{number}": written}))
+    assert problem(text, f"mechanism{number}").startswith(sentence)
+    assert "Correct the fields that are marked." in text
+    assert not problem(text, "sampling"), "told once, and where it is"
+
+
+def test_a_problem_of_the_second_run_stands_beside_it(visitor: Person) -> None:
+    text = visitor.get("/?steps-2=many&noise_multiplier-3=1e9&delta=1e-5")
+    assert problem(text, "steps-2").startswith("Steps must be a whole number")
+    assert problem(text, "noise_multiplier-3").startswith("Noise multiplier must be")
+    assert not problem(text, "steps")
+
+
+# --- notes about the address
+
+
+@pytest.mark.parametrize(
+    ("path", "note"),
+    [
+        ("/?sigma=2", "does not know the parameter “sigma” and ignores it."),
+        ("/?noise_multiplyer=2", "Did you mean “noise_multiplier”?"),
+        ("/?sampling=poison", "“poison” is no value of sampling; “poisson” is used."),
+        ("/?steps-2=3&sampling-2=x", "“x” is no value of sampling-2"),
+        ("/plan?epoch=3", "Did you mean “epochs”?"),
+        ("/plan?sampling=shuffled", "“shuffled” is no value of sampling; “both” is used."),
+        ("/datasets?page=2", "does not know the parameter “page”"),
+        ("/datasets/patients?befor=2", "Did you mean “before”?"),
+        ("/datasets/patients/quote?step=2", "Did you mean “steps”?"),
+        ("/import?x=1", "does not know the parameter “x”"),
+        ("/help?" + "&".join(f"a{n}=1" for n in range(9)), "It ignores 4 more parameters."),
+        ("/?<script>=1", "“&lt;script&gt;”"),
+    ],
+)
+def test_what_a_page_ignores_is_told(admin: Person, run: str, path: str, note: str) -> None:
+    assert note in admin.get(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/plan", "/datasets/patients?before=5&runs=0", "/?add=json", "/sign-in?next=/keys"],
+)
+def test_what_a_page_reads_is_not_told(admin: Person, run: str, path: str) -> None:
+    assert "ignores it" not in admin.get(path)
+
+
+def test_a_failure_says_nothing_about_the_parameters(admin: Person) -> None:
+    assert "ignores it" not in admin.get("/datasets/missing?before=5", 404)
+
+
+# --- details and documentation
+
+
+def test_every_page_links_to_the_documentation(admin: Person, run: str) -> None:
+    for path in ("/", "/plan", "/import", "/datasets", f"/runs/{run}", "/keys", "/help", "/docs"):
+        text = admin.get(path)
+        assert 'href="/help"' in text
+        assert 'href="/docs"' in text
+    assert "Sign out" in admin.get("/help")
+
+
+def test_help_has_every_kind_of_mechanism(visitor: Person) -> None:
+    text = visitor.get("/help")
+    for kind, example in run_form.EXAMPLES.items():
+        assert f"<code>{kind}</code>" in text
+        assert unescape(text).count(json.dumps(example, ensure_ascii=False)) >= 1
+
+
+def test_the_answer_has_four_digits_rounded_up_and_the_rest_is_folded(visitor: Person) -> None:
+    text = visitor.get("/")
+    headline = re.search(r'<h2 id="result">.*?ε ≤ ([\d.]+)<', text)
+    assert headline
+    assert headline[1] == number_format.round_up(upper(text), 4)
+    assert float(headline[1]) >= upper(text)
+    body = {"mechanism": RUN | {"steps": 1000}, "points": 37}
+    attack = visitor.http.post("/v1/trade-off", json=body).json()["attack_success"]["upper"]
+    assert f"<b>{number_format.round_up(attack, 4)}</b>" in text
+    folded = re.search(r"<details>(.*?)</details>", text, re.DOTALL)
+    assert folded
+    assert "≤ ε ≤" in folded[1]
+    loose = re.findall(r"<td class=\"amount\">([\d.]+)</td>", text.split("5 more: bounds")[1])
+    assert loose
+    assert all(float(each) > 2 * upper(text) for each in loose)
+
+
+def test_a_reason_that_all_methods_share_is_told_once(visitor: Person) -> None:
+    text = visitor.get("/?batches=sizes&length=epochs&sampling=shuffled")
+    assert "No proved interval" in text
+    assert len(re.findall("ighbouring datasets have the same number of records", text)) == 1
+    assert text.count("the hypothesis above does not hold") > 3
+    assert "(estimate)" in text
+
+
+# --- quotes
+
+
+def test_a_quote_tells_what_fits(admin: Person, run: str) -> None:
+    path = "/datasets/patients/quote?noise_multiplier=1.1&sample_rate=0.01&steps={}"
+    text = admin.get(path.format(5000))
+    assert "It does not fit" in text
+    steps = re.search(r"T = ([\d\u202f]+)</span>", text)
+    noise = re.search(r"noise_multiplier=([\d.]+)[^\"]*\">Use this noise", text)
+    assert steps
+    assert noise
+    most = int(steps[1].replace("\u202f", ""))
+    assert "It fits" in admin.get(path.format(most))
+    assert "It does not fit" in admin.get(path.format(most + 1))
+    enough = path.format(5000).replace("noise_multiplier=1.1", f"noise_multiplier={noise[1]}")
+    assert "It fits" in admin.get(enough)
+    entries = admin.get("/datasets/patients")
+    assert admin.get("/datasets/patients") == entries, "a quote charges nothing"
+
+
+def test_amounts_of_a_quote_are_rounded_up() -> None:
+    template = rendering._TEMPLATES.get_template("quote.html")
+    answer = {
+        "fits": True,
+        "affordable": {"steps": 7, "noise_multiplier": 1.3000001},
+        "affordable_alone": None,
+        "share_of_budget": 0.298001,
+        "epsilon_after": 1.00001,
+        "guarantee": None,
+    }
+    text = template.render(
+        path="/", session=None, notes=[], run=run_form.read_run({}), answer=answer,
+        dataset={"name": "d", "budget": {"epsilon": 3.0}}, with_values=lambda **_: "",
+    )  # fmt: skip
+    assert "takes 29.9 % of the budget" in text
+    assert "ε ≤ 1.001 of 3" in text
+    assert "σ = 1.30001" in text
+
+
+def test_a_quote_says_what_is_wrong_beside_the_field(admin: Person, run: str) -> None:
+    text = admin.get("/datasets/patients/quote?steps=&noise_multiplier=0")
+    assert problem(text, "steps") == "Steps is required."
+    assert problem(text, "noise_multiplier").startswith("Noise multiplier must be")
+    text = admin.get("/datasets/patients/quote?" + urlencode({"kind": "json", "mechanism": "{}"}))
+    assert problem(text, "mechanism").startswith("/kind must be one of")
+    text = admin.get("/datasets/patients/quote?batches=sizes&dataset_size=7&batch_size=2&steps=3")
+    assert "No quote" in text
+    assert "60000" in text, "the dataset has another number of records"
+
+
+def test_a_quote_needs_a_key_that_sees_the_dataset(
+    visitor: Person, keys: dict[str, str], run: str
+) -> None:
+    visitor.sign_in(keys["bound"])
+    assert "There is nothing here" in visitor.get("/datasets/patients/quote", 404)
+
+
+def test_the_page_of_a_dataset_leads_to_a_quote_of_the_last_run(admin: Person, run: str) -> None:
+    link = re.search(r'href="(/datasets/patients/quote\?[^"]*)"', admin.get("/datasets/patients"))
+    assert link
+    text = admin.get(unescape(link[1]))
+    assert (value(text, "noise_multiplier"), value(text, "steps")) == ("1.1", "100")
+
+
+# --- warnings
+
+
+def render_steps_left(steps: int, *, is_exact: bool = True) -> str:
+    """The part of a dataset's page after a last run of 100 steps."""
+    return rendering._TEMPLATES.get_template("steps_left.html").render(
+        left=StepsLeft("r", mechanisms.from_json(RUN), steps, is_exact),
+        left_step="DP-SGD",
+        run_steps=100,
+        runs_left=steps // 100,
+        is_complete=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence", "is_warning"),
+    [
+        (25_700, "That is about 257 more runs like it, of 100 steps.", False),
+        (399, "That is about 3 more runs like it, of 100 steps.", False),
+        (299, "Only 2 more runs of 100 steps fit.", True),
+        (100, "Only 1 more run of 100 steps fits.", True),
+        (99, "Not one more run of 100 steps fits: the next one must be shorter", True),
+        (0, "Not one more step like the last run's fits.", True),
+    ],
+)
+def test_what_is_left_is_told_in_runs_rounded_down(
+    steps: int, sentence: str, is_warning: bool
+) -> None:
+    text = unescape(render_steps_left(steps))
+    assert sentence in text
+    assert ('class="warning' in text) == is_warning
+    assert ("alarm" in text) == (steps < 100)
+
+
+def test_a_count_that_may_be_too_small_warns_of_nothing() -> None:
+    text = render_steps_left(99, is_exact=False)
+    assert "At least 99 more steps" in text
+    assert "warning" not in text
+
+
+def test_the_page_of_a_dataset_counts_runs(admin: Person, run: str) -> None:
+    text = admin.get("/datasets/patients")
+    steps = re.search(r"<strong>(\d+) more steps</strong>", text)
+    assert steps
+    runs = int(steps[1]) // 100
+    assert (f"Only {runs} more" in text) == (0 < runs < 3)
+    assert (f"about {runs} more runs" in text) == (runs >= 3)
+
+
+# --- new datasets
+
+
+def test_an_owner_creates_a_dataset_on_a_page_of_its_own(
+    visitor: Person, keys: dict[str, str]
+) -> None:
+    visitor.sign_in(keys["owner"])
+    text = visitor.get("/new-dataset")
+    assert "None of what you enter here can be changed later." in text
+    fields = {"name": "planned-here", "size": "60000", "epsilon": "2", "delta": "1e-6", "once": "p"}
+    fields |= {"neighbouring_relation": "replace_one", "privacy_unit": "person"}
+    fields |= {"planned": "planned", "noise_multiplier": "1.5", "sample_rate": "0.02", "steps": "9"}
+    text = visitor.send("/datasets", **fields)
+    assert "<h1>planned-here</h1>" in text
+    assert "neighbouring relation: replace one" in text
+    assert "Counted in reference steps: DP-SGD, q = 0.02, σ = 1.5" in text
+    other = {"name": "not-planned", "planned": "first", "filter": "renyi", "once": "q"}
+    text = visitor.send("/datasets", **(fields | other))
+    assert "Counted in reference steps" not in text
+    assert "Rényi" in text
+
+
+def test_a_wrong_planned_run_keeps_what_was_typed(admin: Person) -> None:
+    typed = {"name": "wrong-plan", "size": "60000", "epsilon": "2", "delta": "1e-6", "once": "w"}
+    typed |= {"planned": "planned", "steps": "many"}
+    text = admin.send("/datasets", 422, **typed)
+    assert problem(text, "steps").startswith("Steps must be a whole number")
+    assert value(text, "steps") == "many"
+    written = {"kind": "json", "mechanism": '{"kind": "laplace"}'}
+    text = admin.send("/datasets", 422, **(typed | written))
+    assert problem(text, "mechanism") == "/noise_multiplier is required."
+    sizes = {"batches": "sizes", "dataset_size": "70000", "batch_size": "70", "steps": "5"}
+    text = admin.send("/datasets", 422, **(typed | sizes))
+    assert "70000" in problem(text, "sampling")
+    assert "wrong-plan" not in admin.get("/datasets")
+
+
+def test_only_owners_may_open_the_page_of_a_new_dataset(
+    visitor: Person, keys: dict[str, str]
+) -> None:
+    visitor.sign_in(keys["run"])
+    assert "does not allow this" in visitor.get("/new-dataset", 403)
+
+
+# --- safe keys
+
+
+def test_the_safe_choices_of_a_key_are_made_at_first(admin: Person, app: Any) -> None:
+    text = admin.get("/keys")
+    assert 'name="reach" value="listed" checked' in text
+    assert value(text, "days") == "90"
+    assert re.findall(r'name="scopes" value="(\w+)" checked', text) == ["run"]
+    as_shown = {"name": "unchanged", "scopes": "run", "reach": "listed", "days": "90"}
+    text = admin.send("/keys", 422, **as_shown)
+    assert problem(text, "datasets") == "Name at least one dataset, or choose all datasets."
+    assert "unchanged" not in [key.name for key in app.state.keys.list_keys()]
+    admin.send("/keys", 201, **(as_shown | {"datasets": "patients other"}))
+    admin.send("/keys", 201, **(as_shown | {"name": "wide", "reach": "all", "datasets": "x"}))
+    made = {key.name: key for key in app.state.keys.list_keys()}
+    assert made["unchanged"].datasets == ("patients", "other")
+    assert made["wide"].datasets is None
+    assert made["unchanged"].expires_at is not None
+    days = (made["unchanged"].expires_at - sessions.now()) / 86_400e6
+    assert days == pytest.approx(90, abs=0.1)
+
+
+def test_revoking_asks_first_and_tells_the_consequences(admin: Person, app: Any) -> None:
+    _, record = app.state.keys.create([Scope.RUN], "asked-about", team="vision")
+    path = f"/keys/{record.identifier}/revoke"
+    assert f'href="{path}"' in admin.get("/keys")
+    text = admin.get(path)
+    assert "Revoke asked-about?" in text
+    assert "It cannot be undone" in text
+    assert "another key of the team vision" in text
+    assert "You are signed in with this key" not in text
+    found = {key.identifier: key for key in app.state.keys.list_keys()}
+    assert found[record.identifier].revoked_at is None, "asking revokes nothing"
+    app.state.keys.revoke(record.identifier, by="test")
+    admin.get(path, 404)
+    admin.get("/keys/unknown/revoke", 404)
+
+
+def test_revoking_the_own_and_the_last_administrators_key_is_warned_about(tmp_path: Path) -> None:
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/a.db"))
+    with TestClient(app) as http:
+        person = Person(http)
+        token, own = app.state.keys.create([Scope.ADMIN], "own")
+        app.state.keys.create([Scope.ADMIN], "bound to datasets", ("other",))
+        person.sign_in(token)
+        text = person.get(f"/keys/{own.identifier}/revoke")
+        assert "You are signed in with this key" in text
+        assert "This is the last key of scope admin." in text
+        _, second = app.state.keys.create([Scope.ADMIN], "second")
+        for each in (own, second):
+            assert "the last key" not in person.get(f"/keys/{each.identifier}/revoke")
+
+
+def test_only_administrators_are_asked(visitor: Person, keys: dict[str, str]) -> None:
+    visitor.sign_in(keys["owner"])
+    visitor.get(f"/keys/{keys['run'].split('_')[1]}/revoke", 403)
+
+
+# --- documents of other tools
+
+
+def test_an_import_shows_cost_claims_and_findings(visitor: Person) -> None:
+    text = visitor.get("/import")
+    assert "An Opacus accountant&#39;s history" in text
+    assert "The claimed ε is larger than needed" in text
+    link = re.search(r'href="(/\?[^"]*)">Open in the calculator', text)
+    assert link
+    assert upper(visitor.get(unescape(link[1]))) == upper(text)
+    assert f"ε ≤ {number_format.round_up(upper(text), 4)}</span>" in text
+    document = "{'sample_rate': 0.01, 'noise_multiplier': 1.1, 'steps': 1000}"
+    claim = {"document": document, "epsilon": "1", "delta": "1e-5", "dataset_size": ""}
+    text = visitor.send("/import", **claim)
+    assert "The claimed ε is below a proved lower bound" in text
+    assert '<span class="verdict refuted">' in text
+    assert "Batches" in text or "sampling" in text
+
+
+def test_an_imported_event_of_several_kinds_opens_in_the_calculator(visitor: Person) -> None:
+    event = (
+        "ComposedDpEvent([SelfComposedDpEvent(PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1)),"
+        " 500), LaplaceDpEvent(20.0)])"
+    )
+    text = visitor.send("/import", document=event, delta="1e-6", dataset_size="")
+    link = re.search(r'href="(/\?kind=json[^"]*)">Open in the calculator', text)
+    assert link
+    opened = visitor.get(unescape(link[1]))
+    assert upper(opened) == upper(text)
+    assert value(opened, "delta") == "1e-06"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "sentence"),
+    [
+        ({"document": ""}, "document", "Paste a document."),
+        ({"document": "{"}, "document", "The document must be"),
+        ({"document": '{"history": [[1.1, 7, 10]], "mechanism": "rdp"}'}, "document", "/history/0"),
+        ({"delta": "2"}, "delta", "Failure probability must be < 1."),
+        ({"delta": ""}, "delta", "Failure probability is required: the document names no δ."),
+        ({"batch_size": "x"}, "batch_size", "Batch size must be a whole number."),
+        ({"dataset_size": "0"}, "dataset_size", "Records must be ≥ 1."),
+    ],
+)
+def test_a_wrong_import_keeps_what_was_typed(
+    visitor: Person, fields: dict[str, str], name: str, sentence: str
+) -> None:
+    typed = {"document": import_page.EXAMPLE, "delta": "1e-5"} | fields
+    text = visitor.send("/import", **typed)
+    assert problem(text, name).startswith(sentence)
+    assert "No answer yet" in text
+
+
+def test_a_large_document_is_answered(visitor: Person) -> None:
+    steps = ", ".join(f"[1.1, 0.01, {n % 7 + 1}]" for n in range(2000))
+    text = visitor.send("/import", document=f'{{"history": [{steps}], "mechanism": "rdp"}}')
+    assert "Open in the calculator" not in text, "the mechanism is too long for an address"
+    assert "≤ ε ≤" in text or "No answer" in text

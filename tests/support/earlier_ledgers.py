@@ -16,7 +16,8 @@ from accountant_service.ledger.repository import Repository, connect
 
 FIXTURES = Path(__file__).parents[1] / "contract" / "fixtures"
 # a row after those that it refers to
-_TABLES = ("api_key", "audit_event", "secret", "dataset", "reservation", "entry", "idempotency_key")
+_TABLES = ("api_key", "audit_event", "secret", "dataset", "reservation", "entry",
+           "idempotency_key", "webhook", "webhook_event")  # fmt: skip
 
 
 def open_unmigrated(url: str, revision: str) -> Repository:
@@ -32,6 +33,7 @@ def open_unmigrated(url: str, revision: str) -> Repository:
         rows = {
             table: [dict(row) for row in recorded.execute(f"SELECT * FROM {table}")]
             for table in _TABLES
+            if recorded.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
         }
     repository = Repository(connect(url))
     with repository.transaction() as transaction:
@@ -42,7 +44,7 @@ def open_unmigrated(url: str, revision: str) -> Repository:
         command.upgrade(config, revision)
         known = MetaData()
         known.reflect(connection)
-        for table in _TABLES:
+        for table in rows:
             if rows[table]:
                 connection.execute(known.tables[table].insert(), rows[table])
     return repository

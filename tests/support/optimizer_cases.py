@@ -203,3 +203,9 @@ def children(value: Any) -> list[Any]:
 
 PLAN = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1.0, noise_multiplier=0.5)
 OPTIONS: dict[str, dict[str, Any]] = {"adadp": {"threshold": 0.0}, "adan": {"threshold": 0.0}}
+
+
+def wide_row_model() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Return a model large enough to estimate a standard deviation from its noise, and a batch."""
+    torch.manual_seed(1)
+    return nn.Linear(600, 400), torch.randn(4, 600), torch.arange(4)

@@ -9,13 +9,17 @@ A comment before a block says what is different about it, and why:
 
     <!-- run by .ci/run, tests/e2e/test_commands.py: why there and not here -->
     <!-- slow: what takes so long -->
-    <!-- exact: why figures that are shown must come, too, to four digits -->
+    <!-- varies: why … in the shown output stands for text that no two runs print alike -->
 
-A comment of a whole page says that all of it is slow, or which programs it needs; `postgresql` is a
-server of its own. Where a page clones the repository it goes on in the clone.
+The output that is shown after a command must be its whole output (`tests/support/shown_output.py`).
+`python -m scripts.page_output PAGE` writes it into the page.
+
+A comment of a whole page says that all of it is slow, or which programs or packages it needs;
+`postgresql` is a server of its own. Where a page clones the repository it goes on in the clone.
 
     <!-- slow page: why -->
     <!-- needs: sqlite3 curl -->
+    <!-- packages: peft -->
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,15 +44,18 @@ from markdown_it import MarkdownIt
 
 from tests.support import warm_commands
 from tests.support.databases import free_port, private_server
+from tests.support.overlay import create_overlay
+from tests.support.shown_output import require_shown
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL: Final = frozenset({"console", "sh"})
 LANGUAGES: Final = SHELL | {"python", "json", "text", "diff"}
 SECONDS: Final = 400  # for a block of commands
+Comparison = Callable[[list[str], str, str, bool], None]
 
 _COMMENT: Final = re.compile(
-    r"<!--\s*(run by|slow page|slow|exact|needs)\b:?\s*(.*?)\s*-->", re.DOTALL
+    r"<!--\s*(run by|slow page|slow|varies|needs|packages)\b:?\s*(.*?)\s*-->", re.DOTALL
 )
 _SERVE: Final = re.compile(r"^(?:\w+=\S+ )*(?:\.venv/bin/)?accountant serve\b.*$", re.MULTILINE)
 _SERVICE: Final = re.compile(r"(127\.0\.0\.1|localhost):8000\b")
@@ -90,7 +97,7 @@ class Block:
         text: between the fences.
         run_by: the files that run it in the place of its page, and why, if they do.
         slow: what takes so long, if it does.
-        exact: why its figures must come as shown, if they must.
+        varies: why its output differs from run to run where it shows …, if it does.
     """
 
     where: str
@@ -98,7 +105,7 @@ class Block:
     text: str
     run_by: str | None = None
     slow: str | None = None
-    exact: str | None = None
+    varies: str | None = None
 
     @property
     def here(self) -> bool:
@@ -114,7 +121,7 @@ class Block:
     def commands(self) -> list[str]:
         """The commands of a shell block, without comments and shown output."""
         prompted = re.search(r"^\$ ", self.text, re.MULTILINE)
-        parts = [each for each, _ in _commands(self.text)] if prompted else [self.text]
+        parts = [each for each, _ in split_commands(self.text)] if prompted else [self.text]
         lines = "".join(parts).replace("\\\n", " ").splitlines()
         plain = (re.sub(r"(^|\s)#.*", "", line) for line in lines)
         return [each for line in plain for each in line.strip().split(" && ") if each]
@@ -126,12 +133,14 @@ class Page:
 
     blocks: tuple[Block, ...]
     needs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a page; refuse code blocks that would neither run nor name a test."""
         blocks: list[Block] = []
         needs: list[str] = []
+        packages: list[str] = []
         notes: dict[str, str] = {}
         slow_page: str | None = None
         for token in MarkdownIt("commonmark").parse(file.read_text()):
@@ -141,17 +150,21 @@ class Page:
                 given = all(notes.values()) and ": " in notes.get("run by", ": ")
                 assert given, f"{where}: a comment without its reason"
                 needs += notes.pop("needs", "").split()
+                packages += notes.pop("packages", "").split()
                 slow_page = notes.pop("slow page", slow_page)
             elif token.type == "fence":
                 assert token.info in LANGUAGES, f"{where}: {token.info!r} not in {LANGUAGES}"
-                reasons = [notes.pop(each, None) for each in ("run by", "slow", "exact")]
+                reasons = [notes.pop(each, None) for each in ("run by", "slow", "varies")]
                 reasons[1] = reasons[1] or slow_page
                 blocks.append(Block(where, token.info, token.content, *reasons))
             else:
                 assert token.type != "code_block", f"{where}: fence it, and say what it is"
             if token.type != "html_block":
                 assert not notes, f"{where}: a comment that belongs to no block"
-        return cls(tuple(blocks), tuple(needs))
+        return cls(tuple(blocks), tuple(needs), tuple(packages))
+
+
+_EMPTY_PAGE: Final = Page(())
 
 
 class Session:
@@ -159,14 +172,20 @@ class Session:
 
     Args:
         folder: of its own.
-        needs: programs.
+        page: whose programs and packages are needed.
+        compare: called with the lines shown after a command, its output, the page and line, and
+            whether the output varies.
     """
 
-    def __init__(self, folder: Path, needs: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, page: Page = _EMPTY_PAGE, compare: Comparison = require_shown
+    ) -> None:
+        self._compare = compare
         self._home = folder / "repository"
         self._state = folder / "state"
         self._programs = folder / "programs"
-        self._needs = needs
+        self._page = page
+        self._interpreter = Path(sys.executable)
         self._closing = ExitStack()
         self._port = free_port()
         self._service: subprocess.Popen[str] | None = None
@@ -190,7 +209,7 @@ class Session:
             "CURL_HOME": str(self._state.parent),
         }
         (self._state.parent / ".curlrc").write_text("fail-with-body\n")
-        for program in self._needs:
+        for program in self._page.needs:
             if program == "postgresql":
                 self._database = self._closing.enter_context(private_server()).port
                 self._environment |= {"PGHOST": "127.0.0.1", "PGPORT": str(self._database)}
@@ -198,22 +217,25 @@ class Session:
             elif shutil.which(program) is None:
                 assert not os.environ.get("CI"), f"{program} is needed"
                 pytest.skip(f"no {program} on this machine")
+        if self._page.packages:
+            overlay = self._state.with_name("overlay")
+            self._interpreter = create_overlay(overlay, self._page.packages)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     def run(self, block: Block) -> None:
-        """Run a block, and require the output that the page shows, except for figures."""
+        """Run a block, and require the output that the page shows."""
         match block.language:
             case "json":
                 json.loads(block.text)
             case "python":
                 self._interpret(block)
             case "console" if re.search(r"^\$ ", block.text, re.MULTILINE):
-                for command, shown in _commands(block.text):
+                for command, shown in split_commands(block.text):
                     output = self._shell(command, block.where)
-                    _require_shown(shown, output, block.where, bool(block.exact))
+                    self._compare(shown, output, block.where, bool(block.varies))
             case "console" | "sh":
                 self._shell(block.text, block.where)
 
@@ -247,7 +269,7 @@ class Session:
     def _interpret(self, block: Block) -> None:
         """Run a Python block in the session's interpreter."""
         if self._python is None:
-            self._python = self._background([sys.executable, "-u", "-c", _INTERPRETER])
+            self._python = self._background([str(self._interpreter), "-u", "-c", _INTERPRETER])
         assert self._python.stdin is not None
         assert self._python.stdout is not None
         exported = self._exported()
@@ -357,32 +379,9 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.communicate()
 
 
-def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
+def split_commands(text: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each command after a `$` prompt, with the lines shown as its output."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
         last = next(at for at, line in enumerate(lines) if not line.endswith("\\"))
         yield "\n".join(lines[: last + 1]) + "\n", lines[last + 1 :]
-
-
-def _require_shown(shown: list[str], output: str, where: str, exact: bool) -> None:
-    """Require that the lines a page shows occur in the output; … matches anything."""
-    printed = (_words(line, exact) for line in output.splitlines())
-    for line in shown:
-        wanted = _words(line, exact)
-        pattern = ".*".join(map(re.escape, wanted.split("…")))
-        found = not wanted or any(re.fullmatch(pattern, each) for each in printed)
-        assert found, f"{where}: the page shows {line!r}, and this came:\n{output}"
-
-
-def _words(line: str, exact: bool) -> str:
-    """Return a line without identifiers and table rules, and with figures replaced or rounded."""
-
-    def figure(found: re.Match[str]) -> str:
-        """Return the figure to four digits if it must match, else 0."""
-        return f"{float(found[0]):.4g}" if exact else "0"
-
-    plain = re.sub(r"[\u2500-\u257f]", " ", line)
-    plain = re.sub(r"\b[0-9a-f]{16,}\b|\bpa_\w+[\w-]*", "–", plain)
-    plain = re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", figure, plain)
-    return " ".join(plain.split())

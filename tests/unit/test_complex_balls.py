@@ -16,6 +16,7 @@ from scipy import fft
 
 from accountant_service.numerics.floats.complex_balls import (
     ComplexBalls,
+    block_transforms,
     invert_transform,
     transform_masses,
 )
@@ -184,3 +185,33 @@ def test_the_error_of_inputs_and_of_the_inverse_transform_are_counted(
     truth = mass - np.real(direction) * 2 * ERROR * share / size  # of one possible true transform
     distance = float(np.abs(found - truth).max())
     assert 0.45 * bound <= distance <= bound
+
+
+@pytest.mark.parametrize("block", [1, 2, 16])
+@pytest.mark.parametrize("decay", [0.0, 0.03, -0.05])
+def test_the_transforms_of_blocks(block: int, decay: float) -> None:
+    """Both are the sums that the docstring states, within their errors."""
+    size, frequencies = 256, 20
+    found = block_transforms(size, frequencies, block, decay)
+    with mp.workdps(40):
+        for k in range(frequencies):
+            w = mp.exp(-mpf(decay) + 2j * mp.pi * k / size)
+            exact = [mp.fsum(w**d for d in range(block)),
+                     mp.fsum(mpf(d) / block * w**d for d in range(block))]  # fmt: skip
+            for balls_of, truth in zip(found, exact, strict=True):
+                error = mpf(float(balls_of.error[k]))
+                assert abs(mpc(balls_of.value[k]) - truth) <= error
+                assert abs(truth) <= mpf(float(balls_of.size[k]))
+                assert error <= 1e-13 * block
+
+
+@pytest.mark.parametrize("count", [16, 64, 256])
+def test_equally_spaced_masses_from_low_frequencies(count: int) -> None:
+    size, kept = 256, 12
+    value = np.zeros(size // 2 + 1, complex)
+    value[:kept] = np.fft.rfft(np.resize(MASSES, size))[:kept]
+    whole = np.fft.irfft(value, size)
+    low = ComplexBalls(value[:kept], np.abs(value[:kept]), np.zeros(kept))
+    found, error = invert_transform(low, size, count)
+    assert len(found) == count
+    assert np.abs(found - whole[:: size // count]).max() <= error

@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from training_client.budget import NoBudget
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer, private_batches
 from training_client.plan import Plan
+from training_client.private_step.sampling import (
+    BallsInBinsSampler,
+    PoissonSampler,
+    sampler_for_plan,
+)
 
 
 class Records(Dataset[Any]):
@@ -87,7 +92,8 @@ class Stream(IterableDataset[int]):
 
 @pytest.mark.parametrize(
     ("dataset", "message"), [(Stream(), "random"), (Records(39), "39 records"),
-                             (Records(0), "not empty")]
+                             (Records(0), "not empty"),
+                             (DataLoader(Records(40), batch_size=4, shuffle=True), "a DataLoader")]
 )  # fmt: skip
 def test_data_that_cannot_be_drawn_as_charged_are_refused(
     dataset: Dataset[Any], message: str
@@ -107,3 +113,42 @@ def test_tensors_of_different_numbers_of_examples_are_refused() -> None:
     uneven = {"input": torch.zeros(3, 6), "mask": torch.zeros(2)}
     with pytest.raises(DataError, match=r"tensors of \[2, 3\] rows"):
         optimizer.step(uneven, torch.zeros(3, dtype=torch.int64), cross_entropy)
+
+
+def test_a_plan_for_another_number_of_records_is_refused() -> None:
+    """The sampler fits the records, but sums would be divided by another expected batch size."""
+    bins = Plan.balls_in_bins(40, 5, clip_norm=1.0, noise_multiplier=1.0)
+    for plan, sampler in (
+        (poisson(40, 0.1), PoissonSampler(39, 0.1)),
+        (bins, BallsInBinsSampler(39, 5)),
+        (poisson(40, 0.1), None),
+    ):
+        with pytest.raises(DataError, match=r"39 records, and the plan is charged for 40"):
+            sampler_for_plan(plan, 39, sampler)
+
+
+def test_a_second_step_with_the_same_batch_is_refused() -> None:
+    optimizer = optimizer_of(poisson(40, 0.5), 7)
+    batch = next(private_batches(optimizer, Records(40)))
+    given = {"input": batch["input"]}, batch["label"], cross_entropy
+    optimizer.step(*given)
+    with pytest.raises(NoGuaranteeError, match="A second step with the same batch"):
+        optimizer.step(*given)
+    assert optimizer.steps_made == 1  # and the second step was not charged
+
+
+@pytest.mark.parametrize("change", ["drop", "repeat"])
+def test_a_batch_with_another_number_of_examples_than_records_is_refused(change: str) -> None:
+    """Two examples of one record would move the sum by twice the clip norm."""
+    optimizer = optimizer_of(poisson(40, 1.0), 7)
+
+    def collate(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return default_collate(records[1:] if change == "drop" else [*records, records[0]])
+
+    batch = next(private_batches(optimizer, Records(40), collate=collate))
+    before = [each.detach().clone() for each in optimizer.parameters]
+    with pytest.raises(DataError, match=r"40 records were drawn, and the batch has (39|41)"):
+        optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
+    assert all(map(torch.equal, before, optimizer.parameters))
+    with pytest.raises(NoGuaranteeError, match="not finished"):
+        optimizer.take()

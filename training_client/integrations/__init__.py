@@ -18,6 +18,5 @@ The callbacks share `step_gate`, which checks every step of Opacus' optimizer. B
   step or reach all parameters; half precision, whose rounding removes noise.
 
 `balls_in_bins` makes loaders that use every record once an epoch. `batch_draws` and `prefetching`
-count the batches that loaders draw, and `distributed_ranks` sends rank 0's answer to all ranks.
-Every change made to another library is in `patches`.
+count the batches that loaders draw. Every change made to another library is in `patches`.
 """

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.integrations.model_files import check_model_file, model_saver
 from training_client.integrations.opacus_checks import require_no_accumulation
 from training_client.integrations.patches import warn_if_untested
 from training_client.integrations.skipped_steps import require_no_grad_scaler
 from training_client.integrations.split_batches import require_no_batch_limit
 from training_client.integrations.step_gate import StepGate
+from training_client.integrations.trackers import RunTracker
 
 warn_if_untested("opacus", "torch", "transformers", "accelerate")
 
@@ -39,11 +42,25 @@ class PrivacyCallback(TrainerCallback):
             distributed training each process has one, and that of rank 0 is asked.
         output: the folder for `privacy.json` and `certificate.json`. Training that ends in an error
             writes neither, and commits nothing.
+        model_file: the name of a file in that folder, `.pt` or `.safetensors`. A model with
+            `save_pretrained` saves itself: as `model.safetensors`, and LoRA adapters of PEFT as
+            `adapter_model.safetensors`.
+            The trained model is saved there before the run is committed, and both documents name
+            its SHA-256. By default no model is saved or named.
+        trackers: experiment trackers, told of ε and δ at every step and of the certificate.
     """
 
-    def __init__(self, allowance: Allowance, output: str | Path) -> None:
-        self.gate = StepGate(allowance)
+    def __init__(
+        self,
+        allowance: Allowance,
+        output: str | Path,
+        *,
+        model_file: str | None = None,
+        trackers: Iterable[RunTracker] = (),
+    ) -> None:
+        self.gate = StepGate(allowance, trackers)
         self._output = output
+        self._model_file = None if model_file is None else check_model_file(model_file)
 
     def on_train_begin(
         self,
@@ -104,10 +121,17 @@ class PrivacyCallback(TrainerCallback):
         except BudgetExhaustedError:
             control.should_training_stop = True
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Commit the run to the ledger, and write its guarantee to a file.
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **running: Any,
+    ) -> None:
+        """Save the model if asked, commit the run, and write its guarantee to a file.
 
         Raises:
+            DataError: the model was not saved as one file.
             ServiceError: the service gave no usable answer.
         """
-        self.gate.settle(self._output)
+        self.gate.settle(self._output, model_saver(running["model"], self._model_file))

@@ -10,6 +10,7 @@ The callback works with `lightning.pytorch` as with `pytorch_lightning`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +18,13 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.integrations.model_files import check_model_file, model_saver
 from training_client.integrations.opacus_checks import require_no_accumulation
 from training_client.integrations.patches import warn_if_untested
 from training_client.integrations.skipped_steps import require_no_grad_scaler
 from training_client.integrations.split_batches import require_no_batch_limit
 from training_client.integrations.step_gate import StepGate
+from training_client.integrations.trackers import RunTracker
 
 warn_if_untested("opacus", "torch", "pytorch-lightning")
 
@@ -41,11 +44,23 @@ class PrivacyCallback(Callback):
             distributed training each process has one, and that of rank 0 is asked.
         output: the folder for `privacy.json` and `certificate.json`. A fit that ends in an error
             writes neither, and commits nothing.
+        model_file: the name of a file in that folder, `.pt` or `.safetensors`.
+            The trained model is saved there before the run is committed, and both documents name
+            its SHA-256. By default no model is saved or named.
+        trackers: experiment trackers, told of ε and δ at every step and of the certificate.
     """
 
-    def __init__(self, allowance: Allowance, output: str | Path) -> None:
-        self.gate = StepGate(allowance)
+    def __init__(
+        self,
+        allowance: Allowance,
+        output: str | Path,
+        *,
+        model_file: str | None = None,
+        trackers: Iterable[RunTracker] = (),
+    ) -> None:
+        self.gate = StepGate(allowance, trackers)
         self._output = output
+        self._model_file = None if model_file is None else check_model_file(model_file)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check options, optimizer and loader, and that the budget covers one step.
@@ -89,12 +104,12 @@ class PrivacyCallback(Callback):
             raise StopIteration from None  # ends the loop over batches
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Commit the run to the ledger, and write its guarantee to a file.
+        """Save the model if asked, commit the run, and write its guarantee to a file.
 
         Raises:
             ServiceError: the service gave no usable answer.
         """
-        self.gate.settle(self._output)
+        self.gate.settle(self._output, model_saver(pl_module, self._model_file))
 
     def _guard_optimizer(self, trainer: Trainer, steps_made: int = 0) -> None:
         """Make the optimizer check the budget before each step; `steps_made` were made before."""

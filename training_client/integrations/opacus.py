@@ -45,7 +45,6 @@ from training_client.budget import LedgerBudget
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
 from training_client.integrations.batch_counting import BatchCounter
-from training_client.integrations.distributed_ranks import run_on_rank_zero
 from training_client.integrations.opacus_checks import (
     plan_of,
     require_no_skipped_steps,
@@ -57,6 +56,7 @@ from training_client.integrations.skipped_steps import (
     require_full_precision,
 )
 from training_client.plan import POISSON, Plan
+from training_client.private_step.process_group import run_on_rank_zero
 
 warn_if_untested("opacus", "torch")
 

@@ -28,7 +28,7 @@ from training_client.integrations.patches import replace_sample_rate
 from training_client.integrations.secret_generators import require_secret_generators
 from training_client.integrations.split_batches import find_skip_queue
 from training_client.plan import POISSON, Plan
-from training_client.private_step.single_process import world_size
+from training_client.private_step.process_group import world_size
 
 _SAMPLERS: Final = (
     UniformWithReplacementSampler,
@@ -89,6 +89,11 @@ def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
     Raises:
         NoGuaranteeError: they run another plan, or one that no guarantee covers.
     """
+    if plan.varies:
+        raise NoGuaranteeError(
+            "the plan's noise or clip norm changes from step to step, and Opacus' do not: train "
+            "with the optimizers of this package, or make a plan without schedules"
+        )
     found = plan_of(optimizer, loader)
     if found.sampling != plan.sampling:
         raise NoGuaranteeError(

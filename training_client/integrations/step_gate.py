@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from opacus.optimizers import DPOptimizer
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.batch_counting import BatchCounter
-from training_client.integrations.distributed_ranks import run_on_rank_zero
+from training_client.integrations.model_files import SaveModel
 from training_client.integrations.opacus_checks import (
     require_no_skipped_steps,
     require_one_batch,
@@ -28,6 +28,8 @@ from training_client.integrations.split_batches import (
     is_end_of_batch,
     require_finished_batch,
 )
+from training_client.integrations.trackers import RunTracker
+from training_client.private_step.process_group import is_rank_zero, run_on_rank_zero
 from training_client.run_report import settle
 
 
@@ -44,13 +46,15 @@ class StepGate:
 
     Args:
         allowance: the run's budget, asked on rank 0; other ranks get its answer.
+        trackers: experiment trackers, told on rank 0 of every step that is charged.
 
     Attributes:
         steps: the number of steps that count as made.
     """
 
-    def __init__(self, allowance: Allowance) -> None:
+    def __init__(self, allowance: Allowance, trackers: Iterable[RunTracker] = ()) -> None:
         self.steps = allowance.made
+        self._trackers = tuple(trackers)
         self._allowance = allowance
         self._optimizer: Any = None
         self._loader: Any = None
@@ -110,13 +114,16 @@ class StepGate:
         """
         run_on_rank_zero(partial(self._allowance.allow, self.steps + 1))
 
-    def settle(self, folder: str | Path) -> None:
-        """End the run: commit it to the ledger, and write its guarantee to a folder.
+    def settle(self, folder: str | Path, save_model: SaveModel | None = None) -> None:
+        """End the run: save the model, commit the run, and write its guarantee to a folder.
 
         Args:
             folder: the folder for `privacy.json` and `certificate.json`.
+            save_model: saves the model to a folder and returns its file, on rank 0. Both documents
+                then name the file's hash.
 
         Raises:
+            DataError: the model was not saved as one file; nothing is committed.
             NoGuaranteeError: the last batch had no step, or was left unfinished; no guarantee is
                 claimed.
             ServiceError: the service gave no usable answer.
@@ -125,7 +132,14 @@ class StepGate:
         if self._optimizer is not None:
             require_finished_batch(self._optimizer)
         self._stop_counting()
-        run_on_rank_zero(partial(settle, self._allowance, self.steps, folder))
+        run_on_rank_zero(partial(self._write_end, Path(folder), save_model))
+
+    def _write_end(self, folder: Path, save_model: SaveModel | None) -> None:
+        """Save the model, commit the run, write its guarantee, and tell the trackers."""
+        model = None if save_model is None else save_model(folder)
+        settle(self._allowance, self.steps, folder, model=model)
+        for tracker in self._trackers:
+            tracker.log_run(folder)
 
     def _check_step(self, optimizer: DPOptimizer) -> None:
         """Check the step that the optimizer is about to make, and take it from the budget."""
@@ -139,6 +153,9 @@ class StepGate:
             self._batches.use_batch()
         run_on_rank_zero(partial(self._allowance.take, self.steps + 1))
         self.steps += 1
+        if is_rank_zero():
+            for tracker in self._trackers:
+                tracker.log_spent(self.steps, self._allowance.spent, self._allowance.delta)
         if self._next_hook is not None:
             self._next_hook(optimizer)
 

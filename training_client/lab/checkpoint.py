@@ -89,7 +89,10 @@ class Checkpoint:
         """
         with report_unreadable(folder):
             stored = _load(folder)
-            state = {"plan": Plan(**stored["plan"]), "optimizer": stored[_OPTIMIZER_KEY]}
+            state = {
+                "plan": Plan.from_document(stored["plan"]),
+                "optimizer": stored[_OPTIMIZER_KEY],
+            }
             kept = {name: value for name, value in stored.items() if name != _OPTIMIZER_KEY}
             checkpoint = cls(**(kept | state))
             _require_known(Recipe.from_document(checkpoint.recipe))

@@ -94,7 +94,7 @@ class Participant:
             for own, received in zip(self._model.parameters(), parameters, strict=True):
                 own.copy_(received)
         rows = self._sampler.draw().to(self._examples.device)
-        transform = Transform(self.budget.plan.clip_norm)
+        transform = Transform(self._private_sum.plan.clip_norm)
         return self._private_sum.release(
             self._examples[rows], self._targets[rows], loss, transform
         ).to_tensors()

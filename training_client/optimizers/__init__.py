@@ -3,7 +3,7 @@
 `base` makes a step; each family (`adadp`, `adadps`, `pigdo`, `torch_optimizers`) says what is
 clipped and how the noisy mean changes the parameters; `state_source` says which gradients an
 optimizer's state is made of; `registry` makes them by name. `private_batches` draws and loads the
-batches of a training loop.
+batches of a training loop, and `share_budget` has several processes train together.
 """
 
 from training_client.optimizers.adadp import AdaDp
@@ -22,6 +22,7 @@ from training_client.optimizers.state_source import (
     StepContext,
 )
 from training_client.optimizers.torch_optimizers import NoisyTorchOptimizer
+from training_client.private_step.shared_budget import SharedBudget, share_budget
 
 __all__ = [
     "OPTIMIZERS",
@@ -36,8 +37,10 @@ __all__ = [
     "PublicPreconditioner",
     "PublicSource",
     "RawSource",
+    "SharedBudget",
     "StateSource",
     "StepContext",
     "make_optimizer",
     "private_batches",
+    "share_budget",
 ]

@@ -11,7 +11,13 @@ from torch import nn
 
 from training_client.budget import Allowance
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.optimizers.state_source import GradientEstimate, NoisyEstimate, StepContext
+from training_client.optimizers.state_source import (
+    NO_EXAMPLE_SQUARES,
+    GradientEstimate,
+    NoisyEstimate,
+    NoisySource,
+    StepContext,
+)
 from training_client.private_step import Block, Transform
 from training_client.private_step.kernels.elementwise import (
     inverse_square_roots,
@@ -54,6 +60,9 @@ class AdaDp(PrivateOptimizer):
         memory: γ′, the weight of old values in E′[g²].
         epsilon: ε₀ > 0, added under the root.
         box: clamp coordinates as in the paper, rather than scale to the ellipsoid.
+        example_squares: E′ is the mean of the squares of per-example gradients, rather than the
+            square of their mean: (g_t)² in line 23 of Algorithm 1 may be read either way. It needs
+            state public, or raw without a claim.
         adaptive_noise: use half axes; without it, AdaL.
         adaptive_rate: divide steps by √E[g̃²]; without it, AdaN.
         options: see `PrivateOptimizer`.
@@ -73,6 +82,7 @@ class AdaDp(PrivateOptimizer):
         memory: float = 0.9,
         epsilon: float = 1e-8,
         box: bool = False,
+        example_squares: bool = False,
         adaptive_noise: bool = True,
         adaptive_rate: bool = True,
         **options: Any,
@@ -83,9 +93,19 @@ class AdaDp(PrivateOptimizer):
                 f"expected beta > 0, threshold ≥ 0 and epsilon > 0, got {beta}, {threshold} and "
                 f"{epsilon}"
             )
+        if box and (self.automatic_clipping or self.plan.adaptive_clipping):
+            raise ValueError(
+                "a box clips coordinates, not examples: leave out box, or automatic_clipping and "
+                "the plan's adaptive_clipping"
+            )
         self.learning_rate, self.beta, self.threshold = learning_rate, beta, threshold
         self.rate, self.memory, self.epsilon, self.box = rate, memory, epsilon, box
         self.adaptive_noise, self.adaptive_rate = adaptive_noise, adaptive_rate
+        if example_squares and not adaptive_noise:
+            raise ValueError("example_squares is an option of half axes: AdaL has none")
+        if example_squares and isinstance(self.source, NoisySource):
+            raise ValueError(NO_EXAMPLE_SQUARES)
+        self.example_squares = example_squares
         self.noisy_squares = self.zeros()  # E[g̃²]
         self.prior_squares = self.zeros()  # E′[g²]
         self.uncertainty = 0.0  # R
@@ -99,7 +119,7 @@ class AdaDp(PrivateOptimizer):
         least = _NOISE_DEVIATIONS * math.sqrt(self.uncertainty)
         mean, mean_square = self._root_moments(least)
         length = self.beta * math.sqrt(mean_square * self.size)
-        length_max = self.plan.clip_norm if self.uncertainty > 0 else math.inf
+        length_max = self.clip_norm if self.uncertainty > 0 else math.inf
         is_usable = math.isfinite(length) and length <= length_max
         if not is_usable or mean_square - mean**2 <= self.threshold:
             return super().transform()
@@ -124,10 +144,18 @@ class AdaDp(PrivateOptimizer):
 
         This is Algorithm 1, lines 21 to 26.
         """
-        estimate = self.source.gradients(step) if self.adaptive_noise else NoisyEstimate()
+        estimate = self._estimate_gradients(step)
         step.noisy_mean.for_each_block(partial(self._update_block, estimate))
         if self.adaptive_noise and isinstance(estimate, NoisyEstimate):
             self._update_uncertainty(step.noisy_mean.noise_deviation**2)
+
+    def _estimate_gradients(self, step: StepContext) -> GradientEstimate:
+        """Return the gradients that update the running mean squares."""
+        if not self.adaptive_noise:
+            return NoisyEstimate()
+        if self.example_squares:
+            return self.source.example_squares(step)
+        return self.source.gradients(step)
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
         """Update the running mean squares and the parameters on one block of coordinates."""

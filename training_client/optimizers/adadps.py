@@ -149,7 +149,7 @@ class AdaDps(_StatisticOptimizer):
 
     def transform(self) -> Transform:
         """Return how the next step scales gradients by the preconditioner and then clips them."""
-        return Transform(self.plan.clip_norm, partial(self._scale, self.statistics.steps))
+        return Transform(self.clip_norm, partial(self._scale, self.statistics.steps))
 
     def _scale(self, steps: int, block: Block) -> torch.Tensor:
         """Return the inverse preconditioner on a block, by which gradients are multiplied."""

@@ -8,7 +8,11 @@ post-processing of noisy sums, unless the state is made of other gradients (`sou
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -17,7 +21,7 @@ from torch import nn
 from training_client.budget import Allowance, NoBudget
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.optimizers.state_source import NoisySource, StateSource, StepContext
-from training_client.plan import Plan
+from training_client.plan import AdaptiveClipping, Plan, Schedule
 from training_client.private_step import Block, Loss, Transform
 from training_client.private_step.batches import Examples
 from training_client.private_step.private_sum import PrivateSum
@@ -42,10 +46,13 @@ class PrivateOptimizer(ABC):
         generator: draws the noise, on the model's device; by default the operating system seeds it.
         physical_batch_size: examples per forward pass; the whole batch by default.
         sparse_inputs: declare that most input values are 0; see `Clipper`.
+        automatic_clipping: γ > 0, to normalise each gradient to C·∇/(‖∇‖ + γ) instead of clipping
+            it; None to clip.
 
     Raises:
+        ValueError: automatic and adaptive clipping together.
         NoGuaranteeError: the state is made of raw gradients, which no budget can account for, or
-            several processes train.
+            several processes train that do not share the budget.
         UnsupportedModelError: a layer cannot be clipped.
     """
 
@@ -61,7 +68,12 @@ class PrivateOptimizer(ABC):
         generator: torch.Generator | None = None,
         physical_batch_size: int | None = None,
         sparse_inputs: bool = False,
+        automatic_clipping: float | None = None,
     ) -> None:
+        adaptive = allowance.plan.adaptive_clipping if hasattr(allowance, "plan") else None
+        _check_automatic_clipping(automatic_clipping, adaptive)
+        self.automatic_clipping = automatic_clipping
+        self.clip_factor = 1.0  # of the plan's clip norm, with adaptive clipping
         self.source, self.allowance = source or NoisySource(), allowance
         self.private_sum = PrivateSum(
             model, allowance, generator, physical_batch_size, sparse_inputs=sparse_inputs
@@ -77,13 +89,23 @@ class PrivateOptimizer(ABC):
 
     @property
     def plan(self) -> Plan:
-        """The plan of each step: sample rate, clip norm and noise."""
+        """The plan of the next step: sample rate, clip norm and noise."""
         return self.private_sum.plan
 
     @property
     def steps_made(self) -> int:
         """The number of steps made so far."""
         return self.private_sum.steps
+
+    @property
+    def share_of_records(self) -> tuple[int, int]:
+        """The number of this process, and how many processes share the records out."""
+        return self.private_sum.processes.share_of_records
+
+    @property
+    def is_first_process(self) -> bool:
+        """True in one of the processes that share the budget: the one that writes files."""
+        return self.share_of_records[0] == 0
 
     @property
     def param_groups(self) -> NoReturn:
@@ -106,10 +128,15 @@ class PrivateOptimizer(ABC):
         Raises:
             BudgetExhaustedError: the budget covers no further step.
             NoGuaranteeError: another run took the step, the step before was not finished, or
-                several processes train.
+                several processes train that do not share the budget.
+            ProcessLostError: another process ended or did not answer in time.
             ServiceError: no usable answer; no batch may be drawn.
         """
         self.private_sum.take()
+
+    def expect_examples(self, count: int) -> None:
+        """Announce how many records were drawn for the step taken; `private_batches` does so."""
+        self.private_sum.expect_examples(count)
 
     def continue_epoch(self, position: int) -> None:
         """Resume an epoch at batch `position`; at 0, begin one and skip steps left of the last.
@@ -135,15 +162,55 @@ class PrivateOptimizer(ABC):
 
         Raises:
             BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
-            DataError: the examples are on another device than the model.
+            DataError: the examples are on another device than the model, or not those drawn.
+            ProcessLostError: another process ended, failed or did not answer in time.
         """
+        plan, step = self.allowance.plan, self.private_sum.current_step
         with torch.no_grad():
-            transform = self.transform()
+            transform = self._complete(self.transform())
+        is_ball = transform.bound == self.clip_norm
         noisy_mean = self.private_sum.release(examples, targets, loss, transform)
         clipper, size = self.private_sum.clipper, self.plan.expected_batch_size
-        with torch.no_grad():
-            self.update(StepContext(noisy_mean, clipper, examples, targets, loss, size))
+        context = StepContext(
+            noisy_mean, clipper, examples, targets, loss, size, self.private_sum.processes
+        )
+        with torch.no_grad(), self._scaled_learning_rate(plan.learning_rate_schedule, step):
+            self.update(context)
+        self._adapt_clip_norm(plan.adaptive_clipping, noisy_mean.unclipped, is_ball)
         return noisy_mean.mean_loss
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm C of the step that is made next, scheduled or adapted."""
+        return self.plan.clip_norm * self.clip_factor
+
+    def _complete(self, transform: Transform) -> Transform:
+        """Return a step's transform with automatic clipping, or with the count for adaptive."""
+        if self.automatic_clipping is not None:
+            return transform.automatic(self.automatic_clipping)
+        if self.plan.adaptive_clipping is not None:
+            return replace(transform, counts=True)
+        return transform
+
+    @contextmanager
+    def _scaled_learning_rate(self, schedule: Schedule | None, step: int) -> Iterator[None]:
+        """Multiply the learning rate by the schedule's factor inside the `with` block."""
+        if schedule is None:
+            yield
+            return
+        rate = self.learning_rate
+        self.learning_rate = rate * schedule.at(step)
+        try:
+            yield
+        finally:
+            self.learning_rate = rate
+
+    def _adapt_clip_norm(
+        self, clipping: AdaptiveClipping | None, unclipped: float | None, is_ball: bool
+    ) -> None:
+        """Adapt the clip norm to the noisy share of unclipped examples; half axes are no ball."""
+        if clipping is not None and unclipped is not None and is_ball:
+            self.clip_factor = clipping.next_factor(self.clip_factor, unclipped)
 
     def zeros(self) -> torch.Tensor:
         """Return a vector of zeros, one for each trained coordinate, for use as state."""
@@ -162,11 +229,32 @@ class PrivateOptimizer(ABC):
 
     def transform(self) -> Transform:
         """Return how the next step scales and clips gradients; by default it only clips."""
-        return Transform(self.plan.clip_norm)
+        return Transform(self.clip_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the optimizer keeps from step to step, for a checkpoint."""
-        return {name: getattr(self, name) for name in self.state_attributes}
+        own = {name: getattr(self, name) for name in self.state_attributes}
+        return own | self.clipping_state()
+
+    def clipping_state(self) -> dict[str, Any]:
+        """Return the state of adaptive clipping; empty without it."""
+        adapts = self.allowance.plan.adaptive_clipping is not None
+        return {"clip_factor": self.clip_factor} if adapts else {}
+
+    def load_clipping_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Restore the state of adaptive clipping, if there is any, and return the other state.
+
+        Raises:
+            DataError: the checkpoint has it and the plan has not, or the other way round.
+        """
+        if ("clip_factor" in state) != bool(self.clipping_state()):
+            raise DataError(
+                "the checkpoint and the plan do not agree on adaptive clipping: resume with the "
+                "plan of the run that wrote it"
+            )
+        rest = dict(state)
+        self.clip_factor = float(rest.pop("clip_factor", 1.0))
+        return rest
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned.
@@ -174,6 +262,7 @@ class PrivateOptimizer(ABC):
         Raises:
             DataError: another optimizer or model returned it.
         """
+        state = self.load_clipping_state(state)
         if set(state) != set(self.state_attributes):
             raise DataError(
                 f"the checkpoint has optimizer state {sorted(state)}, but this optimizer has "
@@ -189,6 +278,23 @@ class PrivateOptimizer(ABC):
     @abstractmethod
     def update(self, step: StepContext) -> None:
         """Update the parameters and the optimizer's state from the step's noisy mean gradient."""
+
+
+def _check_automatic_clipping(stability: float | None, adaptive: AdaptiveClipping | None) -> None:
+    """Raise unless γ is positive and finite, and the clip norm is not adapted as well.
+
+    Raises:
+        ValueError: see above.
+    """
+    if stability is None:
+        return
+    if not 0 < stability < math.inf:
+        raise ValueError(f"expected a finite automatic_clipping > 0, got {stability}")
+    if adaptive is not None:
+        raise ValueError(
+            "automatic clipping has no threshold to adapt: leave out automatic_clipping, or the "
+            "plan's adaptive_clipping"
+        )
 
 
 def require_same_kind(name: str, given: Any, own: Any) -> None:

@@ -103,7 +103,7 @@ class PiGdo(PrivateOptimizer):
             return block.view_in(firsts) * (first / (1 - first))
 
         shifted = shift if firsts is not None and self.steps > 0 else None
-        return Transform(self.plan.clip_norm, scale, shifted, damping=own**0.5 / factor)
+        return Transform(self.clip_norm, scale, shifted, damping=own**0.5 / factor)
 
     def _gradient_factor(self) -> float:
         """Return the factor by which the rule multiplies a gradient; 1 except for Adam."""

@@ -5,6 +5,7 @@ A `DataLoader` loads the records of a batch when it is drawn, so the data may be
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -32,10 +33,15 @@ def private_batches(
     Make exactly one `optimizer.step` with each batch, also with an empty one: a step that is taken
     but not made ends the run.
 
+    With a budget that several processes share, every process loops over the same dataset, and gets
+    its own records of each batch: record i belongs to process i modulo their number. So no record
+    is in two batches of a step, and each is in one with the probability that is charged.
+
     Args:
         optimizer: its plan says how records are drawn.
-        dataset: the private records, by index; as many as the plan says.
-        collate: makes a batch of a list of records; tensors have one record per row.
+        dataset: the private records, by index; as many as the plan says, in every process.
+        collate: makes a batch of a list of records; tensors have one record per row. A step with
+            more or fewer rows than records is refused.
         sampler: draws the records; by default a new one that draws as the plan says.
         workers: processes that load records ahead; none by default.
 
@@ -50,21 +56,22 @@ def private_batches(
             step, or the sampler is at another place in its epoch than the optimizer.
         ServiceError: the service gave no usable answer; no batch was drawn without one.
     """
+    if isinstance(dataset, DataLoader):
+        raise DataError(
+            "expected a dataset, got a DataLoader: its batches are not drawn as is charged. Pass "
+            "its dataset, with collate= and workers= as it has them"
+        )
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or len(dataset) == 0:
         raise DataError(
             "expected a dataset of records that are drawn by their index (with __len__ and "
             "__getitem__, and not empty): of a stream, no record can be drawn at random"
         )
-    if len(dataset) != optimizer.plan.dataset_size:
-        raise DataError(
-            f"the dataset has {len(dataset)} records, the plan is charged for "
-            f"{optimizer.plan.dataset_size}"
-        )
     sampler = sampler_for_plan(optimizer.plan, len(dataset), sampler)
     optimizer.continue_epoch(sampler.position)
+    drawn = _DrawnIndices(sampler, optimizer.share_of_records)
     loader = DataLoader(
         dataset,
-        batch_sampler=_DrawnIndices(sampler),
+        batch_sampler=drawn,
         collate_fn=_CollateOrEmpty(dataset, collate),
         num_workers=workers,
     )
@@ -74,19 +81,33 @@ def private_batches(
             optimizer.take()
         except BudgetExhaustedError:
             return
-        yield next(batches)
+        batch = next(batches)
+        optimizer.expect_examples(drawn.sizes.popleft())
+        yield batch
 
 
 class _DrawnIndices:
-    """An endless sequence of sampled batches, each a list of record indices."""
+    """An endless sequence of sampled batches, each a list of one process's record indices.
 
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
+    Attributes:
+        sizes: the numbers of records in the batches that were drawn and not used yet.
+
+    Args:
+        sampler: draws from all records.
+        share: the process's number, and the number of processes.
+    """
+
+    def __init__(self, sampler: Sampler, share: tuple[int, int]) -> None:
+        self._sampler, (self._rank, self._processes) = sampler, share
+        self.sizes = deque[int]()
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the indices of one batch after another."""
         while True:
-            yield self._sampler.draw().tolist()
+            rows = self._sampler.draw()
+            own = rows[rows % self._processes == self._rank].tolist()
+            self.sizes.append(len(own))
+            yield own
 
 
 class _CollateOrEmpty:

@@ -8,17 +8,22 @@ papers/001, it leaks, and no theorem covers the run.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol
 
 import torch
 
-from training_client.errors import DataError
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.private_step import AffineMap, BlockwiseSum, Clipper, Loss
 from training_client.private_step.batches import Examples
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
+from training_client.private_step.step_processes import OneProcess, StepProcesses
 
 PUBLIC_BATCH_SIZE: Final = 64  # the mini-batches of papers/004, Appendix B
+NO_EXAMPLE_SQUARES: Final = (
+    "the mean of per-example squares cannot be made of noisy mean gradients, and a release of its "
+    "own would be noise almost alone (docs/training.md): use state public, or raw without a claim"
+)
 
 
 class GradientEstimate(Protocol):
@@ -51,6 +56,21 @@ class ExactEstimate:
         return mean, mean * mean
 
 
+@dataclass(frozen=True, slots=True)
+class ExampleSquares:
+    """The mean of the squares of per-example gradients, in place of the mean gradient's square.
+
+    Attributes:
+        squares: a vector of all coordinates.
+    """
+
+    squares: torch.Tensor
+
+    def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the noisy mean on a block, and the mean of per-example squares."""
+        return noisy.gradient_moments()[0], noisy.block.view_in(self.squares)
+
+
 class NoisyEstimate:
     """The noisy mean that a step releases, used as an estimate of the mean gradient."""
 
@@ -75,6 +95,7 @@ class StepContext:
         examples, targets: the private batch.
         loss: one value per example.
         expected_batch_size: what the sum was divided by.
+        processes: the processes that make the step; all must update their state alike.
     """
 
     noisy_mean: NoisyMean
@@ -83,6 +104,7 @@ class StepContext:
     targets: torch.Tensor
     loss: Loss
     expected_batch_size: float
+    processes: StepProcesses = field(default_factory=OneProcess)
 
 
 class StateSource(Protocol):
@@ -100,6 +122,10 @@ class StateSource(Protocol):
         """Return the gradient estimate from which the state is updated in this step."""
         ...
 
+    def example_squares(self, step: StepContext, /) -> GradientEstimate:
+        """Return the mean of per-example squares, in place of the mean gradient's square."""
+        ...
+
 
 class NoisySource:
     """Updates state from the released noisy means, at no further privacy cost."""
@@ -110,6 +136,14 @@ class NoisySource:
     def gradients(self, _: StepContext, /) -> GradientEstimate:
         """Return the step's noisy mean as its estimate of the gradient."""
         return NoisyEstimate()
+
+    def example_squares(self, _: StepContext, /) -> GradientEstimate:
+        """Raise: a noisy mean does not tell the squares of the gradients that it is the mean of.
+
+        Raises:
+            NoGuaranteeError: always.
+        """
+        raise NoGuaranteeError(NO_EXAMPLE_SQUARES)
 
 
 class PublicSource:
@@ -141,10 +175,26 @@ class PublicSource:
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
         """
-        rows = torch.randperm(len(self._examples), device=self._examples.device)[: self._batch_size]
-        examples, targets = self._examples[rows], self._targets[rows]
-        found = step.clipper.sum_unclipped(examples, targets, step.loss, len(rows))
+        examples, targets = self._draw(step)
+        found = step.clipper.sum_unclipped(examples, targets, step.loss, len(targets))
         return _make_exact_estimate(found, "public")
+
+    def example_squares(self, step: StepContext) -> GradientEstimate:
+        """Return the mean of per-example squares of a public batch, without noise.
+
+        Raises:
+            DataError: its loss is not finite; the state would keep that for good.
+        """
+        examples, targets = self._draw(step)
+        return _make_example_squares(
+            *step.clipper.mean_of_squares(examples, targets, step.loss, len(targets)), "public"
+        )
+
+    def _draw(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a random public batch, the same in all processes."""
+        order = torch.randperm(len(self._examples), device=self._examples.device)
+        rows = step.processes.from_rank_zero(order)[: self._batch_size]
+        return self._examples[rows], self._targets[rows]
 
 
 class RawSource:
@@ -167,11 +217,33 @@ class RawSource:
         )
         return _make_exact_estimate(found, "private")
 
+    def example_squares(self, step: StepContext) -> GradientEstimate:
+        """Return the private batch's mean of per-example squares, without noise: NOT private.
+
+        Raises:
+            DataError: its loss is not finite; the state would keep that for good.
+        """
+        size = step.expected_batch_size
+        return _make_example_squares(
+            *step.clipper.mean_of_squares(step.examples, step.targets, step.loss, size), "private"
+        )
+
 
 def _make_exact_estimate(mean: BlockwiseSum, kind: str) -> GradientEstimate:
     """Wrap a mean gradient as an exact estimate; raise if its mean loss is not finite."""
-    if not math.isfinite(mean.mean_loss):
-        raise DataError(
-            f"the loss of the {kind} examples has become {mean.mean_loss}: lower the learning rate"
-        )
+    _require_finite(mean.mean_loss, kind)
     return ExactEstimate(mean)
+
+
+def _make_example_squares(squares: torch.Tensor, mean_loss: float, kind: str) -> GradientEstimate:
+    """Return the mean of per-example squares as an estimate; raise if the loss is not finite."""
+    _require_finite(mean_loss, kind)
+    return ExampleSquares(squares)
+
+
+def _require_finite(mean_loss: float, kind: str) -> None:
+    """Raise if the mean loss of public or private examples is not finite."""
+    if not math.isfinite(mean_loss):
+        raise DataError(
+            f"the loss of the {kind} examples has become {mean_loss}: lower the learning rate"
+        )

@@ -56,8 +56,8 @@ class NoisyTorchOptimizer(PrivateOptimizer):
         self.torch_optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of PyTorch's optimizer."""
-        return self.torch_optimizer.state_dict()
+        """Return the state of PyTorch's optimizer, and that of adaptive clipping."""
+        return self.torch_optimizer.state_dict() | self.clipping_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned.
@@ -66,6 +66,7 @@ class NoisyTorchOptimizer(PrivateOptimizer):
             DataError: another optimizer or model returned it.
         """
         own = self.torch_optimizer.state_dict()
+        state = self.load_clipping_state(state)
         try:
             for index, entries in state["state"].items():
                 for name, given in entries.items():

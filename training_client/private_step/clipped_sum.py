@@ -27,6 +27,11 @@ class BlockwiseSum(Protocol):
         """The mean loss of the batch."""
         ...
 
+    @property
+    def unclipped(self) -> int:
+        """The number of examples that were not clipped, if the transform counts them; else 0."""
+        ...
+
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
         """Write the sum on a block into `out`, after the block's affine map of each gradient."""
         ...
@@ -44,12 +49,14 @@ class ClippedSum:
         weights: w, one per example that counts; None for a box and for an empty batch.
         mean_loss: the batch's mean loss, without noise: for the data owner's eyes only.
         damping: c, for damped u; 0 for u = D∘(∇ᵢ + b).
+        unclipped: the number of examples that were not clipped, without noise; 0 if not counted.
     """
 
     gradients: Sequence[ExampleGradients | torch.Tensor]
     weights: torch.Tensor | None
     mean_loss: float
     damping: float = 0.0
+    unclipped: int = 0
 
     @classmethod
     def with_small_sums(
@@ -58,6 +65,7 @@ class ClippedSum:
         weights: torch.Tensor,
         mean_loss: float,
         parameters: Sequence[torch.Tensor],
+        unclipped: int = 0,
     ) -> ClippedSum:
         """Build a clipped sum; compute at once those sums that need less memory than gradients.
 
@@ -66,11 +74,12 @@ class ClippedSum:
             weights: one weight per example.
             mean_loss: the batch's mean loss.
             parameters: the trained parameters.
+            unclipped: the number of examples that were not clipped.
         """
         with full_precision(weights.device):
             pairs = zip(gradients, parameters, strict=True)
             found = [_sum_if_smaller(each, weights, parameter) for each, parameter in pairs]
-        return cls(found, weights, mean_loss)
+        return cls(found, weights, mean_loss, unclipped=unclipped)
 
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
         """Write the clipped sum on a block into `out`.
@@ -122,10 +131,12 @@ class AccumulatedSum:
     Attributes:
         sums: the vector; already mapped.
         mean_loss: the mean loss of all physical batches.
+        unclipped: the number of examples that were not clipped; 0 if not counted.
     """
 
     sums: torch.Tensor
     mean_loss: float
+    unclipped: int = 0
 
     def write_block(self, block: Block, _: AffineMap, out: torch.Tensor) -> None:
         """Write the sum on a block into `out`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Final, get_args
@@ -119,12 +119,15 @@ class Clipper:
                 return ClippedSum(gradients, None, mean_loss)
             with full_precision(targets.device):
                 weights = self._clip_weights(gradients, transform)
+            unclipped = int((weights == 1).sum()) if transform.counts else 0
             kept = weights > 0
             if not bool(kept.all()):  # an excluded gradient may not be finite, and 0·∞ is NaN
                 gradients, weights = [each.select(kept) for each in gradients], weights[kept]
             if transform.damping:
-                return ClippedSum(gradients, weights, mean_loss, transform.damping)
-            return ClippedSum.with_small_sums(gradients, weights, mean_loss, self.parameters)
+                return ClippedSum(gradients, weights, mean_loss, transform.damping, unclipped)
+            return ClippedSum.with_small_sums(
+                gradients, weights, mean_loss, self.parameters, unclipped
+            )
 
         return self._sum_physical_batches(
             examples, targets, clip_physical_batch, transform.for_block
@@ -149,6 +152,46 @@ class Clipper:
             examples, targets, sum_physical_batch, lambda _: AffineMap(None)
         )
 
+    @torch.no_grad()
+    def mean_of_squares(
+        self, examples: Examples, targets: torch.Tensor, loss: Loss, size: float
+    ) -> tuple[torch.Tensor, float]:
+        """Return Σᵢ ∇ᵢ∘∇ᵢ over `size`, a vector of all coordinates, and the mean loss.
+
+        It is for public data, and for runs without a privacy guarantee. The gradients are formed
+        one example at a time.
+        """
+        count = count_examples(examples)
+        squares, losses = self.zeros(), 0.0
+        rows = self._physical_batch_size or max(count, 1)
+        for start in range(0, count, rows):
+            part = slice(start, min(start + rows, count))
+            gradients, mean_loss = self._example_gradients(
+                select_examples(examples, part), targets[part], loss
+            )
+            losses += mean_loss * (part.stop - part.start)
+            self._add_squares(gradients, part.stop - part.start, squares)
+        return squares.div_(size), losses / max(count, 1)
+
+    def _add_squares(
+        self, gradients: Sequence[ExampleGradients], count: int, squares: torch.Tensor
+    ) -> None:
+        """Add the squares of each example's gradient to a vector of all coordinates."""
+        weight = self.parameters[0].new_ones(1)
+        numbers = torch.arange(count, device=weight.device)
+        for number in range(count):
+            alone = [each.select(numbers == number) for each in gradients]
+            for piece, total in self._pieces_of(squares):
+                found = torch.empty_like(total)
+                alone[piece.index].weighted_sum(piece.rows, weight, found)
+                total.addcmul_(found, found)
+
+    def _pieces_of(self, vector: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """Yield each piece of the parameters, with a view of its values in a vector."""
+        for block in self.blocks:
+            for piece in block.pieces:
+                yield piece, piece.view_in(block.view_in(vector))
+
     def _sum_physical_batches(
         self,
         examples: Examples,
@@ -165,17 +208,18 @@ class Clipper:
             return ClippedSum([], None, 0.0)
         if count <= rows:
             return sum_physical_batch(examples, targets)
-        sums, losses = self.zeros(), 0.0
+        sums, losses, unclipped = self.zeros(), 0.0, 0
         for start in range(0, count, rows):
             part = slice(start, min(start + rows, count))
             found = sum_physical_batch(select_examples(examples, part), targets[part])
             losses += found.mean_loss * (part.stop - part.start)
+            unclipped += found.unclipped
             for block in self.blocks:
                 total = block.view_in(sums)
                 each = torch.empty_like(total)
                 found.write_block(block, map_for_block(block), each)
                 total += each
-        return AccumulatedSum(sums, losses / count)
+        return AccumulatedSum(sums, losses / count, unclipped)
 
     def _require_safe_bound(self, bound: float) -> None:
         """Raise if sums of gradients clipped to this bound could overflow or underflow."""
@@ -222,12 +266,13 @@ class Clipper:
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform
     ) -> torch.Tensor:
-        """Return the weight of each example's gradient: min(1, clipping bound / norm).
+        """Return the weight of each example's gradient: min(1, bound / (norm + stability)).
 
         It is 0 for an example whose gradient is not finite, or so large that the weighted gradient
         would underflow.
         """
         norms = torch.stack(self._squared_norms(gradients, transform)).sum(0).sqrt_()
+        norms += transform.stability
         dtype = self.parameters[0].dtype
         limit = transform.bound * (1 - weight_rounding(dtype))
         weights = (limit / norms.clamp_min(1e-300)).clamp_max_(1.0)

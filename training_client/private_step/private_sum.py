@@ -17,10 +17,16 @@ from training_client.budget import Allowance
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.plan import Plan
 from training_client.private_step import AffineMap, Block, BlockwiseSum, Clipper, Loss, Transform
-from training_client.private_step.batches import Examples, device_of
+from training_client.private_step.batches import Examples, count_examples, device_of
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, gaussian_like
-from training_client.private_step.single_process import require_one_process
+from training_client.private_step.shared_budget import SharedBudget
+from training_client.private_step.step_processes import (
+    OneProcess,
+    SharedStep,
+    StepProcesses,
+    StepTerms,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,19 @@ class NoisyBlock:
         return self.affine.gradient_moments(self.mean, self.noise_deviation)
 
 
+@dataclass(frozen=True, slots=True)
+class _StepSum:
+    """A step's clipped sum, private data, with the noise that the step adds to it.
+
+    Attributes:
+        total: the clipped sum.
+        noise_deviation: the standard deviation of the noise on each coordinate of the mean.
+    """
+
+    total: BlockwiseSum
+    noise_deviation: float
+
+
 class NoisyMean:
     """The noisy mean gradient that a step releases, readable once, block by block.
 
@@ -52,10 +71,13 @@ class NoisyMean:
     Attributes:
         mean_loss: the batch's mean loss, without noise: for the data owner's eyes only.
         noise_deviation: the standard deviation of the noise on each coordinate of the mean.
+        unclipped: the noisy number of examples that were not clipped, over the expected batch size;
+            None without adaptive clipping.
 
     Args:
         mean_loss: see above.
         noise_deviation: see above.
+        unclipped: see above.
         blocks: all blocks.
         parameters: the trained parameters.
         make_block: writes the noisy mean on a block into a tensor, and returns it as a
@@ -69,8 +91,10 @@ class NoisyMean:
         blocks: Sequence[Block],
         parameters: Sequence[torch.Tensor],
         make_block: Callable[[Block, torch.Tensor], NoisyBlock],
+        unclipped: float | None = None,
     ) -> None:
         self.mean_loss, self.noise_deviation = mean_loss, noise_deviation
+        self.unclipped = unclipped
         self._blocks: Sequence[Block] | None = blocks
         self._parameters, self._make_block = parameters, make_block
 
@@ -112,6 +136,7 @@ class PrivateSum:
     Attributes:
         allowance: the budget that covers the steps.
         clipper: computes the clipped sums.
+        processes: the processes that make a step together.
         steps: steps that count as made, including those of an earlier run with the budget.
 
     Args:
@@ -122,7 +147,7 @@ class PrivateSum:
         sparse_inputs: see `Clipper`.
 
     Raises:
-        NoGuaranteeError: there is no budget, or several processes train.
+        NoGuaranteeError: there is no budget, or several processes train that do not share one.
         UnsupportedModelError: a layer cannot be clipped.
     """
 
@@ -135,25 +160,37 @@ class PrivateSum:
         *,
         sparse_inputs: bool = False,
     ) -> None:
-        require_one_process()
         if not hasattr(allowance, "take"):
             raise NoGuaranteeError(
                 f"expected a budget that covers the steps, got {type(allowance).__name__}: "
                 "pass a Budget or a LedgerBudget, or NoBudget(plan, steps, reason) for steps "
                 "without a privacy claim"
             )
+        if not _is_shared(allowance):
+            OneProcess().require_usable()
         self.allowance = allowance
-        self.clipper = Clipper(model, physical_batch_size, sparse_inputs=sparse_inputs)
+        self.clipper = Clipper(
+            _without_wrapper(model, allowance), physical_batch_size, sparse_inputs=sparse_inputs
+        )
+        self.processes = _processes_of(allowance, self.clipper.parameters)
+        self.processes.require_usable()
         self._device = self.clipper.parameters[0].device
         self._generator = generator or FreshGenerator(self._device)
         self.steps = allowance.made
         self._is_step_open = False  # the last step was taken, and nothing was released for it yet
         self._is_batch_read = False  # the batch of that step was looked at
+        self._examples_drawn: int | None = None  # for that step, if `expect_examples` was called
+        self._needs_drawn_examples = self.processes.are_several
 
     @property
     def plan(self) -> Plan:
-        """The plan of each step: sample rate, clip norm and noise."""
-        return self.allowance.plan
+        """The plan of the step that is begun or made next: its own clip norm and noise."""
+        return self.allowance.plan.at(self.current_step)
+
+    @property
+    def current_step(self) -> int:
+        """The number of the step that is begun or made next."""
+        return self.steps if self._is_step_open else self.steps + 1
 
     def take(self) -> None:
         """Charge the next step to the budget; raise if it does not fit or a step is unfinished.
@@ -164,10 +201,11 @@ class PrivateSum:
         Raises:
             BudgetExhaustedError: the budget covers no further step.
             NoGuaranteeError: another run took the step, the step before was not finished, or
-                several processes train.
+                several processes train that do not share the budget.
+            ProcessLostError: another process ended or did not answer in time.
             ServiceError: no usable answer.
         """
-        require_one_process()
+        self.processes.require_usable()
         if self._is_step_open:
             raise NoGuaranteeError(
                 f"step {self.steps} was taken from the budget but not finished: a record of its "
@@ -177,6 +215,15 @@ class PrivateSum:
         self.allowance.take(self.steps + 1)
         self.steps += 1
         self._is_step_open, self._is_batch_read = True, False
+        self._examples_drawn = None
+
+    def expect_examples(self, count: int) -> None:
+        """Announce how many records were drawn for the open step, in this process.
+
+        From then on each step needs a batch drawn for it. Several processes make no step without
+        it, because nothing else shows that each took its own share of the records.
+        """
+        self._examples_drawn, self._needs_drawn_examples = count, True
 
     def continue_epoch(self, position: int) -> None:
         """Resume an epoch at batch `position`; at 0, begin one and skip the steps left of the last.
@@ -205,44 +252,128 @@ class PrivateSum:
 
         Raises:
             BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
-            DataError: the examples are on another device than the model.
+            DataError: the examples are on another device than the model, or not those drawn.
+            ProcessLostError: another process ended, failed or did not answer in time.
         """
         device = device_of(examples)
         if device != self._device:
             raise DataError(
                 f"the examples are on {device}, the model on {self._device}: move one of them"
             )
+        self._require_drawn_batch()
         if not self._is_step_open or self._is_batch_read:
             self.take()
         self._is_batch_read = True
-        total = self.clipped_sum(examples, targets, loss, transform)
+        drawn, self._examples_drawn = self._examples_drawn, None
+        terms = StepTerms(self.steps, transform.bound, self._noise_deviation(transform))
+        clipping, size = self.plan.adaptive_clipping, self.plan.expected_batch_size
+        total, mean_loss = self.processes.clip(
+            terms,
+            count_examples(examples),
+            partial(self._clip_drawn, drawn, examples, targets, loss, transform),
+        )
+        unclipped = None
+        if clipping is not None and transform.counts:
+            unclipped = self._noisy_count(total.unclipped, clipping.count_noise) / size
         self._is_step_open = False
         return NoisyMean(
-            total.mean_loss,
-            self._noise_deviation(transform),
+            mean_loss,
+            terms.noise_deviation,
             self.clipper.blocks,
             self.clipper.parameters,
-            partial(self._noisy_block, total, transform),
+            partial(self._noisy_block, _StepSum(total, terms.noise_deviation), transform),
+            unclipped,
         )
+
+    def _require_drawn_batch(self) -> None:
+        """Raise unless a batch was drawn for the step, where that can be known.
+
+        Raises:
+            NoGuaranteeError: it was not, or a step was made with it before.
+        """
+        if self._needs_drawn_examples and self._examples_drawn is None:
+            raise NoGuaranteeError(
+                f"no batch was drawn for step {self.steps + 1}. A second step with the same batch "
+                "is not a step on a random batch, and processes that share a budget must each draw "
+                "their own records: make one step with each batch of private_batches"
+            )
 
     def _noise_deviation(self, transform: Transform) -> float:
         """Return the standard deviation of the noise on each coordinate of the mean."""
-        size = self.plan.expected_batch_size
-        return self.plan.noise_multiplier * transform.bound / size
+        plan = self.plan
+        return plan.noise_multiplier * transform.bound * transform.gain / plan.expected_batch_size
 
     @torch.no_grad()
     def _noisy_block(
-        self, total: BlockwiseSum, transform: Transform, block: Block, mean: torch.Tensor
+        self, step: _StepSum, transform: Transform, block: Block, mean: torch.Tensor
     ) -> NoisyBlock:
         """Write (clipped sum + noise) / expected batch size into `mean`, for one block."""
-        affine, size = transform.for_block(block), self.plan.expected_batch_size
-        deviation = self._noise_deviation(transform)
-        total.write_block(block, affine, mean)
-        torch.add(gaussian_like(mean, deviation, self._generator), mean, alpha=1 / size, out=mean)
+        affine, deviation = transform.for_block(block), step.noise_deviation
+        factor = transform.gain / self.plan.expected_batch_size
+        step.total.write_block(block, affine, mean)
+        if self.processes.adds_noise:
+            noise = gaussian_like(mean, deviation, self._generator)
+            torch.add(noise, mean, alpha=factor, out=mean)
+        else:
+            mean.mul_(factor)
+        self.processes.add_up(mean)
         return NoisyBlock(block, mean, affine, deviation)
+
+    def _noisy_count(self, count: int, deviation: float) -> float:
+        """Return the number of examples that were not clipped, in all processes, with noise."""
+        noisy = torch.full((1,), float(count), dtype=torch.float64, device=self._device)
+        if self.processes.adds_noise:
+            noisy += gaussian_like(noisy, deviation, self._generator)
+        self.processes.add_up(noisy)
+        return float(noisy)
+
+    def _clip_drawn(
+        self,
+        drawn: int | None,
+        examples: Examples,
+        targets: torch.Tensor,
+        loss: Loss,
+        transform: Transform,
+    ) -> BlockwiseSum:
+        """Return a batch's clipped sum, if it has one example for each of the `drawn` records.
+
+        Raises:
+            DataError: it has more or fewer.
+        """
+        if drawn not in (None, count := count_examples(examples)):
+            raise DataError(
+                f"{drawn} records were drawn, and the batch has {count} examples. Examples that "
+                "share a record would give it more influence than is charged: make one example of "
+                "each record, and give those to leave out a loss of 0"
+            )
+        return self.clipped_sum(examples, targets, loss, transform)
 
     def clipped_sum(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> BlockwiseSum:
         """Return a batch's clipped sum without noise: still private, for `release` only."""
         return self.clipper.clip(examples, targets, loss, transform)
+
+
+def _is_shared(allowance: Allowance) -> bool:
+    """Return whether several processes share a budget."""
+    return isinstance(allowance, SharedBudget) and allowance.group.size > 1
+
+
+def _processes_of(allowance: Allowance, parameters: Sequence[torch.Tensor]) -> StepProcesses:
+    """Return the processes that make the steps of a budget together."""
+    if isinstance(allowance, SharedBudget) and allowance.group.size > 1:
+        return SharedStep(allowance.group, parameters)
+    return OneProcess()
+
+
+def _without_wrapper(model: nn.Module, allowance: Allowance) -> nn.Module:
+    """Return the model inside DistributedDataParallel, if a shared budget does its work.
+
+    Sums are added up here, with the noise, so the wrapper's own all-reduce of gradients is not
+    used.
+    """
+    if _is_shared(allowance) and type(model).__name__ == "DistributedDataParallel":
+        inner: nn.Module = model.get_submodule("module")
+        return inner
+    return model

@@ -48,8 +48,14 @@ def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -
         sampler: a sampler to use, if it fits the plan; a new one by default.
 
     Raises:
-        DataError: the given sampler does not fit.
+        DataError: the plan is for another number of records, or the given sampler does not fit.
     """
+    if records != plan.dataset_size:
+        raise DataError(
+            f"there are {records} records, and the plan is charged for {plan.dataset_size}: its "
+            "expected batch size, which sums are divided by, would be another. Make the plan for "
+            "the records that are trained on"
+        )
     if sampler is None and plan.sampling == BALLS_IN_BINS:
         sampler = BallsInBinsSampler(records, plan.steps_per_charge)
     found = sampler or PoissonSampler(records, plan.sample_rate)

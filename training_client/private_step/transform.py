@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -93,6 +93,9 @@ class Transform:
         box: clamp each coordinate to ±1 rather than scale to the ball; not with a shift.
         damping: c ≥ 0; if c > 0, as in a box, every coordinate of every example's gradient is
             computed.
+        stability: γ added to norms before the bound is divided by them; 0 to clip. See `automatic`.
+        gain: the factor that the noisy sum is multiplied by; 1 to clip.
+        counts: count the examples that are not clipped, for adaptive clipping; not for a box.
     """
 
     bound: float
@@ -100,9 +103,23 @@ class Transform:
     shift: Shift | None = None
     box: bool = False
     damping: float = 0.0
+    stability: float = 0.0
+    gain: float = 1.0
+    counts: bool = False
 
     def __post_init__(self) -> None:
         """Refuse combinations under which no contribution is bounded."""
+        if not (0 <= self.stability < math.inf and 0 < self.gain < math.inf):
+            raise ValueError(
+                f"expected a finite stability ≥ 0 and gain > 0, got {self.stability}, {self.gain}"
+            )
+        if self.stability and self.bound > self.stability:
+            raise ValueError(
+                f"expected a bound ≤ stability = {self.stability:g} for automatic clipping, got "
+                f"{self.bound:g}: use `automatic`"
+            )
+        if self.box and (self.counts or self.stability):
+            raise ValueError("a box clips no example as a whole: it cannot adapt, or be automatic")
         if not 0 < self.bound < math.inf:
             raise ValueError(f"expected a finite bound > 0, got {self.bound}")
         if not 0 <= self.damping < math.inf:
@@ -111,6 +128,19 @@ class Transform:
             raise ValueError("a box, a shift or damping needs a scale")
         if self.box and (self.damping or self.shift is not None):
             raise ValueError("a box cannot have a shift or damping")
+
+    def automatic(self, stability: float) -> Transform:
+        """Return the transform that normalises instead of clipping: u·B/(‖u‖ + γ).
+
+        It is B/γ times u·γ/(‖u‖ + γ), whose weight is at most 1 and whose norm is below γ. So the
+        sum is bounded by γ, gets noise for γ, and is multiplied by B/γ afterwards (Bu et al. 2022,
+        arXiv 2206.07136).
+
+        Args:
+            stability: γ > 0.
+        """
+        gain = self.bound / stability
+        return replace(self, bound=stability, stability=stability, gain=gain)
 
     @classmethod
     def fixed(

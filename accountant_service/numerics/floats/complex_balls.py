@@ -51,6 +51,10 @@ class ComplexBalls:
             self.value + other.value, size, self.error + other.error + 2 * _EPS * size
         )
 
+    def lowest(self, count: int) -> ComplexBalls:
+        """Return the first `count` numbers."""
+        return ComplexBalls(self.value[:count], self.size[:count], self.error[:count])
+
     def scaled(self, factor: float) -> ComplexBalls:
         """Return the numbers multiplied by a positive factor, with bounds on their errors."""
         size = factor * self.size
@@ -74,7 +78,7 @@ class ComplexBalls:
 
 
 def transform_masses(mass: Array, size: int) -> ComplexBalls:
-    """Return the first half of the FFT of `mass`, wrapped around to the length `size`."""
+    """Return the FFT of masses at frequencies from 0 to `size`/2; indices wrap around at `size`."""
     value = fft.rfft(fold_modulo(mass, size))
     folds = 1 + len(mass) // size
     error = (_transform_error(size) + folds * _EPS) * float(mass.sum()) * _ROOM + _UNDERFLOW
@@ -83,10 +87,58 @@ def transform_masses(mass: Array, size: int) -> ComplexBalls:
     )
 
 
-def invert_transform(balls: ComplexBalls, size: int) -> tuple[Array, float]:
-    """Return the masses that have this FFT, and an upper bound on the error of each."""
-    errors = balls.error + _transform_error(size) * balls.size
-    return fft.irfft(balls.value, size), 2 * float(errors.sum()) / size * _ROOM + _UNDERFLOW
+def invert_transform(
+    balls: ComplexBalls, size: int, count: int | None = None
+) -> tuple[Array, float]:
+    """Return masses whose FFT this is, or equally spaced ones, and an upper bound on their errors.
+
+    Args:
+        balls: the transform at the lowest frequencies; at the others, up to `size`/2, it is 0.
+        size: number of masses, a power of two.
+        count: number of masses to return, a power of two; all if not given.
+
+    Returns:
+        Every (`size`/`count`)-th mass from the first one on, and an upper bound on the error of
+        each.
+    """
+    count = count or size
+    points = min(size, max(count, 1 << (2 * len(balls.value) - 1).bit_length()))
+    errors = balls.error + _transform_error(points) * balls.size
+    mass = fft.irfft(balls.value, points) * (points / size)
+    return mass[:: points // count], 2 * float(errors.sum()) / size * _ROOM + _UNDERFLOW
+
+
+def block_transforms(
+    size: int, frequencies: int, block: int, decay: float
+) -> tuple[ComplexBalls, ComplexBalls]:
+    """Return the factors of a transform that add up the masses of blocks of neighbouring points.
+
+    They are S = Σ w^d and U = Σ (d/block)·w^d over d from 0 to block − 1, with
+    w = e^{−decay + 2πik/size} at the frequency k. Both are computed by doubling the block.
+
+    Args:
+        size: number of points, a power of two.
+        frequencies: number of frequencies, from 0 on.
+        block: number of points of a block, a power of two.
+        decay: logarithm of the ratio of the weights of neighbouring points.
+    """
+    one = np.ones(frequencies)
+    plain = ComplexBalls(one.astype(complex), one, 0 * one)
+    moment = ComplexBalls(np.zeros(frequencies, complex), 0 * one, 0 * one)
+    length = 1
+    while length < block:
+        turns = np.arange(frequencies) * length % size / size
+        modulus = math.exp(-decay * length) * one
+        rounding = 16 * _EPS * (1 + abs(decay) * length)
+        shift = ComplexBalls(
+            (modulus * np.exp(2j * math.pi * turns)).astype(complex),
+            modulus * (1 + rounding),
+            modulus * rounding,
+        )
+        moment = moment + shift * (moment + plain.scaled(length))
+        plain = plain + shift * plain
+        length *= 2
+    return plain, moment.scaled(1 / block)
 
 
 def _transform_error(size: int) -> float:

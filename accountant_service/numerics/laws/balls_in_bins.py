@@ -47,7 +47,7 @@ from accountant_service.numerics.laws.lognormal_sum import SumAbove, SumLattice
 from accountant_service.numerics.laws.sum_lattices import choose_lattices, ratio_limits
 
 _EPS: Final = float(np.finfo(float).eps)
-_CUT_LESS: Final = 20.0  # less in the square of the deviations that cells cover
+_CUT_LESS: Final = 8.0  # less in the square of the deviations that cells cover
 _MOMENT_DEVIATIONS: Final = 8.0  # fewer bend the curve of moments, and saddle points go astray
 _MOMENT_POINTS: Final = 1 << 13
 _MOMENT_SPACING: Final = 0.1
@@ -122,7 +122,7 @@ class BallsInBins:
         if direction == "adding":
             low, high = -high, -low
         lattices = choose_lattices(
-            self.mu, self.bins, low, high, spacing, small_sums=direction == "adding"
+            self.mu, self.bins, low, high, spacing, "small" if direction == "adding" else "large"
         )
         if offset > 0:
             return self._cells_below(direction, first, edges, lattices)

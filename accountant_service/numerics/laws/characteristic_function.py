@@ -277,7 +277,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         return -np.logaddexp(0.0, math.log1p(-self._rate) - math.log(self._rate) - ratio)
 
     def _prepare_decay_bounds(self) -> None:
-        """Compute bounds on masses and densities per cell; `log_decay` bounds the transform by them.
+        """Compute the bounds on masses and densities per cell from which `log_decay` is computed.
 
         Stored are lower bounds on the cells' masses under the tilted law, and upper bounds on the
         total variation of the density of the tilted loss, which is n·e^{a·l}/(μπ). On a cell, each
@@ -391,7 +391,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return self._release.spacing(self._tilt, frequency)
 
     def _prepare_decay_bounds(self) -> None:
-        """Compute bounds on masses and densities per cell; `log_decay` bounds the transform by them.
+        """Compute the bounds on masses and densities per cell from which `log_decay` is computed.
 
         Stored are lower bounds on the cells' masses under the tilted law, and upper bounds on the
         total variation of the density of the tilted loss. As a function of z that is f =

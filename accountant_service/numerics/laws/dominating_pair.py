@@ -71,7 +71,7 @@ class BasePair(Protocol):
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether adding the record costs as much as removing it: N₀ and N₁ mirror each other."""
+        """Return whether adding the record costs as much as removing it, as N₀ and N₁ mirror."""
         ...
 
     @property
@@ -95,7 +95,7 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return an upper bound on log E[e^{a·loss}] over outputs without the record, for each a.
+        """Return upper bounds on log E[e^{a·loss}] over outputs without the record, for each a.
 
         The log-moment of order a > 1 or a < 0 is log E_{N₀}[(1 − q + q·e^Λ)^a]. Outcomes
         at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
@@ -138,7 +138,7 @@ class GaussianPair:
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return an upper bound on log E[e^{a·loss}] over outputs without the record, for each a."""
+        """Return upper bounds on log E[e^{a·loss}] over outputs without the record, for each a."""
         return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
 
     def count_nodes(self, tilt: float) -> float:
@@ -193,7 +193,7 @@ class LaplacePair:
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return an upper bound on log E[e^{a·loss}] over outputs without the record, for each a.
+        """Return upper bounds on log E[e^{a·loss}] over outputs without the record, for each a.
 
         Each interval's mass counts at the worse of its two ends.
         """

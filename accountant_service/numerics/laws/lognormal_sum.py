@@ -32,11 +32,12 @@ from numpy.typing import NDArray
 
 from accountant_service.numerics.floats.complex_balls import (
     ComplexBalls,
+    block_transforms,
     invert_transform,
     transform_masses,
 )
 from accountant_service.numerics.floats.special_functions import Array, lattice_points, log_sum_exp
-from accountant_service.numerics.laws.dominating_pair import normal_masses
+from accountant_service.numerics.laws.lognormal_cells import cell_masses as _cell_masses
 from accountant_service.numerics.time_limit import check_time
 
 _EPS: Final = float(np.finfo(float).eps)
@@ -45,6 +46,8 @@ _EXPONENT_MAX: Final = 700.0
 _BLOCKS: Final = 256  # of a summand's masses, for Chernoff bounds
 TERMS_MAX: Final = 40  # of the binomial expansion
 _TERM_LEAST: Final = 1e-18  # relative to the class
+_FREQUENCY_LEAST: Final = 1e-21  # of a class's transform, relative to the class
+_BLOCK_CHOICES: Final = 8  # parts of the useful blocks that may be chosen under a tilt
 _FASTEST: Final = 100.0  # rate of Chernoff bounds, times the lowest sum or the deviation
 _RATES: Final = 32
 _RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relative to the least
@@ -63,6 +66,8 @@ class SumLattice:
             class, where no summand need exceed any.
         cut: index of the lattice point that no summand exceeds.
         tilts: rates of the exponential tilts under which masses are computed.
+        block: number of neighbouring points whose masses are added up, a power of two. The first
+            point of the window differs from that of a sum of `start`s by a multiple of it.
     """
 
     step: float
@@ -72,6 +77,7 @@ class SumLattice:
     above: int
     cut: int
     tilts: tuple[float, ...] = (0.0,)
+    block: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -94,8 +100,9 @@ class SumLattice:
         return self.cut * self.step
 
     def points(self) -> Array:
-        """Return the sums at the lattice's points."""
-        return lattice_points(self.first, self.size, self.step)
+        """Return the least sum of each block of lattice points."""
+        points: Array = np.arange(self.first, self.first + self.size, self.block).astype(float)
+        return points * self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +148,17 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
     classes = tuple(
         _ClassMoments(each, lattice, bins) for each, lattice in zip(summands, lattices, strict=True)
     )
-    masses, below, beyond, tilted_beyond = [], [], [], 0.0
+    points, masses, below, beyond, tilted_beyond = [], [], [], [], 0.0
     for each, moments, lattice in zip(summands, classes, lattices, strict=True):
-        masses.append(_bound_masses(each, lattice, bins)[0])
-        below.append(moments.mass_below(lattice.low))
-        beyond.append(moments.mass_above(lattice.end))
+        of_class = _bound_masses_at_ends(each, lattice, bins, moments)
+        points.append(of_class[0])
+        masses.append(of_class[1])
+        below.append(float(moments.mass_below(np.array(lattice.low))))
+        beyond.append(float(moments.mass_above(np.array(lattice.end))))
         tilted_beyond += _exp_up(float(moments.log_power_above(lattice.end, np.ones(1))[0])) / bins
     plain_tail, tilted_tail = tails_beyond(mu, lattices[-1].largest)
     return SumAbove(
-        np.concatenate([each.points() for each in lattices]),
+        np.concatenate(points),
         np.concatenate(masses),
         np.array([each.low for each in lattices]),
         np.minimum(below, 1.0),
@@ -164,6 +173,8 @@ def sum_below(
     mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool
 ) -> tuple[Array, float, Array]:
     """Return lower and upper bounds on the masses of a sum whose summands are rounded.
+
+    The masses are those of the lattices' blocks.
 
     Args:
         mu: of each summand.
@@ -183,10 +194,10 @@ def sum_below(
             _round_cells(cells, 1, tilted=not tilted),
         )
         moments = _ClassMoments(low, lattice, bins)
-        mass, wrap = _bound_masses(low, lattice, bins, moments)
-        lower.append(mass)
+        mass, wrap = _bound_masses(low, lattice, bins, moments, -1)
+        lower.append(mass[0])
         wrapped += wrap
-        upper.append(_bound_masses(high, lattice, bins)[0])
+        upper.append(_bound_masses(high, lattice, bins, moments, 1)[0][0])
     return np.concatenate(lower), wrapped, np.concatenate(upper)
 
 
@@ -251,15 +262,6 @@ def _round_cells(
     plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
     one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
     return _Summands(plain, one if tilted else ())
-
-
-def _cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
-    """Return a summand's probability and tilted mass in each cell, each with its rounding error."""
-    with np.errstate(divide="ignore"):
-        z = np.log(edges) / mu + 0.5 * mu
-    plain, plain_error = normal_masses(z, mu)
-    tilted, tilted_error = normal_masses(z - mu, mu)
-    return plain, plain_error, tilted, tilted_error
 
 
 def tails_beyond(mu: float, edge: float) -> tuple[float, float]:
@@ -345,21 +347,22 @@ class _ClassMoments:
         rounded: Array = logs + 8 * _EPS * (1 + count * np.abs(both) + np.abs(logs))
         return rounded
 
-    def mass_above(self, level: float, tilt: float = 0.0, log_scale: float = 0.0) -> float:
-        """Return Chernoff's bound on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
-        rates = tilt + self.rates_up
-        logs = self.log_moments(rates) - self.rates_up * level
-        return _exp_up(float(logs.min()) - log_scale)
+    def mass_above(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
+        """Return Chernoff's bounds on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
+        logs = self.log_moments(tilt + self.rates_up)
+        logs = (logs - np.multiply.outer(levels, self.rates_up)).min(axis=-1) - log_scale
+        return _each_exp_up(logs)
 
-    def mass_below(self, level: float, tilt: float = 0.0, log_scale: float = 0.0) -> float:
-        """Return Chernoff's bound on E[e^{tilt·S}] over sums S < level, divided by e^log_scale.
+    def mass_below(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
+        """Return Chernoff's bounds on E[e^{tilt·S}] over sums S < level, divided by e^log_scale.
 
         It is 0 up to the least sum of the class.
         """
-        if level <= self.least:
-            return 0.0
-        logs = self.log_moments(tilt - self.rates_down) + self.rates_down * level
-        return _exp_up(float(logs.min()) - log_scale)
+        if (levels <= self.least).all():
+            return np.zeros_like(levels)
+        logs = self.log_moments(tilt - self.rates_down)
+        logs = (logs + np.multiply.outer(levels, self.rates_down)).min(axis=-1) - log_scale
+        return np.where(levels > self.least, _each_exp_up(logs), 0.0)
 
     def log_power_above(self, level: float, powers: Array) -> Array:
         """Return logs of upper bounds on E[Sᵃ] over sums S > level, for each power a.
@@ -374,7 +377,7 @@ class _ClassMoments:
 
 def mass_below(law: SumAbove, level: float) -> float:
     """Return an upper bound on the probability of a sum below a level."""
-    return math.fsum(each.mass_below(level) for each in law.classes)
+    return math.fsum(float(each.mass_below(np.array(level))) for each in law.classes)
 
 
 def _exp_up(log_value: float) -> float:
@@ -382,47 +385,145 @@ def _exp_up(log_value: float) -> float:
     return math.exp(min(log_value, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
 
 
-def _bound_masses(
-    summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments | None = None
-) -> tuple[Array, float]:
-    """Return upper bounds on the masses of a class's sums; lower ones if `moments` is given.
+def _each_exp_up(log_values: Array) -> Array:
+    """Return e^x for each x, rounded up; at least `_UNDERFLOW`."""
+    values: Array = np.exp(np.minimum(log_values, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
+    return values
 
-    Each point has the best bound of those under several tilts. Mass that wraps around can only
-    raise an upper bound; lower bounds are without it but for the second result in all.
+
+def _bound_masses_at_ends(
+    summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments
+) -> tuple[Array, Array]:
+    """Return sums and upper bounds of their masses, each block's at its ends with its mean kept."""
+    if lattice.block == 1:
+        return lattice.points(), _bound_masses(summands, lattice, bins, moments, 1)[0][0]
+    low, high = _bound_masses(summands, lattice, bins, moments, 1, parts=2)[0]
+    return np.append(lattice.points(), lattice.end), np.append(low, 0.0) + np.append(0.0, high)
+
+
+@dataclass(frozen=True, slots=True)
+class _TiltedBounds:
+    """Bounds of a class's masses computed under one tilt.
+
+    Attributes:
+        bound: of the masses of each part of each block.
+        uncertain: the error in each.
+        heaviest: the largest factor from tilted masses to masses, for each block.
     """
-    outward = 1 if moments is None else -1
-    found, score, total_wrapped = np.zeros(lattice.size), np.full(lattice.size, math.inf), 0.0
+
+    bound: Array
+    uncertain: Array
+    heaviest: Array
+
+
+def _bound_masses(
+    summands: _Summands,
+    lattice: SumLattice,
+    bins: int,
+    moments: _ClassMoments,
+    outward: int,
+    parts: int = 1,
+) -> tuple[Array, float]:
+    """Return upper (`outward` = 1) or lower (−1) bounds on the masses of a class's sums.
+
+    Each block has the best bound of those under several tilts. Mass that wraps around can only
+    raise an upper bound; lower bounds are without it but for the second result in all. The rows of
+    the first result are the parts: see `compose_class`. For upper bounds the moments only decide
+    which tilts are of use, and may be those of other masses.
+    """
+    blocks = lattice.size // lattice.block
+    found, score, total_wrapped = np.zeros((parts, blocks)), np.full(blocks, math.inf), 0.0
     for rate in lattice.tilts:
         check_time()
         tilted, log_moment = _tilt(summands, lattice, rate, outward)
         if not all(np.isfinite(mass).all() for mass in tilted.plain + tilted.one):
             continue
-        mass, error = compose_class(tilted, lattice, bins)
-        log_scale, points = bins * log_moment, lattice.points()
-        log_weight = np.minimum(log_scale - rate * points, _EXPONENT_MAX)
-        off = 8 * _EPS * (4 + abs(log_scale) + abs(rate) * points)
-        heaviest = np.exp(log_weight + off)
-        if moments is None:
-            bound = (np.maximum(mass, 0.0) + error) * heaviest + _UNDERFLOW
-        else:
-            bound = np.maximum(mass - error, 0.0) * np.exp(log_weight - off)
-            bound[log_weight >= _EXPONENT_MAX] = 0.0
-        uncertain = error * heaviest
-        used = np.flatnonzero(uncertain < score)
-        if not len(used):
-            continue
-        wrapped = 0.0
-        if moments is not None:
-            # sums above the window wrap around to its first points, those below it to its last
-            above = lattice.end + int(used[0]) * lattice.step
-            below = lattice.low - (lattice.size - 1 - int(used[-1])) * lattice.step
-            wrapped = moments.mass_above(above, rate, log_scale)
-            wrapped += moments.mass_below(below, rate, log_scale)
-            wrapped *= float(heaviest[used].max())
-        if wrapped <= float((score - uncertain)[used].sum()):
-            found[used], score[used] = bound[used], uncertain[used]
-            total_wrapped += wrapped
+        scale = bins * log_moment
+        under = _untilt(compose_class(tilted, lattice, bins, rate, parts), lattice, rate, scale,
+                        outward)  # fmt: skip
+        used, wrapped = _choose_blocks(under, score, moments, lattice, rate, scale)
+        found[:, used], score[used] = under.bound[:, used], under.uncertain[used]
+        total_wrapped += wrapped
     return found, total_wrapped * (1 + 1e-9)
+
+
+def _choose_blocks(
+    under: _TiltedBounds,
+    score: Array,
+    moments: _ClassMoments,
+    lattice: SumLattice,
+    rate: float,
+    log_scale: float,
+) -> tuple[NDArray[np.int64], float]:
+    """Choose the blocks that a tilt bounds better than those before, with what wraps into them.
+
+    Mass that wraps around may cost more than is gained. There is less of it far from the end that
+    has the largest weights, so all useful blocks or only a part of them are chosen.
+
+    Returns:
+        The indices of the blocks, and an upper bound on the mass that wrapped around into them.
+    """
+    useful = np.flatnonzero(under.uncertain < score)
+    if rate == 0.0:
+        return useful, float(_bound_wrapped(moments, lattice, rate, log_scale, useful[:1],
+                                            useful[-1:])[0])  # fmt: skip
+    if not len(useful):
+        return useful, 0.0
+    cuts = np.arange(_BLOCK_CHOICES) * len(useful) // _BLOCK_CHOICES
+    ends = useful[cuts], np.full(_BLOCK_CHOICES, useful[-1])
+    if rate < 0:
+        ends = np.full(_BLOCK_CHOICES, useful[0]), useful[len(useful) - 1 - cuts]
+    heaviest = under.heaviest[ends[0] if rate > 0 else ends[1]] * (1 + 1e-9)
+    wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends) * heaviest
+    gains = np.append(0.0, np.cumsum((score - under.uncertain)[useful]))
+    gain = gains[-1] - gains[cuts] if rate > 0 else gains[len(useful) - cuts]
+    accepted = np.flatnonzero(wrapped <= gain)
+    if not len(accepted):
+        return useful[:0], 0.0
+    at = accepted[0]
+    kept = useful[cuts[at] :] if rate > 0 else useful[: len(useful) - cuts[at]]
+    return kept, float(wrapped[at])
+
+
+def _untilt(
+    composed: tuple[Array, float], lattice: SumLattice, rate: float, log_scale: float, outward: int
+) -> _TiltedBounds:
+    """Return upper (`outward` = 1) or lower (−1) bounds on masses, given the tilted ones."""
+    (mass, error), points = composed, lattice.points()
+    log_weight = np.minimum(log_scale - rate * points, _EXPONENT_MAX)
+    off = 8 * _EPS * (4 + abs(log_scale) + abs(rate) * np.abs(points))
+    heaviest = np.exp(log_weight + off)
+    if outward > 0:
+        bound = (np.maximum(mass, 0.0) + error) * heaviest + _UNDERFLOW
+    else:
+        bound = np.maximum(mass - error, 0.0) * np.exp(log_weight - off)
+        bound[:, log_weight >= _EXPONENT_MAX] = 0.0
+    return _TiltedBounds(bound, error * heaviest, heaviest)
+
+
+def _bound_wrapped(
+    moments: _ClassMoments,
+    lattice: SumLattice,
+    rate: float,
+    log_scale: float,
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+) -> Array:
+    """Return upper bounds on the tilted mass that wraps around into ranges of blocks.
+
+    Sums above the window wrap around to its first points, those below it to its last.
+    """
+    length = lattice.block * lattice.step
+    above = lattice.end + first.astype(float) * length
+    below = lattice.low - (lattice.size // lattice.block - 1 - last.astype(float)) * length
+    wrapped = moments.mass_above(above, rate, log_scale)
+    wrapped = wrapped + moments.mass_below(below, rate, log_scale)
+    return wrapped * _block_weight(lattice, rate)
+
+
+def _block_weight(lattice: SumLattice, rate: float) -> float:
+    """Return the largest factor e^{−rate·x} for a distance x from the start of a block."""
+    return _exp_up(max(0.0, -rate * (lattice.block - 1) * lattice.step))
 
 
 def _tilt(
@@ -461,33 +562,110 @@ def _tilt(
     return _Summands(plain, one), log_moment
 
 
-def compose_class(summands: _Summands, lattice: SumLattice, bins: int) -> tuple[Array, float]:
-    """Return the masses of a class's sums on its lattice, and an upper bound on their errors.
+def compose_class(
+    summands: _Summands, lattice: SumLattice, bins: int, rate: float = 0.0, parts: int = 1
+) -> tuple[Array, float]:
+    """Return the masses of a class's sums in blocks of its lattice, and a bound on their errors.
 
-    Mass outside the window is wrapped around into it.
+    Mass outside the window is wrapped around into it. Only the lowest frequencies are computed: the
+    others are bounded.
+
+    Args:
+        summands: with masses under a tilt.
+        lattice: of the class.
+        bins: number of summands.
+        rate: of the tilt. A point at the distance x from its block's start has the weight
+            e^{−rate·x}, so that the sum differs from that without a tilt by one factor.
+        parts: 1 for the mass of each block; 2 for its shares for the block's start and the next
+            block's start that keep the mean.
     """
-    small, *large = _transform(summands.plain, lattice)
-    if not summands.one:
-        total, left_out = _binomial_terms(small, large, summands, bins)
-    else:
-        terms, left_out = _binomial_terms(small, large, summands, bins - 1)
-        small_one, *large_one = _transform(summands.one, lattice)
+    count = bins - len(summands.one[:1])
+    small = transform_masses(summands.plain[0], lattice.size)
+    kept, neglected = _choose_frequencies(small, summands, count)
+    small, (_, *large) = small.lowest(kept), _transform(summands.plain, lattice, kept)
+    terms, left_out = _binomial_terms(small, large, summands, count)
+    if summands.one:
+        small_one, *large_one = _transform(summands.one, lattice, kept)
         total = small_one * terms
         if large_one:
-            total = total + large_one[0] * (small.power(bins - 1) + terms)
+            total = total + large_one[0] * (small.power(count) + terms)
         left_out *= float(sum(mass.sum() for mass in summands.one)) * (1 + 1e-9)
-    mass, error = invert_transform(total, lattice.size)
-    shift = (bins * lattice.start - lattice.first) % lattice.size
-    return np.roll(mass, shift), error + left_out
+    else:
+        total = terms
+    return _sum_blocks(total, lattice, bins, rate, parts, neglected, left_out)
 
 
-def _transform(masses: tuple[Array, ...], lattice: SumLattice) -> list[ComplexBalls]:
-    """Return the FFTs of a summand's masses below a class's range, and within it."""
+def _sum_blocks(
+    total: ComplexBalls,
+    lattice: SumLattice,
+    bins: int,
+    rate: float,
+    parts: int,
+    neglected: float,
+    left_out: float,
+) -> tuple[Array, float]:
+    """Return the weighted masses of the blocks, or of their parts, and a bound on their errors.
+
+    Args:
+        total: the transform of the class's masses at the lowest frequencies.
+        lattice: of the class.
+        bins: number of summands.
+        rate: of the tilt.
+        parts: as for `compose_class`.
+        neglected: the largest modulus of the transform at the other frequencies.
+        left_out: the most mass that is missing in the transform.
+    """
+    plain, moment = block_transforms(
+        lattice.size, len(total.value), lattice.block, rate * lattice.step
+    )
+    blocks = lattice.size // lattice.block
+    mass, error = invert_transform(total * plain, lattice.size, blocks)
+    rows = mass[None, :]
+    if parts == 2:
+        upward, upward_error = invert_transform(total * moment, lattice.size, blocks)
+        rows = np.stack([mass - upward, upward])
+        error += upward_error + _EPS * float(np.abs(mass).max() + np.abs(upward).max())
+    # the other frequencies are at most half of them, and their conjugates
+    error += neglected * float(plain.size[0]) * (1 + 2 / lattice.size)
+    error += left_out * _block_weight(lattice, rate)
+    shift, rest = divmod(bins * lattice.start - lattice.first, lattice.block)
+    if rest:
+        raise ValueError("the first point of the window is not that of a block")
+    return np.roll(rows, shift % blocks, axis=1), error * (1 + 4 * _EPS)
+
+
+def _transform(
+    masses: tuple[Array, ...], lattice: SumLattice, frequencies: int
+) -> list[ComplexBalls]:
+    """Return the FFTs of a summand's masses at low frequencies: below the class, and in it."""
     offsets = (0, lattice.above - lattice.start)
     return [
-        transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size)
+        transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size).lowest(frequencies)
         for mass, offset in zip(masses, offsets, strict=False)
     ]
+
+
+def _choose_frequencies(small: ComplexBalls, summands: _Summands, count: int) -> tuple[int, float]:
+    """Choose how many of the lowest frequencies to compute; bound the transform at the others.
+
+    With ρ the largest modulus of φ at the others and c = χ(0), that of (φ + χ)^count − φ^count is
+    at most count·c·(ρ + c)^{count−1} there, and that of (φ + χ)^count at most (ρ + c)^count.
+    """
+    most = [float(mass.sum()) * (1 + 1e-9) for mass in summands.plain[1:]]
+    least = _FREQUENCY_LEAST ** (1 / max(count - 1, 1)) - sum(most)
+    kept = 1 + int(np.flatnonzero(small.size > max(least, 0.0)).max(initial=0))
+    rest = float(small.size[kept:].max(initial=0.0))
+    if count == 1 or 4 * kept > 3 * len(small.size) or rest == 0:
+        return len(small.size), 0.0
+    both = _power_up(rest + sum(most), count)
+    one = [float(mass.sum()) * (1 + 1e-9) for mass in summands.one] or [1.0]
+    terms = _power_up(rest + sum(most), count - 1) * count * most[0] if most else both
+    return kept, (one[0] * terms + sum(one[1:]) * both) * (1 + 1e-12)
+
+
+def _power_up(base: float, exponent: int) -> float:
+    """Return an upper bound on a power of a positive number."""
+    return _exp_up(exponent * math.log(base))
 
 
 def _binomial_terms(

@@ -198,7 +198,7 @@ class SeveralRecordsPair:
         return nodes * (len(self._weights()[0]) + 1)
 
     def total_variation(self) -> float:
-        """Return an upper bound on the total variation between outputs without and with a person."""
+        """Return an upper bound on the total variation of outputs without and with the person."""
         masses = self.masses(np.array([-np.inf, 0.0, np.inf]))
         difference = float(masses.with_record[1] - masses.without_record[1])
         return difference + float(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from scipy import special
@@ -23,10 +23,14 @@ from accountant_service.numerics.laws.lognormal_sum import (
 
 _DEVIATIONS_MAX: Final = 38.0  # beyond it a normal law has no mass in double precision
 _DEVIATIONS: Final = [2.0 * 1.2**n for n in range(16)] + [_DEVIATIONS_MAX]  # that are tried
-_POINTS_MAX: Final = 1 << 18  # of a class's window
+_POINTS_MAX: Final = 1 << 21  # of a class's window
 _STEP_SHARE: Final = 0.7  # of the step at which the sum's lattice costs as much as the losses'
+_BLOCK_SHARE: Final = 0.35  # of the spacing of losses that a block of lattice points covers
+_BLOCKS_LEAST: Final = 64  # of a class's window
 _LARGE: Final = 0.2  # expected number of summands above the first class
 _GROWTH: Final = 4  # of the largest summand from class to class
+_GROWTH_FAR: Final = 16  # the same where it exceeds the mean of the sum
+_FIRST_POINTS: Final = 32  # least number of points up to the first cut of the coarsest lattice
 _LOW_REACH: Final = 64.0  # of the first class's sums over the lowest
 _SPREAD: Final = 2.0  # standard deviations of the sum that the first class's summands reach
 _MARGIN: Final = 7.0  # natural log of the tail of the losses over that of windows
@@ -36,6 +40,7 @@ _TILT_LARGE: Final = 4.0  # expected number of large summands under a tilt
 _TILTS_MAX: Final = 6  # on either side
 _NARROWEST: Final = 1e-9  # distance from 1 of the limits of ratios
 _NODES: Final = 128
+_REACH: Final = 8.0  # deviations of a summand that estimates of its rounding cover
 _BELOW: Final = 8.0  # deviations below a class's limit that are covered
 _RATES: Final = 32
 _FASTEST: Final = 100.0  # rate, times the largest or the least sum
@@ -76,7 +81,12 @@ def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
 
 
 def choose_lattices(
-    mu: float, bins: int, low: float, high: float, spacing: float, *, small_sums: bool = False
+    mu: float,
+    bins: int,
+    low: float,
+    high: float,
+    spacing: float,
+    sums: Literal["large", "small", "all"] = "all",
 ) -> tuple[SumLattice, ...]:
     """Divide outcomes into classes by their largest summand; choose a lattice for each class.
 
@@ -86,8 +96,10 @@ def choose_lattices(
         low: the lower limit.
         high: the upper limit.
         spacing: of the lattice of log(S/b); the lattice of S should be about as accurate.
-        small_sums: whether it should be so also for sums far below b.
+        sums: whose masses should have small relative errors. "small" also makes the lattice as
+            accurate for sums far below b.
     """
+    small_sums = sums == "small"
     lowest, largest = bins * math.exp(low), bins * math.exp(min(high, LOSS_MAX))
     tail = _negative_log_tail(mu, bins, low, high) + _MARGIN
     end = min(largest, quantile(mu, min(math.sqrt(2 * tail) + mu, _DEVIATIONS_MAX)))
@@ -97,20 +109,53 @@ def choose_lattices(
     if small_sums and bins <= TERMS_MAX:  # classes of smaller sums, on finer lattices
         while bins * first_cut * scale > _LOW_REACH * lowest:
             scale /= _GROWTH
-    step = round_step(scale * step)
+    rounding = _RoundingVariance(mu, bins)
+    accuracy = 1.5 * (_STEP_SHARE * spacing) ** 2
+    step = scale * step
+    while 2 * step <= scale * first_cut / _FIRST_POINTS and (
+        rounding.of_sum(2 * step) <= accuracy * (scale * bins) ** 2
+    ):
+        step *= 2
+    step = round_step(step)
     found: list[SumLattice] = []
-    above, cut, factor = 0, 2 * max(2, math.ceil(scale * first_cut / (2 * step))), 1
+    above, cut, factor = 0, _first_cut_index(scale * first_cut / step), 1
     while not found or above * step < end:
-        while 2 * factor * scale * bins < above * step + scale * bins and above % (2 * factor) == 0:
+        allowed = accuracy * max(above * step, scale * bins) ** 2
+        while above % (2 * factor) == 0 < above and (rounding.of_sum(2 * factor * step) <= allowed):
             factor *= 2
         found.append(
             _class_lattice(
                 _ClassEstimates(mu, bins, above * step, min(cut * step, 2 * end), tail, lowest),
-                factor * step, above // factor, cut // factor, start, largest,
+                factor * step, above // factor, cut // factor, start, largest, sums,
+                _BLOCK_SHARE * spacing * max(above * step, lowest if small_sums else bins)
+                if sums != "all" else 0.0,
             )
         )  # fmt: skip
-        above, cut = cut, _GROWTH * cut
+        growth = _GROWTH if above * step < bins else _GROWTH_FAR
+        above, cut = cut, growth * cut
     return tuple(found)
+
+
+def _first_cut_index(points: float) -> int:
+    """Return a number of lattice points, rounded up so that it has many factors of 2."""
+    least = 2 * max(2, math.ceil(points / 2))
+    unit = 1 << max(1, int(math.log2(least / _FIRST_POINTS)))
+    return -(-least // unit) * unit
+
+
+class _RoundingVariance:
+    """Estimates of the variance that rounding each summand to a lattice adds to their sum."""
+
+    def __init__(self, mu: float, bins: int) -> None:
+        self._bins = bins
+        self._x, log_mass = _quadrature(mu, -_REACH, _REACH)
+        self._mass = np.exp(log_mass)
+
+    def of_sum(self, step: float) -> float:
+        """Return about six times the variance, with that of one large summand."""
+        share = self._x / step
+        share = np.where(share < 1, share, 0.5 - math.sqrt(1 / 12))  # far above, its mean is 1/6
+        return 6 * self._bins * float(self._mass @ (share * (1 - share))) * step**2 + step**2
 
 
 def _first_cut(mu: float, bins: int) -> float:
@@ -164,11 +209,19 @@ class _ClassEstimates:
 
 
 def _class_lattice(
-    law: _ClassEstimates, step: float, above: int, cut: int, start: float, largest: float
+    law: _ClassEstimates,
+    step: float,
+    above: int,
+    cut: int,
+    start: float,
+    largest: float,
+    sums: str,
+    length: float,
 ) -> SumLattice:
     """Choose the lattice for the sums in one class of outcomes: its range and its tilts.
 
-    The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`.
+    The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`, and
+    blocks of lattice points are at most about `length`.
     """
     up, many = law.log_moments(law.rates_up)
     down, few = law.log_moments(law.rates_down)
@@ -183,18 +236,30 @@ def _class_lattice(
     low = above * step
     if low < law.bins:
         low = max(low, float(((down + law.tail) / law.rates_down).max()))
-    first = max(math.floor(low / step) - 2, 0)
-    points = max((high - first * step) / step + 16, 64)
-    size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)
     begin = min(math.floor(start / step), max(above - 1, 0))
+    block = 1 << max(int(math.log2(max(length / step, 1.0))), 0)
+    first = max(math.floor(low / step) - 2, 0)
+    first -= (first - law.bins * begin) % block  # blocks start at sums of `begin`s
+    first += block if first < 0 else 0
+    points = max((high - first * step) / step + 16, _BLOCKS_LEAST * block)
+    size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)
     ends = (first * step, (first + size) * step)
-    tilts = (0.0, *_choose_tilts(law.rates_up, up, many, mass, law.tail, ends),
-             *_choose_tilts(law.rates_down, down, few, mass, law.tail, ends))  # fmt: skip
-    return SumLattice(step, first, size, begin, above if above else begin, cut, tilts)
+    tilts = [0.0]
+    if sums != "small":
+        tilts += _choose_tilts(law.rates_up, up, many, mass, law.tail, ends, block * step)
+    if sums != "large":
+        tilts += _choose_tilts(law.rates_down, down, few, mass, law.tail, ends, block * step)
+    return SumLattice(step, first, size, begin, above if above else begin, cut, tuple(tilts), block)
 
 
 def _choose_tilts(
-    rates: Array, logs: Array, expected: Array, mass: float, tail: float, ends: tuple[float, float]
+    rates: Array,
+    logs: Array,
+    expected: Array,
+    mass: float,
+    tail: float,
+    ends: tuple[float, float],
+    length: float,
 ) -> list[float]:
     """Choose exponential tilts that move improbable sums to the centre of the lattice.
 
@@ -207,10 +272,12 @@ def _choose_tilts(
         mass: log of the class's mass.
         tail: −log of masses that are negligible.
         ends: the lowest and the highest sum on the lattice.
+        length: of a block of lattice points, over which a tilt should hardly change.
     """
     sums = np.gradient(logs, rates)
     exponent = rates * sums - logs + mass
     useful = (sums >= ends[0]) & (sums <= ends[1]) & (expected <= _TILT_LARGE)
+    useful &= np.abs(rates) * length <= 1
     chosen: list[float] = []
     for number in range(1, _TILTS_MAX + 1):
         aim = _TILT_EXPONENT * number**2

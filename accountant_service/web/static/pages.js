@@ -3,6 +3,8 @@
 
 const DIGITS = 6; // as in the table that a plot is drawn from: a bound is not rounded once more
 const HEIGHT = 280;
+const TICK_WIDTH = 64; // pixels that a tick of a logarithmic axis needs
+const MINUTE = 60;
 const AXIS_FONT = "13px system-ui, sans-serif";
 
 function colour(name) {
@@ -45,15 +47,33 @@ function limitLine(limit) {
 }
 
 const AXES = {
-  log: { splits: (_, __, low, high) => powersBetween(low, high), values: (_, ticks) => ticks.map(String) },
+  plain: { values: (_, ticks) => ticks.map(grouped) },
+  log: {
+    splits: (plot, _, low, high) => powersBetween(low, high, plot.width / TICK_WIDTH),
+    filter: (_, ticks) => ticks, // all: uPlot would leave out some, as null
+    values: (_, ticks) => ticks.map(short),
+  },
   time: { values: (_, ticks, __, ___, seconds) => ticks.map((tick) => clock(tick, seconds)) },
 };
 
-function optionsOf(figure, labels, width) {
+// Times that lie within a minute are shown on an axis of a minute.
+function timeRange(_, low, high) {
+  return [low, Math.max(high, low + MINUTE)];
+}
+
+// Until the pointer is over the plot, the legend has the last values, or that of a single point.
+function legendOf(columns, isLogarithmic) {
+  const known = columns.map((column) => column.filter((value) => value != null));
+  const rest = known.map((column) => (isLogarithmic && column.length > 1 ? null : column.at(-1)));
+  return (at, found, format) => (found ?? rest[at]) == null ? "" : format(found ?? rest[at]);
+}
+
+function optionsOf(figure, labels, columns, width) {
   const { x = "plain", steps, limit, yTitle } = figure.dataset;
   const marked = Number(figure.dataset.marks ?? labels.length);
-  const value = (_, found) => short(found);
-  const moment = (_, found) => (found == null ? "–" : clock(found, 0));
+  const legend = legendOf(columns, x === "log");
+  const value = (_, found, at) => legend(at, found, short);
+  const moment = (_, found, at) => legend(at, found, (seconds) => clock(seconds, 0));
   const series = (label, at) => (at + 1 < marked ? lineOf(label, at, steps) : marksOf(label, at));
   const lines = labels.slice(1).map((label, at) => ({ ...series(label, at), value }));
   const titled = (label) => (label ? { label, labelSize: 22, labelFont: AXIS_FONT } : {});
@@ -62,10 +82,10 @@ function optionsOf(figure, labels, width) {
     height: HEIGHT,
     tzDate: (seconds) => uPlot.tzDate(new Date(1000 * seconds), "Etc/UTC"),
     scales: {
-      x: { time: x === "time", distr: x === "log" ? 3 : 1 },
+      x: { time: x === "time", distr: x === "log" ? 3 : 1, ...(x === "time" ? { range: timeRange } : {}) },
       y: { range: (_, __, top) => [0, (top || 1) * 1.05] },
     },
-    axes: [axis({ space: 80, ...titled(labels[0]), ...AXES[x] }), axis({ size: 48, ...titled(yTitle) })],
+    axes: [axis({ space: 80, ...titled(labels[0]), ...AXES[x] }), axis({ size: 52, ...titled(yTitle), ...AXES.plain })],
     series: [
       { label: labels[0], value: x === "time" ? moment : value },
       ...lines,
@@ -83,25 +103,37 @@ function clock(tick, seconds) {
 }
 
 function short(value) {
-  return value == null ? "–" : Number(value.toPrecision(DIGITS)).toString();
+  const rounded = Number(value.toPrecision(DIGITS));
+  return rounded && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : grouped(rounded);
 }
 
-function powersBetween(low, high) {
+// Groups of three digits, as the server's `group_digits` makes them.
+function grouped(value) {
+  const [whole, rest] = String(value).split(".");
+  const digits = whole.replace(/\B(?=(\d{3})+$)/g, "\u202f");
+  return rest ? `${digits}.${rest}` : digits;
+}
+
+function powersBetween(low, high, most) {
   const [first, last] = [low, high].map((end) => Math.round(Math.log10(end)));
-  return Array.from({ length: last - first + 1 }, (_, at) => Number(`1e${first + at}`));
+  const stride = Math.max(1, Math.ceil((last - first + 1) / Math.max(most, 2)));
+  const count = Math.floor((last - first) / stride) + 1;
+  return Array.from({ length: count }, (_, at) => Number(`1e${last - stride * at}`)).reverse();
 }
 
 function draw(figure) {
   const holder = figure.querySelector(".canvas");
   const table = document.getElementById(figure.dataset.from);
   const width = holder.parentElement.clientWidth;
-  if (!table || !width || !table.tBodies[0].rows.length) return;
+  if (!table || !width) return;
   const labels = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
   const columns = columnsOf(table, figure.dataset.x === "log");
+  figure.classList.toggle("bare", columns[0].length < 2);
+  if (columns[0].length < 2) return; // one point makes no line, and an axis would have no scale
   const { limit } = figure.dataset;
   if (limit) columns.push(columns[0].map(() => Number(limit)));
   holder.replaceChildren();
-  new uPlot(optionsOf(figure, labels, width), columns, holder);
+  new uPlot(optionsOf(figure, labels, columns, width), columns, holder);
   figure.dataset.width = width;
 }
 
@@ -125,7 +157,7 @@ function place(slider) {
 function slide(slider) {
   const field = document.getElementById(slider.dataset.for);
   const value = 10 ** Number(slider.value);
-  field.value = field.name === "steps" ? Math.round(value) : Number(value.toPrecision(3));
+  field.value = slider.dataset.whole ? Math.round(value) : Number(value.toPrecision(3));
 }
 
 function prepareSliders() {
@@ -165,6 +197,49 @@ function prepareCopying(root) {
     });
   }
 }
+
+// --- waiting: how long an answer has taken so far, and buttons that were pressed
+
+function countSeconds() {
+  const begun = Date.now();
+  const places = [...document.querySelectorAll(".working .seconds")];
+  places.forEach((place) => { place.textContent = ""; });
+  return setInterval(() => {
+    places.forEach((place) => { place.textContent = `${Math.round((Date.now() - begun) / 1000)} s`; });
+  }, 1000);
+}
+
+let counting = 0;
+document.addEventListener("htmx:beforeRequest", (event) => {
+  if (event.target.id !== "progress") { clearInterval(counting); counting = countSeconds(); }
+});
+document.addEventListener("htmx:afterRequest", () => clearInterval(counting));
+
+// Fields of a run that are not shown are no part of its address.
+document.addEventListener("htmx:configRequest", ({ detail }) => {
+  for (const field of detail.elt.querySelectorAll(".run [name]")) {
+    if (!field.offsetParent) detail.parameters.delete(field.name);
+  }
+});
+
+// A form that writes says that it was sent, and is not sent twice.
+document.addEventListener("submit", (event) => {
+  const { busy } = event.target.dataset;
+  const button = event.submitter;
+  if (!busy || !button) return;
+  if (button.getAttribute("aria-busy") === "true") return event.preventDefault();
+  button.setAttribute("aria-busy", "true");
+  button.textContent = busy;
+});
+
+// Buttons that change the form itself load the page anew, instead of the answer only.
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-reload]");
+  if (!button) return;
+  event.preventDefault();
+  const query = new URLSearchParams(new FormData(button.form, button));
+  location.assign(`${button.form.getAttribute("action")}?${query}`);
+});
 
 document.addEventListener("DOMContentLoaded", () => {
   prepareSliders();

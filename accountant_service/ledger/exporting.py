@@ -1,0 +1,148 @@
+"""Pages of the whole record, for exports: entries of all datasets, and audit events.
+
+Entries come by dataset and number, so that every dataset's hash chain is complete and in order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from accountant_service.ledger.repository import PAGE_SIZE, Repository, StoredEntry, Transaction
+from accountant_service.ledger.rules import EntryKind
+
+EntryCursor = tuple[str, int]  # a dataset's name and an entry's number
+EventCursor = tuple[int, str]  # the time and the identifier of an event
+ENTRIES_START: Final[EntryCursor] = ("", 0)
+EVENTS_START: Final[EventCursor] = (-1, "")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A time from one moment up to, and without, another one.
+
+    Attributes:
+        since: microseconds since 1970; None for no limit.
+        until: microseconds since 1970; None for no limit.
+    """
+
+    since: int | None = None
+    until: int | None = None
+
+    def contains(self, at: int) -> bool:
+        """Return whether a time is in this period."""
+        return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryQuery:
+    """The entries to export.
+
+    Attributes:
+        datasets: names; None for all datasets.
+        kinds: none of them means entries of every kind.
+        period: the time in which they were written.
+    """
+
+    datasets: tuple[str, ...] | None = None
+    kinds: frozenset[EntryKind] = frozenset()
+    period: Period = Period()
+
+    def matches(self, entry: Json) -> bool:
+        """Return whether an entry is of a kind and time that this query asks for."""
+        is_kind = not self.kinds or entry.get("kind") in self.kinds
+        return is_kind and self.period.contains(entry["at"])
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedEntry:
+    """An entry of a dataset's hash chain.
+
+    Attributes:
+        dataset: the dataset's name.
+        body: canonical JSON, which is hashed.
+        hash: of the body and of the entry before it.
+    """
+
+    dataset: str
+    body: str
+    hash: str
+
+    @property
+    def fields(self) -> Json:
+        """The entry's own fields."""
+        found: Json = json.loads(self.body)
+        return found
+
+    def to_json(self) -> Json:
+        """Return the entry with its dataset and hash: a line of an export."""
+        return {"dataset": self.dataset, **self.fields, "hash": self.hash}
+
+
+def read_entries(
+    repository: Repository, query: EntryQuery, after: EntryCursor
+) -> tuple[list[ExportedEntry], EntryCursor | None]:
+    """Return a page of entries, which may be empty, and the cursor of the next page if any."""
+    with repository.reading() as reading:
+        return find_entries(reading, query, after)
+
+
+def find_entries(
+    reading: Transaction, query: EntryQuery, after: EntryCursor
+) -> tuple[list[ExportedEntry], EntryCursor | None]:
+    """Return a page of entries in a transaction, and the cursor of the next page if any."""
+    rows = reading.list_all_entries(query.datasets, after, PAGE_SIZE)
+    found = [ExportedEntry(row.dataset, row.body, row.hash) for row in rows]
+    matching = [entry for entry in found if query.matches(entry.fields)]
+    return matching, _next_cursor(rows)
+
+
+def _next_cursor(rows: list[StoredEntry]) -> EntryCursor | None:
+    """Return the cursor after a page of rows; None if it was the last page."""
+    return (rows[-1].dataset, rows[-1].number) if len(rows) == PAGE_SIZE else None
+
+
+def read_events(
+    repository: Repository, actions: frozenset[str], period: Period, after: EventCursor
+) -> tuple[list[Json], EventCursor | None]:
+    """Return a page of audit events, which may be empty, and the cursor of the next page if any.
+
+    Args:
+        repository: the ledger's.
+        actions: none of them means every action.
+        period: the time of the events.
+        after: the cursor of the page.
+    """
+    with repository.reading() as reading:
+        rows = reading.list_audit_events(after, PAGE_SIZE)
+    found = [
+        row
+        for row in rows
+        if (not actions or row["action"] in actions) and period.contains(row["at"])
+    ]
+    return found, (rows[-1]["at"], rows[-1]["id"]) if len(rows) == PAGE_SIZE else None
+
+
+def iterate_entries(transaction: Transaction, query: EntryQuery) -> Iterator[ExportedEntry]:
+    """Yield all entries that a query asks for, page by page, as one transaction sees them."""
+    cursor: EntryCursor | None = ENTRIES_START
+    while cursor is not None:
+        found, cursor = find_entries(transaction, query, cursor)
+        yield from found
+
+
+def _read_field(name: str) -> Callable[[ExportedEntry], Any]:
+    """Return a function that returns a field of an entry, or an empty text."""
+    return lambda entry: entry.fields.get(name, "")
+
+
+ENTRY_COLUMNS: Final[dict[str, Callable[[ExportedEntry], Any]]] = {
+    "dataset": lambda entry: entry.dataset,
+    **{name: _read_field(name) for name in ("number", "kind", "at", "key", "reservation", "steps")},
+    "hash": lambda entry: entry.hash,
+    "entry": lambda entry: entry.body,  # exactly what is hashed
+}
+EVENT_COLUMNS: Final = ("id", "at", "key", "action", "subject", "detail")

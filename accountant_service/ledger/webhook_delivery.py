@@ -1,0 +1,121 @@
+"""Delivery of stored events to webhooks, in a background thread.
+
+Of each webhook and dataset only the oldest event is posted, so that they arrive in order. A server
+claims an event by moving its due time into the future, and deletes it when the receiver has
+answered 2xx. If the server dies in between, the event is posted again: at least once, with the same
+identifier.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Any, Final
+from urllib import error as http_errors
+from urllib import request as http
+
+from accountant_service.ledger import webhooks
+from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.repository import Repository, now
+from accountant_service.ledger.webhooks import Event, Webhook
+from accountant_service.version import __version__
+
+_TIMEOUT_SECONDS: Final = 10.0
+_CLAIM_SECONDS: Final = 60  # longer than an attempt: after it another server may try
+_PAUSE_SECONDS: Final = 1.0
+_AWAY_SECONDS: Final = 10.0  # while the database is away
+_EVENTS_AT_ONCE: Final = 20
+_ERROR_LENGTH_MAX: Final = 200
+
+
+class _NoRedirects(http.HTTPRedirectHandler):
+    """Refuses redirects: events go to the address that was set, and nowhere else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no new request, so that the redirect is an error."""
+
+
+# no proxies: the address that was set is the one that is called
+_OPENER: Final = http.build_opener(_NoRedirects(), http.ProxyHandler({}))
+
+
+def post_event(webhook: Webhook, event: Event) -> str:
+    """Post an event to its webhook; return why it failed, or an empty text."""
+    at = int(time.time())
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": f"privacy-accountant/{__version__}",
+        webhooks.EVENT_HEADER: event.identifier,
+        webhooks.SIGNATURE_HEADER: webhooks.sign(webhook.secret, at, event.body),
+    }
+    request = http.Request(webhook.url, event.body.encode(), headers, method="POST")
+    try:
+        with _OPENER.open(request, timeout=_TIMEOUT_SECONDS):
+            return ""
+    except http_errors.HTTPError as error:
+        error.close()
+        return f"the answer is {error.code}"
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"no answer: {reason}"[:_ERROR_LENGTH_MAX]
+
+
+class WebhookDelivery:
+    """A thread that posts stored events to their webhooks.
+
+    Args:
+        repository: the ledger's.
+        on_attempt: called after each attempt, with whether it succeeded.
+    """
+
+    def __init__(self, repository: Repository, on_attempt: Callable[[bool], None]) -> None:
+        self._repository, self._on_attempt = repository, on_attempt
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._stopped.clear()
+        threading.Thread(target=self._run, name="webhooks", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop the thread after its current attempt, if any."""
+        self._stopped.set()
+
+    def deliver_due(self) -> int:
+        """Attempt the events that are due; return their number."""
+        with self._repository.reading() as reading:
+            hooks = {each.identifier: each for each in reading.list_webhooks()}
+            due = reading.list_due_events(now(), _EVENTS_AT_ONCE) if hooks else []
+        for event in due:
+            if self._stopped.is_set():
+                break
+            if event.webhook in hooks and self._claim(event):
+                self._attempt(hooks[event.webhook], event)
+        return len(due)
+
+    def _claim(self, event: Event) -> bool:
+        """Return whether the event is this server's to post; others leave it alone meanwhile."""
+        with self._repository.transaction() as transaction:
+            return transaction.claim_event(event, now() + _CLAIM_SECONDS * 1_000_000)
+
+    def _attempt(self, webhook: Webhook, event: Event) -> None:
+        """Post a claimed event, and store the result."""
+        failure = post_event(webhook, event)
+        with self._repository.transaction() as transaction:
+            if failure:
+                pause = webhooks.compute_pause(event.attempts + 1)
+                transaction.postpone_event(event, now() + pause * 1_000_000, failure)
+            else:
+                transaction.delete_event(event)
+        self._on_attempt(not failure)
+
+    def _run(self) -> None:
+        """Deliver events at intervals until closed."""
+        pause = _PAUSE_SECONDS
+        while not self._stopped.wait(pause):
+            try:
+                pause = 0.0 if self.deliver_due() else _PAUSE_SECONDS
+            except DatabaseAwayError:
+                pause = _AWAY_SECONDS

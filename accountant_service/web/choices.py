@@ -1,0 +1,49 @@
+"""Choices of forms: the options of each, their labels, and notes about unknown options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_SHOWN_MAX: Final = 40  # characters of an unknown option that a note repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A choice of a form.
+
+    Attributes:
+        label: its name on the page.
+        options: the label of each option, by its value; the first is chosen at first.
+    """
+
+    label: str
+    options: Mapping[str, str]
+
+    @property
+    def initial(self) -> str:
+        """The option that is chosen at first."""
+        return next(iter(self.options))
+
+    def read(self, text: str | None) -> str:
+        """Return the option of this value; the first option if there is none."""
+        return text if text is not None and text in self.options else self.initial
+
+    def note(self, name: str, text: str | None) -> str | None:
+        """Return a sentence if a URL has a value that is no option; None otherwise."""
+        if text is None or text in self.options:
+            return None
+        shown = text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"
+        known = ", ".join(self.options)
+        return f"“{shown}” is no value of {name}; “{self.initial}” is used. It may be {known}."
+
+
+RELATION: Final = Choice(
+    "Neighbouring datasets",
+    {
+        "add_or_remove_one": "one record added or removed",
+        "replace_one": "one record replaced",
+        "zero_out_one": "one record zeroed out",
+    },
+)

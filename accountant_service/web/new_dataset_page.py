@@ -1,0 +1,172 @@
+"""The page that creates a dataset with its privacy budget."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from accountant_service.api import problems
+from accountant_service.api.ledger_schemas import DatasetRequest
+from accountant_service.api.routes import StrictRoute
+from accountant_service.errors import CodedError
+from accountant_service.ledger.api_keys import Scope, require_unbound
+from accountant_service.ledger.errors import NameTakenError
+from accountant_service.ledger.service import WriteRequest
+from accountant_service.web import run_form
+from accountant_service.web.choices import RELATION, Choice
+from accountant_service.web.rendering import render_page
+from accountant_service.web.run_form import RunForm
+from accountant_service.web.session_checks import (
+    Fields,
+    FormKey,
+    SentFields,
+    TheLedger,
+    TheSession,
+    first_value,
+)
+
+Json = dict[str, Any]
+PLANNED: Final = Choice(
+    "Counted in steps of", {"first": "the first run", "planned": "a run that I plan"}
+)
+FILTER: Final = Choice(
+    "Privacy filter",
+    {
+        "reference": "reference steps: the most runs of one kind",
+        "renyi": "Rényi divergence: for runs of many kinds",
+    },
+)
+CHOICES: Final[Mapping[str, Choice]] = {
+    "neighbouring_relation": RELATION,
+    "planned": PLANNED,
+    "filter": FILTER,
+}
+_SEE_OTHER: Final = 303
+_IDEMPOTENCY_KEY_MAX: Final = 200
+
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
+
+
+@router.get("/new-dataset")
+def show_new_dataset(request: Request, session: TheSession) -> Response:
+    """Show the form for a new dataset."""
+    require_unbound(session.key, Scope.OWNER)
+    return _render_new_dataset_page(request, {})
+
+
+def _render_new_dataset_page(
+    request: Request, sent: Fields, faults: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
+    """Render the form for a new dataset, with the texts that were sent."""
+    texts = {name: first_value(sent, name) for name in sent}
+    return render_page(
+        request,
+        "new_dataset.html",
+        status,
+        texts=texts | {name: choice.read(texts.get(name)) for name, choice in CHOICES.items()},
+        choices=CHOICES,
+        run=_read_planned_run(sent),
+        problems=faults or {},
+        once=uuid.uuid4().hex,
+    )
+
+
+@router.post("/datasets")
+async def create_dataset(
+    request: Request, holder: FormKey, sent: SentFields, ledger: TheLedger
+) -> Response:
+    """Create a dataset with a privacy budget."""
+    body, faults = _build_dataset_body(sent), _list_planned_faults(sent)
+    try:
+        asked = DatasetRequest.model_validate(body)
+        if not faults:
+            await ledger.create_dataset(_write_request(holder, sent, body), asked.to_new_dataset())
+            return RedirectResponse(f"/datasets/{asked.name}", _SEE_OTHER)
+    except (ValidationError, NameTakenError) as error:
+        faults = _get_problem_sentences(error, sent) | faults
+    except CodedError as error:
+        if error.mechanism_at != "/planned_mechanism":
+            raise
+        place = "sampling" if _read_planned_run(sent).is_dp_sgd else run_form.MECHANISM
+        faults = {place: f"{error.detail[:1].upper()}{error.detail[1:]}."}
+    return await run_in_threadpool(_render_new_dataset_page, request, sent, faults, 422)
+
+
+def _write_request(holder: Any, sent: Fields, body: Json) -> WriteRequest:
+    """Return the write of a form; `once` makes a form that is sent twice take effect once."""
+    return WriteRequest(
+        holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], "POST /datasets", body
+    )
+
+
+def _read_planned_run(sent: Fields) -> RunForm:
+    """Return the planned run of the form."""
+    return run_form.read_run({name: first_value(sent, name) for name in sent})
+
+
+def _is_planned(sent: Fields) -> bool:
+    """Return whether the form names a planned run."""
+    return first_value(sent, "planned") == "planned"
+
+
+def _list_planned_faults(sent: Fields) -> dict[str, str]:
+    """Return a sentence for each field of the planned run that cannot be read."""
+    return dict(_read_planned_run(sent).problems) if _is_planned(sent) else {}
+
+
+def _build_dataset_body(sent: Fields) -> Json:
+    """Return the form for a new dataset as a request body of the API."""
+    unit = first_value(sent, "privacy_unit")
+    budget = {name: _number_or_text(first_value(sent, name)) for name in ("epsilon", "delta")}
+    body = {
+        "name": first_value(sent, "name"),
+        "size": _number_or_text(first_value(sent, "size")),
+        "budget": budget,
+    }
+    chosen = {
+        name: value
+        for name in ("neighbouring_relation", "filter")
+        if (value := first_value(sent, name))
+    }
+    planned = {"planned_mechanism": _read_planned_run(sent).mechanism} if _is_planned(sent) else {}
+    return body | ({"privacy_unit": unit} if unit else {}) | chosen | planned
+
+
+def _number_or_text(text: str) -> float | str:
+    """Return a text as a number; one that is not a number is returned for the API to refuse."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(value) if value.is_integer() else value
+
+
+_FIELD_PROBLEMS: Final = {
+    "name": "Begin with a letter or digit; use letters, digits, dots, dashes and underscores.",
+    "size": "Enter a whole number of records, at least 1.",
+    "epsilon": "Enter a number above 0 and up to 1000.",
+    "delta": "Enter a number from 1e-50 to below 1, such as 1e-5.",
+    "privacy_unit": "Use at most 1000 characters.",
+}
+
+
+def _get_problem_sentences(error: ValidationError | NameTakenError, sent: Fields) -> dict[str, str]:
+    """Return a sentence for each field of the form that is not valid."""
+    if isinstance(error, NameTakenError):
+        return {"name": "A dataset of this name exists; choose another name."}
+    found: dict[str, str] = {}
+    for fault in problems.of_error(error)["errors"]:
+        first, *rest = fault["pointer"].strip("/").split("/")
+        if first == "planned_mechanism":
+            field, sentence = _read_planned_run(sent).place_problem(rest, fault["message"])
+        else:
+            field = [first, *rest][-1]
+            sentence = _FIELD_PROBLEMS.get(field, "This value is not valid.")
+        found.setdefault(field, sentence)
+    return found

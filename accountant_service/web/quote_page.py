@@ -1,0 +1,81 @@
+"""The page of a quote: whether a plan fits a dataset's budget, and what would fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import quote as quote_path
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from accountant_service.api import ledger_views, problems
+from accountant_service.api.ledger_routes import Name
+from accountant_service.api.ledger_schemas import QuoteRequest
+from accountant_service.api.routes import StrictRoute
+from accountant_service.errors import CodedError
+from accountant_service.web import run_form
+from accountant_service.web.rendering import render_page
+from accountant_service.web.run_form import RunForm
+from accountant_service.web.session_checks import TheLedger, TheSession
+
+Json = dict[str, Any]
+_REFUSALS: Final = (409, 422)  # the plan cannot be charged, whatever is left
+
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
+
+
+@router.get("/datasets/{name}/quote")
+async def show_quote(
+    request: Request, name: Name, session: TheSession, ledger: TheLedger
+) -> Response:
+    """Quote the run in the URL on a dataset. Nothing is charged."""
+    dataset = await ledger.get_dataset(session.key, name)
+    run, mechanism = _check_with_api(run_form.read_run(request.query_params))
+    answer = None if run.problems else await _request_quote(session, ledger, name, mechanism)
+    context: Json = {
+        "dataset": dataset,
+        "run": run,
+        "answer": answer,
+        "with_values": lambda **changes: _link_with_values(name, run, changes),
+    }
+    return await run_in_threadpool(
+        render_page,
+        request,
+        "quote.html",
+        parameters=run_form.list_parameters([run]),
+        notes=list(run_form.list_notes(request.query_params, [run])),
+        **context,
+    )
+
+
+def _check_with_api(run: RunForm) -> tuple[RunForm, Any]:
+    """Return the run with the problems that the API finds in it, and its mechanism."""
+    try:
+        return run, QuoteRequest.model_validate({"mechanism": run.mechanism}).mechanism
+    except ValidationError as error:
+        found: dict[str, str] = {}
+        for fault in problems.of_error(error)["errors"]:
+            names = fault["pointer"].strip("/").split("/")[1:]
+            found.setdefault(*run.place_problem(names, fault["message"]))
+        readable = {name: text for name, text in found.items() if name in run.values}
+        return replace(run, problems={**readable, **run.problems} if run.problems else found), None
+
+
+async def _request_quote(session: Any, ledger: Any, name: str, mechanism: Any) -> Json:
+    """Return the quote of a mechanism, or the problem if it cannot be charged."""
+    try:
+        return ledger_views.quote_view(await ledger.quote(session.key, name, mechanism))
+    except CodedError as error:
+        if error.status not in _REFUSALS:
+            raise
+        return problems.of_error(error)
+
+
+def _link_with_values(name: str, run: RunForm, changes: Json) -> str:
+    """Return the address of the quote with other values."""
+    parameters = run_form.write_runs([{**run.texts, **changes}])
+    return f"/datasets/{quote_path(name)}/quote?{urlencode(parameters)}"

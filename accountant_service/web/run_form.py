@@ -1,0 +1,264 @@
+"""The part of a form that describes a run: a DP-SGD run, or any mechanism as JSON.
+
+The typed texts are kept as they are. A form may hold several runs: the names of the first run's
+fields are those of the API, and those of further runs end in "-2", "-3" and so on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+from accountant_service import mechanisms
+from accountant_service.web.choices import Choice
+from accountant_service.web.number_fields import RECORDS, NumberField, parse_number
+
+Json = dict[str, Any]
+
+FIELDS: Final[Mapping[str, NumberField]] = {
+    "sample_rate": NumberField(
+        "Sample rate", "q", "0.01", "share of the records in each batch", (-4, 0)
+    ),
+    "dataset_size": RECORDS,
+    "batch_size": NumberField(
+        "Batch size", "B", "600", "expected number of records in a batch", whole=True
+    ),
+    "noise_multiplier": NumberField(
+        "Noise multiplier",
+        "σ",
+        "1.1",
+        "standard deviation of the noise ÷ clipping norm",
+        (-0.5, 1.5),
+    ),
+    "steps": NumberField("Steps", "T", "1000", "number of noisy updates", (0, 6), whole=True),
+    "epochs": NumberField("Epochs", "E", "10", "passes over the dataset"),
+}
+CHOICES: Final[Mapping[str, Choice]] = {
+    "kind": Choice("Kind", {"dp_sgd": "DP-SGD run", "json": "mechanism as JSON"}),
+    "batches": Choice("Batches", {"rate": "by sample rate", "sizes": "by sizes"}),
+    "length": Choice("Length", {"steps": "by steps", "epochs": "by epochs"}),
+    "sampling": Choice(
+        "Sampling",
+        {
+            "poisson": "Poisson",
+            "fixed_size": "fixed size",
+            "balls_in_bins": "balls in bins",
+            "shuffled": "shuffled",
+            "none": "none: the whole dataset",
+        },
+    ),
+}
+MECHANISM: Final = "mechanism"  # the text field with a mechanism as JSON
+RUNS_MAX: Final = 8
+JSON_MAX: Final = 1000  # characters: the text is part of the URL
+_NAMES: Final = (*FIELDS, *CHOICES, MECHANISM)
+_NUMBERED: Final = re.compile(rf"(?:{'|'.join(_NAMES)})-([2-9])")
+
+
+def list_examples() -> dict[str, Json]:
+    """Return an example of each kind of mechanism, by kind."""
+    schemas = mechanisms.json_schema().values()
+    examples = [schema["examples"][0] for schema in schemas if "examples" in schema]
+    return {example["kind"]: example for example in examples}
+
+
+EXAMPLES: Final[Mapping[str, Json]] = list_examples()
+
+
+def format_example(kind: str) -> str:
+    """Return the example of a kind of mechanism as JSON text."""
+    return json.dumps(EXAMPLES[kind], ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunForm:
+    """One run of a form: typed texts, their values, and the problems found.
+
+    Attributes:
+        number: its place in the form, from 1.
+        texts: the text of every field and choice, by name.
+        values: the numbers of the fields in use, by name, and the mechanism read from JSON.
+        problems: a sentence for each field that is wrong, by name.
+    """
+
+    number: int
+    texts: Mapping[str, str]
+    values: Mapping[str, Any]
+    problems: Mapping[str, str]
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of this run's fields."""
+        return "" if self.number == 1 else f"-{self.number}"
+
+    @property
+    def is_dp_sgd(self) -> bool:
+        """Return whether fields describe the run, and not JSON."""
+        return self.texts["kind"] == "dp_sgd"
+
+    @property
+    def batches(self) -> Json:
+        """The run's batch parameters and sampling, as fields of the API."""
+        by_rate = self.texts["batches"] == "rate"
+        names = ("sample_rate",) if by_rate else ("dataset_size", "batch_size")
+        sampling = self.texts["sampling"]
+        chosen = {} if sampling == "poisson" else {"sampling": sampling}
+        return self.select_values(*names) | chosen
+
+    @property
+    def duration(self) -> Json:
+        """The run's number of steps or epochs, as a field of the API."""
+        return self.select_values(self.texts["length"])
+
+    @property
+    def mechanism(self) -> Any:
+        """The run as a mechanism of the API; it lacks the fields that cannot be read."""
+        if not self.is_dp_sgd:
+            return self.values.get(MECHANISM)
+        noise = self.select_values("noise_multiplier")
+        return {"kind": "dp_sgd"} | noise | self.batches | self.duration
+
+    def select_values(self, *names: str) -> Json:
+        """Return the values of the named fields, without fields that have no value."""
+        return {name: self.values[name] for name in names if name in self.values}
+
+    def place_problem(self, names: list[str], message: str) -> tuple[str, str]:
+        """Return the field where the page shows a problem, and a sentence about it.
+
+        Args:
+            names: the path to the faulty value within the mechanism.
+            message: continues the name of the value.
+        """
+        if not self.is_dp_sgd:
+            subject = "/" + "/".join(names) if names else "The mechanism"
+            return MECHANISM, f"{subject} {message}."
+        name = names[-1] if names else ""
+        if name in FIELDS:
+            return name, FIELDS[name].sentence(message)
+        text = message.replace("_", " ")
+        is_about_run = text.startswith("must")
+        return "sampling", f"The run {text}." if is_about_run else f"{text[:1].upper()}{text[1:]}."
+
+
+def read_run(query: Mapping[str, str], number: int = 1, source: int | None = None) -> RunForm:
+    """Return a run of a form; missing fields have their initial text.
+
+    Args:
+        query: the form's fields by name.
+        number: the run's place in the form.
+        source: its number in the names of the fields, if it differs.
+    """
+    source = source or number
+    suffix = "" if source == 1 else f"-{source}"
+    texts = {
+        name: query.get(name + suffix, field.initial).strip() for name, field in FIELDS.items()
+    }
+    texts |= {name: choice.read(query.get(name + suffix)) for name, choice in CHOICES.items()}
+    texts[MECHANISM] = query.get(MECHANISM + suffix, format_example("gaussian")).strip()
+    values: dict[str, Any] = {}
+    found: dict[str, str] = {}
+    for name in _list_fields_in_use(texts):
+        try:
+            values[name] = _read_field(name, texts[name])
+        except ValueError as error:
+            label = FIELDS[name].label if name in FIELDS else "The JSON text"
+            found[name] = f"{label} {error}."
+    return RunForm(number, texts, values, found | _check_epochs(texts))
+
+
+def read_runs(query: Mapping[str, str]) -> tuple[RunForm, ...]:
+    """Return all runs of a form, numbered without gaps; there is at least one."""
+    numbers = {1} | {int(match[1]) for name in query if (match := _NUMBERED.fullmatch(name))}
+    sources = sorted(numbers)[:RUNS_MAX]
+    return tuple(read_run(query, place, source) for place, source in enumerate(sources, 1))
+
+
+def write_runs(runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return several runs as URL parameters: fields in use, and choices other than the first."""
+    found: dict[str, str] = {}
+    for number, texts in enumerate(runs, 1):
+        suffix = "" if number == 1 else f"-{number}"
+        chosen = {name: texts[name] for name in CHOICES if texts[name] != CHOICES[name].initial}
+        used = {name: texts[name] for name in _list_fields_in_use(texts)}
+        first = {} if number == 1 else {"kind": texts["kind"]}  # at least one parameter a run
+        found |= {name + suffix: text for name, text in (first | used | chosen).items()}
+    return found
+
+
+def write_mechanism(mechanism: Json) -> dict[str, str]:
+    """Return a mechanism as URL parameters: fields if it is a DP-SGD run, JSON otherwise.
+
+    A mechanism that is too long for the form gives no parameters.
+    """
+    if mechanism["kind"] == "dp_sgd":
+        sizes = {"batches": "sizes"} if "batch_size" in mechanism else {}
+        length = {"length": "epochs"} if "epochs" in mechanism else {}
+        texts = {name: _write_value(value) for name, value in mechanism.items() if name != "kind"}
+        return texts | sizes | length
+    text = json.dumps(mechanism, ensure_ascii=False)
+    return {"kind": "json", MECHANISM: text} if len(text) <= JSON_MAX else {}
+
+
+def _write_value(value: Any) -> str:
+    """Return a value of the API as the text of a field."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def list_parameters(runs: Iterable[RunForm]) -> list[str]:
+    """Return the names of the URL parameters that describe runs."""
+    return [name + run.suffix for run in runs for name in _NAMES]
+
+
+def list_notes(query: Mapping[str, str], runs: Iterable[RunForm]) -> Iterator[str]:
+    """Yield a sentence for each choice in a URL whose value is no option."""
+    for run in runs:
+        for name, choice in CHOICES.items():
+            note = choice.note(name + run.suffix, query.get(name + run.suffix))
+            if note is not None:
+                yield note
+
+
+def _list_fields_in_use(texts: Mapping[str, str]) -> list[str]:
+    """Return the names of the fields that are visible with the current choices."""
+    if texts["kind"] == "json":
+        return [MECHANISM]
+    unused = {"dataset_size", "batch_size"} if texts["batches"] == "rate" else {"sample_rate"}
+    unused |= {"epochs"} if texts["length"] == "steps" else {"steps"}
+    return [name for name in FIELDS if name not in unused]
+
+
+def _read_field(name: str, text: str) -> Any:
+    """Return the value of a field's text.
+
+    Raises:
+        ValueError: it has none; the message continues the field's name.
+    """
+    return parse_number(text, FIELDS[name].whole) if name in FIELDS else _parse_json(text)
+
+
+def _parse_json(text: str) -> Any:
+    """Return the value of a short JSON text.
+
+    Raises:
+        ValueError: the text is empty, too long or not JSON; the message continues its name.
+    """
+    if not text:
+        raise ValueError("is required")
+    if len(text) > JSON_MAX:
+        raise ValueError(f"must be at most {JSON_MAX} characters long; send longer ones to the API")
+    try:
+        return from_json(text.encode("utf-8", "replace"), allow_inf_nan=False)
+    except ValueError as error:
+        raise ValueError(f"cannot be read: {error}") from None
+
+
+def _check_epochs(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return a problem if a run has epochs but no sizes."""
+    if texts["kind"] == "dp_sgd" and texts["length"] == "epochs" and texts["batches"] == "rate":
+        return {"epochs": "To use epochs, choose batches by sizes above."}
+    return {}

@@ -1,0 +1,61 @@
+"""Run the commands of documentation pages, and write what they print into the pages.
+
+python -m scripts.page_output docs/tutorial.md         # these pages; slow blocks are left alone
+python -m scripts.page_output --slow docs/tutorial.md  # slow blocks too
+
+Blocks whose output varies from run to run are run and left as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.pages import Block, Page, Session, split_commands
+
+
+def run_page(file: Path, folder: Path, slow: bool) -> dict[str, str]:
+    """Run a page; return the new text of each block with output that has changed, by the old."""
+    page = Page.read(file)
+    outputs: list[str] = []
+
+    def keep(_: list[str], output: str, __: str, ___: bool) -> None:
+        """Keep a command's output."""
+        outputs.append(output)
+
+    changed = {}
+    with Session(folder, page, compare=keep) as session:
+        for block in page.blocks:
+            if block.here and (slow or not block.slow):
+                outputs.clear()
+                session.run(block)
+                if outputs and not block.varies:
+                    changed[block.text] = show(block, outputs)
+    return changed
+
+
+def show(block: Block, outputs: list[str]) -> str:
+    """Return a block's text with these outputs after its commands."""
+    text = ""
+    for (command, _), output in zip(split_commands(block.text), outputs, strict=True):
+        lines = [line.rstrip() for line in output.rstrip().splitlines()]
+        text += "".join(f"{line}\n" for line in [f"$ {command.rstrip()}", *lines])
+    return text
+
+
+def main() -> None:
+    """Write the outputs into the pages that the command line names."""
+    slow = "--slow" in sys.argv
+    for name in (each for each in sys.argv[1:] if each != "--slow"):
+        file = Path(name)
+        with tempfile.TemporaryDirectory() as folder:
+            changed = run_page(file, Path(folder), slow)
+        text = file.read_text()
+        for old, new in changed.items():
+            text = text.replace(old, new)
+        file.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Do the job of each person in `examples/people` in an empty folder, and count its commands.
+
+python -m scripts.people                     # all of them, with their output
+python -m scripts.people researcher auditor  # these
+python -m scripts.people --write             # all; write the table into docs/how-to/by-role.md
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / "examples" / "people"
+PAGE: Final = ROOT / "docs" / "how-to" / "by-role.md"
+PEOPLE: Final = (
+    "researcher",
+    "engineer",
+    "privacy_officer",
+    "training_engineer",
+    "operator",
+    "auditor",
+)
+SECONDS_MAX: Final = 300.0  # for a job
+_MARKS: Final = ("<!-- begin table -->\n", "<!-- end table -->\n")
+# The two programs are counted, and the service listens on a free port. All else is the script's.
+_PRELUDE: Final = """
+set -euo pipefail
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+accountant() {
+    echo "$*" >> "$CALLS"
+    if [ "$1" = serve ]; then exec env accountant "$@" --port "$PORT"; fi
+    command accountant "$@"
+}
+accountant-train() {
+    echo "train $*" >> "$CALLS"
+    command accountant-train "$@"
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that was done.
+
+    Attributes:
+        person: whose job it is.
+        commands: different calls of `accountant` and `accountant-train`; waiting repeats one.
+        seconds: from the first command to the last.
+        cpu_seconds: those of all programs together that have ended.
+        exit_code: of the script.
+        output: what the commands printed.
+    """
+
+    person: str
+    commands: int
+    seconds: float
+    cpu_seconds: float
+    exit_code: int
+    output: str
+
+
+def read_purpose(person: str) -> str:
+    """Return what a person does, as the first line of the script says."""
+    return (FOLDER / f"{person}.sh").read_text().splitlines()[0].removeprefix("# ")
+
+
+def do_job(person: str, programs: Path = Path(sys.executable).parent) -> Job:
+    """Run a person's script in an empty folder.
+
+    Args:
+        person: one of `PEOPLE`.
+        programs: the folder with the programs, before those of the PATH.
+    """
+    with socket.socket() as probe, tempfile.TemporaryDirectory() as outside:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        empty, calls = Path(outside, "empty"), Path(outside, "calls")
+        empty.mkdir()
+        calls.touch()
+        kept = {name: value for name, value in os.environ.items() if name[:11] != "ACCOUNTANT_"}
+        started, used = time.monotonic(), _read_cpu_seconds()
+        done = subprocess.run(
+            ["bash", "-c", f"{_PRELUDE}. {FOLDER / person}.sh"],
+            cwd=empty,
+            env=kept
+            | {
+                "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+                "NO_COLOR": "1",
+                "CALLS": str(calls),
+                "PORT": str(port),
+                "ACCOUNTANT_SERVICE": f"http://127.0.0.1:{port}",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=SECONDS_MAX,
+        )
+        seconds, cpu_seconds = time.monotonic() - started, _read_cpu_seconds() - used
+        commands = len(set(calls.read_text().splitlines()))
+    return Job(person, commands, seconds, cpu_seconds, done.returncode, done.stdout)
+
+
+def _read_cpu_seconds() -> float:
+    """Return the CPU seconds of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def render_row(job: Job) -> str:
+    """Return a job's row of the table."""
+    purpose = read_purpose(job.person)
+    figures = f"{job.commands} | {job.seconds:.0f} | {job.cpu_seconds:.0f}"
+    return f"| {purpose} | `{job.person}.sh` | {figures} |"
+
+
+def write_table(jobs: list[Job]) -> None:
+    """Write the table into the page."""
+    begin, end = _MARKS
+    head = "\n| job | script | commands | seconds | CPU seconds |\n|---|---|---|---|---|\n"
+    table = head + "".join(f"{render_row(job)}\n" for job in jobs) + "\n"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    PAGE.write_text(pattern.sub(lambda _: f"{begin}{table}{end}", PAGE.read_text()))
+
+
+def main() -> int:
+    """Do the jobs, print or write the table, and return 1 if a job failed."""
+    named = [each for each in sys.argv[1:] if each != "--write"]
+    jobs = []
+    for person in named or PEOPLE:
+        job = do_job(person)
+        print(f"# {person}\n{job.output}\n{render_row(job)}\n", flush=True)
+        jobs.append(job)
+    failed = [job.person for job in jobs if job.exit_code]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+        return 1
+    if "--write" in sys.argv:
+        write_table(jobs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Scheduled noise against the real ledger: each step is charged with its own noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.optimizer_cases import PLAN as UNSCHEDULED
+from tests.support.stub_service import linear_accountant, service
+from training_client.budget import Budget, LedgerBudget
+from training_client.client import AccountingService
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import PrivateOptimizer, make_optimizer
+from training_client.phased_budget import PhasedLedgerBudget
+from training_client.plan import AdaptiveClipping, Plan, Schedule
+from training_client.run_report import settle
+
+PLAN = Plan(
+    dataset_size=1000, sample_rate=0.01, clip_norm=1.0, noise_multiplier=4.0,
+    noise_schedule=Schedule.by_steps([(6, 1.0), (5, 0.5), (4, 0.25)]),
+    adaptive_clipping=AdaptiveClipping(count_noise=10.0),
+)  # fmt: skip
+STEPS = 15
+
+
+def steps_of(optimizer: PrivateOptimizer, count: int) -> None:
+    """Make some steps."""
+    for _ in range(count):
+        optimizer.step(torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64), cross_entropy)
+
+
+def granted(budget: PhasedLedgerBudget) -> list[int]:
+    """Return the numbers of steps that each phase was charged for."""
+    return [phase.reservation.steps_granted for phase in budget.phases]
+
+
+@pytest.mark.slow
+def test_each_phase_is_charged_as_it_is_made_and_the_run_goes_on(
+    ledger: AccountingService, tmp_path: Path
+) -> None:
+    budget = PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS, block=2)
+    assert granted(budget) == [0, 0, 0]
+    optimizer = make_optimizer("dp_sgd", nn.Linear(6, 4), budget)
+    steps_of(optimizer, 7)
+    assert granted(budget) == [6, 2, 0]
+    charged = [phase.reservation.mechanism["noise_multiplier"] for phase in budget.phases]
+    assert charged == [part.charged_noise_multiplier for _, part in PLAN.phases(STEPS)]
+    assert charged == sorted(charged, reverse=True)
+    assert budget.spent == ledger.epsilon(PLAN.mechanism(8), 1e-5).epsilon
+
+    resumed = PhasedLedgerBudget.resume(ledger, PLAN, "patients", budget.reservations, block=2)
+    assert resumed.made == 8  # step 8 was granted, and may have been made
+    again = make_optimizer("dp_sgd", nn.Linear(6, 4), resumed)
+    steps_of(again, STEPS - 8)
+    with pytest.raises(BudgetExhaustedError, match="all 15 steps"):
+        steps_of(again, 1)
+    assert granted(resumed) == [6, 5, 4]
+    claim = resumed.guarantee(again.steps_made)
+    assert claim.epsilon == ledger.epsilon(PLAN.mechanism(STEPS), 1e-5).epsilon
+    settle(resumed, again.steps_made, tmp_path)
+    assert len(resumed.commit()["certificates"]) == 3
+
+
+def test_two_runs_cannot_take_the_same_steps(ledger: AccountingService) -> None:
+    budget = PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS, block=20)
+    first, second = (make_optimizer("dp_sgd", nn.Linear(6, 4), budget) for _ in range(2))
+    steps_of(first, 7)
+    with pytest.raises(NoGuaranteeError, match="another run uses the same budget"):
+        steps_of(second, 1)
+
+
+def test_a_run_that_does_not_fit_reserves_nothing(ledger: AccountingService) -> None:
+    wasteful = replace(PLAN, noise_schedule=Schedule.by_steps([(6, 1.0), (9, 0.02)]))
+    with pytest.raises(BudgetExhaustedError):
+        PhasedLedgerBudget.reserve(ledger, wasteful, "patients", 3000)
+    assert PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS).reserved == STEPS
+    budget = ledger.dataset("patients")
+    assert budget["neighbouring_relation"] == "add_or_remove_one"
+
+
+def test_reservations_of_another_plan_are_refused(ledger: AccountingService) -> None:
+    budget = PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS)
+    other = replace(PLAN, noise_schedule=Schedule.by_steps([(6, 1.0), (5, 0.6), (4, 0.3)]))
+    with pytest.raises(NoGuaranteeError, match="reserve budget for the plan that is run"):
+        PhasedLedgerBudget.resume(ledger, other, "patients", budget.reservations)
+    with pytest.raises(NoGuaranteeError, match="2 reservations"):
+        PhasedLedgerBudget.resume(ledger, PLAN, "patients", budget.reservations[:1] * 2)
+    whole = ledger.reserve("patients", PLAN.mechanism(STEPS))
+    with pytest.raises(NoGuaranteeError, match="PhasedLedgerBudget"):
+        LedgerBudget(ledger, PLAN, "patients", 1e-5, whole)
+
+
+@pytest.mark.slow
+def test_a_budget_without_a_ledger_ends_where_the_composition_no_longer_fits(
+    ledger: AccountingService,
+) -> None:
+    plan = replace(PLAN, noise_schedule=Schedule.exponential(0.2, 60, levels=4))
+    budget = Budget(ledger, plan, epsilon=0.7, delta=1e-5, block=5)
+    optimizer = make_optimizer("dp_sgd", nn.Linear(6, 4), budget)
+    with pytest.raises(BudgetExhaustedError):
+        steps_of(optimizer, 100)
+    made = optimizer.steps_made
+    assert ledger.epsilon(plan.mechanism(made), 1e-5).epsilon <= 0.7
+    assert ledger.epsilon(plan.mechanism(made + 1), 1e-5).epsilon > 0.7
+
+
+def test_a_certificate_names_a_clip_norm_only_if_there_is_one() -> None:
+    assert PLAN.constant_clip_norm is None
+    assert replace(UNSCHEDULED, clip_schedule=Schedule.linear(0.5, 4)).constant_clip_norm is None
+    assert UNSCHEDULED.constant_clip_norm == UNSCHEDULED.clip_norm
+
+
+def test_ordinary_plans_are_charged_as_before() -> None:
+    assert UNSCHEDULED.mechanism(3)["kind"] == "dp_sgd"
+    budget = Budget(service(linear_accountant), UNSCHEDULED, epsilon=2.0, delta=1e-5)
+    budget.allow(20)
+    with pytest.raises(BudgetExhaustedError):
+        budget.allow(21)

@@ -1,0 +1,126 @@
+"""Plans whose noise, clip norm or learning rate change: each step is charged as what it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from training_client.plan import AdaptiveClipping, Plan, Schedule
+
+PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=2.0, noise_multiplier=4.0)
+
+
+def test_pieces_hold_for_their_steps_and_the_last_one_afterwards() -> None:
+    schedule = Schedule.by_steps([(2, 1.0), (3, 0.5), (1, 0.25)])
+    assert [schedule.at(step) for step in range(1, 9)] == [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
+    assert list(schedule.divide(4)) == [(2, 1.0), (2, 0.5)]
+    assert list(schedule.divide(9)) == [(2, 1.0), (3, 0.5), (4, 0.25)]
+    assert list(schedule.divide(0)) == [(0, 1.0)]
+
+
+@pytest.mark.parametrize("steps", [1, 7, 16, 1000])
+@pytest.mark.parametrize("levels", [1, 5, 1000])
+def test_curves_go_from_one_to_their_end_in_as_many_steps_as_stated(
+    steps: int, levels: int
+) -> None:
+    for schedule, middle in (
+        (Schedule.linear(0.25, steps, levels), 0.625),
+        (Schedule.cosine(0.25, steps, levels), 0.625),
+        (Schedule.exponential(0.25, steps, levels), 0.5),
+    ):
+        factors = [factor for _, factor in schedule.pieces]
+        assert sum(count for count, _ in schedule.pieces) == steps
+        assert len(factors) == min(steps, levels)
+        assert factors[0] == 1
+        assert factors == sorted(factors, reverse=True)
+        if len(factors) > 1:
+            assert factors[-1] == pytest.approx(0.25)
+        if len(factors) % 2 and len(factors) > 1:
+            assert factors[len(factors) // 2] == pytest.approx(middle)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Schedule(()),
+        lambda: Schedule.by_steps([(0, 1.0)]),
+        lambda: Schedule.by_steps([(1, -0.5)]),
+        lambda: Schedule.by_steps([(1, math.nan)]),
+        lambda: Schedule.exponential(0.0, 5),
+        lambda: Schedule.linear(0.5, 0),
+        lambda: replace(PLAN, noise_schedule=Schedule.linear(0.0, 4)),
+        lambda: replace(PLAN, clip_schedule=Schedule.linear(0.0, 4)),
+        lambda: AdaptiveClipping(0.0),
+        lambda: AdaptiveClipping(math.inf),
+        lambda: AdaptiveClipping(1.0, quantile=1.0),
+        lambda: AdaptiveClipping(1.0, learning_rate=-1.0),
+    ],
+)
+def test_what_no_step_could_use_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        make()
+
+
+def test_scheduled_noise_is_charged_as_the_composition_that_runs() -> None:
+    plan = replace(PLAN, noise_schedule=Schedule.by_steps([(2, 1.0), (3, 0.5)]))
+    parts = plan.mechanism(9)["mechanisms"]
+    assert [(part["noise_multiplier"], part["steps"]) for part in parts] == [(4.0, 2), (2.0, 7)]
+    assert plan.mechanism(2) == PLAN.mechanism(2)
+    for step in range(1, 10):  # what is run in a step is what it is charged with
+        run = plan.at(step)
+        (charged,) = (part for part in parts if part["noise_multiplier"] == run.noise_multiplier)
+        assert charged["sample_rate"] == run.sample_rate
+
+
+def test_the_clip_norm_and_the_learning_rate_change_no_charge() -> None:
+    schedule = Schedule.cosine(0.0, 10)
+    plan = replace(PLAN, clip_schedule=Schedule.linear(0.5, 2), learning_rate_schedule=schedule)
+    assert plan.mechanism(7) == PLAN.mechanism(7)
+    assert [plan.at(step).clip_norm for step in (1, 2, 3)] == [2.0, 1.0, 1.0]
+    assert plan.at(2).noise_deviation == 4.0
+
+
+def test_an_epoch_of_balls_in_bins_has_one_noise() -> None:
+    plan = Plan.balls_in_bins(100, 5, clip_norm=1.0, noise_multiplier=1.0)
+    even = replace(plan, noise_schedule=Schedule.by_steps([(10, 1.0), (5, 0.5)]))
+    steps = [part["steps"] for part in even.mechanism(11)["mechanisms"]]
+    assert steps == [10, 5]
+    with pytest.raises(ValueError, match="whole epochs of 5 steps"):
+        replace(plan, noise_schedule=Schedule.by_steps([(7, 1.0), (5, 0.5)]))
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 7.7])
+@pytest.mark.parametrize("count_noise", [0.5, 10.0, 123.0])
+def test_adaptive_clipping_is_charged_for_the_sum_and_the_count(
+    sigma: float, count_noise: float
+) -> None:
+    """Its charge is never below the exact one, and above it by rounding only."""
+    plan = replace(PLAN, noise_multiplier=sigma, adaptive_clipping=AdaptiveClipping(count_noise))
+    charged = Fraction(plan.mechanism(1)["noise_multiplier"])
+    exact_inverse_square = 1 / Fraction(sigma) ** 2 + 1 / Fraction(count_noise) ** 2
+    ratio = 1 / charged**2 / exact_inverse_square
+    assert 1 < ratio < 1 + Fraction(1, 10**12)
+
+
+def test_a_plan_is_read_from_a_checkpoint_as_it_was() -> None:
+    plan = replace(
+        PLAN,
+        noise_schedule=Schedule.exponential(0.5, 10),
+        learning_rate_schedule=Schedule.cosine(0.1, 10),
+        adaptive_clipping=AdaptiveClipping(3.0),
+    )
+    assert Plan.from_document(asdict(plan)) == plan
+    earlier = {"dataset_size": 10, "sample_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
+    assert Plan.from_document(earlier) == Plan(10, 0.1, 1.0, 1.0)
+
+
+def test_the_clip_norm_moves_towards_its_quantile() -> None:
+    clipping = AdaptiveClipping(1.0, quantile=0.5, learning_rate=0.2)
+    assert clipping.next_factor(1.0, 0.5) == 1.0
+    assert clipping.next_factor(1.0, 0.9) < 1 < clipping.next_factor(1.0, 0.1)
+    assert clipping.next_factor(1e6, -100.0) == 1e6
+    assert clipping.next_factor(1e-6, 100.0) == 1e-6

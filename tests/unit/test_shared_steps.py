@@ -1,0 +1,310 @@
+"""Processes that share a budget make one run: the same model, one charge, each record at rate q."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from tests.support.process_groups import run_in_processes
+from tests.support.stub_service import linear_accountant, service
+from training_client.budget import Allowance, Budget, NoBudget
+from training_client.errors import (
+    BudgetExhaustedError,
+    DataError,
+    NoGuaranteeError,
+    ProcessLostError,
+    TrainingStoppedError,
+)
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import PrivateOptimizer, make_optimizer, private_batches
+from training_client.optimizers.private_batches import _DrawnIndices
+from training_client.plan import Plan
+from training_client.private_step.sampling import PoissonSampler
+from training_client.private_step.shared_budget import SharedBudget, share_budget
+
+RECORDS = 48
+STEPS = 4
+PLAN = Plan(dataset_size=RECORDS, sample_rate=0.5, clip_norm=0.5, noise_multiplier=1.0)
+
+
+class Records(Dataset[Any]):
+    """Records of six numbers, each with a class."""
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = torch.randn(6, generator=torch.Generator().manual_seed(index))
+        return {"input": row, "index": torch.tensor(index), "label": torch.tensor(index % 4)}
+
+
+class Model(nn.Module):
+    """Two layers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as the batch has it
+        found: torch.Tensor = self.layers(input)
+        return found
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Return a generator that makes runs with and without other processes comparable."""
+    return torch.Generator().manual_seed(seed)
+
+
+def no_claim(plan: Plan = PLAN, steps: int = STEPS) -> NoBudget:
+    """Return a budget without a claim."""
+    return NoBudget(plan, steps, "a test")
+
+
+def step_with(optimizer: PrivateOptimizer, batch: dict[str, torch.Tensor]) -> float:
+    """Make a step with one batch."""
+    return optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
+
+
+def trained(rank: int, name: str, state: str, wrap: bool = False) -> Any:
+    """Train with a fixed seed for samples and noise; return parameters, losses and records."""
+    net: nn.Module = Model(seed=5 + rank)  # those of rank 0 replace the others
+    if wrap:
+        net = DistributedDataParallel(net)
+    public = torch.randn(16, 6, generator=seeded(9)), torch.arange(16) % 4
+    optimizer = make_optimizer(
+        name, net, share_budget(no_claim), state=state, public=public,
+        public_batch_size=16, generator=seeded(3),
+    )  # fmt: skip
+    losses, seen = [], []
+    sampler = PoissonSampler(RECORDS, 0.5, seeded(4))
+    for batch in private_batches(optimizer, Records(), sampler=sampler):
+        losses.append(step_with(optimizer, batch))
+        seen.append(batch["index"].tolist())
+    return [each.detach() for each in net.parameters()], losses, seen
+
+
+CASES = [("dp_sgd", "privatised"), ("adadp", "public"), ("pi_adam", "privatised")]
+
+
+def trained_in_turn(rank: int) -> Any:
+    return [trained(rank, *case) for case in CASES] + [trained(rank, *CASES[0], wrap=True)]
+
+
+def require_model_of_one(found: list[Any]) -> None:
+    """Each process must have the model that one process makes of the same samples and noise."""
+    size = len(found)
+    for number, case in enumerate([*CASES, CASES[0]]):
+        alone, losses, seen = trained(0, *case)
+        for parameters, other_losses, _ in (rank[number] for rank in found):
+            for one, other in zip(alone, parameters, strict=True):
+                assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+            assert other_losses == pytest.approx(losses, rel=1e-4)
+        for step in range(STEPS):
+            shares = [rank[number][2][step] for rank in found]
+            assert sorted(i for share in shares for i in share) == seen[step]
+            assert all(i % size == rank for rank, share in enumerate(shares) for i in share)
+        first = found[0][number][0]
+        assert all(all(map(torch.equal, first, rank[number][0])) for rank in found)
+
+
+# --- one budget
+
+
+def stub_budget() -> Budget:
+    """Return a budget of 20 steps."""
+    plan = Plan(dataset_size=RECORDS, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
+    return Budget(service(linear_accountant), plan, epsilon=2.0, delta=1e-5, block=7)
+
+
+def asked_once(rank: int) -> Any:
+    """Train until the budget ends; return the steps made, its state and the calls to make it."""
+    calls: list[int] = []
+
+    def make() -> Allowance:
+        calls.append(rank)
+        return stub_budget()
+
+    budget = share_budget(make)
+    optimizer = make_optimizer("dp_sgd", Model(1), budget)
+    for batch in private_batches(optimizer, Records()):
+        step_with(optimizer, batch)
+    with pytest.raises(BudgetExhaustedError, match="20 steps fit"):
+        optimizer.take()
+    claim = budget.guarantee(optimizer.steps_made)
+    return optimizer.steps_made, budget.taken, budget.spent, claim.epsilon, calls
+
+
+def refused(rank: int) -> list[str]:
+    """Return the messages of what is refused, as this process sees them."""
+    ways = (unshared, drawn_alone, raw, shared_twice, other_bound, other_model, failed_share)
+    return [message_of(way, rank) for way in ways]
+
+
+def message_of(way: Any, rank: int) -> str:
+    try:
+        way(rank)
+    except TrainingStoppedError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def unshared(rank: int) -> None:
+    make_optimizer("dp_sgd", Model(1), no_claim())
+
+
+def drawn_alone(rank: int) -> None:
+    optimizer = make_optimizer("dp_sgd", Model(1), share_budget(no_claim))
+    optimizer.step(torch.zeros(3, 6), torch.zeros(3, dtype=torch.int64), cross_entropy)
+
+
+def raw(rank: int) -> None:
+    make_optimizer("adadp", Model(1), share_budget(no_claim), state="raw")
+
+
+def shared_twice(rank: int) -> None:
+    share_budget(lambda: SharedBudget(no_claim))
+
+
+def other_bound(rank: int) -> None:
+    """Clip to another bound in the second process, as an optimizer made otherwise would."""
+    optimizer = make_optimizer("dp_sgd", Model(1), share_budget(no_claim))
+    optimizer.allowance.plan = Plan(RECORDS, 0.5, 0.5 + rank, 1.0)
+    for batch in private_batches(optimizer, Records()):
+        step_with(optimizer, batch)
+
+
+def other_model(rank: int) -> None:
+    """Change the parameters of one process after the optimizer was made."""
+    net = Model(1)
+    optimizer = make_optimizer("dp_sgd", net, share_budget(no_claim))
+    with torch.no_grad():
+        net.layers[0].weight.add_(0.1 * rank)
+    for batch in private_batches(optimizer, Records()):
+        step_with(optimizer, batch)
+
+
+def failed_share(rank: int) -> None:
+    """Leave out an example in the second process."""
+    optimizer = make_optimizer("dp_sgd", Model(1), share_budget(no_claim))
+    for batch in private_batches(optimizer, Records()):
+        step_with(optimizer, {name: each[rank:] for name, each in batch.items()})
+
+
+def late(rank: int) -> list[str]:
+    """Let rank 0 wait for longer than the timeout of the group."""
+    import time
+
+    budget = share_budget(no_claim)
+    try:
+        budget.run(lambda _: time.sleep(3))
+        distributed.barrier()
+    except (TrainingStoppedError, RuntimeError) as error:
+        again = message_of(lambda _: budget.take(1), rank)
+        return [f"{type(error).__name__}: {error}", again]
+    return ["nothing"]
+
+
+def of_two(rank: int) -> Any:
+    return trained_in_turn(rank), asked_once(rank), refused(rank)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what two processes trained, what they were allowed and what they were refused."""
+    found = run_in_processes(2, tmp_path_factory.mktemp("two"), of_two)
+    return list(zip(*found, strict=True))
+
+
+def test_two_processes_train_the_model_of_one(two: Any) -> None:
+    require_model_of_one(two[0])
+
+
+@pytest.mark.slow
+def test_four_processes_train_the_model_of_one(tmp_path: Path) -> None:
+    require_model_of_one(run_in_processes(4, tmp_path, trained_in_turn))
+
+
+def test_rank_zero_asks_and_all_obey(two: Any) -> None:
+    first, second = two[1]
+    assert first == (20, 20, 2.0, 2.0, [0])
+    assert second == (20, 20, 2.0, 2.0, [])
+
+
+def test_what_would_be_more_than_one_run_is_refused(two: Any) -> None:
+    first, second = two[2]
+    for seen in (first, second):
+        assert seen[0].startswith("NoGuaranteeError: 2 processes train")
+        assert "share_budget" in seen[0]
+        assert seen[1].startswith("NoGuaranteeError: no batch was drawn for step 1")
+        assert "which no theorem covers" in seen[2]
+        assert "rank 0 alone calls this function" in seen[3]
+        assert "do not make the same step" in seen[4]
+        assert "process 1: step 1, bound 1.5" in seen[4]
+        assert "parameters differ" in seen[5]
+    assert first[6].startswith("ProcessLostError: step 1 is not made: process 1 failed")
+    assert second[6].startswith("DataError: ")
+    assert "records were drawn, and the batch has" in second[6]
+
+
+@pytest.mark.slow
+def test_an_answer_that_comes_too_late_ends_the_run(tmp_path: Path) -> None:
+    _, second = run_in_processes(2, tmp_path, late, timeout=1)
+    assert all(each.startswith("ProcessLostError: a process that trains") for each in second)
+    assert "timeout of init_process_group" in second[0]
+    assert "patience_seconds" in second[0]
+
+
+def test_a_shared_budget_of_one_process_is_an_ordinary_one() -> None:
+    optimizer = make_optimizer("dp_sgd", Model(1), share_budget(stub_budget))
+    examples = torch.zeros(3, 6)
+    optimizer.step({"input": examples}, torch.zeros(3, dtype=torch.int64), cross_entropy)
+    assert optimizer.allowance.taken == 1
+
+
+def test_a_shared_budget_is_not_shared_again() -> None:
+    with pytest.raises(NoGuaranteeError, match="shared already"):
+        share_budget(lambda: share_budget(no_claim))
+
+
+def test_processes_that_did_not_join_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = make_optimizer("dp_sgd", Model(1), share_budget(no_claim))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(NoGuaranteeError, match="2 processes train"):
+        optimizer.take()
+    with pytest.raises(NoGuaranteeError, match="2 processes train"):
+        make_optimizer("dp_sgd", Model(1), share_budget(no_claim))
+
+
+def test_errors_are_what_their_names_say() -> None:
+    assert issubclass(ProcessLostError, TrainingStoppedError)
+    assert not issubclass(ProcessLostError, DataError)
+
+
+# --- each record at rate q
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) -> None:
+    """Chi-square tests: of each record's draws, and of the pairs of records in different shares."""
+    records, rate, steps = 30, 0.3, 4000
+    counts = torch.zeros(steps, records, dtype=torch.float64)
+    for rank in range(processes):
+        sampler = PoissonSampler(records, rate, seeded(rank))
+        drawn = iter(_DrawnIndices(sampler, (rank, processes)))
+        for step in range(steps):
+            counts[step, next(drawn)] += 1
+    assert counts.max() == 1  # no record is in two shares
+    squares = (counts.sum(0) - rate * steps) ** 2 / (steps * rate * (1 - rate))
+    assert chi2.sf(float(squares.sum()), records) > 1e-3
+    centred = counts - rate
+    correlations = (centred.T @ centred / (steps * rate * (1 - rate))).triu(1)
+    pairs = records * (records - 1) // 2
+    assert chi2.sf(float((correlations**2).sum() * steps), pairs) > 1e-3

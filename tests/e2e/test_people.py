@@ -14,7 +14,7 @@ TRAINS = "training_engineer"
 CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each == TRAINS)) for each in PEOPLE]
 SAYS = {
     "researcher": "noise multiplier  0.9591017807",
-    "engineer": "noise multiplier  2.111751649",
+    "engineer": "noise multiplier  2.111744418",
     "privacy_officer": "wrote registry.yaml (registry)",
     "training_engineer": "it is about this model: SHA-256 ",
     "operator": "all is well; datasets: 1, entries: 1",

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from accountant_service import calculator, mechanisms
 from accountant_service.accountants import ACCOUNTANTS, release_laws, subsampled_rdp
-from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import Status
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import saddle_point
@@ -325,16 +324,6 @@ def test_the_renyi_divergence_is_that_of_the_pair() -> None:
     for order, value in zip(orders, found, strict=True):
         exact = 10 * oracles.replaced_record_moment(float(order) - 1, 0.02, 1.5)
         assert exact <= mp.mpf(value) <= exact * (1 + mp.mpf(10) ** -9)
-
-
-def test_sampled_laplace_noise_is_still_refused() -> None:
-    tree = {
-        "kind": "poisson_sampled",
-        "sample_rate": 0.1,
-        "mechanism": {"kind": "laplace", "noise_multiplier": 1.0},
-    }
-    with pytest.raises(MethodNotApplicableError, match="laplace noise and poisson sampling"):
-        epsilon("pld", tree, 1e-5, REPLACE)
 
 
 # --- the characteristic function

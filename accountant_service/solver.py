@@ -155,7 +155,7 @@ class Target(SolverTarget):
 
 @dataclass(frozen=True)
 class RiskTarget(SolverTarget):
-    """A limit on the risk of a membership attack, accounted for by the default method.
+    """A solver's target: the largest risk of a membership attack, bounded by the default method.
 
     Attributes:
         measure: the measure of risk.

@@ -143,5 +143,5 @@ def _copy_table(table: Table, source: Connection, target: Connection, progress: 
 
 
 def _closed_entries() -> Table:
-    """Return the table in which a closed SQLite ledger keeps its entries."""
+    """Return the table that holds the entries of an SQLite ledger after it was moved away."""
     return ENTRY.to_metadata(type(METADATA)(), name=_CLOSED_ENTRIES)

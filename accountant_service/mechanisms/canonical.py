@@ -351,7 +351,7 @@ def _apply_user_level(atom: Atom, records: int) -> Atom:
 def _apply_truncated_sampling(
     atoms: Mapping[Atom, int], rate: float, sizes: tuple[int, int], pointer: str
 ) -> dict[Atom, int]:
-    """Return a mechanism on a Poisson sample of limited size as counted releases (atoms)."""
+    """Sample a mechanism's records, at most a limited number; return its counted releases."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None or (merged.noise, merged.sampling) != ("gaussian", "none"):

@@ -842,7 +842,7 @@ def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
 
 
 def _check_bins(run: DpSgd, pointer: str) -> None:
-    """Raise MechanismError unless a run consists of whole epochs of a whole number of batches."""
+    """Raise MechanismError unless balls in bins have whole epochs of a whole number of bins."""
     bins = run.bins()
     whole = "balls_in_bins sampling needs a whole number of batches an epoch"
     if run.sample_rate is None and (run.batch_size or 1) * bins != run.dataset_size:

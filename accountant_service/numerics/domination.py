@@ -363,7 +363,7 @@ def _bound_profiles(larger: PrivacyProfile, smaller: PrivacyProfile, slack: floa
 
 
 def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_]:
-    """Return whether the bounds are narrow enough to decide, for each number of repetitions."""
+    """Return, for each number of repetitions, whether its bounds decide which side dominates."""
     return np.asarray((upper - lower <= _COARSE * upper + 10 * absolute).all(axis=1))
 
 

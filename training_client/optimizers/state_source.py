@@ -108,7 +108,7 @@ class StepContext:
 
 
 class StateSource(Protocol):
-    """Interface of a source of the gradients from which an optimizer updates its state.
+    """Interface of what gives an optimizer the gradients for its running averages.
 
     Attributes:
         state: its name.

@@ -124,7 +124,7 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
+        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows."""
         found, mapped = self._zeros(), self._zeros()
         scale_norm: Scalar = 0.0
         shift_norm: Scalar = 0.0

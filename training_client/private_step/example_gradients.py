@@ -71,7 +71,7 @@ class ExampleGradients(Protocol):
         ...
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example.
+        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows.
 
         Args:
             pieces: all pieces of the parameter, each with its map.
@@ -192,7 +192,7 @@ class OuterProducts:
         )
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
+        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows."""
         terms, dtype = self._norm_terms(pieces), self.inputs.dtype
         gradient_squares = squared_norm_upper_bounds(self.gradients)
         input_squares = squared_norm_upper_bounds(self.inputs, terms.input_squares)
@@ -306,7 +306,7 @@ class MaterializedGradients:
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example."""
+        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows."""
         dtype = self.gradients.dtype
         found = squared_norms(self.gradients.flatten(1)).mul_(overflow_guard(bound, dtype))
         scale_norm: Scalar = 0.0

@@ -77,7 +77,7 @@ def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
 
 
 def sequence_rounding(dtype: torch.dtype, terms: int) -> float:
-    """Return an upper bound on a matrix product's rounding error, relative to the sum of |terms|.
+    """Bound the rounding error of a matrix product over a sequence, relative to the sum of |terms|.
 
     Each of the additions, in any order, and each rounding of a term or of its weight takes at most
     half an epsilon of the sum of magnitudes, and 1 % more pays for products of roundings.

@@ -147,7 +147,7 @@ class TokenGradients(ChunkedGradients):
         return self.magnitudes()[0]
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms after affine maps; ∞ for an underflowing example.
+        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows.
 
         Tokens that do not occur add ‖D∘b‖² on their row.
         """

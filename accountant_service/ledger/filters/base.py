@@ -205,7 +205,7 @@ class PrivacyFilter(ABC):
         """
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether the rules allow reserving a plan to change this filter to `other`."""
+        """Return whether a reservation may replace this filter by `other`, given what is taken."""
         return False
 
     def is_sound(self) -> bool:
@@ -218,7 +218,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the fields that record a change of the balance in a ledger entry."""
+        """Return the ledger-entry fields for changes of the spent and held amounts."""
 
     @abstractmethod
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:

@@ -488,7 +488,7 @@ class ReferenceFilter(PrivacyFilter):
         return ReferenceCharge(plan.steps, steps, slack, return_slack, is_reference)
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
-        """Return the changes of the spent and held amounts as ledger-entry fields."""
+        """Return the ledger-entry fields for changes of the spent and held amounts."""
         return {
             "spent_reference_steps": spent[0],
             "held_reference_steps": held[0],

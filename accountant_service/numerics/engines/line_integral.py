@@ -536,7 +536,7 @@ class IntegrationLine:
         )
 
     def log_kernel_tails(self, low: Array, high: Array) -> PerKernel[Array]:
-        """Return, for each kernel G, upper bounds on log ∫|G| dv over low ≤ v ≤ high.
+        """Return upper bounds on log ∫|G(v)| dv from `low` to `high`, for each kernel G.
 
         They bound log(e^{a²η²/2}·∫|G| dv) with a = low.
         """
@@ -562,7 +562,7 @@ class IntegrationLine:
 def choose_line(
     saddle: SaddlePoint, settings: IntegrationSettings, log_mass: float = 0.0
 ) -> IntegrationLine:
-    """Choose the line Re w = s along which the integral needs the fewest frequencies.
+    """Choose the vertical line Re w = s on which the integral needs the fewest nodes.
 
     It is the tilt with the shortest period W of the sum, so with the widest spacing 2π/W of the
     frequencies. Tilts at which double precision would lose too many digits of δ are left out.

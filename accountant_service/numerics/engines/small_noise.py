@@ -157,7 +157,7 @@ class _SampledReleases:
         return self.log_absent - np.log(self.rates)
 
     def log_false_presence(self, margin: float) -> Array:
-        """Return, per release, log P(outcome does not show absence | record absent).
+        """Return, per release, log P(a test does not call the record absent | it is absent).
 
         This is N₀(Λ > v − x).
         """

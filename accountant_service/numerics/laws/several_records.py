@@ -75,7 +75,7 @@ class SeveralRecordsPair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The probability of sampling too many records to compute; it counts as infinite loss."""
+        """P(more of a person's records are sampled than computed), both ways: an infinite loss."""
         kept = len(self._weights()[0])
         dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
         return 0.0, dropped if kept <= self.records else 0.0

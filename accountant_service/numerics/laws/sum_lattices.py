@@ -49,7 +49,7 @@ _LIMIT_RATES: Final = 64
 
 @lru_cache(maxsize=64)
 def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
-    """Return a likelihood-ratio range outside which lies about a `deviations`-sigma tail.
+    """Return the range of likelihood ratios outside which only a far tail's probability lies.
 
     It is the tail beyond `deviations` standard deviations, by Chernoff's bound. No summand exceeds
     its quantile.
@@ -74,7 +74,7 @@ def _deviations(mu: float, summand: float) -> float:
 
 
 def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
-    """Return lognormal values at equally spaced normal quantiles, and their log probabilities."""
+    """Return nodes of a lognormal variable, equally spaced in z, and the log of their weights."""
     z = np.linspace(low, high, _NODES)
     x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
     return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
@@ -159,7 +159,7 @@ class _RoundingVariance:
 
 
 def _first_cut(mu: float, bins: int) -> float:
-    """Return the largest summand that outcomes of the first class may have."""
+    """Return the threshold below which all summands of an outcome in the first class lie."""
     z = -float(special.ndtri(min(_LARGE / bins, 0.1)))
     x, log_mass = _quadrature(mu, -8.0, z)
     deviation = math.sqrt(bins * float(np.exp(log_mass) @ (x - 1) ** 2))
@@ -218,7 +218,7 @@ def _class_lattice(
     sums: str,
     length: float,
 ) -> SumLattice:
-    """Choose the lattice for the sums in one class of outcomes: its range and its tilts.
+    """Choose the grid for sums whose largest summand is in a given range: its ends and tilts.
 
     The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`, and
     blocks of lattice points are at most about `length`.

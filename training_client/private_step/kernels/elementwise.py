@@ -170,7 +170,7 @@ def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, varianc
 def _shifted_gradient_moments(
     mean: Any, scale: Any, shift: Any, gradient: Any, square: Any, variance: Any
 ) -> None:
-    """Write mean/scale − shift to `gradient`, and its square without the noise to `square`."""
+    """Write mean/scale − shift to `gradient`, its square less the noise variance to `square`."""
     for i in range(len(mean)):
         u = mean[i] - scale[i] * shift[i]
         gradient[i] = u / scale[i]

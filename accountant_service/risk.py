@@ -120,7 +120,7 @@ class AttackSuccess(RiskMeasure):
         return abs(math.log((1 - self.prior) / self.prior))
 
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds on the success probability, from δ(ε) at ε = log-odds of the prior."""
+        """Return proved bounds on the success probability, by δ(ε) at ε = log-odds of the prior."""
         epsilon = self.proof_epsilon(question)
         direction = DIRECTIONS[0] if self.prior <= 0.5 else DIRECTIONS[1]
         curve = enclosure.direction_curve(

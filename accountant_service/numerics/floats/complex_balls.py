@@ -64,7 +64,7 @@ class ComplexBalls:
         """Return the numbers raised to a whole power, with bounds on their errors.
 
         The exponent times the log is off by a few eps of itself, and as much is the power,
-        relatively.
+        relatively. Angles of up to π may be off by 4 units in the last place.
         """
         if exponent == 0:
             one = np.ones_like(self.size)
@@ -73,7 +73,7 @@ class ComplexBalls:
         value = np.exp(exponent * (log_modulus + 1j * np.angle(self.value)))
         less = np.exp((exponent - 1) * np.log(self.size))
         size = less * self.size
-        rounding = 8 * _EPS * exponent * (1 + np.abs(log_modulus))
+        rounding = 24 * _EPS * exponent * (1 + np.abs(log_modulus))
         return ComplexBalls(value, size, exponent * less * self.error + rounding * size)
 
 

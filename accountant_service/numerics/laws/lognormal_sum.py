@@ -50,6 +50,8 @@ _FREQUENCY_LEAST: Final = 1e-21  # of a class's transform, relative to the class
 _BLOCK_CHOICES: Final = 8  # parts of the useful blocks that may be chosen under a tilt
 _FASTEST: Final = 100.0  # rate of Chernoff bounds, times the lowest sum or the deviation
 _RATES: Final = 32
+_LESS: Final = 1 - 4 * _EPS  # for a product that is subtracted from an upper bound
+_MORE: Final = 1 + 4 * _EPS  # for one that is added
 _RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relative to the least
 
 
@@ -350,7 +352,8 @@ class _ClassMoments:
     def mass_above(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
         """Return Chernoff's bounds on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
         logs = self.log_moments(tilt + self.rates_up)
-        logs = (logs - np.multiply.outer(levels, self.rates_up)).min(axis=-1) - log_scale
+        exponents = np.multiply.outer(levels, self.rates_up) * _LESS
+        logs = (logs - exponents).min(axis=-1) - log_scale
         return _each_exp_up(logs)
 
     def mass_below(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
@@ -361,7 +364,8 @@ class _ClassMoments:
         if (levels <= self.least).all():
             return np.zeros_like(levels)
         logs = self.log_moments(tilt - self.rates_down)
-        logs = (logs + np.multiply.outer(levels, self.rates_down)).min(axis=-1) - log_scale
+        exponents = np.multiply.outer(levels, self.rates_down) * _MORE
+        logs = (logs + exponents).min(axis=-1) - log_scale
         return np.where(levels > self.least, _each_exp_up(logs), 0.0)
 
     def log_power_above(self, level: float, powers: Array) -> Array:
@@ -369,7 +373,7 @@ class _ClassMoments:
 
         S^a·e^{−rS} decreases beyond S = a/r.
         """
-        logs = self.log_moments(self.rates_up) - self.rates_up * level
+        logs = self.log_moments(self.rates_up) - self.rates_up * level * _LESS
         allowed = np.greater_equal.outer(self.rates_up * level, powers)
         least: Array = np.where(allowed, logs[:, None], _EXPONENT_MAX).min(axis=0)
         return least + powers * math.log(level) + 1e-12

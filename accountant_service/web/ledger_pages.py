@@ -113,8 +113,7 @@ async def dataset(
 ) -> Response:
     """Show a dataset: budget, runs, ε over time, and entries with the newest first."""
     found = await ledger.get_dataset(session.key, name)
-    left = await ledger.count_steps_left(session.key, name, allow_slow=False)
-    preview = await ledger.preview_budget(session.key, name) if left is None else BudgetPreview()
+    left, preview = await _measure_what_fits(session, ledger, found)
     budget = {
         "dataset": found,
         "shares": _compute_budget_shares(found),
@@ -124,6 +123,18 @@ async def dataset(
         "warnings": preview.warnings,
     }
     return await run_in_threadpool(_render_dataset_page, request, session, budget, before, runs)
+
+
+async def _measure_what_fits(
+    session: Session, ledger: TheLedger, dataset: Json
+) -> tuple[StepsLeft | None, BudgetPreview]:
+    """Return the steps that fit after the last run, or what a first run may be; none if closed."""
+    if dataset["state"] == "closed":
+        return None, BudgetPreview()
+    left = await ledger.count_steps_left(session.key, dataset["name"], allow_slow=False)
+    if left is not None:
+        return left, BudgetPreview()
+    return None, await ledger.preview_budget(session.key, dataset["name"])
 
 
 @router.get("/datasets/{name}/report")

@@ -29,6 +29,14 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repos
         found.close()
 
 
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Repository]:
+    """An empty ledger on SQLite."""
+    found = opening.open_repository(f"sqlite:///{tmp_path}/local.db")
+    yield found
+    found.close()
+
+
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     url = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/accountant.db"

@@ -56,14 +56,6 @@ def run_of(steps: int) -> DpSgd:
     return DpSgd(1.1, sample_rate=0.01, steps=steps)
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[Repository]:
-    """One on SQLite."""
-    found = opening.open_repository(f"sqlite:///{tmp_path}/local.db")
-    yield found
-    found.close()
-
-
 class Bench:
     """A dataset with a Rényi filter, and keys: two of one team, and one of nobody."""
 

@@ -43,14 +43,6 @@ WRITERS = 8
 Json = dict[str, Any]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
-    with database(request.param, tmp_path) as url:
-        found = opening.open_repository(url)
-        yield found
-        found.close()
-
-
 def request(key: KeyRecord, idempotency: str | None = None) -> WriteRequest:
     return WriteRequest(key, idempotency or uuid.uuid4().hex, "test", None)
 

@@ -205,7 +205,7 @@ def test_facts_that_a_program_declares_are_in_the_record_and_checked(
 def test_output_is_possible_in_every_encoding(encoding: str, tmp_path: Path) -> None:
     code = "from accountant_service.cli import app; app()"
     arguments = ["compare", "-q", ".01", "-s", "1.1", "-t", "1000", "-d", "1e-5"]
-    for words in (arguments, ["epsilon", "--help"]):
+    for words in (arguments, ["epsilon", *arguments[1:]], ["epsilon", "--help"]):
         done = subprocess.run(
             [sys.executable, "-c", code, *words],
             capture_output=True,

@@ -1195,3 +1195,21 @@ def test_a_large_document_is_answered(visitor: Person) -> None:
     text = visitor.send("/import", document=f'{{"history": [{steps}], "mechanism": "rdp"}}')
     assert "Open in the calculator" not in text, "the mechanism is too long for an address"
     assert "≤ ε ≤" in text or "No answer" in text
+
+
+def test_a_closed_dataset_says_so_and_offers_no_quote(
+    admin: Person, app: Any, keys: dict[str, str]
+) -> None:
+    post = writer(app, keys["admin"])
+    budget = {"epsilon": 1, "delta": 1e-5}
+    post("/v1/datasets", {"name": "survey", "size": 60_000, "budget": budget})
+    assert "Quote a run" in admin.get("/datasets/survey")
+    post("/v1/datasets/survey/close", {})
+    text = admin.get("/datasets/survey")
+    assert "<strong>Closed</strong> since" in text
+    assert "Quote a run" not in text
+    assert " fit" not in text
+    assert "closed since" in admin.get("/datasets")
+    quote = admin.get("/datasets/survey/quote?noise_multiplier=9&sample_rate=0.01&steps=1")
+    assert "No quote" in quote
+    assert "closed" in quote

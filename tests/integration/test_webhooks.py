@@ -34,7 +34,6 @@ from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.ledger.webhooks import Webhook, compute_pause, create_webhook, sign
 from accountant_service.mechanisms import DpSgd
 from accountant_service.settings import Settings
-from tests.support.databases import database
 from tests.support.server import Server
 
 # without sampling, for which charges are decided fast
@@ -84,21 +83,6 @@ class Receiver:
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     found = Receiver()
-    yield found
-    found.close()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
-    with database(request.param, tmp_path) as url:
-        found = opening.open_repository(url)
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[Repository]:
-    found = opening.open_repository(f"sqlite:///{tmp_path}/local.db")
     yield found
     found.close()
 

@@ -9,26 +9,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
-from training_client.integrations.model_files import check_model_file, model_saver
 from training_client.integrations.opacus_checks import require_no_accumulation
 from training_client.integrations.patches import warn_if_untested
 from training_client.integrations.skipped_steps import require_no_grad_scaler
 from training_client.integrations.split_batches import require_no_batch_limit
-from training_client.integrations.step_gate import StepGate
-from training_client.integrations.trackers import RunTracker
+from training_client.integrations.step_gate import GatedRun
 
 warn_if_untested("opacus", "torch", "transformers", "accelerate")
 
 
-class PrivacyCallback(TrainerCallback):
+class PrivacyCallback(GatedRun, TrainerCallback):
     """A `Trainer` callback that ends training before a step that the budget does not cover.
 
     A `Trainer` can be asked to stop only after a step, so the callback checks each step at the end
@@ -49,18 +44,6 @@ class PrivacyCallback(TrainerCallback):
             its SHA-256. By default no model is saved or named.
         trackers: experiment trackers, told of ε and δ at every step and of the certificate.
     """
-
-    def __init__(
-        self,
-        allowance: Allowance,
-        output: str | Path,
-        *,
-        model_file: str | None = None,
-        trackers: Iterable[RunTracker] = (),
-    ) -> None:
-        self.gate = StepGate(allowance, trackers)
-        self._output = output
-        self._model_file = None if model_file is None else check_model_file(model_file)
 
     def on_train_begin(
         self,
@@ -134,4 +117,4 @@ class PrivacyCallback(TrainerCallback):
             DataError: the model was not saved as one file.
             ServiceError: the service gave no usable answer.
         """
-        self.gate.settle(self._output, model_saver(running["model"], self._model_file))
+        self.settle(running["model"])

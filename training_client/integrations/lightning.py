@@ -10,28 +10,23 @@ The callback works with `lightning.pytorch` as with `pytorch_lightning`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
-from training_client.integrations.model_files import check_model_file, model_saver
 from training_client.integrations.opacus_checks import require_no_accumulation
 from training_client.integrations.patches import warn_if_untested
 from training_client.integrations.skipped_steps import require_no_grad_scaler
 from training_client.integrations.split_batches import require_no_batch_limit
-from training_client.integrations.step_gate import StepGate
-from training_client.integrations.trackers import RunTracker
+from training_client.integrations.step_gate import GatedRun
 
 warn_if_untested("opacus", "torch", "pytorch-lightning")
 
 _PRECISIONS: Final = ("32-true", "64-true", "bf16-mixed")
 
 
-class PrivacyCallback(Callback):
+class PrivacyCallback(GatedRun, Callback):
     """A `Trainer` callback that ends training before a step that the budget does not cover.
 
     It asks before a batch is used, when nothing has been computed from it. That permits one step,
@@ -49,18 +44,6 @@ class PrivacyCallback(Callback):
             its SHA-256. By default no model is saved or named.
         trackers: experiment trackers, told of ε and δ at every step and of the certificate.
     """
-
-    def __init__(
-        self,
-        allowance: Allowance,
-        output: str | Path,
-        *,
-        model_file: str | None = None,
-        trackers: Iterable[RunTracker] = (),
-    ) -> None:
-        self.gate = StepGate(allowance, trackers)
-        self._output = output
-        self._model_file = None if model_file is None else check_model_file(model_file)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check options, optimizer and loader, and that the budget covers one step.
@@ -109,7 +92,7 @@ class PrivacyCallback(Callback):
         Raises:
             ServiceError: the service gave no usable answer.
         """
-        self.gate.settle(self._output, model_saver(pl_module, self._model_file))
+        self.settle(pl_module)
 
     def _guard_optimizer(self, trainer: Trainer, steps_made: int = 0) -> None:
         """Make the optimizer check the budget before each step; `steps_made` were made before."""

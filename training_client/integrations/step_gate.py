@@ -12,7 +12,7 @@ from opacus.optimizers import DPOptimizer
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.batch_counting import BatchCounter
-from training_client.integrations.model_files import SaveModel
+from training_client.integrations.model_files import SaveModel, check_model_file, model_saver
 from training_client.integrations.opacus_checks import (
     require_no_skipped_steps,
     require_one_batch,
@@ -187,3 +187,31 @@ class StepGate:
                 "one: make one step of each batch (with Opacus' BatchMemoryManager, of each "
                 "physical batch), then draw another"
             )
+
+
+class GatedRun:
+    """A run behind a gate: the part that the callbacks of all frameworks share.
+
+    Args:
+        allowance: the run's budget.
+        output: the folder for `privacy.json` and `certificate.json`.
+        model_file: the name of a file in that folder, `.pt` or `.safetensors`, in which the trained
+            model is saved before the run is committed; by default no model is saved.
+        trackers: experiment trackers.
+    """
+
+    def __init__(
+        self,
+        allowance: Allowance,
+        output: str | Path,
+        *,
+        model_file: str | None = None,
+        trackers: Iterable[RunTracker] = (),
+    ) -> None:
+        self.gate = StepGate(allowance, trackers)
+        self._output = output
+        self._model_file = None if model_file is None else check_model_file(model_file)
+
+    def settle(self, model: Any) -> None:
+        """End the run: save the model if wanted, commit, and write both documents."""
+        self.gate.settle(self._output, model_saver(model, self._model_file))

@@ -25,7 +25,7 @@ def install(
         provider: exports the spans; by default to `OTEL_EXPORTER_OTLP_ENDPOINT`.
 
     Returns:
-        A function that sends the remaining spans and stops.
+        A function that stops tracing and sends the remaining spans.
 
     Raises:
         ImportError: the extra `otel` is not installed.
@@ -45,7 +45,14 @@ def install(
         tracer_provider=provider,
         skip_dep_check=True,  # it does not declare SQLAlchemy 2.1 yet; the tests cover it
     )
-    return provider.shutdown
+
+    def stop() -> None:
+        """Stop tracing: engines made later in this process are not traced either."""
+        SQLAlchemyInstrumentor().uninstrument()
+        FastAPIInstrumentor.uninstrument_app(app)
+        provider.shutdown()
+
+    return stop
 
 
 def _create_export_provider() -> TracerProvider:

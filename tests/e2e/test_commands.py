@@ -183,6 +183,11 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
         ("python benchmarks/matrix_products.py", "", "600 examples"),
         ("python benchmarks/random_allocation.py", " --quick", "σ=2 b=10 E=1"),
         (
+            "python benchmarks/balls_in_bins_simulation.py",
+            " --cases 2 --draws 100000",
+            "0 of 2 cases are off by more than 5 standard errors",
+        ),
+        (
             "python benchmarks/training_step.py",
             " --models narrow_mlp,cnn --only adadp --only a_ddp"
             " --only 'dp_sgd bf16' --only 'dp_sgd compiled' --rounds 1",

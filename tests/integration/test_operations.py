@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
@@ -322,11 +323,16 @@ def test_requests_and_statements_are_traced_without_their_values(tmp_path: Path)
     app = service(tmp_path)
     exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.install(app, app.state.repository.engine, provider)
-    key = bearer(app, Scope.ADMIN)
-    with TestClient(app) as http:
-        scenario(http, key)
-        http.get("/healthz")
+    genuine = sqlalchemy.create_engine
+    stop = tracing.install(app, app.state.repository.engine, provider)
+    try:
+        key = bearer(app, Scope.ADMIN)
+        with TestClient(app) as http:
+            scenario(http, key)
+            http.get("/healthz")
+    finally:
+        stop()
+    assert sqlalchemy.create_engine is genuine, "later engines are not traced"
     spans = exporter.get_finished_spans()
     names = {span.name for span in spans}
     assert "POST /v1/reservations/{identifier}/grants" in names

@@ -30,6 +30,7 @@ from accountant_service.guarantee import (
     Status,
 )
 from accountant_service.mechanisms import Atom, CanonicalForm
+from accountant_service.mechanisms.canonical import SAMPLED_IN_TURN
 from accountant_service.numerics.errors import ContradictionError
 from accountant_service.numerics.floats import rounding, search
 from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
@@ -54,6 +55,12 @@ _PARTS: Final = Assumption(
 _ALTERNATIVES_MAX: Final = 64
 # Accounting covers the noisy sum. If a record changed the divisor, the scale of the noise in every
 # coordinate would reveal the divisor: with many coordinates, almost surely.
+_GROUPS: Final = Assumption(
+    "each record belongs to one group of steps, which depends on the record alone, and neighbours "
+    "differ in one group: replace_one may move a record to another group",
+    True,
+    "arXiv 2306.08153",
+)
 _DIVISOR: Final = Assumption(
     "the number of records is public: each noisy sum is divided by a constant, the planned "
     "expected batch size, which does not change when a record is added or removed",
@@ -429,6 +436,9 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
     if any(atom.parts for atom in question.form.all_atoms):
         replaced = question.relation is NeighbouringRelation.REPLACE_ONE
         found.append(replace(_PARTS, holds=not replaced))
+    if any(atom.inner == SAMPLED_IN_TURN for atom in question.form.all_atoms):
+        replaced = question.relation is NeighbouringRelation.REPLACE_ONE
+        found.append(replace(_GROUPS, holds=not replaced))
     if "shuffled" in sampled:
         found.append(replace(_PARTITION, holds=not added))
     if sampled and added:

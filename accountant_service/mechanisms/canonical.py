@@ -26,7 +26,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Final, Literal
 
 from accountant_service.canonical_json import canonical_json
 from accountant_service.mechanisms.tree import (
@@ -57,6 +57,9 @@ AtomSampling = Literal[
 ]
 
 
+SAMPLED_IN_TURN: Final = "sampled in turn"  # `inner` of releases that see one group of records
+
+
 @dataclass(frozen=True, slots=True)
 class Atom:
     """One elementary release of a mechanism, such as Gaussian noise on a Poisson sample.
@@ -68,7 +71,8 @@ class Atom:
         sampling: how the release's records are chosen.
         sample_rate: expected fraction of the dataset in the sample; 1 without sampling.
         fixed_sizes: dataset size and batch size of a sample of fixed or limited size.
-        inner: hash of the mechanism inside, of a release that is made of others.
+        inner: hash of the mechanism inside, of a release that is made of others; `SAMPLED_IN_TURN`
+            if groups of records take part in turn.
         parameters: of a kind that is described by more than a noise multiplier.
         releases: of one run of the mechanism inside, whose hash is `inner`.
         parts: the different mechanisms that run on disjoint parts of the data.
@@ -282,7 +286,8 @@ def _count_banded_atoms(run: BandedMatrixFactorization, pointer: str) -> dict[At
     """Return the sampled Gaussian releases (atoms) that a group's steps of a banded run are."""
     rounds = []
     for norm, count in run.rounds():
-        step = {Atom("gaussian", run.noise_multiplier / norm, pointer=pointer): 1}
+        noise = run.noise_multiplier / norm
+        step = {Atom("gaussian", noise, inner=SAMPLED_IN_TURN, pointer=pointer): 1}
         sampled = _apply_sampling(step, "poisson", run.sample_rate, None, pointer)
         rounds.append(_multiply_counts(sampled, count))
     return _add_counts(rounds)
@@ -340,6 +345,8 @@ def _apply_user_level(atom: Atom, records: int) -> Atom:
     """Convert a release (atom) to user level: one person has up to `records` records."""
     if records == 1:
         return atom
+    if atom.inner == SAMPLED_IN_TURN:  # no proof for records of one person in several groups
+        return replace(atom, noise=f"user_level of groups {SAMPLED_IN_TURN}")
     if atom.noise == "gaussian" and atom.sampling == "none":  # all records take part at once
         return replace(atom, noise_multiplier=atom.noise_multiplier / records)
     if atom.noise == "gaussian" and atom.sampling == "poisson":

@@ -24,6 +24,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     distinct_directions,
 )
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
+from accountant_service.numerics.laws.truncated_poisson import binomial_below, binomial_tail
 from accountant_service.numerics.privacy_profile import bounds_near
 from tests.support import oracles
 
@@ -677,6 +678,76 @@ def test_truncated_poisson_is_the_mixture_of_its_two_cases(epsilon: float) -> No
     exact = (1 - cut) * first + cut * second
     found = upper_delta(truncated(size, rate, most, sigma), epsilon)
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-3)
+
+
+def sums_over_binomial(trials: int, rate: float, values: Callable[[int], Any]) -> Any:
+    """Return the mean of a function of a binomial variable, over 40 deviations around its mean."""
+    reach = 40 * math.sqrt(trials * rate * (1 - rate)) + 40
+    low, high = (int(trials * rate + sign * reach) for sign in (-1, 1))
+    first = max(0, low)
+    chance = mp.exp(
+        mp.loggamma(trials + 1) - mp.loggamma(first + 1) - mp.loggamma(trials - first + 1)
+        + first * mp.log(mpf(rate)) + (trials - first) * mp.log1p(-mpf(rate))
+    )  # fmt: skip
+    odds, total = mpf(rate) / (1 - mpf(rate)), mpf(0)
+    for j in range(first, min(trials, high) + 1):
+        total += chance * values(j)
+        chance *= odds * (trials - j) / (j + 1)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("size", "rate", "most"),
+    [
+        (31, 0.5, 1),  # hardly ever are fewer sampled than are kept
+        (100, 0.19, 1),
+        (1000, 0.0206, 1),
+        (1_000_000, 1e-4, 90),
+        pytest.param(1_000_000_000, 1e-5, 9900, marks=pytest.mark.slow),
+    ],
+)
+def test_a_record_in_the_truncated_sample_is_seen(size: int, rate: float, most: int) -> None:
+    """The others contribute −C and noise is little, so that its presence is seen from the sum."""
+    with mp.workdps(30):
+        present = sums_over_binomial(
+            size - 1, rate, lambda j: mpf(rate) * min(mpf(1), mpf(most) / (j + 1))
+        )
+        certain = present * (1 - mp.erfc(50 / mp.sqrt(2)) / 2)
+    for epsilon in (0.5, 5.0):
+        assert upper_delta(truncated(size, rate, most, 0.01), epsilon) >= certain
+
+
+@pytest.mark.parametrize(("trials", "rate"), [(30, 0.5), (10_000, 0.01), (1_000_000, 1e-4)])
+def test_tails_of_a_binomial_are_far_more_exact_than_what_is_added_to_them(
+    trials: int, rate: float
+) -> None:
+    spread = math.sqrt(trials * rate * (1 - rate))
+    with mp.workdps(30):
+        for deviations in (-5, -1, 0, 1, 5):
+            least = max(1, round(trials * rate + deviations * spread))
+            tail = sums_over_binomial(trials, rate, lambda j, least=least: j >= least)  # type: ignore[misc]
+            below = sums_over_binomial(trials, rate, lambda j, least=least: j < least)  # type: ignore[misc]
+            assert abs(binomial_tail(least, trials, rate) / tail - 1) < 1e-11
+            assert abs(binomial_below(least, trials, rate) / below - 1) < 1e-11
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-10, 1e-9])
+@pytest.mark.parametrize("rate", [1e-9, 1e-7])
+@pytest.mark.parametrize(
+    ("inner", "total_variation"),
+    [
+        ({"kind": "discrete_gaussian", "noise_std": 0.6, "sensitivity": 1}, 0.6638150449),
+        ({"kind": "gdp", "mu": 1.0}, 0.3829249226),
+    ],
+)
+def test_rare_samples_cost_the_total_variation_at_epsilon_0(
+    inner: Json, total_variation: float, rate: float, epsilon: float
+) -> None:
+    """A sampled release has δ(0) = q·TV, and δ falls with ε by at most e^ε − 1."""
+    found = upper_delta(poisson(rate, inner), epsilon)
+    assert found >= rate * total_variation * (1 - 1e-9) - 1.1 * epsilon
+    assert found <= rate * total_variation * (1 + 1e-6)
+    assert upper_delta(poisson(rate, inner), 0.0) >= found
 
 
 def test_a_limit_that_is_never_reached_is_poisson_sampling() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from accountant_service import calculator, mechanisms
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.errors import MethodNotApplicableError
+from accountant_service.guarantee import NeighbouringRelation, Status
+from accountant_service.mechanisms.canonical import SAMPLED_IN_TURN
 from accountant_service.mechanisms.tree import BandedMatrixFactorization, TreeAggregation
 
 Json = dict[str, Any]
@@ -36,6 +39,13 @@ def round_of(sigma: float, rate: float) -> Json:
     return {"kind": "poisson_sampled", "sample_rate": rate, "mechanism": noise}
 
 
+def releases_of(mechanism: Json, groups: str = "") -> set[tuple[mechanisms.Atom, int]]:
+    """Return the counted releases; all must have the mark of groups, which is taken off."""
+    counted = mechanisms.canonical_form(mechanisms.from_json(mechanism)).atom_counts
+    assert {release.inner for release, _ in counted} == {groups}
+    return {(replace(release, inner=""), count) for release, count in counted}
+
+
 def hash_of(mechanism: Json) -> str:
     return mechanisms.canonical_form(mechanisms.from_json(mechanism)).hash
 
@@ -46,14 +56,14 @@ def hash_of(mechanism: Json) -> str:
 def test_a_banded_run_is_the_sampled_gaussian_releases_of_its_rounds() -> None:
     norm = math.hypot(1.0, 0.5)
     rounds = {"kind": "repeated", "count": 3, "mechanism": round_of(1.5 / norm, 0.3)}
-    assert hash_of(banded()) == hash_of(rounds)
+    assert releases_of(banded(), SAMPLED_IN_TURN) == releases_of(rounds)
 
 
 def test_the_last_round_is_cut_off_at_the_end_of_the_run() -> None:
     norm = math.hypot(1.0, 0.5)
     whole = {"kind": "repeated", "count": 3, "mechanism": round_of(1.5 / norm, 0.3)}
     parts = {"kind": "composed", "mechanisms": [whole, round_of(1.5, 0.3)]}
-    assert hash_of(banded(steps=7)) == hash_of(parts)
+    assert releases_of(banded(steps=7), SAMPLED_IN_TURN) == releases_of(parts)
 
 
 def column_norms(run: BandedMatrixFactorization, group: int) -> list[float]:
@@ -202,3 +212,22 @@ def test_bad_fields_are_refused_with_their_pointer(mechanism: Json, pointer: str
     with pytest.raises(mechanisms.MechanismError) as refused:
         mechanisms.from_json(mechanism)
     assert pointer in [each for each, _ in refused.value.faults]
+
+
+@pytest.mark.parametrize("relation", NeighbouringRelation)
+def test_a_record_that_may_move_to_another_group_has_an_estimate_only(
+    relation: NeighbouringRelation,
+) -> None:
+    found = calculator.epsilon(mechanisms.from_json(banded()), 1e-5, relation=relation)
+    moves = relation is NeighbouringRelation.REPLACE_ONE
+    assert found.status is (Status.ESTIMATE if moves else Status.PROVEN)
+    (group,) = (each for each in found.assumptions if "one group of steps" in each.statement)
+    assert group.holds == (not moves)
+
+
+def test_records_of_a_person_in_several_groups_have_no_proof() -> None:
+    tree = {"kind": "user_level", "records": 2, "mechanism": banded()}
+    with pytest.raises(MethodNotApplicableError, match="groups sampled in turn"):
+        calculator.epsilon(mechanisms.from_json(tree), 1e-5)
+    one = {"kind": "user_level", "records": 1, "mechanism": banded()}
+    assert calculator.epsilon(mechanisms.from_json(one), 1e-5).status is Status.PROVEN

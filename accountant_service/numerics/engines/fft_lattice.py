@@ -133,25 +133,40 @@ class LatticeProfile:
     def deltas(self, epsilons: Array) -> Array:
         """Return, at each ε, an upper bound on δ(ε) if the profile is one, else a lower bound.
 
-        It is the largest P(A_t) − e^ε·Q(A_t) over t, plus the slack, between 0 and 1. Of an upper
-        bound it rises with t up to the first loss above ε, and falls from there: every further
-        point adds P − e^ε·Q to the tail. So it is sought at a few t first, and then next to the
-        best of these. A lower bound holds at any t.
+        It is the largest P(A_t) − e^ε·Q(A_t) over t, plus the slack, between 0 and 1.
         """
         is_known = (self.p > 0) & (self._is_upper | (self.q > 0))  # no Q underflows to nothing
         p, q = np.where(is_known, self.p, 0.0), np.where(is_known, self.q, 1.0)
         exponent = epsilons + (self.log_scale_q - self.log_scale_p)
         with np.errstate(over="ignore"):
             factor = np.exp(np.minimum(exponent, 700.0) if self._is_upper else exponent)
-            stride = math.isqrt(len(p)) + 1
-            gains = p[::stride] - np.multiply.outer(factor, q[::stride])
-            near = gains.argmax(axis=1)[:, None] * stride + np.arange(-stride, stride + 1)
-            near = np.clip(near, 0, len(p) - 1)
-            best = (p[near] - factor[:, None] * q[near]).max(axis=1)
+            best = _largest_gains(p, q, factor)
         with np.errstate(divide="ignore"):
             logs = np.log(np.maximum(best, 0.0)) + self.log_scale_p
         found = np.exp(np.minimum(logs, 0.0)) + self.slack
         return np.where(epsilons < self.floor, 1.0, np.minimum(found, 1.0))
+
+
+def _largest_gains(p: Array, q: Array, factors: Array) -> Array:
+    """Return, for each factor f, the largest p[t] − f·q[t] over all t.
+
+    Every t counts: rounding makes plateaus on which a search that assumes one peak stops. A block
+    of neighbouring t is looked at only if its largest p and least q allow more than what is found.
+    """
+    length = math.isqrt(len(p)) + 1
+    starts = np.arange(0, len(p), length)
+    highest_p, lowest_q = np.maximum.reduceat(p, starts), np.minimum.reduceat(q, starts)
+    found = np.empty(len(factors))
+    for i, factor in enumerate(factors):
+        limits = highest_p - factor * lowest_q
+        best = -math.inf
+        for block in np.argsort(-limits):
+            if not limits[block] > best:
+                break
+            part = slice(starts[block], starts[block] + length)
+            best = max(best, float((p[part] - factor * q[part]).max()))
+        found[i] = best
+    return found
 
 
 @dataclass(frozen=True, slots=True)

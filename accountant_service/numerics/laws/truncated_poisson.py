@@ -11,8 +11,8 @@ record by which the datasets differ.
   (1−p)·N(0) + p·N(2μ) against N(0), where p is the mean of q·B/(K + 1) given K ≥ B, and 2μ the
   largest distance of x and y.
 
-Whether K ≥ B, U and y do not depend on x. By joint convexity the mixture of the two pairs, with the
-weights P(K < B) and P(K ≥ B), dominates the release, when x is removed and when it is added.
+Whether K ≥ B, U and y do not depend on x. By joint convexity the mixture of the two pairs, with
+weights of at least P(K < B) and P(K ≥ B), dominates the release, when x is removed and when added.
 Compare arXiv 2508.15089. The pair is not attained: in the first case the batch holds U and x, in
 the second x takes the place of y, and no y is known to be −x for certain in both.
 
@@ -25,6 +25,8 @@ With S the size of the whole sample, p·P(K ≥ B) = q·Σ_{j≥B} P(K = j)·B/(
 
 from __future__ import annotations
 
+from typing import Final
+
 from scipy import special
 
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release, ReleaseLaw
@@ -32,7 +34,8 @@ from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeRep
 from accountant_service.numerics.laws.mixture import MixedRelease
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 
-_ROUNDING = 1e-9  # relative, more than the error of a binomial tail
+_ROUNDING: Final = 1e-9  # relative, more than the error of a binomial tail
+_WEIGHT_MIN: Final = 1e-300  # of a case whose probability underflows
 
 
 def truncated_poisson_law(
@@ -47,19 +50,26 @@ def truncated_poisson_law(
         mu: the clip norm divided by the standard deviation of the noise.
         replaced: whether neighbours differ in one replaced record, not in one more record.
     """
-    cut = binomial_tail(batch_size_max, dataset_size - 1, sample_rate)
-    if cut <= 0.0:
-        return _kept_sample_law(mu, sample_rate, replaced=replaced)
-    chosen = binomial_tail(batch_size_max + 1, dataset_size, sample_rate)
-    rate = min(sample_rate, chosen * batch_size_max / dataset_size / cut * (1 + 4 * _ROUNDING))
+    others = dataset_size - 1
+    cut = binomial_tail(batch_size_max, others, sample_rate)
+    rate = sample_rate
+    if cut > _WEIGHT_MIN:
+        chosen = binomial_tail(batch_size_max + 1, dataset_size, sample_rate)
+        rate = min(rate, chosen * batch_size_max / dataset_size / cut * (1 + 4 * _ROUNDING))
     exchanged: ReleaseLaw = Release(GaussianPair(2 * mu), rate)
     if replaced:
         exchanged = FixedSizeReplacement(2 * mu, rate)
-    cut = min(1.0, cut * (1 + _ROUNDING))
-    if cut == 1.0:
-        return MixedRelease(((1.0, exchanged),))
+    kept = binomial_below(batch_size_max, others, sample_rate)
     whole = _kept_sample_law(mu, sample_rate, replaced=replaced)
-    return MixedRelease(((1.0 - cut, whole), (cut, exchanged)))
+    return MixedRelease(((_round_up(kept), whole), (_round_up(cut), exchanged)))
+
+
+def _round_up(weight: float) -> float:
+    """Return an upper bound on a weight: both are, so that their sum may exceed 1 a little.
+
+    Neither case dominates the other: a record that is kept moves a sum less, but more often.
+    """
+    return min(1.0, max(weight * (1 + _ROUNDING), _WEIGHT_MIN))
 
 
 def _kept_sample_law(mu: float, sample_rate: float, *, replaced: bool) -> ReleaseLaw:
@@ -70,5 +80,18 @@ def _kept_sample_law(mu: float, sample_rate: float, *, replaced: bool) -> Releas
 
 
 def binomial_tail(least: int, trials: int, probability: float) -> float:
-    """Return the probability of at least `least` successes of a binomial distribution."""
-    return float(special.bdtrc(least - 1, trials, probability)) if least > 0 else 1.0
+    """Return the probability of at least `least` successes of a binomial distribution.
+
+    SciPy's incomplete beta function is exact to about 1e-12 for a billion trials, its binomial
+    tails are not.
+    """
+    if not 0 < least <= trials:
+        return float(least <= 0)
+    return float(special.betainc(least, trials - least + 1, probability))
+
+
+def binomial_below(least: int, trials: int, probability: float) -> float:
+    """Return the probability of fewer than `least` successes of a binomial distribution."""
+    if not 0 < least <= trials:
+        return float(least > 0)
+    return float(special.betaincc(least, trials - least + 1, probability))

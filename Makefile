@@ -59,7 +59,7 @@ check: $(READY)  ## formatting, lint, types, import contracts; build the documen
 test: $(READY)  ## all tests except slow, browser and nightly ones
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not nightly and not browser"
 
-test-slow: $(READY)  ## only the slow tests (a quarter of an hour)
+test-slow: $(READY)  ## only the slow tests (20 minutes)
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly"
 
 test-browser: $(READY)  ## the web pages in Chromium; screenshots in build/screenshots

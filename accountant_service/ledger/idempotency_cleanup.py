@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
-from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.background_work import BackgroundWork
 from accountant_service.ledger.repository import Repository, now
 
 _KEYS_PER_TRANSACTION: Final = 200  # so that a transaction takes milliseconds
@@ -25,12 +24,16 @@ class IdempotencyCleanup:
 
     def __init__(self, repository: Repository, days: int) -> None:
         self._repository, self._days = repository, days
-        self._stopped = threading.Event()
+        self._work = BackgroundWork(
+            "housekeeping",
+            self._clean,
+            delay=_START_DELAY_SECONDS,
+            pause_after_failure=_IDLE_SECONDS,
+        )
 
     def start(self) -> None:
         """Start the thread, which begins to work a minute later."""
-        self._stopped.clear()
-        threading.Thread(target=self._run, name="housekeeping", daemon=True).start()
+        self._work.start()
 
     def delete_expired(self) -> bool:
         """Delete the oldest expired keys; return whether more may be left."""
@@ -44,13 +47,8 @@ class IdempotencyCleanup:
 
     def close(self) -> None:
         """Stop the thread after its current transaction, if any."""
-        self._stopped.set()
+        self._work.close()
 
-    def _run(self) -> None:
-        """Delete expired idempotency keys at intervals until closed."""
-        pause = _START_DELAY_SECONDS
-        while not self._stopped.wait(pause):
-            try:
-                pause = _PAUSE_SECONDS if self.delete_expired() else _IDLE_SECONDS
-            except DatabaseAwayError:
-                pause = _IDLE_SECONDS
+    def _clean(self) -> float:
+        """Delete a batch of expired keys; return the seconds until the next batch."""
+        return _PAUSE_SECONDS if self.delete_expired() else _IDLE_SECONDS

@@ -8,7 +8,6 @@ identifier.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from http.client import HTTPException
@@ -17,7 +16,7 @@ from urllib import error as http_errors
 from urllib import request as http
 
 from accountant_service.ledger import webhooks
-from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.background_work import BackgroundWork
 from accountant_service.ledger.repository import Repository, now
 from accountant_service.ledger.webhooks import Event, Webhook
 from accountant_service.version import __version__
@@ -72,16 +71,17 @@ class WebhookDelivery:
 
     def __init__(self, repository: Repository, on_attempt: Callable[[bool], None]) -> None:
         self._repository, self._on_attempt = repository, on_attempt
-        self._stopped = threading.Event()
+        self._work = BackgroundWork(
+            "webhooks", self._deliver, delay=_PAUSE_SECONDS, pause_after_failure=_AWAY_SECONDS
+        )
 
     def start(self) -> None:
         """Start the thread."""
-        self._stopped.clear()
-        threading.Thread(target=self._run, name="webhooks", daemon=True).start()
+        self._work.start()
 
     def close(self) -> None:
         """Stop the thread after its current attempt, if any."""
-        self._stopped.set()
+        self._work.close()
 
     def deliver_due(self) -> int:
         """Attempt the events that are due; return their number."""
@@ -89,7 +89,7 @@ class WebhookDelivery:
             hooks = {each.identifier: each for each in reading.list_webhooks()}
             due = reading.list_due_events(now(), _EVENTS_AT_ONCE) if hooks else []
         for event in due:
-            if self._stopped.is_set():
+            if self._work.is_stopping:
                 break
             if event.webhook in hooks and self._claim(event):
                 self._attempt(hooks[event.webhook], event)
@@ -111,11 +111,6 @@ class WebhookDelivery:
                 transaction.delete_event(event)
         self._on_attempt(not failure)
 
-    def _run(self) -> None:
-        """Deliver events at intervals until closed."""
-        pause = _PAUSE_SECONDS
-        while not self._stopped.wait(pause):
-            try:
-                pause = 0.0 if self.deliver_due() else _PAUSE_SECONDS
-            except DatabaseAwayError:
-                pause = _AWAY_SECONDS
+    def _deliver(self) -> float:
+        """Attempt the events that are due; return the seconds until more should be looked for."""
+        return 0.0 if self.deliver_due() else _PAUSE_SECONDS

@@ -19,12 +19,12 @@ MARGIN: Final = 1e-10
 
 
 def up(value: float) -> float:
-    """Return a non-negative upper bound plus the floating-point error of its computation."""
+    """Add its formula's floating-point error to a non-negative upper bound."""
     return value * (1.0 + MARGIN)
 
 
 def down(value: float) -> float:
-    """Return a non-negative lower bound minus the floating-point error of its computation."""
+    """Subtract its formula's floating-point error from a non-negative lower bound."""
     return value * (1.0 - MARGIN)
 
 
@@ -41,5 +41,5 @@ def subtract_rounding_down(first: float, second: float) -> float:
 
 
 def up_each(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return non-negative upper bounds, each plus the floating-point error of its computation."""
+    """Add its formula's floating-point error to each of several non-negative upper bounds."""
     return values * (1.0 + MARGIN)

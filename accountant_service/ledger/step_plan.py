@@ -15,7 +15,7 @@ from accountant_service.mechanisms import (
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A mechanism divided into equal steps, which are granted and charged one by one.
+    """A mechanism divided into equal steps, which the ledger grants and charges one by one.
 
     Attributes:
         mechanism: all steps together.
@@ -43,7 +43,7 @@ class StepPlan:
 
 
 def _divide(mechanism: Mechanism) -> tuple[Mechanism, int]:
-    """Return one step of a mechanism, and the number of such steps that it consists of."""
+    """Return one step of a mechanism, and the number of equal steps in it."""
     match mechanism:
         case DpSgd() if mechanism.sampling != "shuffled" and mechanism.step_count() > 0:
             unit = mechanism.unit_steps()
@@ -55,7 +55,7 @@ def _divide(mechanism: Mechanism) -> tuple[Mechanism, int]:
 
 
 def with_steps(mechanism: Mechanism, steps: int) -> Mechanism:
-    """Return a plan with another number of steps; a plan that releases nothing is unchanged."""
+    """Return a mechanism with another number of steps; one without releases is unchanged."""
     if not canonical_form(mechanism).atom_counts:
         return mechanism
     match mechanism:

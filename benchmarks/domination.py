@@ -119,11 +119,11 @@ def main() -> None:
         stack = make_steps(reference, length - length // 2)
 
         def fits(count: int, stack: Composition = stack, slack: float = slack) -> bool:
-            """Return whether the reference steps dominate this many steps of the other."""
+            """Return whether all reference steps together dominate `count` steps of the other mechanism."""
             return dominates(stack, make_steps(other, count), slack)  # noqa: B023
 
         def fails(count: int, block: Composition = block, slack: float = slack) -> bool:
-            """Return whether this many reference steps are not proved to dominate the other."""
+            """Return whether `count` reference steps are not proved to dominate the other's block."""
             return not dominates(make_steps(reference, count), block, slack)  # noqa: B023
 
         found, taken = measure_ms(

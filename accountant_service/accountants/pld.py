@@ -227,7 +227,7 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
 
 
 def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:
-    """Raise if releases use disjoint parts of the data: no single dominating pair covers them."""
+    """Raise if releases use disjoint parts of the data: no single dominating pair covers that."""
     for group in groups:
         if group.atom.parts:
             raise MethodNotApplicableError(

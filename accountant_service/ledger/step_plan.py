@@ -38,7 +38,7 @@ class StepPlan:
         return cls(mechanism, one, canonical_form(one), steps, canonical_form(mechanism))
 
     def with_steps(self, steps: int) -> StepPlan:
-        """Return the plan with another number of the same steps."""
+        """Return the plan with `steps` steps of the same kind."""
         return StepPlan.of(with_steps(self.mechanism, steps))
 
 

@@ -234,7 +234,7 @@ class OuterProducts:
         return terms
 
     def _add_terms(self, start: int, squared: _SquaredMap, unit: Factor, terms: _NormTerms) -> None:
-        """Add to `terms` what the weight's rows from `start` on contribute to squared norms.
+        """Add to `terms` the squared-norm terms of the weight's rows from `start` on.
 
         `start` is the piece's first row, and `unit` holds the squares of a/‖a‖, a the layer's
         input.

@@ -150,6 +150,6 @@ def _call_alone(function: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without what follows a C++ trace."""
+    """Return the first line of an error's message, without a C++ stack trace."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0].removesuffix(".")

@@ -51,7 +51,7 @@ class AffineMap:
         return AffineMap(scale, None if self.shift is None else self.shift.reshape(1, -1))
 
     def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Map a weighted gradient sum in place, as if each gradient had been mapped before.
+        """Scale and shift a sum Σ wᵢ∇ᵢ in place, as if each gradient ∇ᵢ had been mapped.
 
         Args:
             total: Σ wᵢ∇ᵢ; values that are not finite, or become so, are set to 0.

@@ -131,7 +131,7 @@ class PrivacyFilter(ABC):
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Increase the amounts taken, so that only what a cap leaves its holder remains.
+        """Increase the amounts taken, so that only what the cap allows its holder remains.
 
         The result only tells what would fit. A filter without `has_scalar_caps` returns `taken`.
 

@@ -179,7 +179,7 @@ class ReferenceFilter(PrivacyFilter):
         return taken[0] / self.steps if self.steps else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Increase the steps taken, so that only those that a cap leaves its holder remain."""
+        """Increase the steps taken, so that only those that the cap allows its holder remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 

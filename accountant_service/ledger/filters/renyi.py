@@ -225,7 +225,7 @@ class RenyiFilter(DivergenceFilter):
         return taken[0] / self.budget if self.budget else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Increase the divergence taken, so that only what a cap leaves its holder remains."""
+        """Increase the divergence taken, so that only what the cap allows its holder remains."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 

@@ -174,7 +174,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return a lower bound on each order's term of the supermartingale W at privacy loss ε.
+        """Return a lower bound on each order's term of the filter's supermartingale at loss ε.
 
         The term of the order α is w·e^{(α−1)ε−R}, with the order's weight w, and R = (α − 1) times
         the divergence taken.
@@ -222,7 +222,7 @@ def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
 
 @lru_cache(maxsize=256)
 def _compute_cell_bounds(orders: tuple[float, ...]) -> Array:
-    """Return a matrix that bounds the supermartingale W over 1 − e^{−x} at all x > 0 from below.
+    """Return the coefficients of linear lower bounds on the filter's supermartingale.
 
     It has two rows per cell of privacy losses. The least product bounds the ratio for all x.
 
@@ -356,7 +356,7 @@ class _MixtureWeightsFit:
         return -float(np.log1p(steps).mean()), -gradient
 
     def _count_steps(self, log_weights: Array) -> tuple[Array, Array]:
-        """Return each run's number of admitted steps (real), and each order's share of W.
+        """Return each run's number of admitted steps (real), and each order's part in it.
 
         At each loss, log W falls with the steps and is convex. Newton's method starts where one
         order suffices, left of the solution, and approaches it from there.

@@ -19,12 +19,12 @@ MARGIN: Final = 1e-10
 
 
 def up(value: float) -> float:
-    """Add its formula's floating-point error to a non-negative upper bound."""
+    """Round a computed upper bound ≥ 0 up, past the floating-point error of its computation."""
     return value * (1.0 + MARGIN)
 
 
 def down(value: float) -> float:
-    """Subtract its formula's floating-point error from a non-negative lower bound."""
+    """Round a computed lower bound ≥ 0 down, past the floating-point error of its computation."""
     return value * (1.0 - MARGIN)
 
 
@@ -41,5 +41,5 @@ def subtract_rounding_down(first: float, second: float) -> float:
 
 
 def up_each(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Add its formula's floating-point error to each of several non-negative upper bounds."""
+    """Round computed upper bounds ≥ 0 up, past the floating-point errors of their computation."""
     return values * (1.0 + MARGIN)

@@ -144,7 +144,7 @@ class FixedSizeReplacement(_Replacement):
 
     @property
     def _pair(self) -> BasePair:
-        """The Gaussian pair of the release without sampling."""
+        """The dominating pair of the Gaussian release without sampling."""
         return GaussianPair(self.mu)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002

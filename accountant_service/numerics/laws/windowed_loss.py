@@ -90,7 +90,7 @@ class Window:
         return relative_error
 
     def log_weight_bound_beyond(self, real: Array, imaginary: Array) -> Array:
-        """Return the log of an upper bound on |weight| at complex losses right of each given one.
+        """Bound log|weight| from above on curves of complex losses from real + i·imaginary on.
 
         The point is real + i·imaginary. The bound holds for all losses l on a curve to the right
         along which (Im l)² − (Re l − edge)² decreases.
@@ -102,7 +102,7 @@ class Window:
         return np.asarray(growth + special.log_ndtr(u))
 
     def log_weight_bound(self, low: Array, high: Array, imaginary_max: Array) -> Array:
-        """Return the log of an upper bound on |weight| over a rectangle of complex losses.
+        """Bound log|weight| from above on rectangles of complex losses.
 
         The rectangle is low ≤ Re l ≤ high, |Im l| ≤ imaginary_max.
         """

@@ -385,12 +385,12 @@ def mass_below(law: SumAbove, level: float) -> float:
 
 
 def _exp_up(log_value: float) -> float:
-    """Return e^x, rounded up; at least `_UNDERFLOW`."""
+    """Return exp(`log_value`), rounded up; at least `_UNDERFLOW`."""
     return math.exp(min(log_value, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
 
 
 def _each_exp_up(log_values: Array) -> Array:
-    """Return e^x for each x, rounded up; at least `_UNDERFLOW`."""
+    """Return the exponential of each value, rounded up; at least `_UNDERFLOW`."""
     values: Array = np.exp(np.minimum(log_values, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
     return values
 

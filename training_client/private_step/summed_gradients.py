@@ -101,7 +101,7 @@ def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mapped_magnitudes_of(part: Part, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-    """Return, per example, the squared norm of a bound on a part's Σ|scaled terms|, on some rows."""
+    """Return, per example, the squared norm of a bound on a part's Σ|scaled terms|, on `rows`."""
     if isinstance(part, MaterializedGradients):
         held = part.gradients[:, rows].flatten(1).contiguous()
         return mapped_squared_norms(held, scale.reshape(1, -1))

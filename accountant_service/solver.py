@@ -67,7 +67,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound how far the true cost may miss the target; None if it is proved to miss it.
+        """Bound how far the run's true cost may miss the target; None if it provably misses.
 
         Args:
             run: with one step more than the solution.
@@ -129,7 +129,7 @@ class Target(SolverTarget):
         return _log_ratio(epsilon, self.epsilon)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound how far the true ε may miss the target; None if it is proved to miss it."""
+        """Bound how far the run's true ε may miss the target; None if it provably misses."""
         proved = following.certified
         is_default = self.accountant.name == DEFAULT_METHOD
         if not is_default or proved is None or proved.lower > self.epsilon:

@@ -526,7 +526,7 @@ def _bound_wrapped(
 
 
 def _block_weight(lattice: SumLattice, rate: float) -> float:
-    """Return the largest factor e^{−rate·x} at a distance x from the start of a block."""
+    """Return the largest factor by which a tilt e^{−rate·x} changes masses within one block."""
     return _exp_up(max(0.0, -rate * (lattice.block - 1) * lattice.step))
 
 

@@ -152,7 +152,7 @@ class BallsInBins:
     def _cells_below(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Discretise the privacy loss for rounded summands, for lower bounds on δ.
+        """Discretise the loss with rounded likelihood-ratio summands, for lower bounds on δ.
 
         An outcome's loss is that of the bounds of its masses; any function of it would do.
         """

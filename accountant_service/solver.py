@@ -193,7 +193,7 @@ class RiskTarget(SolverTarget):
         return min(ratio, 0.0) if upper <= self.limit else max(ratio, 5e-324)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:  # noqa: ARG002
-        """Bound how far the true risk may exceed the limit; None if it provably does."""
+        """Bound how far the run's true risk may exceed the limit; None if it provably does."""
         proved = self.risk(run)
         if proved.lower > self.limit or not self.question(run).is_attained:
             return None

@@ -177,7 +177,7 @@ def _remove_top(mass: Array, share: float) -> Array:
 
 
 def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
-    """Sum probabilities P and Q of lattice points by interval of their privacy loss."""
+    """Sum grid points' probabilities under P and Q by interval of their privacy loss."""
     count = len(edges) - 1
     cell = np.searchsorted(edges, loss, side="right")
     inner = (cell > 0) & (cell <= count)

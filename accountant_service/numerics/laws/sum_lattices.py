@@ -69,7 +69,7 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
 
 
 def _deviations(mu: float, summand: float) -> float:
-    """Return the z with exp(μz − μ²/2) = `summand`: a lognormal quantile's standard deviations."""
+    """Return the standard normal z at which the lognormal exp(μz − μ²/2) equals `summand`."""
     return math.log(summand) / mu + 0.5 * mu
 
 

@@ -201,7 +201,7 @@ class _FrontierSearch:
         return by_limit * math.exp(_extrapolate(nearest, at))
 
     def _correction(self, run: DpSgd, least: float) -> tuple[float, float]:
-        """Return log(sample rate), and log(least noise / noise by the central limit theorem)."""
+        """Return log(sample rate), and log(`least` noise / noise by the central limit theorem)."""
         return math.log(run.rate()), math.log(least / self._approximation(run))
 
     def _predict(self, run: DpSgd) -> float:

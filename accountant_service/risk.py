@@ -120,7 +120,7 @@ class AttackSuccess(RiskMeasure):
         return abs(math.log((1 - self.prior) / self.prior))
 
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds on the success probability, by δ(ε) at ε = log-odds of the prior."""
+        """Return proved bounds on an attack's probability of success, from δ(ε) at one ε."""
         epsilon = self.proof_epsilon(question)
         direction = DIRECTIONS[0] if self.prior <= 0.5 else DIRECTIONS[1]
         curve = enclosure.direction_curve(
@@ -159,7 +159,7 @@ class TruePositiveRate(RiskMeasure):
         return Interval(min(lower, upper), upper)
 
     def _search(self, question: Question) -> tuple[float, float, float]:
-        """Find the ε that bounds the rate best; return ε, and upper and lower bound on the rate."""
+        """Return the ε that bounds the rate best, and an upper and a lower bound on the rate."""
         steepest = min(-math.log(self.false_positive_rate), _EPSILON_MAX)
         grid = np.union1d(*(np.linspace(0.0, most, _POINTS) for most in (steepest, _FLATTEST)))
         first = self._search_on(question, grid)
@@ -170,7 +170,7 @@ class TruePositiveRate(RiskMeasure):
         return epsilon, upper, max(first[2], second[2])
 
     def _search_on(self, question: Question, grid: Array) -> tuple[float, float, float]:
-        """Return the best ε of a grid, with its upper and its lower bound on the rate."""
+        """Return the best ε of a grid, and an upper and a lower bound on the rate."""
         return enclosure.true_positive_rate(
             *_both_directions(question, grid), self.false_positive_rate
         )

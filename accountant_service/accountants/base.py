@@ -115,7 +115,7 @@ class Question:
 
     @property
     def is_attained(self) -> bool:
-        """Return whether some neighbouring datasets attain the δ(ε) of the dominating pairs.
+        """Return whether some neighbouring datasets have exactly the δ(ε) that is computed.
 
         If they are not, they give upper bounds only. They are not attained for shuffled batches,
         which are charged without amplification, for sample rates that were rounded up, nor for a
@@ -136,7 +136,7 @@ class Question:
 
 
 def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
-    """Return whether some neighbouring datasets attain the δ(ε) of a release's dominating pair."""
+    """Return whether some neighbouring datasets have exactly the δ(ε) computed for a release."""
     if not release_laws.is_attained(release.noise):
         return False
     if release.sampling == "poisson":
@@ -448,7 +448,7 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
 
 
 def require_noise(method: str, question: Question, allowed: Sequence[str]) -> None:
-    """Raise unless every release's kind of noise is in `allowed`."""
+    """Raise unless every release's noise (gaussian, laplace, …) is in `allowed`."""
     for atom, _ in question.form.atom_counts:
         if atom.noise not in allowed:
             raise MethodNotApplicableError(
@@ -457,7 +457,7 @@ def require_noise(method: str, question: Question, allowed: Sequence[str]) -> No
 
 
 def _name_noise(kind: str) -> str:
-    """Return a kind of noise as words for an error message."""
+    """Return the name of a noise (`kind`) in words, for an error message."""
     return f"{kind} noise" if kind in ("gaussian", "laplace") else kind
 
 

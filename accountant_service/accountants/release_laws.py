@@ -89,7 +89,7 @@ class ReleaseGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The dominating pair of one kind of release: how it is built, and its proof.
+    """A noise's dominating pair: how it is built for a release, and its proof.
 
     Attributes:
         law: returns the pair of a release under a relation.
@@ -271,7 +271,7 @@ def count_pairs(group: ReleaseGroup) -> int:
 
 
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
-    """Return μ of all Gaussian and ε of all pure-DP releases, as if they were unsampled.
+    """Return, as if unsampled, the μ of all Gaussian and the ε of all pure-DP releases.
 
     The ε is infinite if another kind is among them.
     """
@@ -281,7 +281,7 @@ def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
 
 
 def is_attained(kind: str) -> bool:
-    """Return whether some neighbouring datasets attain the δ(ε) of the kind's dominating pair."""
+    """Return whether some neighbouring datasets have exactly the δ(ε) computed for this noise."""
     return kind not in _KINDS or _KINDS[kind].is_attained
 
 
@@ -326,7 +326,7 @@ def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) ->
 
 
 def _require_known_sampling(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Raise if the dominating pair of this kind of release is unknown under its sampling.
+    """Raise if the dominating pair of this release is unknown under its sampling.
 
     Poisson samples are covered under every relation. A sample of fixed size is covered if a record
     is replaced: only then all its samples are neighbours.
@@ -402,7 +402,7 @@ def _balls_in_bins_law(group: ReleaseGroup, relation: NeighbouringRelation) -> R
     replace-one no amplification is proved, and below `BINS_NOISE_MIN` none is computed: the pair
     is then that of a known bin.
     """
-    bins, selections = _bins_and_selections(group.atom)
+    bins, selections = _batches_and_participations(group.atom)
     each = bins // selections
     known = relation is NeighbouringRelation.REPLACE_ONE or group.sigma < BINS_NOISE_MIN
     if known or each == 1:
@@ -416,7 +416,7 @@ def has_bins_law(release: Atom, relation: NeighbouringRelation) -> bool:
     return in_range and relation is not NeighbouringRelation.REPLACE_ONE
 
 
-def _bins_and_selections(release: Atom) -> tuple[int, int]:
+def _batches_and_participations(release: Atom) -> tuple[int, int]:
     """Return an epoch's number of batches, and in how many of them each record takes part."""
     bins, selections = (int(each) for each in release.parameters)  # type: ignore[arg-type]
     return bins, selections
@@ -439,10 +439,10 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "each record is put into its batches uniformly, independently of all other records and "
         "anew in every epoch, and each noisy sum is divided by a constant",
         unsampled_cost=lambda group: (
-            group.count * _bins_and_selections(group.atom)[1] / group.sigma**2,
+            group.count * _batches_and_participations(group.atom)[1] / group.sigma**2,
             0.0,
         ),
-        pairs=lambda group: _bins_and_selections(group.atom)[1],
+        pairs=lambda group: _batches_and_participations(group.atom)[1],
     ),
     "randomized_response": _Kind(
         _pair_law(RandomizedResponsePair),

@@ -71,7 +71,7 @@ Engine = Callable[[Composition, SaddlePoint, IntegrationSettings], EvaluatedInte
 
 @dataclass(frozen=True, slots=True)
 class _SearchStart:
-    """The saddle point and the Rényi bound from which a search for ε or δ starts.
+    """The first integration point (saddle point) and Rényi bound of a search for ε or δ.
 
     Attributes:
         saddle: the saddle point that Rényi moments suggest.
@@ -109,14 +109,14 @@ class _Question(ABC):
 
     @abstractmethod
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point and the Rényi upper bound from which the search starts.
+        """Return the first integration point (saddle point) and Rényi bound of the search.
 
         An upper bound up to `other_lower_bound`, the other direction's lower bound, settles it.
         """
 
     @abstractmethod
-    def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return a saddle point at the value of ε or δ that the bounds found so far suggest."""
+    def next_saddle(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
+        """Return the integration point (saddle point) for the ε or δ that `bounds` suggest."""
 
     @abstractmethod
     def epsilon_scale(self, saddle: SaddlePoint) -> float:
@@ -124,18 +124,18 @@ class _Question(ABC):
 
     @abstractmethod
     def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
-        """Return the bounds on the answer that a line integral proves."""
+        """Return the bounds on the answer (ε or δ) that a computed integral for δ(ε) proves."""
 
     @abstractmethod
     def bound_from_profile(self, profile: LatticeProfile) -> float:
-        """Return the bound on the answer that a bound on the privacy profile proves.
+        """Return the bound on the answer (ε or δ) that a bound on the profile δ(ε) proves.
 
         It is an upper bound if the profile is one, else a lower bound.
         """
 
     @abstractmethod
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return the saddle points at which to try the rare-event engine first."""
+        """Return the integration points (saddle points) that the rare-event engine tries first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +154,13 @@ class _EpsilonAtDelta(_Question):
         return relative_width(bounds)
 
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point at the ε that corresponds to δ, and the Rényi bound on ε."""
+        """Return the integration point (saddle point) for ε at this δ, and the Rényi bound on ε."""
         log_delta = math.log(self.delta)
         saddle = saddle_point.find_at_delta(self.releases, direction, log_delta, other_lower_bound)
         return _SearchStart(saddle, max(saddle.bound, 0.0), saddle.log_delta)
 
-    def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return a saddle point at the ε that the bounds found so far suggest."""
+    def next_saddle(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
+        """Return the integration point (saddle point) for the ε that `bounds` suggest."""
         return replace(saddle, epsilon=_likely_value(bounds))
 
     def epsilon_scale(self, saddle: SaddlePoint) -> float:
@@ -168,7 +168,7 @@ class _EpsilonAtDelta(_Question):
         return max(saddle.epsilon, EPSILON_NEGLIGIBLE)
 
     def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
-        """Return the bounds on ε at δ that a line integral proves."""
+        """Return the bounds on ε at δ that a computed integral for δ(ε) proves."""
         return Bounds(*line.epsilon(self.delta, known_upper))
 
     def bound_from_profile(self, profile: LatticeProfile) -> float:
@@ -176,7 +176,7 @@ class _EpsilonAtDelta(_Question):
         return profile.epsilon(self.delta)
 
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return saddle points at guesses of ε; none if the rare-event engine cannot be used."""
+        """Return integration points at guesses of ε; none if the rare-event engine is unusable."""
         with contextlib.suppress(SlowDecayError):
             return rare_events.guess_saddle_points(self.releases, saddle)
         return []
@@ -200,15 +200,15 @@ class _DeltaAtEpsilon(_Question):
         return (bounds.upper - bounds.lower) / bounds.upper
 
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point at the given ε, and the Rényi upper bound on δ(ε)."""
+        """Return the integration point (saddle point) for this ε, and the Rényi bound on δ(ε)."""
         saddle = saddle_point.find_at_epsilon(
             self.releases, direction, self.epsilon, _log_or_minus_infinity(other_lower_bound)
         )
         bound = math.exp(min(max(saddle.bound, -690.0), 0.0))
         return _SearchStart(saddle, bound, min(0.0, max(-600.0, saddle.bound - 10.0)))
 
-    def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return a saddle point at the same ε, with the δ that the bounds found so far suggest."""
+    def next_saddle(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
+        """Return the saddle point with the δ that `bounds` suggest; its ε stays."""
         return replace(saddle, log_delta=_log_or_minus_infinity(_likely_value(bounds)))
 
     def epsilon_scale(self, saddle: SaddlePoint) -> float:
@@ -216,7 +216,7 @@ class _DeltaAtEpsilon(_Question):
         return 1 / (1.0 + saddle.tilt)
 
     def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
-        """Return the bounds on δ(ε) that a line integral proves."""
+        """Return the bounds on δ(ε) that a computed integral proves."""
         lower, upper = line.delta(np.array([self.epsilon]))
         return Bounds(float(lower[0]), min(float(upper[0]), known_upper))
 
@@ -225,7 +225,7 @@ class _DeltaAtEpsilon(_Question):
         return profile.delta(self.epsilon)
 
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return only the given saddle point, since ε is known and needs no guess."""
+        """Return only the given integration point (`saddle`), since ε is known."""
         return [saddle]
 
 
@@ -256,7 +256,7 @@ def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bou
 
 
 def _is_alike(one: SaddlePoint, other: SaddlePoint) -> bool:
-    """Return whether two saddle points are so close that their line integrals hardly differ."""
+    """Return whether integrals for δ(ε) through these two points would hardly differ."""
     same_epsilon = abs(one.epsilon - other.epsilon) < 0.02 * other.epsilon
     return same_epsilon and abs(one.log_delta - other.log_delta) < 1.0
 
@@ -352,7 +352,7 @@ def _search_both_directions(
 def _narrow_by_lattices(
     searches: list[_DirectionSearch], target_width: float, stop_width: float
 ) -> None:
-    """Narrow the bounds of all searches by ever finer FFT lattices, down to `stop_width`.
+    """Narrow all searches' bounds to `stop_width`, by FFTs on ever finer grids of losses.
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
@@ -382,7 +382,7 @@ class _DirectionSearch:
     def narrow_by_line_integrals(
         self, other_lower_bound: float, target_width: float, stop_width: float
     ) -> None:
-        """Narrow the bounds on the answer by line integrals.
+        """Narrow the bounds on ε or δ by computing integrals for δ(ε).
 
         The first attempt is cheap and accurate. Later attempts cost more and are less accurate,
         and the last are smoothed as well. Each one aims at the answer that the one before found.
@@ -393,13 +393,13 @@ class _DirectionSearch:
         ):
             return
         self.last_integral_width, self.smoothing_factor = target_width, 1.0
-        for engine, settings, saddle in self._attempts(target_width):
+        for engine, settings, saddle in self._integrals_to_try(target_width):
             with contextlib.suppress(SlowDecayError):
                 line = engine(self.question.releases, saddle, settings)
                 found = self.question.bounds_from_integral(line, self.upper)
                 self.lower = max(self.lower, found.lower)
                 self.upper = min(self.upper, found.upper)
-                self.saddle = self.question.recentred(self.saddle, Bounds(self.lower, self.upper))
+                self.saddle = self.question.next_saddle(self.saddle, Bounds(self.lower, self.upper))
                 if settings.smoothing:  # smoothing costs more where δ is steeper than the tilt
                     self.smoothing_factor *= min(
                         1.0, math.sqrt(0.5 / max(self._width_ratio(self.lower, target_width), 1e-9))
@@ -418,16 +418,16 @@ class _DirectionSearch:
             return True
         return self._width_ratio(self.lower, stop_width) <= 1
 
-    def _attempts(
+    def _integrals_to_try(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield the line integrals to try in turn, each as engine, settings and saddle point."""
+        """Yield integrals for δ(ε) to try in turn: each one's engine, settings and point."""
         if target_width == _FIRST_TARGET_WIDTH:
             yield integrate_composition, self._fast_settings(), self.saddle
         yield integrate_composition, self._thorough_settings(target_width), self.saddle
         if self.question.accepts_wide_bounds:
             return
-        yield from self._rare_event_attempts(target_width)
+        yield from self._rare_event_integrals(target_width)
         for _ in range(_SMOOTHED_ATTEMPTS):
             yield (
                 rare_events.integrate_rare_events,
@@ -436,10 +436,10 @@ class _DirectionSearch:
             )
             yield integrate_composition, self._smoothed_settings(target_width), self.saddle
 
-    def _rare_event_attempts(
+    def _rare_event_integrals(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield line integrals to try by the rare-event engine: at guessed ε, then at the ε found.
+        """Yield rare-event integrals to try: engine, settings, and point at a guessed or found ε.
 
         No point is tried twice.
         """
@@ -453,17 +453,17 @@ class _DirectionSearch:
                 yield rare_events.integrate_rare_events, settings, guess
 
     def _fast_settings(self) -> IntegrationSettings:
-        """Return settings for a line integral that is accurate, or else gives up early."""
+        """Return settings for an integral for δ(ε) that is accurate, or else gives up early."""
         return IntegrationSettings(math.log(_ACCURACY), 0.0, _WORK_FAST)
 
     def _thorough_settings(self, target_width: float) -> IntegrationSettings:
-        """Return settings for a line integral of a target width, with a higher work limit."""
+        """Return settings for bounds of `target_width` on ε or δ, with a higher work limit."""
         width = target_width * self.question.epsilon_scale(self.saddle)
         accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
         return IntegrationSettings(math.log(accuracy), 0.0, _WORK_THOROUGH)
 
     def _smoothed_settings(self, target_width: float) -> IntegrationSettings:
-        """Return settings that smooth the integrand as much as the target width allows."""
+        """Return settings that smooth the integrand as much as bounds of `target_width` allow."""
         width = target_width * self.question.epsilon_scale(self.saddle)
         smoothing = self.smoothing_factor * math.sqrt(
             _SMOOTHING_SHARE * width / (0.5 + self.saddle.tilt)
@@ -489,7 +489,7 @@ class _DirectionSearch:
         return self.question.relative_width(Bounds(best_lower, max(best_lower, self.upper))) / width
 
     def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:
-        """Narrow the bounds on the answer by an FFT lattice, finer at every call.
+        """Narrow the bounds on ε or δ by an FFT on a grid of losses, finer at every call.
 
         Args:
             best_lower: the best lower bound of either direction. If the upper bound is below it,

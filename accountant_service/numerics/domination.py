@@ -368,7 +368,7 @@ def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_
 
 
 def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
-    """Return upper bounds on max over ε of δ_smaller − δ_larger − slack, per repetition number."""
+    """Return, per repetition number, upper bounds on max over ε of δ_smaller − δ_larger − slack."""
     left, right = _prolonged_lines(this, other)
     near, far = this.smaller_upper[:, :-1] - slack, this.smaller_upper[:, 1:] - slack
     at_near, at_far = this.larger_lower[:, :-1], this.larger_lower[:, 1:]
@@ -509,14 +509,14 @@ def _integers_between(
     return _geometric_integers(low + step, high - step, low, high, count)
 
 
-def _geometric_integers(first: float, last: float, low: int, high: int, count: int) -> Array:
-    """Return up to `count` integers from `first` to `last`, geometrically spaced.
+def _geometric_integers(first: float, last: float, above: int, below: int, count: int) -> Array:
+    """Return up to `count` integers, in geometric steps from about `first` to about `last`.
 
-    All are strictly between `low` and `high`.
+    All are strictly between `above` and `below`.
     """
-    first, last = max(first, low + 1.0, 1.0), max(min(last, high - 1.0), 1.0)
+    first, last = max(first, above + 1.0, 1.0), max(min(last, below - 1.0), 1.0)
     if count == 1:
         first = last = math.sqrt(first * last)
     numbers = np.unique(np.round(np.geomspace(first, last, count)))
-    inside: Array = numbers[(numbers > low) & (numbers < high)]
+    inside: Array = numbers[(numbers > above) & (numbers < below)]
     return inside

@@ -88,7 +88,7 @@ def _enforce_monotone(bounds: list[Bounds]) -> list[Bounds]:
 
 
 def _group_repetitions(repetitions: Sequence[int]) -> list[Array]:
-    """Split sorted repetition counts into ranges, each evaluated with one line integral."""
+    """Split sorted repetition counts into ranges; one integral gives ε for each range."""
     groups: list[list[int]] = []
     for each in repetitions:
         if groups and each <= _RATIO_MAX * groups[-1][0] and len(groups[-1]) < _TOGETHER_MAX:
@@ -104,7 +104,7 @@ def _repeat(releases: Composition, repetitions: int) -> Composition:
 
 
 def _bounds_of_group(releases: Composition, repetitions: Array, delta: float) -> list[Bounds]:
-    """Return bounds on ε after each number of repetitions, from one shared line integral.
+    """Return bounds on ε after each number of repetitions, from one shared integral.
 
     The fewest repetitions decay the slowest. If they prevent any bound, the group is split.
     """

@@ -18,11 +18,11 @@ class ContradictionError(ArithmeticError):
 
 
 class SlowDecayError(ValueError):
-    """A line integral would cost too much, since its integrand decays too slowly."""
+    """An integral for δ(ε) would cost too much, since its integrand decays too slowly."""
 
 
 class LatticeTooLargeError(ValueError):
-    """An FFT lattice of the requested spacing would have more points than the limit allows.
+    """A grid of losses of the requested spacing would have more points than the limit allows.
 
     Attributes:
         size_ratio: the number of points, divided by the limit.

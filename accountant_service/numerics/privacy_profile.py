@@ -106,7 +106,7 @@ def bounds_near(
 def _line_near(
     releases: Composition, saddle: SaddlePoint, repetitions: Array
 ) -> EvaluatedIntegral | None:
-    """Compute a line integral near a saddle point; None if its integrand decays too slowly."""
+    """Bound δ(ε) near `saddle`'s ε by an integral; None if its integrand decays too slowly."""
     for settings in _SETTINGS:
         with contextlib.suppress(SlowDecayError):
             return integrate_composition(releases, saddle, settings, repetitions)
@@ -114,7 +114,7 @@ def _line_near(
 
 
 def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileBounds | None:
-    """Bound δ(ε) near a saddle point by FFT convolution; None if that needs too many points."""
+    """Bound δ(ε) near `saddle`'s ε by FFT convolution; None if that needs too many points."""
     upper, lower = lattice_refinement.lattice_profiles(
         releases, saddle, _LATTICE_WIDTH, _LATTICE_POINTS_MAX
     )

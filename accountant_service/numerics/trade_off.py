@@ -53,7 +53,7 @@ class DirectionCurve:
 
 
 def direction_curve(releases: Composition, direction: Direction, epsilons: Array) -> DirectionCurve:
-    """Compute bounds on δ(ε) at many ε, with as few line integrals as possible.
+    """Compute bounds on δ(ε) at many ε, with as few integrals as possible.
 
     Args:
         releases: with their counts.
@@ -106,7 +106,7 @@ class TradeOff:
 def trade_off(
     removing: DirectionCurve, adding: DirectionCurve, rates: Array, *, attained: bool = True
 ) -> TradeOff:
-    """Bound the trade-off function: the least false-negative rate at false-positive rates.
+    """Bound the trade-off function: the least false-negative rate at each false-positive rate.
 
     Args:
         removing: δ and attacks of the direction "removing".
@@ -154,7 +154,7 @@ def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
 def true_positive_rate(
     removing: DirectionCurve, adding: DirectionCurve, false_positive_rate: float
 ) -> tuple[float, float, float]:
-    """Bound the largest true-positive rate of attacks with a given false-positive rate.
+    """Return an ε, and an upper and a lower bound on the best attack's true-positive rate.
 
     Args:
         removing: δ and attacks of the direction "removing".
@@ -177,7 +177,7 @@ def true_positive_rate(
 
 
 def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> tuple[float, float]:
-    """Bound the smallest μ for which μ-Gaussian DP holds, with δ allowed to rise by `slack`.
+    """Return a lower and an upper bound on the least μ of Gaussian DP, up to δ = `slack`.
 
     δ and δ_μ are convex functions of x = e^ε, and δ is decreasing. Between two points of the grid δ
     is below the chord of its upper bounds, and δ_μ above its tangents; after the last point δ must
@@ -208,7 +208,7 @@ def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> 
 
 
 def _least_satisfying(holds: Callable[[float], bool], largest: float) -> tuple[float, float]:
-    """Return an interval around the smallest μ for which `holds` is true, by bisection."""
+    """Return a lower and an upper bound on the smallest μ for which `holds` is true."""
     low, high = 0.0, largest
     while high - low > _MU_WIDTH * high and high > _MU_MIN:
         middle = 0.5 * (low + high)
@@ -256,7 +256,7 @@ def _is_right_turn(a: Array, b: Array, c: Array) -> bool:
 def _nearest_gaussian(
     lower: Callable[[Array], Array], upper: Callable[[Array], Array]
 ) -> tuple[float, float]:
-    """Return μ of the Gaussian trade-off function nearest to a bounded one, and a distance bound.
+    """Return the μ whose Gaussian trade-off is nearest, and an upper bound on the distance.
 
     That trade-off is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
 

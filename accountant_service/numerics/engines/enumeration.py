@@ -214,7 +214,7 @@ def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bound
 
 
 def _combine_directions(found: list[Bounds | None]) -> Bounds | None:
-    """Return bounds on the maximum over both directions; None if one direction has no bounds."""
+    """Return bounds on the larger value of removing and adding a record; None if one is missing."""
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

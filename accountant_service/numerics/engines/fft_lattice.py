@@ -281,7 +281,7 @@ def _tail_sums(values: Array) -> Array:
 def loss_window(
     release: ReleaseLaw, target: AccuracyTarget, tail_deviations: float
 ) -> tuple[float, float]:
-    """Return the range of privacy losses that the discretisation of a release must cover.
+    """Return the least and the greatest loss that a release's discretisation must cover.
 
     Losses far below 0 hardly count once they are tilted: E_P[e^{sL}] ≥ e^{s·E_P[L]} ≥ 1, so the
     tilted mass below l is at most e^{sl}. An upper bound moves it up to l, and a lower bound counts
@@ -428,7 +428,7 @@ class _ChernoffMoments:
             self.lower += count * (log_sum_exp(log_mass - exponent) + moment_error)
 
     def window(self) -> tuple[float, float]:
-        """Return a privacy-loss range whose outside has negligible mass, by Chernoff's bound.
+        """Return a least and a greatest loss; by Chernoff's bound, the mass beyond is negligible.
 
         On either side at most e^_LOG_WRAP of the tilted mass lies outside.
         """

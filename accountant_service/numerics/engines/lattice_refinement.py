@@ -43,7 +43,7 @@ class RefinedLattice:
         width: float,
         points_max: int = POINTS_MAX,
     ) -> RefinedLattice:
-        """Return a grid whose bounds on ε near a saddle point are `width` apart."""
+        """Return a grid of losses whose bounds on ε, near that of `saddle`, are `width` apart."""
         target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon, points_max)
         return cls(releases, target, log_delta, _first_spacing(releases, target, width))
 
@@ -54,7 +54,7 @@ class RefinedLattice:
     def profiles(
         self, lower_wanted: Callable[[LatticeProfile], bool] = lambda _: True
     ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
-        """Return an upper and a lower bound on δ(ε), computed at the current grid spacing.
+        """Return an upper and a lower bound on δ(ε), each None if not computed, at this spacing.
 
         The spacing is made coarser if the lattice does not fit into the limit.
 
@@ -86,7 +86,7 @@ class RefinedLattice:
 def lattice_profiles(
     releases: Composition, saddle: SaddlePoint, tolerance: float, points_max: int
 ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
-    """Return an upper and a lower bound on δ(ε), tight near a saddle point; None if too costly.
+    """Return an upper and a lower bound on δ(ε), tight near `saddle`'s ε; None if too costly.
 
     Args:
         releases: with their counts.

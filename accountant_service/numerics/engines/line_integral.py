@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class IntegrationSettings:
-    """Settings of a line integral: accuracy, smoothing width and work limit.
+    """Settings of an integral for δ(ε): accuracy, smoothing width and work limit.
 
     Attributes:
         log_accuracy: log of the relative error of δ to aim at.
@@ -109,7 +109,7 @@ class _FourierSum:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedIntegral:
-    """A computed line integral of a composition, which bounds δ(ε) at any ε.
+    """A computed integral of a composition, which bounds δ(ε) at any ε.
 
     All sums are relative to a scale that is known up to a factor e^{±log_scale_error}. Relative to
     e^{log_scale − sε}, δ(ε) is at most `above` and, less the aliases, at least `below`. Relative to
@@ -273,7 +273,7 @@ def integrate_composition(
     settings: IntegrationSettings,
     repetitions: Array = _ONCE,
 ) -> EvaluatedIntegral:
-    """Compute a composition's line integral through its saddle point, which bounds δ(ε).
+    """Bound δ(ε) of a composition by a complex line integral through its saddle point.
 
     Args:
         releases: with their counts.
@@ -296,7 +296,7 @@ def integrate_composition(
 
 @dataclass(frozen=True, slots=True)
 class OmittedOutcomes:
-    """An upper bound on the part of δ(ε) due to outcomes that a line integral leaves out.
+    """An upper bound on the part of δ(ε) due to outcomes that an integral leaves out.
 
     Attributes:
         mass: the mass of outcomes that count as the worst.
@@ -319,7 +319,7 @@ class OmittedOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class IntegrandValues:
-    """Values of a line integral's integrand Φ(v) at given frequencies v, with error bounds.
+    """Values, with error bounds, of the integrand Φ(v) for δ(ε) at given frequencies v.
 
     They are known up to a factor e^{±log_scale_error}.
 
@@ -438,7 +438,7 @@ class CompositionIntegrand:
 
 
 class KernelValues(NamedTuple):
-    """Values of a kernel G at s + iv for frequencies v; a line integral is ∫ Φ(v)·G(s + iv) dv.
+    """Values of a kernel G at s + iv for frequencies v; δ(ε) is given by ∫ Φ(v)·G(s + iv) dv.
 
     Attributes:
         values: G at each frequency.
@@ -450,7 +450,7 @@ class KernelValues(NamedTuple):
 
 
 class PerKernel(NamedTuple, Generic[T]):
-    """One value for each of the four kernels G with which a line integral ∫ Φ·G is computed.
+    """One value for each of the four kernels G of the integrals ∫ Φ·G that bound δ(ε).
 
     An attack is a hypothesis test of P against Q that accuses if L + ηZ ≥ t, Z standard normal.
 
@@ -469,7 +469,7 @@ class PerKernel(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class IntegrationLine:
-    """The vertical line Re w = s on which to integrate, and the settings of the Fourier sum.
+    """The complex line Re w = s on which to integrate for δ(ε), and the Fourier sum's settings.
 
     The integral is replaced by a sum over the frequencies v = Im w = 2πk/W. As a function of ε the
     sum repeats with period W: a longer period means a smaller error and more terms.
@@ -562,7 +562,7 @@ class IntegrationLine:
 def choose_line(
     saddle: SaddlePoint, settings: IntegrationSettings, log_mass: float = 0.0
 ) -> IntegrationLine:
-    """Choose the vertical line Re w = s on which the integral needs the fewest nodes.
+    """Choose the complex line Re w = s on which the integral for δ(ε) needs the fewest nodes.
 
     It is the tilt with the shortest period W of the sum, so with the widest spacing 2π/W of the
     frequencies. Tilts at which double precision would lose too many digits of δ are left out.
@@ -611,7 +611,7 @@ def integrate_along_line(
     work_limit: float,
     omitted: OmittedOutcomes | None = None,
 ) -> EvaluatedIntegral:
-    """Compute the line integral of an integrand along a given line, which bounds δ(ε).
+    """Bound δ(ε) by integrating along a given line of complex numbers.
 
     Args:
         integrand: on this line.

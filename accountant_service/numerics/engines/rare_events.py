@@ -99,7 +99,7 @@ def integrate_rare_events(
 
 
 def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[SaddlePoint]:
-    """Return the saddle points at two guesses of ε: if one rare loss causes δ, and if many do.
+    """Return points to start computing ε from: if one rare loss causes δ, and if many do.
 
     `near` gives δ and the direction.
 
@@ -158,7 +158,7 @@ class _SampledGaussian:
 
 @dataclass(frozen=True, slots=True)
 class _OutcomeDivision:
-    """A division of a release's outcomes by privacy loss into common, rare and extreme ones.
+    """The windows that split outcomes, by privacy loss, into common, rare and extreme ones.
 
     Each part is given by the smooth windows whose product is the weight with which an outcome of
     some loss belongs to it.
@@ -170,7 +170,7 @@ class _OutcomeDivision:
 
     @classmethod
     def at(cls, split: float, top: float) -> _OutcomeDivision:
-        """Return the division in which losses above about `split` are rare, above `top` extreme.
+        """Return windows for rare losses (about `split` to `top`), extreme (above) and common ones.
 
         No outcomes are common if `split` is 0.
         """
@@ -182,7 +182,7 @@ class _OutcomeDivision:
 
 
 class _ApproximateLaws:
-    """Approximate distributions of the releases' privacy losses, used only to choose a division."""
+    """Approximate distributions of losses, used only to choose which losses count as rare."""
 
     def __init__(self, parts: list[_SampledGaussian]) -> None:
         self._laws = [(*_approximate_law(part.sample_rate, part.mu), part.count) for part in parts]
@@ -248,7 +248,7 @@ def _log_window_weights(windows: tuple[Window, ...], loss: Array) -> Array:
 def _candidate_divisions(
     parts: list[_SampledGaussian], epsilon: float, log_share: float
 ) -> Iterator[_OutcomeDivision]:
-    """Yield divisions of the outcomes to try; those left out add at most e^`log_share` to δ.
+    """Yield thresholds of rare and extreme losses to try; omitted ones add ≤ e^`log_share` to δ.
 
     Their top is the lowest possible. Their splits are the highest possible, none, and a very low
     one.
@@ -265,7 +265,7 @@ def _candidate_divisions(
 
 
 class DividedComposition:
-    """A composition whose outcomes are divided by privacy loss into common, rare and extreme ones.
+    """A composition whose outcomes are split by privacy loss into common, rare and extreme ones.
 
     Integrated are the outcomes in which some release has a rare loss and none an extreme one;
     without common losses, all that have no extreme one. What is left out is bounded by `omitted`.
@@ -315,7 +315,7 @@ class DividedComposition:
         return min(float(self._moments[0]), 0.0)
 
     def own_saddle(self, near: SaddlePoint) -> SaddlePoint:
-        """Return the saddle point of the integral over these outcomes, at the ε of `near`."""
+        """Return the point through which to integrate these outcomes' part of δ, at `near`'s ε."""
         tilts, moments = self._tilts[1:], self._moments[1:]
         cost = moments - tilts * near.epsilon - np.log(tilts) - np.log1p(tilts)
         return replace(near, tilt=float(tilts[np.argmin(cost)]), tilts=tilts, moments=moments)

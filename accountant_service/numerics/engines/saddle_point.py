@@ -53,7 +53,7 @@ _WORK_MAX: Final = 1 << 23  # nodes times tilts, of all releases
 
 @dataclass(frozen=True, slots=True)
 class SaddlePoint:
-    """The saddle point of a composition's line integral, with log-moments around it.
+    """Where to integrate for a composition's δ(ε) (saddle point), with log-moments around it.
 
     Attributes:
         direction: of add-or-remove.
@@ -82,7 +82,7 @@ def find_at_delta(
     log_delta: float,
     other_lower_bound: float = -math.inf,
 ) -> SaddlePoint:
-    """Find the saddle point at the ε that corresponds to δ, and the Rényi upper bound on ε.
+    """Find the point through which to integrate for ε at δ, and the Rényi upper bound on ε.
 
     Args:
         releases: with their counts.
@@ -123,7 +123,7 @@ def find_at_epsilon(
     epsilon: float,
     other_lower_bound: float = -math.inf,
 ) -> SaddlePoint:
-    """Find the saddle point at a given ε ≥ 0, and the Rényi upper bound on log δ(ε).
+    """Find the point through which to integrate for δ at this ε ≥ 0, and the Rényi bound.
 
     The arguments are those of `find_at_delta`; `other_lower_bound` is one of log δ(ε).
     """
@@ -180,7 +180,7 @@ def renyi_log_deltas(saddle: SaddlePoint, shares: Array, epsilons: Array) -> Arr
 
 
 class _SaddlePointCurve:
-    """Saddle-point estimates of (ε, log δ) at finely spaced tilts, by interpolation."""
+    """Quick estimates of (ε, log δ) by the saddle-point method, at finely spaced tilts."""
 
     def __init__(self, tilts: Array, moments: Array) -> None:
         from scipy import interpolate  # 25 MB that a server without questions does without
@@ -197,7 +197,7 @@ class _SaddlePointCurve:
         self.log_deltas = self.estimate_log_deltas(self.epsilons)
 
     def estimate_log_deltas(self, epsilons: Array | float) -> Array:
-        """Return the saddle-point estimate of log δ(ε), made at each tilt."""
+        """Estimate log δ at each ε quickly, by the saddle-point method."""
         seen: Array = self.moments - self.tilts * epsilons - self._log_poles
         return seen
 

@@ -312,7 +312,7 @@ def _gaussian_parameters(releases: Composition) -> list[tuple[int, float, float]
 
 
 def _collect_sampled(releases: Composition) -> _SampledReleases | None:
-    """Return the sampled Gaussian releases; None without any, or if another kind is present."""
+    """Return the sampled Gaussian releases; None without any, or if other noise is present."""
     gaussians = _gaussian_parameters(releases)
     table = np.array([each for each in gaussians if each[1] < 1.0], dtype=float)
     if len(gaussians) < len(releases) or not len(table):

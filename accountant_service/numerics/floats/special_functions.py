@@ -118,7 +118,7 @@ def log_binomial_pmf(successes: Array, trials: int, probability: float) -> Array
 
 
 def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[int, int]:
-    """Return the range of counts outside which each binomial tail is at most e^`log_tail`.
+    """Return a least and a greatest count; each binomial tail beyond is at most e^`log_tail`.
 
     From Chernoff's bound P(X ≥ x) ≤ exp(−D(x)) with D the relative entropy, solved by bisection.
 

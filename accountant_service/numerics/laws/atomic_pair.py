@@ -58,12 +58,12 @@ class AtomicPair(ABC):
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """P(outcomes impossible with the record), and P(outcomes impossible without it)."""
+        """P(outcomes impossible with the record), and P(outcomes impossible without the record)."""
         atoms = _atoms_of(self)
         return atoms.only_without, atoms.only_with
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
+        """Return each log-likelihood-ratio interval's probability, without and with the record."""
         atoms, intervals = _atoms_of(self), len(edges) - 1
         index = np.searchsorted(edges, atoms.log_ratios, side="left") - 1
         without_record = np.bincount(index, np.exp(atoms.log_without), intervals).astype(float)
@@ -73,7 +73,7 @@ class AtomicPair(ABC):
         return IntervalMasses.with_relative_error(atoms.error, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail."""
+        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest."""
         atoms, tail = _atoms_of(self), float(special.ndtr(-tail_deviations))
         if not len(atoms.log_ratios):
             return -_RANGE_MIN, _RANGE_MIN
@@ -84,7 +84,7 @@ class AtomicPair(ABC):
         return low - _RANGE_MIN, high + _RANGE_MIN
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`."""
         loss, log_mass, error = _moment_atoms(self, sample_rate)
         exponent = np.multiply.outer(orders, loss) + log_mass
         largest = float(np.abs(exponent).max()) if exponent.size else 0.0
@@ -111,7 +111,7 @@ class AtomicPair(ABC):
         return sign * losses[order], p[order], error
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of terms that one log-moment sums, which measures its cost."""
+        """Return how many terms a log-moment at this `tilt` sums, which measures its cost."""
         return float(min(len(_atoms_of(self).log_ratios), 2 * _MOMENT_ATOMS) + 1)
 
     def total_variation(self) -> float:

@@ -87,7 +87,7 @@ class BallsInBins:
         return 0.0
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return the range of privacy losses that the discretisation must cover.
+        """Return the least and the greatest privacy loss that the discretisation must cover.
 
         Outside lies about a normal tail of `tail_deviations`, or a little more. This affects the
         width of bounds, never their validity: what lies outside is counted outward.
@@ -99,11 +99,11 @@ class BallsInBins:
         return -math.log(high), -math.log(low)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of terms that one log-moment sums, which measures its cost."""
+        """Return how many terms a log-moment at this `tilt` sums, which measures its cost."""
         return float(_MOMENT_POINTS)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E[e^{s·loss}], for each s > 0 in `tilts`."""
         bounds = _moments_above if direction == "removing" else _moments_below
         unsampled = 0.5 * self.mu**2 * tilts * (tilts + 1)
         found = np.minimum(bounds(self.mu, self.bins, tilts), unsampled)
@@ -205,7 +205,7 @@ def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) ->
 
 @lru_cache(maxsize=8)  # both directions use the same law
 def _cached_sum_above(mu: float, bins: int, lattices: tuple[SumLattice, ...]) -> SumAbove:
-    """Return cached upper bounds on the distribution of a sum of `bins` lognormal variables."""
+    """Return, from a cache, upper bounds on the distribution of a sum of `bins` lognormals."""
     return lognormal_sum.sum_above(mu, bins, lattices)
 
 

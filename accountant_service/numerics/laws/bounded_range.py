@@ -40,7 +40,7 @@ class BoundedRangePair:
     epsilon: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
+        """Return each log-likelihood-ratio interval's probability, without and with the record."""
         start, end = (
             np.clip(each, -self.epsilon, self.epsilon) for each in (edges[:-1], edges[1:])
         )
@@ -56,12 +56,12 @@ class BoundedRangePair:
         return -self.epsilon, self.epsilon
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, for each order a."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`."""
         edges = np.linspace(-self.epsilon, self.epsilon, _MOMENT_CELLS + 1)
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of loss intervals that one log-moment sums: its cost."""
+        """Return how many loss intervals a log-moment sums, which measures its cost."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:

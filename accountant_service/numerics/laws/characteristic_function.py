@@ -535,7 +535,7 @@ class MomentIntegrand:
 
     @property
     def exponent(self) -> Array:
-        """Return the log of the integrand at each z, without its constant factor 1/√(2π)."""
+        """The log of the integrand at each node z, without its constant factor 1/√(2π)."""
         exponent: Array = self.growth - 0.5 * self.z * self.z
         return exponent
 

@@ -76,18 +76,18 @@ class BasePair(Protocol):
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """P(outcomes impossible with the record), and P(outcomes impossible without it)."""
+        """P(outcomes impossible with the record), and P(outcomes impossible without the record)."""
         ...
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record.
+        """Return each log-likelihood-ratio interval's probability, without and with the record.
 
         The last of the edges −∞ begins the interval that holds Λ = −∞.
         """
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail.
+        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest.
 
         Under both laws, at most the normal tail beyond `tail_deviations` standard deviations lies
         outside.
@@ -95,7 +95,7 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] over outputs without the record, for each a.
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`.
 
         The log-moment of order a > 1 or a < 0 is log E_{N₀}[(1 − q + q·e^Λ)^a]. Outcomes
         at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
@@ -103,7 +103,7 @@ class BasePair(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a log-moment at this tilt needs: its cost."""
+        """Return how many points a log-moment at this `tilt` sums, which measures its cost."""
         ...
 
     def total_variation(self) -> float:
@@ -124,7 +124,7 @@ class GaussianPair:
     mu: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
+        """Return each log-likelihood-ratio interval's probability, without and with the record."""
         scaled = edges / self.mu
         without_record, without_record_rounding = normal_masses(scaled + self.mu / 2, self.mu)
         with_record, with_record_rounding = normal_masses(scaled - self.mu / 2, self.mu)
@@ -133,16 +133,16 @@ class GaussianPair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail."""
+        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest."""
         half = self.mu * self.mu / 2
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] over outputs without the record, for each a."""
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`."""
         return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a log-moment at this tilt needs: its cost."""
+        """Return how many points a log-moment at this `tilt` sums, which measures its cost."""
         return sampled_gaussian.count_nodes(-tilt, tilt + 1, 1 / self.mu)
 
     def total_variation(self) -> float:
@@ -176,7 +176,7 @@ class LaplacePair:
     inverse_scale: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
+        """Return each log-likelihood-ratio interval's probability, without and with the record."""
         bound = self.inverse_scale
         low, high = edges[:-1], edges[1:]
         start, end = np.clip(low, -bound, bound), np.clip(high, -bound, bound)
@@ -193,7 +193,7 @@ class LaplacePair:
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] over outputs without the record, for each a.
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`.
 
         Each interval's mass counts at the worse of its two ends.
         """
@@ -208,7 +208,7 @@ class LaplacePair:
         return np.maximum(log_sum_exp(exponent), 0.0)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of loss intervals that one log-moment sums: its cost."""
+        """Return how many loss intervals a log-moment sums, which measures its cost."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:
@@ -219,7 +219,7 @@ class LaplacePair:
 def moments_of_cells(
     edges: Array, masses: IntervalMasses, orders: Array, sample_rate: float
 ) -> Array:
-    """Return upper bounds on log E[e^{a·loss}] per order a, given the masses of loss intervals.
+    """Return upper bounds on log E[e^{a·loss}], per order a, from probabilities of intervals.
 
     R^a is convex in R, so each cell's mass moves to its two ends with the mean of R kept. The share
     of the upper end does not depend on q.
@@ -272,7 +272,7 @@ class LossCells:
     infinite: float = 0.0
 
     def reversed(self, infinite: float = 0.0) -> LossCells:
-        """Swap P and Q and negate all losses: return the discretised loss of the other direction.
+        """Swap P and Q, negate all losses: turn removing a record into adding it, or back.
 
         `infinite` is the mass of infinite loss in that direction.
         """
@@ -311,18 +311,18 @@ class ReleaseLaw(Protocol):
         ...
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0.
+        """Return upper bounds on the log-moments log E[e^{s·loss}], for each s > 0 in `tilts`.
 
         Outcomes with an infinite loss are left out.
         """
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a log-moment at this tilt needs: its cost."""
+        """Return how many points a log-moment at this `tilt` sums, which measures its cost."""
         ...
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail.
+        """Return the least and greatest loss to cover; `tail_deviations` sets the mass left out.
 
         Outside, P has at most the normal tail beyond `tail_deviations` standard deviations.
         """
@@ -377,16 +377,16 @@ class Release:
         return without_record if self.sample_rate == 1.0 else 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E[e^{s·loss}], for each s > 0 in `tilts`."""
         orders = tilts + 1 if direction == "removing" else -tilts
         return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a log-moment at this tilt needs: its cost."""
+        """Return how many points a log-moment at this `tilt` sums, which measures its cost."""
         return self.base_pair.count_nodes(tilt)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail.
+        """Return the least and greatest loss to cover; `tail_deviations` sets the mass left out.
 
         Outside, P has at most a normal tail on either side.
 
@@ -467,7 +467,7 @@ Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their 
 
 
 def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
-    """Return the directions, removing and adding; only one if all releases are symmetric."""
+    """Return the ways neighbours differ: record removed or added; one if both cost the same."""
     return DIRECTIONS[:1] if all(each.is_symmetric for each, _ in releases) else DIRECTIONS
 
 

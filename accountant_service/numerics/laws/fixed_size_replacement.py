@@ -88,11 +88,11 @@ class _Replacement(ABC):
         return (1 - self.sample_rate) * self._pair.total_variation()
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a log-moment at this tilt sums: its cost."""
+        """Return how many terms a log-moment at this `tilt` sums, which measures its cost."""
         return self._positive_loss_release.count_nodes(tilt) + _CELLS
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail.
+        """Return the least and greatest loss to cover; `tail_deviations` sets the mass left out.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """
@@ -148,7 +148,7 @@ class FixedSizeReplacement(_Replacement):
         return GaussianPair(self.mu)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0."""
+        """Return upper bounds on the log-moments log E[e^{s·loss}], for each s > 0 in `tilts`."""
         whole = np.logaddexp(
             _log_expm1(sampled_gaussian.log_moments(tilts + 1, self.sample_rate, 1 / self.mu)),
             _log_expm1(sampled_gaussian.log_moments(-tilts, self.sample_rate, 1 / self.mu)),
@@ -200,7 +200,7 @@ class FixedSizePairReplacement(_Replacement):
         return (1 - self.sample_rate) * self.pair.total_variation() + float(own.with_record[1])
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0.
+        """Return upper bounds on the log-moments log E[e^{s·loss}], for each s > 0 in `tilts`.
 
         Nothing is taken off for negative losses of the sampled release.
         """
@@ -222,8 +222,8 @@ def _join_cells(
     between = [middle] if middle is not None else []
     at = len(lower.gap)  # of the cell with the loss 0, among the inner cells
 
-    def masses(name: str) -> Array:
-        """Return the joined array of an attribute of `LossCells`: masses or rounding errors."""
+    def join_all(name: str) -> Array:
+        """Join the probabilities, or the rounding errors, of all intervals; `name` says which."""
         return np.concatenate(
             [
                 getattr(lower, name)[:-1],
@@ -232,13 +232,13 @@ def _join_cells(
             ]
         )
 
-    def edges(name: str) -> Array:
+    def join_inner(name: str) -> Array:
         """Return the joined array of an attribute of `LossCells` that the end intervals lack."""
         return np.concatenate([getattr(each, name) for each in (lower, *between, upper)])
 
-    p, q, gap = masses("p"), masses("q"), edges("gap")
-    p_rounding, q_rounding = masses("p_rounding"), masses("q_rounding")
-    shrink, gap_rounding = edges("shrink"), edges("gap_rounding")
+    p, q, gap = join_all("p"), join_all("q"), join_inner("gap")
+    p_rounding, q_rounding = join_all("p_rounding"), join_all("q_rounding")
+    shrink, gap_rounding = join_inner("shrink"), join_inner("gap_rounding")
     for mass, error in ((p, p_rounding), (q, q_rounding)):
         mass[inner][at] += mass_at_zero
         error[inner][at] += _ATOM_ROUNDING * mass[inner][at]

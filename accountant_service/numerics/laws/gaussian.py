@@ -89,7 +89,7 @@ def epsilon_lower(delta: Array | float, mu: Array | float) -> Array:
 
 
 def _invert(delta: Array | float, mu: Array | float, log_margin: float) -> tuple[Array, Array]:
-    """Return bounds on a Gaussian mechanism's ε at which log δ(ε) = log(delta) − log_margin."""
+    """Return a lower and an upper bound on the ε at which log δ(ε) = log(delta) − log_margin."""
     delta, mu = np.broadcast_arrays(np.asarray(delta, float), np.asarray(mu, float))
     safe_mu = np.maximum(mu, 1e-300)
     log_target = np.log(delta) - log_margin

@@ -57,7 +57,7 @@ _RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relativ
 
 @dataclass(frozen=True, slots=True)
 class SumLattice:
-    """Outcomes whose largest summand is in one range (a class), and a grid for their sums.
+    """A class of outcomes, with the largest summand in one range, and a grid for their sums.
 
     Attributes:
         step: the spacing, of at most 24 significant bits, so that multiples are exact.
@@ -83,7 +83,7 @@ class SumLattice:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this is the class of the smallest summands, with no lower limit."""
+        """Return whether this is the class of outcomes with the smallest largest summands."""
         return self.above == self.start
 
     @property
@@ -205,7 +205,7 @@ def sum_below(
 
 @dataclass(frozen=True, slots=True)
 class _Summands:
-    """One lognormal summand's probabilities, below a class's range and within it.
+    """One lognormal summand's probabilities, below the largest summand's range and within it.
 
     Attributes:
         plain: of the plain law.
@@ -236,7 +236,7 @@ def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
 
 
 def _cell_ranges(lattice: SumLattice) -> list[slice]:
-    """Return slices of a grid's intervals: those below a class's range, and those within."""
+    """Return slices of a grid's intervals: below the largest summand's range, and within it."""
     if lattice.is_first:
         return [slice(None)]
     split = lattice.above - lattice.start
@@ -244,7 +244,7 @@ def _cell_ranges(lattice: SumLattice) -> list[slice]:
 
 
 def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
-    """Return a rounded summand's probabilities, below a class's range and within it."""
+    """Return a rounded summand's probabilities, below the largest summand's range and within."""
     ends = [lattice.start, lattice.cut]
     if not lattice.is_first:
         ends.insert(1, lattice.above)
@@ -301,7 +301,7 @@ class _Blocks:
 
 @lru_cache(maxsize=64)
 def _block_starts(points: int, centre: int) -> NDArray[np.int64]:
-    """Return the first points of blocks of grid points: single near `centre`, longer far off."""
+    """Return where blocks of grid points start: of one point near `centre`, longer farther away."""
     single = np.arange(_BLOCKS // 4)
     growing = np.geomspace(len(single), max(points, len(single) + 1), _BLOCKS // 4).astype(np.int64)
     offsets = np.concatenate([single, growing])
@@ -310,7 +310,7 @@ def _block_starts(points: int, centre: int) -> NDArray[np.int64]:
 
 
 class _ClassMoments:
-    """Exponential moments of the sums S of a class of outcomes, for Chernoff bounds."""
+    """Exponential moments of the sums S in a class of outcomes, for Chernoff bounds."""
 
     def __init__(self, summands: _Summands, lattice: SumLattice, bins: int) -> None:
         firsts = (lattice.start, lattice.above)
@@ -330,7 +330,7 @@ class _ClassMoments:
         self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> Array:
-        """Return upper bounds on log E[e^{rS}; the outcome is in the class], for each rate r.
+        """Return upper bounds on log E[e^{rS}] over the class of outcomes, for each r in `rates`.
 
         With a and c the moments of summands below the class and in it, (a + c)^b − a^b is at most
         b·c·(a + c)^{b−1}.
@@ -407,7 +407,7 @@ def _bound_masses_at_ends(
 
 @dataclass(frozen=True, slots=True)
 class _TiltedBounds:
-    """Bounds on the probabilities of a class's sums, computed under one exponential tilt.
+    """Bounds on sums' probabilities in a class of outcomes, computed under one tilt.
 
     Attributes:
         bound: of the masses of each part of each block.
@@ -428,7 +428,7 @@ def _bound_masses(
     outward: int,
     parts: int = 1,
 ) -> tuple[Array, float]:
-    """Bound the probabilities of a class's sums, from above if `outward` is 1, below if −1.
+    """Bound the sums' probabilities, from above if `outward` is 1, below if −1.
 
     Each block has the best bound of those under several tilts. Mass that wraps around can only
     raise an upper bound; lower bounds are without it but for the second result in all. The rows of
@@ -641,7 +641,7 @@ def _sum_blocks(
 def _transform(
     masses: tuple[Array, ...], lattice: SumLattice, frequencies: int
 ) -> list[ComplexBalls]:
-    """Return the lowest frequencies of the FFTs of a summand's masses, below and in the class."""
+    """Return the lowest `frequencies` of FFTs of a summand's masses, below and in the class."""
     offsets = (0, lattice.above - lattice.start)
     return [
         transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size).lowest(frequencies)

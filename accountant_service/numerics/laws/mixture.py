@@ -35,7 +35,7 @@ class MixedRelease:
         return math.fsum(weight * part.infinite_mass(direction) for weight, part in self.parts)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
-        """Return upper bounds on the log-moments log E_P[e^{s·loss}], one for each tilt s > 0."""
+        """Return upper bounds on the log-moments log E[e^{s·loss}], for each s > 0 in `tilts`."""
         logs = [
             math.log(weight) + part.log_moments(direction, tilts) for weight, part in self.parts
         ]
@@ -43,11 +43,11 @@ class MixedRelease:
         return upper
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a log-moment at this tilt sums: its cost."""
+        """Return how many terms a log-moment at this `tilt` sums, which measures its cost."""
         return math.fsum(part.count_nodes(tilt) for _, part in self.parts)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail."""
+        """Return the least and greatest loss to cover; `tail_deviations` sets the mass left out."""
         limits = [part.loss_limits(direction, tail_deviations) for _, part in self.parts]
         return min(low for low, _ in limits), max(high for _, high in limits)
 

@@ -106,7 +106,7 @@ def _affordable_orders(laws: tuple[tuple[ReleaseLaw, int], ...]) -> Array:
 
 
 def _log_moments(laws: tuple[tuple[ReleaseLaw, int], ...], tilts: Array) -> Array:
-    """Return upper bounds on a composition's log-moments (α − 1)·D_α in the costlier direction."""
+    """Return upper bounds on log-moments, the larger ones of removing and adding a record."""
     sums = [
         sum((count * law.log_moments(each, tilts) for law, count in laws), np.zeros_like(tilts))
         for each in DIRECTIONS

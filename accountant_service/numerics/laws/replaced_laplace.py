@@ -52,7 +52,7 @@ class ReplacedLaplacePair:
         return 1 - self.sampled + self.sampled * math.exp(-self.inverse_scale)
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the privacy loss is between adjacent `edges`) under Q and under P."""
+        """Return the probability of each privacy-loss interval, under Q and under P."""
         most, beta, q = self._largest_loss, self.inverse_scale, self.sampled
         low, high = edges[:-1], edges[1:]
         position = self._scaled_output(np.clip(edges, -most, most))
@@ -93,7 +93,7 @@ class ReplacedLaplacePair:
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of loss intervals that one log-moment sums: its cost."""
+        """Return how many loss intervals a log-moment sums, which measures its cost."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:

@@ -90,7 +90,7 @@ class ReplacedRecord:
         return 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
-        """Return upper bounds on the log-moments log E_P[e^{s·loss}], per tilt s > 0."""
+        """Return upper bounds on the log-moments log E[e^{s·loss}], for each s > 0 in `tilts`."""
         return rounding.up_each(self._log_moments(tilts))
 
     def count_nodes(self, tilt: float) -> float:
@@ -224,7 +224,7 @@ class ReplacedRecord:
         return np.copysign((half + inverse) / self.mu, loss)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail.
+        """Return the least and greatest loss to cover; `tail_deviations` sets the mass left out.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """

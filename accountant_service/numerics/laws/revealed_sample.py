@@ -48,7 +48,7 @@ class RevealedSamplePair:
         return self.sampled * without_record, self.sampled * with_record
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
+        """Return the probability of each interval of losses, without and with the record."""
         inner, q = self.pair.masses(edges), self.sampled
         missed = np.zeros(len(edges) - 1)
         at = int(np.searchsorted(edges, 0.0, side="left")) - 1  # of the interval that holds 0
@@ -64,12 +64,12 @@ class RevealedSamplePair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail."""
+        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest."""
         low, high = self.pair.limits(tail_deviations)
         return min(low, -1e-6), max(high, 1e-6)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, per order a.
+        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`.
 
         Raises:
             ValueError: the release is sampled once more; this pair is for one sample.
@@ -81,7 +81,7 @@ class RevealedSamplePair:
         return upper + 4 * _EPS * (1 + np.abs(inner))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a moment at this tilt needs."""
+        """Return how many points a log-moment at this `tilt` sums, which measures its cost."""
         return self.pair.count_nodes(tilt)
 
     def total_variation(self) -> float:

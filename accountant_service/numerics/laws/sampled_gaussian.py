@@ -173,7 +173,7 @@ class _QuadratureGrid:
         self.linear = log1p_minus(excess) * self.weight  # w·(log(1 + u) − u)
 
     def integrate(self, orders: Array) -> Array:
-        """Return the log-moment log E[(1 + u)^a] of each order a, by quadrature.
+        """Return log E[(likelihood ratio)^a] at each order a (`orders`), by quadrature.
 
         Near a moment of 1, it is computed from the sum less 1.
         """

@@ -75,7 +75,7 @@ class SeveralRecordsPair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """P(more of the person's records are sampled than are considered), either way."""
+        """0, and the probability that more records are sampled than are considered."""
         kept = len(self._weights()[0])
         dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
         return 0.0, dropped if kept <= self.records else 0.0
@@ -86,7 +86,7 @@ class SeveralRecordsPair:
         return float(self._weights()[0][-1]) * self.mu
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(log-likelihood ratio between adjacent `edges`) without and with the person."""
+        """Return each log-likelihood-ratio interval's probability, without and with the person."""
         inner, residual = self._outputs_at(edges[np.isfinite(edges)])
         below, above = int((edges == -np.inf).sum()), int((edges == np.inf).sum())
         z = np.concatenate([np.full(below, -np.inf), inner, np.full(above, np.inf)])
@@ -150,20 +150,20 @@ class SeveralRecordsPair:
         return np.maximum.accumulate(z), np.where(np.isfinite(z), off, 0.0)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail."""
+        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest."""
         ends = np.array([-tail_deviations, self._largest_shift + tail_deviations], dtype=float)
         low, high = self.log_ratio(ends)
         return float(low), float(high)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:  # noqa: ARG002
-        """Return upper bounds on log E[e^{a·loss}] without the person, for each order a."""
+        """Return upper bounds on log E[e^{a·loss}] without the person, for each a in `orders`."""
         found = np.empty_like(orders)
         for i, order in enumerate(orders):
             found[i] = self._log_moment(float(order))
         return np.maximum(found, 0.0)
 
     def _log_moment(self, order: float) -> float:
-        """Return an upper bound on log E[e^{a·loss}] without the person, for the order a."""
+        """Return an upper bound on log E[e^{`order`·loss}] without the person."""
         spacing, last = self._spacing(order), self._last_node(order)
         z = spacing * np.arange(
             -math.ceil(_TAIL_DEVIATIONS / spacing), math.ceil(last / spacing) + 1, dtype=float
@@ -191,7 +191,7 @@ class SeveralRecordsPair:
         return max(order, 0.0) * self._largest_shift + _TAIL_DEVIATIONS
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that a log-moment at this tilt sums: its cost."""
+        """Return how many terms a log-moment at this `tilt` sums, which measures its cost."""
         nodes = (self._last_node(tilt + 1) + _TAIL_DEVIATIONS) / min(
             self._spacing(tilt + 1), self._spacing(-tilt)
         )

@@ -49,7 +49,7 @@ _LIMIT_RATES: Final = 64
 
 @lru_cache(maxsize=64)
 def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
-    """Return a range of likelihood ratios; outside lies at most a `deviations`-σ tail.
+    """Return a least and a greatest likelihood ratio; `deviations` sets the mass beyond.
 
     It is the tail beyond `deviations` standard deviations, by Chernoff's bound. No summand exceeds
     its quantile.
@@ -159,7 +159,7 @@ class _RoundingVariance:
 
 
 def _first_cut(mu: float, bins: int) -> float:
-    """Return the largest summand that outcomes in the class of the smallest summands may have."""
+    """Return the end of the first (lowest) range of the largest summand."""
     z = -float(special.ndtri(min(_LARGE / bins, 0.1)))
     x, log_mass = _quadrature(mu, -8.0, z)
     deviation = math.sqrt(bins * float(np.exp(log_mass) @ (x - 1) ** 2))
@@ -176,7 +176,7 @@ def _negative_log_tail(mu: float, bins: int, low: float, high: float) -> float:
 
 
 class _ClassEstimates:
-    """Estimates of log-moments of the sums S in one class of outcomes, to choose its grid.
+    """Estimates of log-moments of the sums S in a class of outcomes, to choose its grid.
 
     The outcomes of the class have a largest summand from `above` to `cut`.
     """

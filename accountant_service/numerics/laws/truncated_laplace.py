@@ -33,7 +33,7 @@ class TruncatedLaplacePair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """P(outputs that only one dataset can give), in either direction."""
+        """The probabilities of outputs possible only without the record, and only with it."""
         start = math.exp(-(self.bound - self.sensitivity) / self.scale)
         mass = -0.5 * start * math.expm1(-self.sensitivity / self.scale) / self._kept_mass
         return mass, mass
@@ -44,7 +44,7 @@ class TruncatedLaplacePair:
         return -math.expm1(-self.bound / self.scale)
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
+        """Return each log-likelihood-ratio interval's probability, without and with the record."""
         most, low, high = self.sensitivity / self.scale, edges[:-1], edges[1:]
         start, end = np.clip(low, -most, most), np.clip(high, -most, most)
         within = -0.5 * np.expm1(-0.5 * (end - start)) / self._kept_mass
@@ -64,7 +64,7 @@ class TruncatedLaplacePair:
         return -most, most
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] over finite losses, for each order a."""
+        """Return upper bounds on log E[e^{a·loss}] over finite losses, for each a in `orders`."""
         most = self.sensitivity / self.scale
         inner = np.linspace(-most, most, _MOMENT_CELLS + 1)
         edges = np.concatenate([[-most * (1 + 1e-6)], inner])
@@ -76,13 +76,13 @@ class TruncatedLaplacePair:
         return both
 
     def _finite_masses(self, edges: Array) -> IntervalMasses:
-        """Return P(finite loss between adjacent `edges`), without and with the record."""
+        """Return the probability of each interval of finite losses, without and with the record."""
         masses = self.masses(np.concatenate([[-np.inf], edges, [np.inf]]))
         names = ("without_record", "with_record", "without_record_rounding", "with_record_rounding")
         return IntervalMasses(*(getattr(masses, each)[1:-1] for each in names))
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of loss intervals that one log-moment sums: its cost."""
+        """Return how many loss intervals a log-moment sums, which measures its cost."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:

@@ -343,7 +343,7 @@ class WindowedLoss:
         return error
 
     def log_moments(self, orders: Array) -> Array:
-        """Return upper bounds on log E[e^{(a − 1)·loss}·weight], one for each order a.
+        """Return upper bounds on log E[e^{(a − 1)·loss}·weight], one for each order a in `orders`.
 
         Each order is in (0, order].
         """
